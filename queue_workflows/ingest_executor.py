@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from queue_workflows import db
 from queue_workflows.engine import finish, job_tables, outcomes
-from queue_workflows.handlers import task_call
 from queue_workflows.operations import inline_steps
+from queue_workflows.run import task_call
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import answers, confinement, typed_values
 from queue_workflows.db import statements
 from queue_workflows.engine import finish, job_tables, nodes, outcomes
-from queue_workflows.handlers import node_call
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.operations import inline_steps
+from queue_workflows.run import node_call
 from queue_workflows.runtime import log_context
 from queue_workflows.tasks import handlers
 from queue_workflows.types import JsonDict, Row
@@ -51,7 +50,7 @@ def execute_node(
         return "skipped"
     job, lease = claimed, job_tables.lease_of(job_tables.NODE_JOBS, claimed)
     cache = adapted(model_cache)
-    with _keep_loaded(cache):
+    with node_call.keep_loaded(cache):
         outcome = run_handler(
             job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
         )
@@ -60,19 +59,6 @@ def execute_node(
     if recorded == "completed" and outcome.kind == "completed":
         call_completed_hook(job, outcome)
     return recorded
-
-
-@contextlib.contextmanager
-def _keep_loaded(cache: ModelCache | None) -> Generator[None]:
-    """Keep the loaded model until the block ends."""
-    if cache is None:
-        yield
-        return
-    cache.mark_busy()
-    try:
-        yield
-    finally:
-        cache.mark_idle()
 
 
 def call_completed_hook(job: Row, outcome: outcomes.Outcome) -> None:
@@ -100,41 +86,20 @@ def run_handler(
 ) -> outcomes.Outcome:
     """Run the handler of a claimed job and return its outcome, also if it raises; write nothing."""
     cancel = cancel_event or threading.Event()
-    found = inputs_of(job, cancel)
-    if isinstance(found, outcomes.Outcome):
-        return found
+    if (refused := node_call.refused(job)) is not None:
+        return node_call.unless_cancelled(cancel, refused)
+    if job["node_module"].startswith(answers.MODULE):
+        return outcomes.Outcome("parked", 0.0)
     node = node_call.NodeCall(
         job,
-        *found,
         _Lookups(job, cancel),
         model_cache,
         cancel,
         status_callback or _ignore,
-        None,
-        inline_steps.asker(job_tables.NODE_JOBS, job, cancel.is_set),
+        ask=inline_steps.asker(job_tables.NODE_JOBS, job, cancel.is_set),
     )
     with contextlib.closing(handlers.Runner()) as runner:
-        return node_call.call(node, runner)
-
-
-def inputs_of(job: Row, cancel: threading.Event) -> node_call.Inputs | outcomes.Outcome:
-    """Return the inputs of a claimed node, or the outcome of a node whose handler cannot run.
-
-    Reads the database if the claimed row does not have all that the node's refs name.
-    """
-    started = time.monotonic()
-    try:
-        node_call.check(job)
-        if job["node_module"].startswith(answers.MODULE):
-            return outcomes.Outcome("parked", 0.0)
-        return _read_despite_outages(
-            lambda: node_call.inputs_of(job, lambda heads: _context(job, heads)), cancel
-        )
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  the boundary around app code: its resolver
-        failed = node_call.failed(job, error, time.monotonic() - started)
-        return node_call.unless_cancelled(cancel, failed)
+        return node.run(runner)
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> JsonDict:
@@ -190,6 +155,13 @@ class _Lookups:
     def __init__(self, job: Row, cancel: threading.Event) -> None:
         self._job = job
         self._cancel = cancel
+
+    def inputs(self) -> node_call.Inputs:
+        """Return the inputs of the node; read the database if the row lacks what its refs name."""
+        job = self._job
+        return _read_despite_outages(
+            lambda: node_call.inputs_of(job, lambda heads: _context(job, heads)), self._cancel
+        )
 
     def out_dir(self) -> str:
         """Return the folder of the run; give the run one if it has none."""

@@ -22,11 +22,11 @@ from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.cli import output
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
-from queue_workflows.run import kernel
 from queue_workflows.runtime import (
     child,
     entry_point,
     forking,
+    kernel,
     signals,
     supervisor,
 )
@@ -38,7 +38,7 @@ _HURRY_S = 0.2
 _EXECUTED = """
 import sys
 from queue_workflows.cli import fleet
-from queue_workflows.run import kernel
+from queue_workflows.runtime import kernel
 kernel.set_title(f"queue_workflows parent of {sys.argv[1]}")
 sys.exit(fleet.serve(sys.argv[2], int(sys.argv[3])))
 """

@@ -22,11 +22,10 @@ from typing import Any, Final, TypeAlias, cast
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import claims, outcomes
-from queue_workflows.handlers import task_call
 from queue_workflows.local_queue import job_queue, plan
 from queue_workflows.local_queue import manager as managers
 from queue_workflows.operations import stop_policies
-from queue_workflows.run import executors, loaded_app, running, wire
+from queue_workflows.run import executors, loaded_app, running, task_call, wire
 from queue_workflows.runtime import clock, identity, json_loading, service
 from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current

@@ -16,21 +16,21 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from queue_workflows import config, errors
 from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
-from queue_workflows.handlers import node_call, task_call
 from queue_workflows.run import (
-    channel,
+    job_loop,
     job_output,
-    nodes,
+    node_call,
     restored_state,
     running,
+    task_call,
     wire,
 )
-from queue_workflows.runtime import forking, json_loading, service
+from queue_workflows.runtime import json_loading, service
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -46,21 +46,13 @@ STOP_S: Final = 1.0
 Call = Callable[[handlers.Runner], object]
 
 
-class _Job(NamedTuple):
-    """A job of this executor: its row, whether it is a node, and its link to the worker."""
-
-    row: Row
-    in_run: bool
-    control: running.Running
-
-
 class _Frames:
     """The frames of a channel, for one thread; ends the process at the end of file."""
 
-    def __init__(self, end: channel.Channel) -> None:
+    def __init__(self, end: wire.Channel) -> None:
         self._channel = end
 
-    def __iter__(self) -> Iterator[channel.Frame]:
+    def __iter__(self) -> Iterator[wire.Frame]:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             while True:
@@ -69,23 +61,21 @@ class _Frames:
             os._exit(wire.LOST)
 
 
-class AsyncJobs:
+class AsyncJobs(job_loop.Jobs):
     """Run async handlers concurrently on the main thread's event loop.
 
     Handlers that are not async run on one further thread, one at a time. One thread receives jobs
     and requests about them. A third one watches for a handler that blocks the loop.
     """
 
-    def __init__(self, end: channel.Channel) -> None:
-        self._channel = end
+    def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
+        super().__init__(end, begins)
         self._loop = handlers.Loop(alone=True)
         self._sync = SyncThread()
-        self._jobs: dict[int, _Job] = {}
-        self._values: dict[int, Any] = {}
-        """The values of completed nodes until ANNOUNCE or FORGET."""
+        self._jobs: dict[int, job_loop.Job] = {}
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self._quitting = self._over = self._leaves = False
+        self._quitting = self._over = False
         self._ending = threading.Lock()
         self._output = job_output.JobOutput(_key.get, self._send_log)
         self._output.install()
@@ -94,7 +84,6 @@ class AsyncJobs:
         self._loop.keep()
         self._flushes = False
         """Whether the event loop is about to send what was too early to be sent."""
-        self._pid = os.getpid()
         self._state = restored_state.RestoredState()
         self._changing = threading.Lock()
         """Held while a job is added, and while the process is restored as there is none."""
@@ -109,7 +98,7 @@ class AsyncJobs:
 
     # --- The thread that receives.
 
-    def _receive(self, frame: channel.Frame) -> None:
+    def _receive(self, frame: wire.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
             self._begin(key, json_loading.load_row(body), in_run=kind == wire.RUN_NODE)
@@ -131,13 +120,13 @@ class AsyncJobs:
 
     def _begin(self, key: int, row: Row, *, in_run: bool) -> None:
         control = running.Running(key, self._channel.send, self._wake)
-        job = _Job(row, in_run, control)
+        job = job_loop.Job(row, in_run, control)
+        self._begins(key)
         with self._changing:
             self._jobs[key] = job
         if len(self._jobs) == 1:
             self._watch.wake()
-        call = node_call if in_run else task_call
-        if (refused := call.refused(row)) is not None:
+        if (refused := job.refused()) is not None:
             self._ended(job, refused)
         elif _is_async(job):
             self._loop.spawn(lambda: self._run(job))
@@ -154,20 +143,20 @@ class AsyncJobs:
         if job is None:
             return
         job.control.request(reason)
-        if self._sync.take_back(lambda waiting: waiting == key):
+        if self._sync.take_back(key):
             # Its handler would start only after that of another job.
             self._ended(job, outcomes.Outcome("cancelled", 0.0, error=reason))
 
     # --- The event loop.
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: job_loop.Job) -> None:
         key = job.control.key
         _key.set(key)
         self._watch.note(key)
         ask_step = functools.partial(self._ask_step, key)
         try:
             if job.in_run:
-                outcome = await nodes.run_async(
+                outcome = await node_call.run_async(
                     job.row,
                     job.control,
                     ask=self._ask_async,
@@ -177,44 +166,29 @@ class AsyncJobs:
             else:
                 outcome = await task_call.call_async(job.row, job.control, ask_step)
         except KeyboardInterrupt as error:
-            outcome = _failed(job, error)
+            outcome = job.failed(error)
         self._ended(job, outcome)
 
     async def _ask_async(self, key: int, what: str, request: Any = None) -> Any:
-        return channel.answer_of(await asyncio.wrap_future(self._ask_for(key, what, request)))
+        return wire.answer_of(await asyncio.wrap_future(self._ask_for(key, what, request)))
 
     # --- The thread of handlers that are not async.
 
-    def _run_sync(self, job: _Job, runner: handlers.Runner) -> None:
+    def _run_sync(self, job: job_loop.Job, runner: handlers.Runner) -> None:
         key = job.control.key
         _key.set(key)
         self._channel.send(wire.STARTED, key)
-        ask_step = functools.partial(self._ask_step, key)
         try:
-            if job.in_run:
-                outcome = nodes.run(
-                    job.row,
-                    job.control,
-                    model_cache=None,
-                    runner=runner,
-                    ask=self._ask,
-                    ask_step=ask_step,
-                    send=self._channel.send,
-                )
-            else:
-                outcome = task_call.call(job.row, job.control, runner, ask_step)
+            outcome = self._call(job, runner)
         except KeyboardInterrupt as error:
-            outcome = _failed(job, error)
+            outcome = job.failed(error)
         self._ended(job, outcome)
 
     def _ask(self, key: int, what: str, request: Any = None) -> Any:
-        return channel.answer_of(self._ask_for(key, what, request).result())
+        return wire.answer_of(self._ask_for(key, what, request).result())
 
     def _announce(self, key: int, body: bytes) -> None:
-        if key in self._values:
-            nodes.announce(wire.decoded(body), self._values[key])
-        self._values.pop(key, None)
-        self._channel.send(wire.ANNOUNCED, key)
+        super()._announce(key, body)
         self._end_if_done()
 
     # --- Any thread.
@@ -227,7 +201,6 @@ class AsyncJobs:
         return found
 
     def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
-        """Return the worker's answer to come; raise `NoCurrentJob` for a job that has ended."""
         if key not in self._jobs:
             raise errors.NoCurrentJob("the job of this step has ended")
         value = concurrent.futures.Future[JsonDict]()
@@ -235,19 +208,11 @@ class AsyncJobs:
         asked.add_done_callback(lambda done: _pass_on(done.result(), value))
         return value
 
-    def _ended(self, job: _Job, outcome: outcomes.Outcome) -> None:
+    def _ended(self, job: job_loop.Job, outcome: outcomes.Outcome) -> None:
         key = job.control.key
-        if os.getpid() != self._pid:
-            os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
-        forking.flush()
+        ending = self._last_frames(job, outcome)
         self._output.end(key)
-        if outcome.kind == "completed":
-            if job.in_run and config.get_config().on_node_completed is not None:
-                self._values[key] = outcome.value
-            frame = wire.frame(wire.COMPLETED, key, wire.completed_body(outcome))
-        else:
-            frame = wire.frame(wire.ENDED, key, wire.ended_body(outcome))
-        self._channel.send_all(job.control.take_unsent() + frame)
+        self._channel.send_all(ending)
         self._jobs.pop(key, None)
         if not self._jobs:
             self._loop.inner.call_soon_threadsafe(self._restore, key)
@@ -258,12 +223,7 @@ class AsyncJobs:
             left = "" if self._jobs or self._leaves else self._state.restore()
             if not self._jobs:
                 self._loop.reset()
-        stuck = [task for task in handlers.stuck if not task.done()]
-        if stuck and not (left or self._leaves):
-            left = "an async task that does not end"
-        if left:
-            self._leaves = True
-            self._channel.send(wire.LEAVES, key, left.encode("utf-8", "backslashreplace"))
+        self._leave(key, left)
 
     def _end_if_done(self) -> None:
         with self._ending:
@@ -271,9 +231,6 @@ class AsyncJobs:
                 return
             self._over = True
         self._loop.end()
-
-    def _send_log(self, key: int, record: JsonDict) -> None:
-        self._channel.send(wire.LOG, key, wire.encoded(record))
 
     def _wake(self) -> None:
         if not self._flushes:
@@ -299,14 +256,14 @@ class AsyncJobs:
         )
 
 
-def _name(job: _Job) -> str:
+def _name(job: job_loop.Job) -> str:
     row = job.row
     if job.in_run:
         return f"node {row['node_id']!r} ({row['node_module']}, job {row['id']})"
     return f"task {row['task_name']!r} (job {row['id']})"
 
 
-def _is_async(job: _Job) -> bool:
+def _is_async(job: job_loop.Job) -> bool:
     """Return whether the handler is async; one that cannot be found fails on the other thread."""
     try:
         if job.in_run:
@@ -320,14 +277,9 @@ def _pass_on(answer: Any, value: concurrent.futures.Future[JsonDict]) -> None:
     if not value.set_running_or_notify_cancel():
         return  # its handler was cancelled
     try:
-        value.set_result(channel.answer_of(answer))
+        value.set_result(wire.answer_of(answer))
     except errors.QueueWorkflowsError as error:
         value.set_exception(error)
-
-
-def _failed(job: _Job, error: BaseException) -> outcomes.Outcome:
-    call = node_call if job.in_run else task_call
-    return call.failed(job.row, error, 0.0)
 
 
 class SyncThread:
@@ -352,13 +304,13 @@ class SyncThread:
             self._waiting.append((key, call))
             self._changed.notify()
 
-    def take_back(self, is_meant: Callable[[int], bool]) -> list[int]:
-        """Remove the calls of these jobs that have not begun; return their keys."""
+    def take_back(self, key: int) -> bool:
+        """Remove the call of this job; return False if it has begun, or there is none."""
         with self._changed:
-            taken = [each for each in self._waiting if is_meant(each[0])]
+            taken = [each for each in self._waiting if each[0] == key]
             for each in taken:
                 self._waiting.remove(each)
-        return [key for key, _ in taken]
+        return bool(taken)
 
     def _serve(self) -> None:
         # A thread that blocks all signals starts this one. Programs that a handler executes would

@@ -12,28 +12,22 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
 
 from queue_workflows.engine import outcomes
-from queue_workflows.run import launcher, streams, wire
+from queue_workflows.run import job_output, launcher, wire
+from queue_workflows.run.executor import UNKNOWN, Death, Executor
 from queue_workflows.runtime import clock, io_loop, log_context, printed_lines
-from queue_workflows.telemetry import memory_files
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 TAIL: Final = 2000
 """Bytes of a job's last output that are kept for the record of a death."""
-PAGE_KB: Final = 4
 END_S: Final = 5.0
 """Least seconds in which an executor that was let go has to end."""
 LOST_S: Final = 1.0
 """Seconds that a process gets to end after its channel was closed."""
-GROWN_MB: Final = 32.0
-"""Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
-
-Less than that is what imports and caches take."""
 UNREAD: Final = "what an earlier job has left: it ended before it read this one"
 UNSTARTED: Final = "a start that failed"
 FORK_FIRST_S: Final = 0.1
@@ -41,6 +35,10 @@ FORK_AGAIN_S: Final = 5.0
 """Pauses in seconds before the next fork, if one was refused or its executor died without a job."""
 LET_GO_S: Final = 60.0
 """Seconds after which an executor that has nothing to do is let go, unless it has a GPU."""
+
+NO_MODEL: Final[JsonDict] = {
+    "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
+}  # fmt: skip
 
 
 class Job(Protocol):
@@ -101,124 +99,6 @@ class Owner(Protocol):
         """Note that an executor can take a job."""
 
 
-class Death(NamedTuple):
-    """How an executor ended: one line, and the detail of the `death` event."""
-
-    evidence: str
-    detail: JsonDict
-    by_deadline: bool
-    """Whether the launcher has killed it since the worker was silent."""
-    killed_for: str
-    """Why this worker has killed it; empty if it has not."""
-
-
-class Executor:
-    """One executor of this worker: its process, its channel, and its jobs."""
-
-    def __init__(
-        self,
-        number: int,
-        ends: tuple[socket.socket, socket.socket],
-        pipes: Sequence[int],
-        *,
-        shared: bool,
-    ) -> None:
-        """`shared`: it runs many jobs at once. Its length: the members are documented here."""
-        self.number = number
-        self.pid = 0
-        """0 until the launcher has forked it."""
-        self.shared = shared
-        self.channel, self.requests = ends
-        for each in ends:
-            each.setblocking(False)
-        self.frames = wire.Frames()
-        self.unsent = bytearray()
-        self.out = streams.Output(*pipes)
-        self.jobs: dict[int, Any] = {}
-        """Its jobs by key, until their outcomes are here."""
-        self.count = 0
-        """How many jobs it has been sent."""
-        self.announcing = 0
-        """How many completed jobs it keeps the value of, for the app's hook."""
-        self.changing = False
-        """Whether it loads or unloads a model on request."""
-        self.isolated = False
-        """Whether its job is to be its only one."""
-        self.full = False
-        """Whether it gets no further job."""
-        self.let_go_at = math.inf
-        """When it was told to end by itself; inf: it was not."""
-        self.idle_since = clock.boot_s()
-        self.newest: Any = None
-        """The job that was sent to it last, if nothing was sent since."""
-        self.unread = False
-        """Whether it has ended before it read what was sent last, as the kernel says."""
-        self.lost = ""
-        """Why its channel cannot be used any more."""
-        self.lost_at = math.inf
-        self.packet: dict[str, Any] | None = None
-        """What the launcher says of its end."""
-        self.signals: set[int] = set()
-        """The signals that it was sent to end."""
-        self.killed_for = ""
-        self.tails = [b"", b""]
-        """The last output of the jobs with an even and with an odd key."""
-        self.ready = False
-        """Whether it runs jobs; before that it loads the app, for instance."""
-        self.queues = False
-        """Whether a job may wait in it, behind the one that runs."""
-        self.mb_before = 0.0
-        """Its memory when it was forked."""
-        self.lines: tuple[printed_lines.Pipes, ...] = ()
-        """The lines of jobs with an even and with an odd key, if they are to be printed as JSON."""
-
-    @property
-    def job(self) -> Any:
-        """Return the job that runs in it, or None."""
-        return next(iter(self.jobs.values()), None)
-
-    def job_of(self, odd: int) -> Any:
-        """Return the job that prints to the pipes of these keys, or the one that runs."""
-        return next((job for key, job in self.jobs.items() if key & 1 == odd), self.job)
-
-    @property
-    def usable(self) -> bool:
-        """Return whether it may get a job now, or as soon as one has ended."""
-        return not (
-            self.full
-            or self.signals
-            or self.lost
-            or self.changing
-            or self.packet is not None
-            or (self.announcing and not self.shared)
-        )
-
-    def rss_mb(self) -> float:
-        """Return the memory of the process now, in MB; 0.0 if it has ended."""
-        try:
-            text = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii")
-            return int(text.split()[1]) * PAGE_KB / 1024
-        except (OSError, ValueError, IndexError):
-            return 0.0
-
-    def memory_mb(self) -> float:
-        """Return its memory with swapped pages, in MB."""
-        found = memory_files.File(Path(f"/proc/{self.pid}/status")).numbers(b"VmRSS", b"VmSwap")
-        return sum(each or 0 for each in found) / 1024
-
-    def has_grown(self) -> bool:
-        """Return whether it keeps memory of jobs that have all ended."""
-        if not self.usable or self.jobs or not self.count:
-            return False
-        return self.memory_mb() - self.mb_before >= GROWN_MB
-
-    def close(self) -> None:
-        """Close the descriptors; a living process ends by that."""
-        self.channel.close()
-        self.requests.close()
-        self.out.close()
-
-
 class Executors:
     """The executors of one queue; another one is forked for each that ends.
 
@@ -233,7 +113,7 @@ class Executors:
         self,
         loop: io_loop.IoLoop,
         launcher_: launcher.Launcher | None,
-        printer: streams.Printer,
+        printer: job_output.Printer,
         owner: Owner,
         *,
         slots: int,
@@ -257,8 +137,11 @@ class Executors:
         """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
         self._fork_s = FORK_FIRST_S
         self.closing = False
+        self._pairs = 1 if shared or mixed or lone or slots > 1 else job_output.PAIRS
+        """Pairs of pipes of an executor. With several slots a job could wait in one for a long one
+        while another executor is free."""
         self.queues = False
-        """Whether the next job may wait in an executor, behind another one that is short, too."""
+        """Whether the next job may wait in an executor, behind others that are short, too."""
 
     def __iter__(self) -> Iterator[Executor]:
         return iter([*self._by_number.values()])
@@ -267,7 +150,7 @@ class Executors:
 
     @property
     def room(self) -> int:
-        """Return how many jobs can start now."""
+        """Return how many jobs can start now, or wait in executors if that is allowed."""
         running = sum(len(each.jobs) for each in self._by_number.values())
         may_fork = self._fork_at == math.inf or clock.boot_s() >= self._fork_at
         if self._mixed:
@@ -285,12 +168,12 @@ class Executors:
         return free
 
     def _may_wait_in(self, place: Executor) -> bool:
-        """Return whether a job may wait in an executor for the end of the one that runs.
+        """Return whether a job may wait in an executor for the end of those that it has.
 
-        With several slots it could wait for a long one while another executor is free.
+        None of them may print to the same pipes.
         """
-        is_full = self._max_jobs is not None and place.count >= self._max_jobs
-        return self._slots == 1 and place.queues and len(place.jobs) == 1 and not is_full
+        first = next(iter(place.jobs), 0)
+        return place.usable and place.queues and 0 < place.count + 1 - first < place.out.pairs
 
     def _lasting(self) -> list[Executor]:
         """Return the executors that count as slots: those that are not about to end."""
@@ -327,7 +210,7 @@ class Executors:
         )
         if place is None and self.queues and len(self._lasting()) >= self._slots:
             every = self._by_number.values()
-            place = next((each for each in every if each.usable and self._may_wait_in(each)), None)
+            place = next((each for each in every if self._may_wait_in(each)), None)
         if place is None:
             if isolated and not (self._shared or self._mixed):
                 self._make_room()
@@ -344,12 +227,12 @@ class Executors:
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
         if not place.shared:
-            place.tails[job.key & 1] = b""
+            place.tails[place.out.pair_of(job.key)] = b""
         if waits:
             self._owner.waits(job)
         kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
         self._send(place, wire.frame(kind, job.key, job.body))
-        place.newest, job.body = job, b""
+        job.body = b""
 
     def _make_room(self) -> None:
         """Let an executor go that has had jobs, for a job that needs a fresh one."""
@@ -469,7 +352,7 @@ class Executors:
         try:
             for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
                 opened += (each.detach() for each in socket.socketpair(socket.AF_UNIX, kind))
-            for _ in range(4):
+            for _ in range(2 * (1 if shared else self._pairs)):
                 opened += os.pipe()
         except OSError as error:
             _log.warning("no executor can be forked for now: %s", error)
@@ -509,7 +392,7 @@ class Executors:
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
         if printed_lines.is_wanted():
-            place.lines = printed_lines.Pipes(place.pid), printed_lines.Pipes(place.pid)
+            place.lines = [printed_lines.Pipes(place.pid) for _ in place.tails]
         for signum in place.signals:
             self._launcher.kill(place.pid, signum)
         return place.pid
@@ -519,15 +402,13 @@ class Executors:
     def _send(self, place: Executor, data: bytes) -> None:
         if place.lost:
             return
-        place.newest = None
         if not place.unsent:
             try:
                 sent = place.channel.send(data)
             except BlockingIOError:
                 sent = 0
-            except OSError as error:
+            except OSError:
                 # It has ended. What it sent before that, such as an outcome, is still to be read.
-                place.unread = isinstance(error, ConnectionError)
                 return
             if sent == len(data):
                 return
@@ -540,8 +421,7 @@ class Executors:
             del place.unsent[: place.channel.send(place.unsent)]
         except BlockingIOError:
             return
-        except OSError as error:  # as in `_send`
-            place.unread = isinstance(error, ConnectionError)
+        except OSError:  # as in `_send`
             place.unsent.clear()
         if not place.unsent:
             self._loop.write(place.channel.fileno(), None)
@@ -549,7 +429,6 @@ class Executors:
     def _lose(self, place: Executor, why: object) -> None:
         if not place.lost:
             place.lost, place.lost_at = str(why), clock.boot_s()
-            place.unread = place.unread or isinstance(why, ConnectionError)
             self._loop.forget(place.channel.fileno())
             self._loop.wake_at(place.lost_at + LOST_S)
 
@@ -627,7 +506,7 @@ class Executors:
             while self._drain(place):
                 continue
             if place.lines:
-                self._print(place, (key & 1, 0), None)
+                self._print(place, (place.out.pair_of(key), 0), None)
         job = place.jobs.pop(key, None)
         if job is None:
             return
@@ -673,8 +552,7 @@ class Executors:
         if job is not None and not _is_engines(record["name"]):
             ending = "" if record.get("as_is") else "\n"
             text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")
-            place.tails[key & 1] = (place.tails[key & 1] + text)[-TAIL:]
-            self._owner.printed(job, text)
+            self._keep(place, job, text)
         with log_context.bound(ids):
             self._printer.record(place.pid, record)
 
@@ -682,33 +560,33 @@ class Executors:
 
     def _drain(self, place: Executor) -> bool:
         """Keep and print what waits in the pipes of an executor; return whether there was any."""
-        if not place.out.readable():
-            return False
-        before = set(place.out.fds)
         found = place.out.drain(closing=self._loop.forget)
         for source, data in found:
             job = None if place.shared else place.job_of(source[0])
             if job is not None:
-                odd = job.key & 1
-                place.tails[odd] = (place.tails[odd] + data)[-TAIL:]
-                self._owner.printed(job, data)
+                self._keep(place, job, data)
             self._print(place, source, data)
-        return bool(found) or before != set(place.out.fds)
+        return bool(found)
+
+    def _keep(self, place: Executor, job: Any, data: bytes) -> None:
+        pair = place.out.pair_of(job.key)
+        place.tails[pair] = (place.tails[pair] + data)[-TAIL:]
+        self._owner.printed(job, data)
 
     def _print(self, place: Executor, source: tuple[int, int], data: bytes | None) -> None:
         """Print what an executor has printed; None: end the last lines of a job."""
-        odd, number = source
+        pair, number = source
         if not place.lines:
             if data:
                 self._printer.write(number, data)
             return
-        job = None if place.shared else place.job_of(odd)
+        job = None if place.shared else place.job_of(pair)
         with log_context.bound({} if job is None else job.ids):
             if data is not None:
-                self._printer.write(number, place.lines[odd].add(number, data))
+                self._printer.write(number, place.lines[pair].add(number, data))
             else:
                 for each in (1, 2):
-                    self._printer.write(each, place.lines[odd].end(each))
+                    self._printer.write(each, place.lines[pair].end(each))
 
     # --- Ends.
 
@@ -726,14 +604,13 @@ class Executors:
         place.packet = packet
         while self._drain(place):
             continue
-        if place.lines:
-            self._print(place, (0, 0), None)
-            self._print(place, (1, 0), None)
+        for pair in range(len(place.lines)):
+            self._print(place, (pair, 0), None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
-        unread = place.newest if place.unread else None
-        begun = [job for job in jobs if job is not unread]
+        last = math.inf if packet["begun"] is None else packet["begun"]
+        begun = [job for job in jobs if job.key <= last]
         is_early = not (begun or place.full or place.signals)
         failed = refused or not (place.ready or place.signals)
         if failed or is_early:
@@ -741,7 +618,7 @@ class Executors:
         elif self._lone:
             self._fork_at = 0.0
         if is_early and not refused:
-            _log.warning("an idle executor %s", _death(place, packet, 0, 0).evidence)
+            _log.warning("an idle executor %s", place.death(packet, 0, 0).evidence)
         if begun and not failed:
             self._fork_s = FORK_FIRST_S
         if self._lone:
@@ -749,8 +626,9 @@ class Executors:
         ran = sum(job.has_started for job in begun)
         for job in jobs:
             job.place = None
-            death = _death(place, packet, job.key, max(0, packet.get("ran", ran) - 1))
-            why = place.killed_for or refused or (UNREAD if job is unread else "")
+            death = place.death(packet, job.key, max(0, packet.get("ran", ran) - 1))
+            unread = job.has_started and job.key > last
+            why = place.killed_for or refused or (UNREAD if unread else "")
             self._owner.died(job, death._replace(killed_for=why))
         place.close()
         if not self.closing:
@@ -787,57 +665,6 @@ class Executors:
         self._by_number.clear()
 
 
-NO_MODEL: Final[JsonDict] = {
-    "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
-}  # fmt: skip
-UNKNOWN: Final[dict[str, Any]] = {
-    "code": None, "signal": None, "core": False, "max_rss_mb": 0, "by_deadline": False,
-    "oom_kills": None,
-}  # fmt: skip
-
-
 def _is_engines(name: str) -> bool:
     """Return whether a record is the engine's own, which is for the worker's log."""
     return name.partition(".")[0] == "queue_workflows"
-
-
-def _death(place: Executor, packet: dict[str, Any], key: int, others: int) -> Death:
-    """Return how an executor ended, which ran the job with this key and `others` as well."""
-    how = _how(packet)
-    detail: JsonDict = {
-        "exit_code": packet["code"],
-        "signal": packet["signal"],
-        "core": packet["core"],
-        "max_rss_mb": packet["max_rss_mb"],
-        "oom_kills": packet["oom_kills"],
-        "executor": place.pid,
-    }
-    if packet["signal"] == signal.SIGKILL and packet["oom_kills"]:
-        how = f"out of memory: {how}"
-    if packet["max_rss_mb"]:
-        how = f"{how}, peak memory {packet['max_rss_mb']} MB"
-    if place.lost and packet["signal"] in place.signals:
-        how = f"the channel to its executor was lost: {place.lost}"
-    if others:
-        how = f"{how}; it ran {others} other jobs at the same time"
-        detail["other_jobs"] = others
-    tail = (
-        place.tails[key & 1].decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    )
-    detail["last_lines"] = tail.splitlines()[-5:]
-    return Death(how, detail, packet["by_deadline"], place.killed_for)
-
-
-def _how(packet: dict[str, Any]) -> str:
-    code, signum = packet["code"], packet["signal"]
-    if packet.get("launcher"):
-        name = launcher.signal_name(packet["launcher"])
-        return f"ended with its launcher, which was killed by {name}"
-    if signum is not None:
-        core = " (core dumped)" if packet["core"] else ""
-        return f"killed by {launcher.signal_name(signum)}{core}"
-    if code is None:
-        return "ended for an unknown reason"
-    if code == wire.LOST:
-        return f"ended with exit code {code}: its channel to the worker was closed in it"
-    return f"ended with exit code {code}"

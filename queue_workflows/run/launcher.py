@@ -1,7 +1,8 @@
-"""Run the process from which executors are forked: it loads the app once and runs no handler.
+"""Run the process from which executors are forked, which loads the app once, and the executors.
 
-It has one thread, so that a fork is safe, and nothing in it waits for the app or the worker. It
-ends with its worker, and its executors end with it. Both talk by packets, each a JSON object.
+The launcher runs no handler. It has one thread, so that a fork is safe, and nothing in it waits for
+the app or the worker. It ends with its worker, and its executors end with it. Worker and launcher
+talk by packets, each a JSON object.
 """
 
 from __future__ import annotations
@@ -12,27 +13,30 @@ import errno
 import gc
 import json
 import math
-import mmap
 import os
 import select
 import signal
 import socket
-import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from queue_workflows import errors
+from queue_workflows.model_cache import adapted
 from queue_workflows.run import (
-    executor,
-    kernel,
+    job_loop,
+    job_output,
     loaded_app,
     memory_cgroups,
     stop_policy,
+    wire,
 )
-from queue_workflows.runtime import clock, forking
+from queue_workflows.runtime import clock, forking, kernel
 from queue_workflows.runtime.entry_point import print_by_lines
+
+if TYPE_CHECKING:
+    from queue_workflows.run import async_jobs
 
 GRACE_S: Final = 0.15
 """Seconds after the deadline at which the kernel kills a launcher that is stopped itself.
@@ -44,11 +48,10 @@ CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where there are no pidfds, or one is traced."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
-_TIME: Final = struct.Struct("d")
 PACKET: Final = 1 << 20
 """Bytes of a packet: what an app has registered is the largest."""
-FDS: Final = 6
-"""Descriptors of an executor: jobs, interrupts, stdout, stderr."""
+FDS: Final = 2 + 2 * job_output.PAIRS
+"""Descriptors of an executor at most: jobs, interrupts, and pairs of stdout and stderr."""
 
 
 class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
@@ -75,21 +78,16 @@ class _Deadline:
     """
 
     def __init__(self) -> None:
-        self._shared = mmap.mmap(-1, _TIME.size)
-        _TIME.pack_into(self._shared, 0, math.inf)
+        self.armed = forking.SharedNumber(math.inf)
+        """When the kernel kills the launcher, or has killed it; infinite: never."""
         self._timer: kernel.DeathTimer | None = None
 
     def arm(self, until: float | None) -> None:
         """Let the kernel kill this process, the launcher, `GRACE_S` after this time."""
         self._timer = self._timer or kernel.DeathTimer()
         at = None if until is None else until + GRACE_S
-        _TIME.pack_into(self._shared, 0, math.inf if at is None else at)
+        self.armed.set(math.inf if at is None else at)
         self._timer.set(at)
-
-    def armed(self) -> float:
-        """Return when the kernel kills the launcher, or has killed it; infinite: never."""
-        (at,) = _TIME.unpack_from(self._shared)
-        return at
 
 
 class Launcher:
@@ -102,7 +100,7 @@ class Launcher:
         self._deadline = deadline
 
     @classmethod
-    def load(cls, app: executor.App) -> tuple[Launcher, loaded_app.Registered]:
+    def load(cls, app: loaded_app.App) -> tuple[Launcher, loaded_app.Registered]:
         """Fork the launcher and let it load the app; return it and what the app registered.
 
         If loading starts threads or opens a GPU, it cannot fork any more: then another launcher is
@@ -125,7 +123,7 @@ class Launcher:
         return second, registered
 
     @classmethod
-    def _start(cls, app: executor.App, *, late: bool) -> Launcher:
+    def _start(cls, app: loaded_app.App, *, late: bool) -> Launcher:
         if (reason := forking.unsafe()) is not None:
             raise ForkRefused(reason)
         kernel.prepare()
@@ -176,7 +174,7 @@ class Launcher:
         `shared`: it runs many async handlers at once.
         """
         self._number += 1
-        packet = json.dumps({"fork": self._number, "shared": shared}).encode()
+        packet = json.dumps({"fork": self._number, "shared": shared, "fds": len(fds)}).encode()
         with contextlib.suppress(OSError):  # its end is noticed by `receive`
             socket.send_fds(self._end, [packet], fds)
         return self._number
@@ -215,7 +213,7 @@ class Launcher:
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return LauncherLost(f"ended with exit code {code}")
-        late = clock.boot_s() >= self._deadline.armed()
+        late = clock.boot_s() >= self._deadline.armed.get()
         return LauncherLost(f"killed by {signal_name(-code)}", signum=-code, by_deadline=late)
 
     def close(self) -> None:
@@ -230,7 +228,7 @@ class Launcher:
 
 
 def main(
-    end: socket.socket, app: executor.App, parent: int, deadline: _Deadline, *, late: bool
+    end: socket.socket, app: loaded_app.App, parent: int, deadline: _Deadline, *, late: bool
 ) -> NoReturn:
     """Serve the worker `parent` on `end` in this forked process, and never return.
 
@@ -241,14 +239,14 @@ def main(
         kernel.die_with(parent)
         kernel.set_title(f"queue_workflows launcher of worker {parent}")
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, executor.ignore)  # systemd sends SIGTERM to every process
+            signal.signal(signum, _ignore)  # systemd sends SIGTERM to every process
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(-1)
         # What was registered so far is for the worker. multiprocessing does this too.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         print_by_lines()
-        executor.prepare()
+        _async_jobs()
         _Launcher(end, app, deadline, late=late).serve()
     except ConnectionError:
         os._exit(0)
@@ -260,7 +258,7 @@ def main(
 
 class _Launcher:
     def __init__(
-        self, worker: socket.socket, app: executor.App, deadline: _Deadline, *, late: bool
+        self, worker: socket.socket, app: loaded_app.App, deadline: _Deadline, *, late: bool
     ) -> None:
         self._worker = worker
         self._app = app
@@ -278,12 +276,18 @@ class _Launcher:
         self._deadline = deadline
         self._until: float | None = None
         self._killed: set[int] = set()
+        self._begun: dict[int, forking.SharedNumber] = {}
+        """The key of the last job that each executor has begun.
+
+        So a crash is charged to the job that ran, and not to those that waited. A message for each
+        job would cost a system call.
+        """
         self._on_child: Any = signal.SIG_DFL
         """What the app has set for SIGCHLD, which its handlers get again."""
 
     def serve(self) -> NoReturn:
         if not self._late:
-            loaded = executor.load(self._app)
+            loaded = loaded_app.load(self._app)
             forking.prepare()  # loading may have used the database, whose pool has threads
             self._say({"loaded": {"app": loaded, "late": forking.unsafe()}})
         # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.
@@ -323,14 +327,14 @@ class _Launcher:
         elif "policy" in packet:
             self._run_policy(packet["policy"], packet["about"], fds)
         else:
-            self._fork(packet["fork"], fds, shared=packet["shared"])
+            self._fork(packet["fork"], fds, packet["fds"], shared=packet["shared"])
 
-    def _fork(self, number: int, fds: list[int], *, shared: bool) -> None:
+    def _fork(self, number: int, fds: list[int], sent: int, *, shared: bool) -> None:
         forking.flush()
-        cgroup = self._cgroups.make()
+        cgroup, begun = self._cgroups.make(), forking.SharedNumber(0)
         parent, pid, error = os.getpid(), -1, ""
         try:
-            _check(fds)
+            _check(fds, sent)
             pid = os.fork()
         except OSError as refused:  # no process, memory or descriptor is left for the moment
             error = str(refused)
@@ -341,7 +345,7 @@ class _Launcher:
                 cgroup.join()
             inherited = [self._worker.fileno(), *(fd for fd in self._executors.values() if fd >= 0)]
             late = self._late
-            executor.main(fds, inherited, self._app, parent, late=late, shared=shared)
+            _execute(fds, inherited, self._app, parent, begun, late=late, shared=shared)
         for fd in fds:
             os.close(fd)
         if cgroup is not None and error:
@@ -349,6 +353,7 @@ class _Launcher:
         elif cgroup is not None:
             self._cgroup_of[pid] = cgroup
         if not error:
+            self._begun[pid] = begun
             self._executors[pid] = pidfd = pidfd_of(pid)
             if pidfd >= 0:
                 self._poll.register(pidfd, select.POLLIN)
@@ -421,6 +426,7 @@ class _Launcher:
             "core": status is not None and os.WCOREDUMP(status),
             "max_rss_mb": rss_mb,
             "by_deadline": pid in self._killed,
+            "begun": self._begun.pop(pid).get(),
             "oom_kills": self._cgroups.end(self._cgroup_of.pop(pid, None)),
         }
         self._killed.discard(pid)
@@ -440,9 +446,9 @@ def _ended_well(pid: int) -> bool:
     return found is not None and found.si_status == 0
 
 
-def _check(fds: Sequence[int]) -> None:
-    """Raise OSError if the kernel had no room for the descriptors of an executor."""
-    if len(fds) < FDS:
+def _check(fds: list[int], sent: int) -> None:
+    """Raise OSError if the kernel had no room for all descriptors of an executor."""
+    if len(fds) < sent:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
@@ -470,3 +476,111 @@ def signal_group(pid: int, signum: int, *, alone: bool = False) -> None:
     for kill in (os.kill,) if alone else (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signum)
+
+
+# --- Executors.
+
+
+def _ignore(_signum: int, _frame: object) -> None:
+    """Ignore a signal; other than SIG_IGN it is not inherited by what a handler executes."""
+
+
+def _async_jobs() -> type[async_jobs.AsyncJobs]:
+    """Return the class; its module is imported before the first fork, and never in a worker."""
+    from queue_workflows.run import async_jobs
+
+    return async_jobs.AsyncJobs
+
+
+def _execute(
+    fds: Sequence[int],
+    inherited: Sequence[int],
+    app: loaded_app.App,
+    parent: int,
+    begun: forking.SharedNumber,
+    *,
+    late: bool,
+    shared: bool,
+) -> NoReturn:
+    """Be an executor: run handlers in this forked process, and never return.
+
+    `fds`: the descriptors that the worker sent. `inherited`: those to close. `begun` gets the key
+    of each job that begins. `late`: load the app. `shared`: run many async handlers at once.
+    """
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        kernel.die_with(parent)
+        kernel.set_title(f"queue_workflows executor of launcher {parent}")
+        for fd in inherited:
+            os.close(fd)
+        end, interrupts = _prepared(fds[:4])
+        serves = _started(end, interrupts, app, fds[4:], begun, late=late, shared=shared)
+        end.send(wire.READY, 0, wire.encoded({"text": ""}))
+        serves.serve()
+        forking.end()
+        code = 0
+    except ConnectionError:
+        code = wire.LOST
+    except BaseException:  # noqa: BLE001  the main function of a process
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _started(
+    end: wire.Channel,
+    interrupts: socket.socket,
+    app: loaded_app.App,
+    other_output: Sequence[int],
+    begun: forking.SharedNumber,
+    *,
+    late: bool,
+    shared: bool,
+) -> job_loop.Jobs:
+    """Return what serves the worker, with its threads, or tell the worker why it cannot."""
+    try:
+        if late and (error := loaded_app.load(app)["error"]) is not None:
+            raise errors.AppFailed(error["text"])
+        if shared:
+            return _async_jobs()(end, begun.set)
+        cache = adapted(app.model_cache())
+        return job_loop.JobLoop(end, interrupts, cache, other_output=other_output, begins=begun.set)
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        end.send(wire.READY, 0, wire.encoded({"text": text}))
+        raise
+
+
+def _prepared(fds: Sequence[int]) -> tuple[wire.Channel, socket.socket]:
+    """Make this process one that handlers may run in; return its ends of the two sockets."""
+    ends = [socket.socket(fileno=wire.high(fd)) for fd in fds[:2]]
+    job_output.redirect(*fds[2:])
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # as `random` does after a fork: each executor has numbers of its own
+    _watch_forks(ends)
+    return wire.Channel(ends[0]), ends[1]
+
+
+def _watch_forks(ends: Sequence[socket.socket]) -> None:
+    """Let a child that a handler forks leave the executor, and die by the first SIGTERM."""
+    masks: list[set[int]] = []
+
+    def before() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def in_child() -> None:
+        for end in ends:
+            end.close()
+        if signal.getsignal(signal.SIGTERM) is _ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)

@@ -1,12 +1,13 @@
-"""Describe as JSON what the loaded app registered, and apply its settings in the worker."""
+"""Load the app, describe as JSON what it registered, and apply its settings in the worker."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from queue_workflows import config, errors, model_registry
+from queue_workflows.model_cache import RequiresModels
 from queue_workflows.tasks import handlers
 
 SETTINGS: Final = (
@@ -14,6 +15,17 @@ SETTINGS: Final = (
     "node_module_package", "ingest_queues_named", "ingest_default_budget_s", "embedded", "app",
 )  # fmt: skip
 """The attributes of `EngineConfig` that a worker needs and JSON can carry as they are."""
+
+
+class App(NamedTuple):
+    """What an executor needs of the worker's configuration; called in a forked process."""
+
+    load: Callable[[], object]
+    """Imports the app."""
+    model_cache: Callable[[], RequiresModels | None] = lambda: None
+    """Returns the cache of models, for nodes that need one."""
+    stop_policies: Callable[[], Mapping[str, Callable[..., object]]] = dict
+    """Returns the stop policies of the app by name."""
 
 
 class Registered(NamedTuple):
@@ -49,7 +61,21 @@ class Registered(NamedTuple):
     """The environment variables that loading the app set, or removed (None)."""
 
 
-def collect(before: Mapping[str, str], stop_policies: Iterable[str] = ()) -> Registered:
+def load(app: App) -> dict[str, Any]:
+    """Load the app in this process; return what it registered as JSON, or its error."""
+    before, own = dict(os.environ), os.getpid()
+    try:
+        app.load()
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+        return {"error": _described(error)}
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # a child that the app has forked and let return
+    found = _collected(before, app.stop_policies())._asdict()
+    return {"error": None, "registered": found}
+
+
+def _collected(before: Mapping[str, str], stop_policies: Iterable[str]) -> Registered:
     """Return what this process knows; `before` is the environment before the app was loaded."""
     cfg = config.get_config()
     now = dict(os.environ)
@@ -106,7 +132,7 @@ def _not_here(*_: object, **__: object) -> NoReturn:
 
 
 def taken(loaded: Mapping[str, Any]) -> Registered:
-    """Return what `executor.load` sent, or raise its error."""
+    """Return what `load` has returned, or raise its error."""
     if loaded["error"] is not None:
         raise rebuilt_error(loaded["error"])
     return Registered(**loaded["registered"])
@@ -120,7 +146,7 @@ class LoadFailed(Exception):
         self.frames = frames
 
 
-def describe_error(error: BaseException) -> dict[str, str]:
+def _described(error: BaseException) -> dict[str, str]:
     """Return an error of loading the app as JSON."""
     import traceback
 
@@ -133,7 +159,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 def rebuilt_error(described: Mapping[str, str]) -> errors.QueueWorkflowsError:
-    """Return the error that `describe_error` described, to be raised in the worker."""
+    """Return the error that `load` described, to be raised in the worker."""
     kind: Any = getattr(errors, described["kind"], errors.AppFailed)
     error: errors.QueueWorkflowsError = kind(described["text"])
     error.__cause__ = LoadFailed(described["frames"])

@@ -88,10 +88,12 @@ class RestoredState:
     """
 
     def __init__(self, other_output: Sequence[int] = ()) -> None:
-        """`other_output`: what stdout and stderr are for jobs with even keys."""
+        """`other_output`: stdout and stderr of the second pair of pipes, then of the others."""
         own = [wire.high(os.dup(number)) for number in range(3)]
-        self._files = [[own[0], *(map(wire.high, other_output))] if other_output else own, own]
-        """Descriptors of the same files as 0, 1 and 2, for jobs with even and with odd keys."""
+        others = [*map(wire.high, other_output)]
+        pairs = zip(others[::2], others[1::2], strict=True)
+        self._files = [own, *([own[0], *pair] for pair in pairs)]
+        """Descriptors of the same files as 0, 1 and 2, by the pair of pipes."""
         self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -112,7 +114,7 @@ class RestoredState:
         come at any moment.
         """
         try:
-            for number, fd in enumerate(self._files[next_key & 1]):
+            for number, fd in enumerate(self._files[(next_key - 1) % len(self._files)]):
                 os.dup2(fd, number)
             os.fchdir(self._folder)
             os.umask(self._umask)

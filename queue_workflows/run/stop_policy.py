@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from queue_workflows.run import kernel
-from queue_workflows.runtime import clock, forking
+from queue_workflows.runtime import clock, forking, kernel
 
 WITHIN_S: Final = 10.0
 """Seconds that a policy may take; then the worker stops by `hard`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -14,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from queue_workflows.runtime import forking
+from queue_workflows.runtime import forking, kernel
 
 _POLL_S = 0.05
 
@@ -140,10 +139,7 @@ def _be_forked(
     code = 1
     try:
         os.setsid()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+        kernel.die_with(parent, signal.SIGTERM)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The first drops a Ctrl-C that came before `setsid`, and is for the parent.

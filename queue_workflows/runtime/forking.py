@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
+import struct
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from queue_workflows import config
 
+_NUMBER: Final = struct.Struct("d")
 _closers: list[Callable[[], object]] = []
 _commands: list[None] = []
+
+
+class SharedNumber:
+    """A number that this process has in common with those that it forks from now on."""
+
+    def __init__(self, value: float) -> None:
+        self._page = mmap.mmap(-1, _NUMBER.size)
+        self.set(value)
+
+    def set(self, value: float) -> None:
+        """Set it, here and there."""
+        _NUMBER.pack_into(self._page, 0, value)
+
+    def get(self) -> float:
+        """Return it, also after the end of the process that has set it."""
+        return _NUMBER.unpack_from(self._page)[0]
 
 
 def close_before_fork(close: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from queue_workflows.runtime import log_context, log_format
@@ -60,8 +60,67 @@ class Pipes:
         return as_json(text, STREAMS[number], self._pid).encode() if text else b""
 
 
-class JsonStream:
-    """A text stream that prints each line as JSON, with the ids of the job that printed it."""
+class Stream:
+    """A text stream that shows `add` what is written to it; all else is of the stream below it.
+
+    `add` returns whether that is printed elsewhere, and not here.
+    """
+
+    def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
+        self.stream = stream
+        self._add = add
+
+    def write(self, text: Any) -> int:
+        """Write a text; return its length."""
+        if isinstance(text, str) and self._add(text):
+            return len(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for each in lines:
+            self.write(each)
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Return what takes bytes."""
+        return _Bytes(self.stream.buffer, self._add)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.stream)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.flush()
+
+
+class _Bytes:
+    """The bytes under a `Stream`."""
+
+    def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
+        self._buffer = buffer
+        self._add = add
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return their number."""
+        return len(data) if self._add(bytes(memoryview(data))) else self._buffer.write(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write several pieces."""
+        for each in lines:
+            self.write(each)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+
+class JsonLines:
+    """Prints each line of a stream as JSON, with the ids of the job that printed it."""
 
     def __init__(self, stream: Any, name: str) -> None:
         self._stream = stream
@@ -70,8 +129,10 @@ class JsonStream:
         self._rest: dict[tuple[int, Any], tuple[dict[str, str | int], str]] = {}
         """The lines that have no end yet, with their ids, by thread and job."""
 
-    def write(self, text: str) -> int:
-        """Print the lines that are whole now; return the length of the text."""
+    def add(self, text: str | bytes) -> bool:
+        """Print the lines that are whole now."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
         ids = log_context.of_code()
         key = (threading.get_ident(), ids.get("job_id"))
         with self._lock:
@@ -82,12 +143,7 @@ class JsonStream:
             if rest:
                 self._rest[key] = ids, rest
             self._print(lines)
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for each in lines:
-            self.write(each)
+        return True
 
     def end(self, job_id: str | None = None) -> None:
         """Print what a job, or else anything, has printed without a line end."""
@@ -102,31 +158,8 @@ class JsonStream:
         if text:
             self._stream.write(text)
 
-    @property
-    def buffer(self) -> _Bytes:
-        """Return what takes bytes."""
-        return _Bytes(self)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _Bytes:
-    """The bytes under a `JsonStream`."""
-
-    def __init__(self, stream: JsonStream) -> None:
-        self._text = stream
-
-    def write(self, data: Any) -> int:
-        """Write bytes; return their number."""
-        self._text.write(bytes(data).decode("utf-8", "backslashreplace"))
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._text, name)
-
-
-_installed: list[JsonStream] = []
+_installed: list[JsonLines] = []
 
 
 def install() -> None:
@@ -134,12 +167,13 @@ def install() -> None:
     if not is_wanted() or _installed:
         return
     for name in STREAMS.values():
-        stream = JsonStream(getattr(sys, name), name)
-        setattr(sys, name, stream)
-        _installed.append(stream)
+        stream = getattr(sys, name)
+        lines = JsonLines(stream, name)
+        setattr(sys, name, Stream(stream, lines.add))
+        _installed.append(lines)
 
 
 def end(job_id: str | None = None) -> None:
     """Print the last lines of a job that have no line end; None: of all."""
-    for stream in _installed:
-        stream.end(job_id)
+    for lines in _installed:
+        lines.end(job_id)

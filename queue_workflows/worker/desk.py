@@ -27,8 +27,7 @@ from queue_workflows.engine import (
     outcomes,
     recovery,
 )
-from queue_workflows.handlers import node_call
-from queue_workflows.run import wire
+from queue_workflows.run import node_call, wire
 from queue_workflows.runtime import clock, json_loading, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (

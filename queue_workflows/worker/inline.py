@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.run import channel, executor, executors, job_output, wire
-from queue_workflows.runtime import clock, kill_timer
+from queue_workflows.run import executors, job_loop, job_output, wire
+from queue_workflows.runtime import clock, kernel
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, leases
 
@@ -38,8 +38,8 @@ class InlineExecutors(executors.Executors):
         self.cut_at: float | None = None
         """Since when the thread runs a job that was given up: it can run no other."""
         self._timed = on_exit is os._exit
-        self._lease_timer = kill_timer.KillTimer(guards.EXIT_LOST)
-        self._budget_timer = kill_timer.KillTimer(guards.EXIT_BUDGET)
+        self._lease_timer = kernel.KillTimer(guards.EXIT_LOST)
+        self._budget_timer = kernel.KillTimer(guards.EXIT_BUDGET)
         ours, theirs = socket.socketpair()
         asks, hears = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         nothing = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
@@ -107,9 +107,9 @@ class InlineExecutors(executors.Executors):
         with contextlib.ExitStack() as stack:
             for each in ends:
                 stack.enter_context(each)
-            end = channel.Channel(ends[0])
+            end = wire.Channel(ends[0])
             jobs = stack.enter_context(
-                contextlib.closing(executor.JobLoop(end, ends[1], model_cache, alone=False))
+                contextlib.closing(job_loop.JobLoop(end, ends[1], model_cache, alone=False))
             )
             printed = functools.partial(_send_printed, end, jobs.key)
             stack.enter_context(job_output.captured(printed))
@@ -127,7 +127,7 @@ class InlineExecutors(executors.Executors):
         self._lease_timer.close()
 
 
-def _send_printed(end: channel.Channel, key: Callable[[], int], data: bytes) -> None:
+def _send_printed(end: wire.Channel, key: Callable[[], int], data: bytes) -> None:
     """Send what a handler has printed, or a thread of it."""
     if job := key():
         text = data.decode("utf-8", "backslashreplace")

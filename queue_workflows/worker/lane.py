@@ -108,13 +108,16 @@ class Lane:
         """
         if not self.looks or not self.runner.accepts:
             return 0, False
-        free = self.runner.room - len(self.waiting)
+        self.runner.queues = False  # what is to wait in an executor is claimed ahead, too
+        room, held = self.runner.room, self.jobs.values()
+        free = max(0, room - len(self.waiting))
         # Each job that waits would end with the process if one that has killed one kills it too.
-        if records and not any(job.crash_count or job.lapse_count for job in self.jobs.values()):
-            ahead = self.window.ahead - max(0, -free)
+        if records and not any(job.crash_count or job.lapse_count for job in held):
+            waiting = sum(not job.has_started for job in held)
+            ahead = self.window.ahead - max(0, waiting - room)
             if ahead > 0:
-                return max(0, free) + ahead, True
-        return max(0, free), False
+                return free + ahead, True
+        return free, False
 
     # --- Statements.
 

@@ -18,7 +18,7 @@ from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, recovery
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import stop_policies
-from queue_workflows.run import executors, launcher, loaded_app, stop_policy, streams
+from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
 from queue_workflows.runtime import clock, identity, io_loop, service
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
@@ -90,7 +90,7 @@ class Worker:
         self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
         self._claims_flow, self._renewals_flow = io_loop.Flow(loop), io_loop.Flow(loop)
-        self._printer = streams.Printer(loop.wake_at)
+        self._printer = job_output.Printer(loop.wake_at)
         self._bell, self._rope = socket.socketpair()
         for each in (self._bell, self._rope):
             each.setblocking(False)

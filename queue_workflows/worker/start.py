@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from queue_workflows import config, errors, gpu_model_cache, model_cache
 from queue_workflows.operations import stop_policies
-from queue_workflows.run import executor, launcher, loaded_app
+from queue_workflows.run import launcher, loaded_app
 from queue_workflows.runtime import app_loading, forking
 from queue_workflows.worker import command_line, gpus, pool_config, process, shapes
 
@@ -32,7 +32,7 @@ def launch(
     To be called before the first thread or connection. Returns None, with one warning, where that
     is not safe: then handlers run in this process. Raises the errors of loading the app.
     """
-    app = executor.App(load, models, stop_policies=stop_policies.of_app)
+    app = loaded_app.App(load, models, stop_policies=stop_policies.of_app)
     try:
         found, registered = launcher.Launcher.load(app)
     except launcher.ForkRefused as refused:

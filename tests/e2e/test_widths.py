@@ -20,13 +20,13 @@ SLACK = 0.15
 SEEN = {
     "ingest": {
         ("worker/desk.py", "_record_and_claim"),  # claims and records, in the worker
-        ("run/executor.py", "_run"),  # in the executor
-        ("handlers/task_call.py", "call"),
+        ("run/job_loop.py", "_run"),  # in the executor
+        ("run/attempt.py", "run"),
     },
     "run": {
         ("dispatch/advance.py", "advance"),  # in the orchestrator
         ("worker/lane.py", "claim"),
-        ("handlers/node_call.py", "call"),
+        ("run/attempt.py", "run"),
         ("worker/node_plans.py", "plan"),  # in the worker
     },
     "off": {("run/launcher.py", "_reap"), ("engine/handback.py", "hand_back")},

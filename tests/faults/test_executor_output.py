@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from queue_workflows.run import streams
+from queue_workflows.run import job_output as streams
 from queue_workflows.runtime import entry_point
 from tests.support import executor_app, executors
 from tests.support.wait import until

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from queue_workflows.runtime import clock, kill_timer
+from queue_workflows.runtime import clock
+from queue_workflows.runtime import kernel as kill_timer
 from tests.support.wait import until
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +28,8 @@ ON_TIME_S = 0.5
 PRELUDE = """
 import ctypes, gc, logging, os, resource, threading, time, warnings
 from pathlib import Path
-from queue_workflows.runtime import clock, kill_timer
+from queue_workflows.runtime import clock
+from queue_workflows.runtime import kernel as kill_timer
 
 keep_gil = ctypes.PyDLL(None).sleep
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
-from queue_workflows.handlers import task_call
-from queue_workflows.run import nodes as executor_nodes
+from queue_workflows.run import node_call as executor_nodes
+from queue_workflows.run import task_call
 from queue_workflows.schedule import definition
 from queue_workflows.scheduler import ScheduleEntry
 from tests.soak import (

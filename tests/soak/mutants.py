@@ -11,7 +11,7 @@ from queue_workflows.dag import plan
 from queue_workflows.db import statements
 from queue_workflows.engine import claims, recovery, schedule_fires
 from queue_workflows.run import launcher
-from queue_workflows.runtime import kill_timer
+from queue_workflows.runtime import kernel
 from queue_workflows.worker import (
     claimed_job,
     crash_recovery,
@@ -78,7 +78,7 @@ def alter(conn: Conn, text: str) -> None:
 def _no_self_fence() -> None:
     """Let a worker continue after it lost its lease."""
     replace(guards.LeaseEnd, "check", lambda *_: None)
-    replace(kill_timer.KillTimer, "arm", lambda *_: None)
+    replace(kernel.KillTimer, "arm", lambda *_: None)
     replace(launcher.Launcher, "hold", lambda *_: None)
     replace(desk.Desk, "lose", lambda *_: None)
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from queue_workflows.engine import outcomes
-from queue_workflows.run import executor, executors, launcher, loaded_app
+from queue_workflows.run import executors, launcher, loaded_app
 from queue_workflows.runtime import clock, forking, io_loop
 from tests.support.wait import until
 
@@ -85,7 +85,7 @@ def launched(
 
     with warnings.catch_warnings(), mock.patch.object(forking, "unsafe", ours):
         warnings.simplefilter("ignore", DeprecationWarning)
-        loaded, registered = launcher.Launcher.load(executor.App(load_alone, model_cache))
+        loaded, registered = launcher.Launcher.load(loaded_app.App(load_alone, model_cache))
     found = Launched(loaded, registered)
     try:
         yield found
@@ -294,7 +294,7 @@ class Worker:
     def room(self) -> None:
         """Ignore it; a test starts its jobs itself."""
 
-    # --- As `run.streams.Printer`.
+    # --- As `run.job_output.Printer`.
 
     def write(self, number: int, data: bytes) -> None:
         self.printed_bytes += len(data)

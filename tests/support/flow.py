@@ -20,7 +20,7 @@ from queue_workflows import (
 )
 from queue_workflows.dispatch import drain, run_cache, starts
 from queue_workflows.engine import maps
-from queue_workflows.handlers import node_call
+from queue_workflows.run import node_call
 from queue_workflows.worker import node_plans
 
 Spec = dict[str, Any]

@@ -16,7 +16,7 @@ import pytest
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, outcomes
 from queue_workflows.run import executors, launcher, wire
-from queue_workflows.runtime import clock, kill_timer, signals
+from queue_workflows.runtime import clock, kernel, signals
 from queue_workflows.worker import (
     claimed_job,
     desk,
@@ -510,7 +510,7 @@ class Loop:
 
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Timer]:
-    monkeypatch.setattr(kill_timer, "KillTimer", Timer)
+    monkeypatch.setattr(kernel, "KillTimer", Timer)
     monkeypatch.setattr(Timer, "made", {})
     return Timer.made
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from queue_workflows.dag import policy
 from queue_workflows.engine import outcomes
-from queue_workflows.run import channel, executors, wire
+from queue_workflows.run import executors, wire
 from queue_workflows.runtime import io_loop
 from tests.support.examples import examples
 from tests.support.executors import Job, task_row
@@ -271,7 +271,7 @@ def test_no_bytes_of_an_executor_end_its_worker(
 
 def test_the_end_of_the_worker_is_a_connection_error() -> None:
     ours, theirs = socket.socketpair()
-    end = channel.Channel(theirs)
+    end = wire.Channel(theirs)
     ours.sendall(wire.frame(*FRAMES[0])[:-1])
     ours.close()
     with pytest.raises(ConnectionError, match="has ended"):

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from queue_workflows import ingest_executor, node_executor
-from queue_workflows.handlers import task_call
+from queue_workflows.run import task_call
 from tests.soak import handler_wrapper
 
 

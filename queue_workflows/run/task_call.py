@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from typing import Any
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.engine import outcomes
-from queue_workflows.handlers import attempt_context
+from queue_workflows.run import attempt
 from queue_workflows.tasks import args, control, handlers
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row, Unreadable
@@ -28,51 +26,23 @@ def call(
     `cancelled`, with the reason as its error. Raises KeyboardInterrupt only. `ask` sends what the
     task asks about its steps.
     """
-    attempt = _Attempt(job, control_, ask)
-    try:
-        with attempt_context.running(attempt.job, job):
-            try:
-                value = runner.run(attempt.call(), control_)
-            except BaseException:
-                with contextlib.suppress(Exception):  # the handler's own error counts
-                    attempt.job.store_rest()
-                raise
-            attempt.job.store_rest()
-            return attempt.completed(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
-        return attempt.failed(error)
+    return _Attempt(job, jobs.Job(job, control_, ask), control_).run(runner)
 
 
 async def call_async(
     job: Row, control_: control.Control, ask: control.Ask = control.refuse
 ) -> outcomes.Outcome:
     """Do as `call` does, for an async task on the running event loop."""
-    attempt = _Attempt(job, control_, ask)
-    try:
-        with attempt_context.running(attempt.job, job):
-            try:
-                value = await handlers.run_async(attempt.call(), control_)
-            except BaseException:
-                with contextlib.suppress(Exception):  # the handler's own error counts
-                    await attempt.job.store_rest_async()
-                raise
-            await attempt.job.store_rest_async()
-            return attempt.completed(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  the boundary around app code: a task may exit
-        return attempt.failed(error)
+    return await _Attempt(job, jobs.Job(job, control_, ask), control_).run_async()
 
 
 def refused(job: Row) -> outcomes.Outcome | None:
     """Return the failure of a job whose row no task can get, or None if its task can run."""
     error, headers = None, job.get("headers")
     if isinstance(job["args"], Unreadable):
-        error = attempt_context.refused("args", job["args"])
+        error = attempt.refused("args", job["args"])
     elif headers is not None and not isinstance(headers, dict):
-        error = attempt_context.refused("headers", headers)
+        error = attempt.refused("headers", headers)
     return None if error is None else failed(job, error, 0.0)
 
 
@@ -83,58 +53,44 @@ def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
     return outcome._replace(task=config.get_config().ingest_task_policies.get(name))
 
 
-class _Attempt:
-    """One claim of a job while its task runs, and the outcome."""
+class _Attempt(attempt.Attempt):
+    __slots__ = ()
 
-    __slots__ = ("_name", "_row", "_started", "control", "job")
-
-    def __init__(self, row: Row, control_: control.Control, ask: control.Ask) -> None:
-        self.control = control_
-        self.job = jobs.Job(row, control_, ask)
-        self._row = row
-        self._name: str = row["task_name"]
-        self._started = time.monotonic()
-
-    def call(self) -> Any:
-        """Call the task; return its result, or a generator or coroutine that must be run."""
+    def begin(self) -> Any:
         # A handler on a root logger that has none would end Python's own output of warnings to
         # stderr, and make a later `logging.basicConfig()` of the app do nothing.
-        handlers_ = logging.root.handlers
+        handlers_, name = logging.root.handlers, self.row["task_name"]
         if handlers_ and _collector not in handlers_:
             logging.root.addHandler(_collector)
-        task = config.get_config().ingest_task_map.get(self._name)
+        task = config.get_config().ingest_task_map.get(name)
         if task is None:
             raise errors.UnknownTask(
-                f"this worker knows no ingest task {self._name!r}: register_ingest_task()"
+                f"this worker knows no ingest task {name!r}: register_ingest_task()"
             )
-        return args.caller_of(task).call(task, self.job.reason, self._row["args"], self._name)
+        return args.caller_of(task).call(task, self.job.reason, self.row["args"], name)
+
+    def result(self, value: Any) -> Any:
+        return handlers.unless_signal(value)
 
     def completed(self, value: Any) -> outcomes.Outcome:
-        """Return the outcome of a handler that returned; raises a signal that it returned."""
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
-        found = handlers.unless_signal(self.job.result_set if value is None else value)
         text = payload.encode(
-            found if isinstance(found, dict) else {"result": found},
-            f"result of task {self._name!r}",
+            value if isinstance(value, dict) else {"result": value},
+            f"result of task {self.row['task_name']!r}",
         )
         logged = self.job.logged_error
-        seconds = time.monotonic() - self._started
-        return outcomes.Outcome("completed", seconds, text, error=logged, value=found)
+        return outcomes.Outcome("completed", self.seconds(), text, error=logged, value=value)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """Return the outcome of a handler that raised, or that was requested to end."""
-        return self._failed(error)._replace(cursors=self.job.cursors)
-
-    def _failed(self, error: BaseException) -> outcomes.Outcome:
         if self.control.cancel_requested:
             return self._interrupted("cancelled")
         if isinstance(error, control.Interrupted):
             return self._interrupted(error.reason)
-        return failed(self._row, error, time.monotonic() - self._started)
+        return failed(self.row, error, self.seconds())
 
     def _interrupted(self, reason: str) -> outcomes.Outcome:
-        return outcomes.Outcome("cancelled", time.monotonic() - self._started, error=reason)
+        return outcomes.Outcome("cancelled", self.seconds(), error=reason)
 
 
 class _Collector(logging.Handler):

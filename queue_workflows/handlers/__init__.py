@@ -1,1 +1,0 @@
-"""Call the handlers of claimed jobs and turn what they do into outcomes; no database."""

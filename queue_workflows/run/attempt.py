@@ -1,0 +1,127 @@
+"""Call the handler of one claimed job, and return whatever it does as an outcome."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from queue_workflows import errors
+from queue_workflows.engine import outcomes
+from queue_workflows.model_cache import loading
+from queue_workflows.runtime import log_context, trace_context
+from queue_workflows.tasks import control, handlers
+from queue_workflows.tasks import job as jobs
+from queue_workflows.types import Row, Unreadable
+
+_NOTHING: Final = contextlib.nullcontext()
+
+
+class Attempt(abc.ABC):
+    """One claim of a job while its handler runs.
+
+    It is a block in which `current_job()`, log lines and spans are those of the job. That is no
+    generator, since the generators of three context managers cost more than a short handler.
+    """
+
+    __slots__ = ("_detach", "_ids", "_token", "control", "job", "row", "started")
+
+    def __init__(self, row: Row, job: jobs.Job, control_: control.Control) -> None:
+        self.row = row
+        self.job = job
+        self.control = control_
+        self.started = time.monotonic()
+
+    def run(self, runner: handlers.Runner) -> outcomes.Outcome:
+        """Run the handler and return its outcome. Raises KeyboardInterrupt only."""
+        try:
+            with self, self.prepared():
+                try:
+                    value = runner.run(self.begin(), self.control)
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the handler's own error counts
+                        self.job.store_rest()
+                    raise
+                self.job.store_rest()
+                result = self.result(self.job.result_set if value is None else value)
+            return self.completed(result)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+            return self.failed(error)._replace(cursors=self.job.cursors)
+
+    async def run_async(self) -> outcomes.Outcome:
+        """Do as `run` does, for an async handler on the running event loop."""
+        try:
+            with self, self.prepared():
+                try:
+                    value = await handlers.run_async(self.begin(), self.control)
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the handler's own error counts
+                        await self.job.store_rest_async()
+                    raise
+                await self.job.store_rest_async()
+                result = self.result(self.job.result_set if value is None else value)
+            return self.completed(result)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+            return self.failed(error)._replace(cursors=self.job.cursors)
+
+    def __enter__(self) -> None:
+        self._token = jobs.current.set(self.job)
+        self._ids = log_context.bind_job(self.row)
+        self._detach: Callable[[], object] | None = trace_context.attach(self.row)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            # One that is in a variable of its own function keeps them all until a collection.
+            loading.clear_frames(error)
+        if self._detach is not None:
+            self._detach()
+        log_context.unbind(self._ids)
+        jobs.current.reset(self._token)
+
+    def seconds(self) -> float:
+        """Return how long it has taken until now."""
+        return time.monotonic() - self.started
+
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which `begin` and `result` may be called."""
+        return _NOTHING
+
+    @abc.abstractmethod
+    def begin(self) -> Any:
+        """Call the handler; return its result, or a generator or coroutine that must be run."""
+
+    @abc.abstractmethod
+    def result(self, value: Any) -> Any:
+        """Return what is to be stored. Raises a signal that the handler returned."""
+
+    @abc.abstractmethod
+    def completed(self, value: Any) -> outcomes.Outcome:
+        """Return the outcome of a handler with this `result`. Raises `InvalidPayload`."""
+
+    @abc.abstractmethod
+    def failed(self, error: BaseException) -> outcomes.Outcome:
+        """Return the outcome of a handler that raised, or that was requested to end."""
+
+
+_KINDS: Final = {
+    "NoneType": "null",
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+    "str": "a text",
+    "list": "an array",
+}
+
+
+def refused(column: str, value: Any, wanted: str = "an object") -> errors.UnreadableRow:
+    """Return the error of a claimed job with which no handler can run, as a column has this."""
+    if isinstance(value, Unreadable):
+        return errors.UnreadableRow(f"{column} cannot be loaded: {value.reason}")
+    name = type(value).__name__
+    return errors.UnreadableRow(f"{column} is {_KINDS.get(name, f'a {name}')}, not {wanted}")

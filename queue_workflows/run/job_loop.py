@@ -1,0 +1,391 @@
+"""Run jobs in an executor one after the other, or in a thread that takes its place.
+
+The worker's requests about the running job come on a socket of their own, which a thread reads.
+Nothing here guards the lease: the launcher and the kernel do.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import resource
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+from queue_workflows import config, errors
+from queue_workflows.engine import outcomes
+from queue_workflows.model_cache import ModelCache
+from queue_workflows.run import job_output, node_call, restored_state, running, task_call, wire
+from queue_workflows.runtime import forking, json_loading, service
+from queue_workflows.tasks import control, handlers
+from queue_workflows.types import JsonDict, Row
+
+_log = logging.getLogger(__name__)
+ERROR_CHARS: Final = 1000
+
+
+class Job(NamedTuple):
+    """A job of this executor: its row, whether it is a node, and its link to the worker."""
+
+    row: Row
+    in_run: bool
+    control: running.Running
+
+    def refused(self) -> outcomes.Outcome | None:
+        """Return the failure of a job whose row no handler can get, or None."""
+        return (node_call if self.in_run else task_call).refused(self.row)
+
+    def failed(self, error: BaseException) -> outcomes.Outcome:
+        """Return the outcome of a job that failed beside its handler."""
+        return (node_call if self.in_run else task_call).failed(self.row, error, 0.0)
+
+
+class Jobs(abc.ABC):
+    """What an executor does for each job alike, with one at a time or with many.
+
+    `begins` is called with the key of each job that begins.
+    """
+
+    def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
+        self._channel = end
+        self._begins = begins
+        self._pid = os.getpid()
+        self._leaves = False
+        """Whether the worker knows that this executor is to be replaced."""
+        self._values: dict[int, Any] = {}
+        """The values of completed nodes, for `on_node_completed`."""
+
+    @abc.abstractmethod
+    def serve(self) -> None:
+        """Run jobs until QUIT."""
+
+    @abc.abstractmethod
+    def _ask(self, key: int, what: str, request: Any = None) -> Any:
+        """Return the worker's answer. Raises as `wire.answer_of` does."""
+
+    @abc.abstractmethod
+    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
+        """Return the answer about a step of this job; raise `NoCurrentJob` if it has ended."""
+
+    def _call(
+        self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None
+    ) -> outcomes.Outcome:
+        """Run a handler that is not to run beside others. Raises KeyboardInterrupt only."""
+        control = job.control
+        ask_step = functools.partial(self._ask_step, control.key)
+        if not job.in_run:
+            return task_call.call(job.row, control, runner, ask_step)
+        return node_call.run(
+            job.row,
+            control,
+            model_cache=cache,
+            runner=runner,
+            ask=self._ask,
+            ask_step=ask_step,
+            send=self._channel.send,
+        )
+
+    def _last_frames(self, job: Job, outcome: outcomes.Outcome) -> bytes:
+        """Return the last frames of a job, and keep its value for the app's hook."""
+        forking.flush()
+        if os.getpid() != self._pid:
+            os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
+        key = job.control.key
+        if outcome.kind != "completed":
+            frame = wire.frame(wire.ENDED, key, wire.ended_body(outcome))
+        else:
+            if job.in_run and config.get_config().on_node_completed is not None:
+                self._values[key] = outcome.value
+            frame = wire.frame(wire.COMPLETED, key, wire.completed_body(outcome))
+        return job.control.take_unsent() + frame
+
+    def _announce(self, key: int, body: bytes) -> None:
+        """Call the app's hook with a node that is recorded."""
+        if key in self._values:
+            node_call.announce(wire.decoded(body), self._values[key])
+        self._values.pop(key, None)
+        forking.flush()
+        self._channel.send(wire.ANNOUNCED, key)
+
+    def _leave(self, key: int, left: str) -> None:
+        """Tell the worker that this executor is to be replaced, if a job has left something."""
+        if not (left or self._leaves) and any(not task.done() for task in handlers.stuck):
+            left = "an async task that does not end"
+        if left:
+            self._leaves = True
+            self._channel.send(wire.LEAVES, key, left.encode("utf-8", "backslashreplace"))
+
+    def _send_log(self, key: int, record: JsonDict) -> None:
+        self._channel.send(wire.LOG, key, wire.encoded(record))
+
+
+class _PeakMemory:
+    """Reset the peak RSS of this process (VmHWM), so that each job has its own."""
+
+    def __init__(self) -> None:
+        self._reset_kb = 0
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):
+            self._fd = wire.high(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
+
+    def reset(self) -> None:
+        """Make the present RSS the peak, if the peak has grown by a megabyte since the last time.
+
+        To ask for the peak takes a tenth of the time of a reset.
+        """
+        if self._fd is None:
+            return
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < self._reset_kb + 1024:
+            return
+        try:
+            os.write(self._fd, b"5")
+        except OSError:  # the handler closed it
+            self._fd = None
+        self._reset_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class JobLoop(Jobs):
+    """The state of an executor that runs one job at a time.
+
+    `alone`: whether the process is for this alone. Else the caller's thread runs the handlers, and
+    keeps its log and its state, and lives on when the requests of the worker end.
+    """
+
+    def __init__(
+        self,
+        end: wire.Channel,
+        interrupts: socket.socket,
+        model_cache: ModelCache | None,
+        *,
+        alone: bool = True,
+        other_output: Sequence[int] = (),
+        begins: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """`other_output`: stdout and stderr of the second pair of pipes, then of the others."""
+        super().__init__(end, begins)
+        self._alone = alone
+        self._requests = wire.Requests(interrupts, self._lost, self._flush)
+        self._ends: dict[int, str] = {}
+        """By key, why a job is not to begin; empty if it has begun."""
+        self._ended = 0
+        """The key of the last job whose handler has ended."""
+        self._cache = model_cache
+        self._runner = handlers.Runner(alone=alone)
+        self._received: deque[wire.Frame] = deque()
+        self._asking = threading.RLock()
+        """Held by the thread that waits for an answer; a handler may use several threads."""
+        self._asked = 0
+        self.current: running.Running | None = None
+        self._earlier: list[threading.Thread] = []
+        """Threads that earlier handlers have left, where the process is not for this alone."""
+        self._peak = _PeakMemory()
+        self._left = ""
+        """What the last job has found that this process cannot undo."""
+        if model_cache is not None:
+            model_cache.set_publisher(lambda _: self._send_model())
+        self._hearing = service.Follow("executor-requests", self._requests, self._hear)
+        self._hearing.start()
+        self._state: restored_state.RestoredState | None = None
+        if alone:
+            job_output.send_records(self._send_log, self.key)
+            self._state = restored_state.RestoredState(other_output)
+
+    def serve(self) -> None:
+        """Run jobs until QUIT."""
+        while True:
+            try:
+                kind, key, body = self._next()
+            except ConnectionError:
+                raise
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a signal handler of the app
+                # Which an alarm of an ended job called.
+                _log.warning("between two jobs: %s: %s", type(error).__name__, error)
+                continue
+            if kind == wire.QUIT:
+                self._quit()
+                return
+            if kind in (wire.RUN_TASK, wire.RUN_NODE):
+                if self._leaves:
+                    continue  # the worker knows that this job does not run
+                try:
+                    contextvars.copy_context().run(self._run, kind, key, body)
+                    self._restore(key)
+                finally:
+                    _block(())
+            elif kind == wire.ANNOUNCE:
+                contextvars.copy_context().run(self._announce, key, body)
+            elif kind == wire.LOAD:
+                self._change_model(wire.decoded(body))
+
+    def _restore(self, key: int) -> None:
+        left = "" if self._state is None else self._left or self._state.restore(key + 1)
+        if self._state is not None and (left or handlers.stuck):
+            self._leave(key, left)
+
+    def _next(self) -> wire.Frame:
+        while not self._received:
+            self._received.extend(self._channel.receive())
+        return self._received.popleft()
+
+    def key(self) -> int:
+        """Return the key of the job that runs, or 0; any thread may ask."""
+        job = self.current
+        if job is None or (self._earlier and threading.current_thread() in self._earlier):
+            return 0
+        return job.key
+
+    # --- Jobs.
+
+    def _run(self, kind: int, key: int, body: bytes) -> None:
+        """Run a job; the signals of the app are blocked afterwards."""
+        self._values.clear()
+        control = running.Running(key, self._channel.send, self._requests.wake)
+        self._peak.reset()
+        job = Job(json_loading.load_row(body), kind == wire.RUN_NODE, control)
+        if self._state is None:
+            own = threading.current_thread()
+            self._earlier = [each for each in threading.enumerate() if each is not own]
+        self.current = control
+        try:
+            if self._ends.setdefault(key, ""):
+                return  # the thread of requests has answered
+            self._begins(key)
+            try:
+                outcome = job.refused() or self._call(job, self._runner, self._cache)
+                # An alarm that the handler left behind must not prevent the send.
+                _block(wire.handled_signals())
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
+                _block(wire.handled_signals())
+                outcome = job.failed(error)
+            # A process that has once failed to open its GPU may never see it.
+            self._left = outcome.error if outcome.raised.wish in ("no_gpu", "no_memory") else ""
+            self._channel.send_all(self._last_frames(job, outcome), blocked=True)
+        finally:
+            self.current = None
+            self._ended = key
+            self._ends.pop(key, None)
+
+    # --- The thread of requests.
+
+    def _lost(self) -> None:
+        if self._alone:
+            os._exit(wire.LOST)
+        self._hearing.stop()
+
+    def _hear(self, request: tuple[int, str]) -> None:
+        key, reason = request
+        if key <= self._ended:
+            return
+        found = self._ends.setdefault(key, reason)
+        job = self.current
+        if found is reason:
+            # It has not begun, and will not. It may be behind a job that runs for long.
+            outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
+            self._channel.send(wire.ENDED, key, wire.ended_body(outcome))
+        elif not found and job is not None and job.key == key:
+            job.request(reason)
+
+    def _flush(self) -> bool:
+        """Send a report that was too early to be sent; return whether there was one."""
+        job = self.current
+        unsent = b"" if job is None else job.take_unsent()
+        if unsent:
+            self._channel.send_all(unsent)
+        return bool(unsent)
+
+    # --- Questions.
+
+    def _ask(self, key: int, what: str, request: Any = None) -> Any:
+        with self._asking:
+            self._asked += 1
+            number = self._asked
+            body = wire.encoded({"no": number, "what": what, "request": request})
+            self._channel.send(wire.ASK, key, body)
+            later: list[wire.Frame] = []
+            try:
+                while True:
+                    frame = self._next()
+                    if frame[0] == wire.ANSWER:
+                        answer = wire.decoded(frame[2])
+                        if answer["no"] == number:
+                            break
+                    else:
+                        later.append(frame)
+            finally:
+                self._received.extendleft(reversed(later))
+        return wire.answer_of(answer)
+
+    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
+        with self._asking:
+            if (job := self.current) is None or job.key != key:
+                raise errors.NoCurrentJob("the job of this step has ended")
+            return control.answered(lambda: self._ask(key, "step", request))
+
+    # --- Models.
+
+    def _change_model(self, change: JsonDict) -> None:
+        error, cache = None, self._cache
+        if cache is None:
+            error = "this executor has no models"
+        elif change.get("model") is not None:
+            error = _change(cache, functools.partial(cache.require_model, change["model"]))
+        elif change["idle_only"]:
+            cache.reap_idle_once()
+        else:
+            error = _change(cache, cache.drop_cache)
+        forking.flush()
+        self._send_model()
+        self._channel.send(wire.CHANGED, 0, wire.encoded(error))
+
+    def _send_model(self) -> None:
+        cache = self._cache
+        if cache is not None:
+            held = cache.resident
+            model = {
+                "current": held and held.id,
+                "loading": cache.loading_model,
+                "load_s": held.load_s if held else 0.0,
+                "held_s": held.held_s if held else 0.0,
+                "vram_gb": held.est_vram_gb if held else 0.0,
+            }
+            self._channel.send(wire.MODEL, self.key(), wire.encoded(model))
+
+    def _quit(self) -> None:
+        if self._cache is not None:
+            with contextlib.suppress(errors.ModelLoadFailed):
+                self._cache.drop_cache()
+        self._runner.close()
+
+    def close(self) -> None:
+        """End the thread of requests, in a process that goes on."""
+        self._hearing.stop()
+        self._requests.discard()
+        self._runner.close()
+
+
+def _change(cache: ModelCache, change: Callable[[], object]) -> str | None:
+    """Load or unload a model; return why that failed, or None. Raises KeyboardInterrupt only."""
+    with node_call.keep_loaded(cache):
+        try:
+            change()
+        except errors.QueueWorkflowsError as error:
+            return str(error)[:ERROR_CHARS]
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the boundary around app code
+            return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+    return None
+
+
+def _block(signals: Collection[int]) -> None:
+    """Block these signals alone; log what a signal handler of the app raises at this moment."""
+    try:
+        wire.sigmask(signal.SIG_SETMASK, signals)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
+        _log.warning("between two jobs: %s: %s", type(error).__name__, error)

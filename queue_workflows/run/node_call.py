@@ -1,0 +1,512 @@
+"""Call the handler of one claimed node, and return whatever it does as an outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import queue_workflows
+from queue_workflows import config, errors, refs
+from queue_workflows.dag import confinement, document_values, payload, typed_values
+from queue_workflows.engine import outcomes
+from queue_workflows.model_cache import ModelCache, loading
+from queue_workflows.run import attempt, running, wire
+from queue_workflows.runtime import app_loading, log_context
+from queue_workflows.tasks import control, handlers
+from queue_workflows.tasks import job as jobs
+from queue_workflows.types import JsonDict, Row
+
+if TYPE_CHECKING:
+    from queue_workflows.declare import node_functions
+
+_log = logging.getLogger(__name__)
+AskFn = Callable[[int, str, Any], Any]
+"""Asks the worker about a job, with a request, and returns the value of its answer."""
+AsyncAskFn = Callable[[int, str, Any], Awaitable[Any]]
+
+
+class Lookups(Protocol):
+    """What a handler may need to know of its job beyond the claimed row, read when it is needed."""
+
+    def inputs(self) -> Inputs:
+        """Return the inputs of the node; see `inputs_of`."""
+        ...
+
+    def out_dir(self) -> str:
+        """Return the folder of the run."""
+        ...
+
+    def rows(self) -> tuple[Row, Row]:
+        """Return the rows of the job and of its run with all columns."""
+        ...
+
+    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+        """Record an event about the model that the node needs."""
+        ...
+
+
+class Inputs(NamedTuple):
+    """The resolved inputs of a node, and their JSON text if the claim has not stored them."""
+
+    inputs: JsonDict
+    resolved: str | None
+
+
+class NodeCall(attempt.Attempt):
+    """A claimed node whose row is not `refused`, while its handler runs."""
+
+    def __init__(
+        self,
+        row: Row,
+        lookups: Lookups,
+        model_cache: ModelCache | None,
+        cancel: threading.Event,
+        report: Callable[..., object],
+        *,
+        control_: control.Control | None = None,
+        ask: control.Ask = control.refuse,
+    ) -> None:
+        """`control_`: interrupts a handler that yields or awaits; None: `cancel` does, at a yield.
+
+        `report` takes status. `ask` sends what the handler asks about its steps.
+        """
+        self._inputs: JsonDict = {}
+        self._resolved: str | None = None
+        self._job = jobs.NodeJob(row, self._inputs, cancel, report, ask, control_)
+        super().__init__(row, self._job, control_ or control.EventControl(cancel, report))
+        self._lookups = lookups
+        self._cache = model_cache
+        self._cancel = cancel
+        self._report = report
+        self._is_known = True
+        self._has_begun = False
+        self._call: Callable[[], Any]
+        self._finalize: Callable[[JsonDict], JsonDict]
+        self._declared: node_functions.NodeFunction | None = None
+
+    @contextlib.contextmanager
+    def prepared(self) -> Generator[None]:
+        """Prepare inputs, model, folders and arguments of the handler."""
+        inputs, self._resolved = self._lookups.inputs()
+        self._inputs.update(inputs)
+        self.started = time.monotonic()
+        try:
+            module, run = handler_of(self.row)
+        except errors.NodeNotFound as error:
+            found = errors.NodeNotFound(self._unknown(error))
+            self._is_known = False
+            raise found from error
+        self._declared = _declared(module)
+        handle, load_seconds = self._model()
+        folders = _Folders(self.row, self._lookups.out_dir)
+        folders.check()
+        try:
+            offers: dict[str, Callable[[], Any]] = {
+                "inputs": lambda: self._inputs,
+                "out": folders.out,
+                "scratch": folders.scratch,
+                "model_handle": lambda: handle,
+                "model_load_seconds": lambda: load_seconds,
+                "cancel_event": lambda: self._cancel,
+                "status_callback": lambda: self._report,
+            }
+            # Only nodes declared by @node have their annotations enforced: the modules of existing
+            # apps may carry annotations that their inputs never matched.
+            where = None if self._declared is None else f"inputs of node {self.row['node_id']!r}"
+            bound = typed_values.signature(run).bind(self._inputs, offers, where=where)
+            self._call = functools.partial(run, **bound)
+            with self._app_context() as self._finalize:
+                yield
+        finally:
+            folders.close()
+
+    def begin(self) -> Any:
+        """Call the handler. Raises `Interrupted` if it was requested to end before.
+
+        It may have been while its model was loaded, for example.
+        """
+        if (reason := self.control.interrupted) is not None:
+            raise control.Interrupted(reason)
+        self._has_begun = True
+        value = self._call()
+        self._job.takes_result = isinstance(value, AsyncGenerator)
+        return value
+
+    def result(self, value: Any) -> JsonDict:
+        """Return the delta that is stored for a result. Raises a signal that was returned."""
+        value = handlers.unless_signal(value)
+        if self._declared is not None:
+            value = self._declared.stored(value)
+        return self._finalize(_delta(value))
+
+    def completed(self, value: Any) -> outcomes.Outcome:
+        """Return the outcome of a handler that returned this delta. Raises `InvalidPayload`."""
+        text = payload.encode(value, f"result of node {self.row['node_id']!r}")
+        outcome = outcomes.Outcome(
+            "completed",
+            self.seconds(),
+            text,
+            value=value,
+            resolved_inputs=self._resolved,
+            vm_rss_mb_peak=peak_rss_mb(),
+        )
+        return unless_cancelled(self._cancel, outcome)
+
+    def failed(self, error: BaseException) -> outcomes.Outcome:
+        """Return the outcome of a handler that raised, or that was requested to end."""
+        if isinstance(error, control.Interrupted) and not self._cancel.is_set():
+            return outcomes.Outcome("cancelled", self.seconds(), error=error.reason)
+        if self._cancel.is_set():
+            return outcomes.Outcome("cancelled", self.seconds())
+        outcome = failed(self.row, error, self.seconds())
+        if not self._is_known:
+            # A handler may raise the same error, and must not run again uncounted.
+            outcome = outcome._replace(raised=outcome.raised._replace(wish="elsewhere"))
+        elif self._cache is not None and (fault := self._fault(error)):
+            outcome = outcome._replace(raised=outcome.raised._replace(wish=fault))
+        return outcome._replace(resolved_inputs=self._resolved)
+
+    def _fault(self, error: BaseException) -> str:
+        """Return `no_gpu` or `no_memory` if the GPU is at fault and not the node, else nothing."""
+        if loading.sees_no_gpu(error):
+            return "no_gpu"
+        loads = not self._has_begun and self.row["required_model"] is not None
+        return "no_memory" if loads and loading.lacks_memory(error) else ""
+
+    def _unknown(self, error: errors.NodeNotFound) -> str:
+        """Name the worker and the age of the run: an old worker or run is the usual cause."""
+        created = self._lookups.rows()[1].get("created_at")
+        since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
+        version = queue_workflows.__version__
+        return (
+            f"{error} [{app_loading.describe_app()} (queue_workflows {version}, pid {os.getpid()}) "
+            f"met it{since}]"
+        )
+
+    def _model(self) -> tuple[Any, float | None]:
+        """Return the handle of the node's model and the seconds of its load; None without one."""
+        model_id, cache = self.row["required_model"], self._cache
+        if model_id is None:
+            return None, None
+        if cache is None:
+            raise errors.UnknownModel(
+                f"node {self.row['node_id']!r} needs model {model_id!r}, and this worker has no "
+                "model cache"
+            )
+        if cache.current_model == model_id:
+            return cache.require_model(model_id), 0.0
+        self._lookups.note_model("model_load_start", None)
+        handle = cache.require_model(model_id)
+        self._lookups.note_model("model_load_done", cache.last_load_seconds)
+        return handle, cache.last_load_seconds
+
+    @contextlib.contextmanager
+    def _app_context(self) -> Generator[Callable[[JsonDict], JsonDict]]:
+        """Enter the app's invoke context, if it set one; yield what makes the delta final.
+
+        `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An
+        error of the handler is raised even if the app's context suppresses it.
+        """
+        factory = config.get_config().invoke_context
+        if factory is None:
+            yield lambda delta: delta
+            return
+        raised: BaseException | None = None
+        with factory(*self._lookups.rows()) as finalize:
+            try:
+                cancel = self._cancel
+                yield lambda delta: delta if cancel.is_set() else _finalized(finalize, delta)
+            except BaseException as error:
+                raised = error
+                raise
+        if raised is not None:
+            raise raised
+
+
+def _check(job: Row) -> None:
+    """Raise `UnreadableRow` if a node cannot run with what its row holds."""
+    if not isinstance(job["node_module"], str):
+        raise attempt.refused("node_module", job["node_module"], "a text")
+    for column in ("inputs", "input_template", "context"):
+        if (value := job.get(column)) is not None and not isinstance(value, dict):
+            raise attempt.refused(column, value)
+    if "run" in job and not isinstance(job["run"], dict):
+        raise attempt.refused("run", job["run"])
+
+
+def refused(job: Row) -> outcomes.Outcome | None:
+    """Return the failure of a node whose row no handler can get, or None if it can run."""
+    try:
+        _check(job)
+    except errors.UnreadableRow as error:
+        return failed(job, error, 0.0)
+    return None
+
+
+def inputs_of(job: Row, context: Callable[[list[str] | None], Any]) -> Inputs:
+    """Return the inputs of a node; `context` is called if `needs_context`, with what it names.
+
+    Raises `UnreadableRow` (an `InvalidPayload`) for stored inputs that cannot be loaded.
+    """
+    where = f"node {job['node_id']!r}"
+    inputs = resolve_inputs(job, context)
+    if inputs == job["inputs"] and job.get("ref_heads") == []:
+        return Inputs(inputs, None)
+    return Inputs(inputs, payload.encode(inputs, f"inputs of {where}"))
+
+
+def resolve_inputs(job: Row, context: Callable[[list[str] | None], Any]) -> JsonDict:
+    """Return the inputs of a node, its template resolved once against the context as it is now.
+
+    A ref that does not resolve keeps the value from `inputs`. An app that queued the job itself
+    left no template: there `inputs` is the template, so that such a ref is passed as it stands.
+    """
+    where = f"node {job['node_id']!r}"
+    inputs = payload.stored_object(job["inputs"], f"inputs of {where}")
+    template = payload.stored_object(_template(job), f"input_template of {where}")
+    custom = config.get_config().resolve_ref is not None
+    if not custom and not refs.has_refs(template):
+        return dict(inputs)
+    values = job.get("context")
+    if values is None or custom:
+        values = context(context_heads(job))
+    values = payload.stored_object(values, f"context of {where}")
+    return refs.resolve_inputs(template, values, inputs, config.get_config().get_resolve_ref())
+
+
+def needs_context(job: Row) -> bool:
+    """Return whether the refs of a node need more than its row has."""
+    custom = config.get_config().resolve_ref is not None
+    return custom or (job.get("context") is None and refs.has_refs(_template(job)))
+
+
+def context_heads(job: Row) -> list[str] | None:
+    """Return which members of the context the refs name; None: an app's resolver may take any."""
+    custom = config.get_config().resolve_ref is not None
+    return None if custom else [*refs.heads(_template(job))]
+
+
+def _template(job: Row) -> Any:
+    return job["inputs"] if job["input_template"] is None else job["input_template"]
+
+
+def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
+    """Return the outcome of a node that failed with `error`."""
+    return outcomes.of_error(error, seconds, f"node {job['node_id']}")
+
+
+def unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> outcomes.Outcome:
+    """Ignore what a handler returns after it was requested to end."""
+    return outcomes.Outcome("cancelled", outcome.seconds) if cancel.is_set() else outcome
+
+
+def peak_rss_mb() -> int:
+    """Return this process's peak memory in MB (`ru_maxrss` is KiB on Linux, bytes on macOS)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak / (1024 * 1024 if sys.platform == "darwin" else 1024))
+
+
+@contextlib.contextmanager
+def keep_loaded(cache: ModelCache | None) -> Generator[None]:
+    """Keep the loaded model until the block ends."""
+    if cache is None:
+        yield
+        return
+    cache.mark_busy()
+    try:
+        yield
+    finally:
+        cache.mark_idle()
+
+
+def handler_of(job: Row) -> tuple[Any, Callable[..., Any]]:
+    """Return the node's module and its `run`. Raises `NodeNotFound`."""
+    cfg, name = config.get_config(), job["node_module"]
+    module = cfg.resolve_node_module(name)
+    run = getattr(module, "run", None)
+    if not callable(run):
+        raise errors.NodeNotFound(f"node module {name!r} has no run(){cfg.node_hint(name)}")
+    return module, run
+
+
+def _declared(module: Any) -> node_functions.NodeFunction | None:
+    """Return the module if it was declared by @node, for which the app has imported `declare`."""
+    loaded = sys.modules.get("queue_workflows.declare.node_functions")
+    return module if loaded is not None and isinstance(module, loaded.NodeFunction) else None
+
+
+class _Folders:
+    """A node's folders, made when it asks for them; `close` removes what is of this attempt.
+
+    `out_dir` returns the folder of the run.
+    """
+
+    def __init__(self, job: Row, out_dir: Callable[[], str]) -> None:
+        self._job = job
+        self._out_dir = out_dir
+        self._scratch: confinement.Scratch | None = None
+
+    def check(self) -> None:
+        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
+        if confinement.roots():
+            confinement.check(self._out_dir())
+
+    def out(self) -> Path:
+        """Return `<out_dir>/<node_id>`, created."""
+        node_id = self._job["node_id"]
+        folder = document_values.folder(node_id)
+        return confinement.make(self._out_dir(), folder, f"node id {node_id!r:.120}")
+
+    def scratch(self) -> Path:
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
+        root, prefix = self._out_dir(), f"{self._job['claim_no']}-"
+        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
+            self._scratch = confinement.Scratch(parent, fd, prefix)
+        return self._scratch.path
+
+    def close(self) -> None:
+        """Remove the scratch folder and its content."""
+        if self._scratch is not None:
+            self._scratch.remove()
+
+
+def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:
+    final = finalize(delta)
+    if final is None:
+        return delta
+    if not isinstance(final, dict):
+        raise errors.InvalidPayload(
+            f"finalize of the invoke context returned {type(final).__name__}, not a context_delta"
+        )
+    return cast("JsonDict", final)
+
+
+def _delta(value: Any) -> JsonDict:
+    """A dict is the delta, or holds it as `context_delta`; anything else is none."""
+    if not isinstance(value, dict):
+        return {}
+    result = cast("JsonDict", value)
+    inner: Any = result.get("context_delta", result)
+    if isinstance(inner, dict):
+        return cast("JsonDict", inner)
+    return {} if inner is None else result
+
+
+# --- In an executor: ask the worker for a missing context, folder or row.
+
+
+def run(
+    row: Row,
+    job: running.Running,
+    *,
+    model_cache: ModelCache | None,
+    runner: handlers.Runner,
+    ask: AskFn,
+    ask_step: control.Ask,
+    send: running.Send,
+) -> outcomes.Outcome:
+    """Run the handler of a node whose row the worker has checked; raises KeyboardInterrupt only."""
+    lookups = _Lookups(row, job.key, ask, send)
+    with keep_loaded(model_cache):
+        return NodeCall(
+            row, lookups, model_cache, job.cancel, job.status, control_=job, ask=ask_step
+        ).run(runner)
+
+
+async def run_async(
+    row: Row,
+    job: running.Running,
+    *,
+    ask: AsyncAskFn,
+    ask_step: control.Ask,
+    send: running.Send,
+) -> outcomes.Outcome:
+    """Do as `run` does, for an async handler on the running event loop.
+
+    What the handler may look up is asked before it starts, since a wait would hold up other jobs.
+    """
+    started = time.monotonic()
+    answers = dict[str, Any]()
+    try:
+        if needs_context(row):
+            answers["context"] = await ask(job.key, "context", context_heads(row))
+        if _needs_out_dir(row):
+            answers["out_dir"] = await ask(job.key, "out_dir", None)
+        if config.get_config().invoke_context is not None:
+            answers["rows"] = await ask(job.key, "rows", None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  the boundary around app code: it finds the node
+        return unless_cancelled(job.cancel, failed(row, error, time.monotonic() - started))
+    lookups = _Lookups(row, job.key, lambda _, what, __: answers[what], send)
+    return await NodeCall(
+        row, lookups, None, job.cancel, job.status, control_=job, ask=ask_step
+    ).run_async()
+
+
+def _needs_out_dir(row: Row) -> bool:
+    """Return whether the handler takes a folder of a run that has none yet."""
+    run: Row = row.get("run") or {}
+    if run.get("out_dir") is not None:
+        return False
+    names = typed_values.signature(handler_of(row)[1]).names
+    return bool(confinement.roots()) or not {"out", "scratch"}.isdisjoint(names)
+
+
+class _Lookups:
+    """`Lookups` from the claimed row, else from the worker."""
+
+    def __init__(self, row: Row, key: int, ask: AskFn, send: running.Send) -> None:
+        self._row = row
+        self._key = key
+        self._ask = ask
+        self._send = send
+        run: Row = row.get("run") or {}
+        self._out_dir: str | None = run.get("out_dir")
+        self._rows: tuple[Row, Row] | None = None
+
+    def inputs(self) -> Inputs:
+        """Return the inputs of the node."""
+        return inputs_of(self._row, lambda heads: self._ask(self._key, "context", heads))
+
+    def out_dir(self) -> str:
+        """Return the folder of the run; the worker gives it one if it has none."""
+        if self._out_dir is None:
+            self._out_dir = cast("str", self._ask(self._key, "out_dir", None))
+        return self._out_dir
+
+    def rows(self) -> tuple[Row, Row]:
+        """Return the rows of the job and of its run with all columns."""
+        if self._rows is None:
+            found = self._ask(self._key, "rows", None)
+            self._rows = wire.timed(found["job"]), wire.timed(found["run"])
+        return self._rows
+
+    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+        """Let the worker record an event about the model that the node needs."""
+        self._send(wire.EVENT, self._key, wire.encoded([event_type, elapsed_s]))
+
+
+def announce(rows: JsonDict, value: Any) -> None:
+    """Call `on_node_completed` with `job` and `run`, if the app has set it; log what it raises."""
+    hook = config.get_config().on_node_completed
+    if hook is None:
+        return
+    try:
+        hook(wire.timed(rows["job"]), wire.timed(rows["run"]), value)
+    except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001  app code
+        _log.exception(
+            "on_node_completed for node %s failed",
+            rows["job"].get("node_id"),
+            extra=log_context.ids_of_job(rows["job"]),
+        )

@@ -1,0 +1,83 @@
+"""Short jobs wait in an executor: each has its own output, and only what ran is charged."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from queue_workflows.run import job_output
+from tests.support import executors
+
+UNREAD = "it ended before it read this one"
+
+
+@pytest.fixture(autouse=True)
+def queues(worker: executors.Worker) -> None:
+    """Let each job wait behind those that the executor has."""
+    worker.executors.queues = True
+
+
+def send_blocked(worker: executors.Worker) -> executors.Job:
+    """Send a job that ends on a cancel, so that others wait behind it."""
+    job = worker.send_task("until_cancelled")
+    worker.until(lambda: len(job.reports) == 2)
+    return job
+
+
+def test_each_of_many_jobs_has_its_own_output(worker: executors.Worker) -> None:
+    jobs: list[executors.Job] = []
+    for number in range(60):
+        worker.until(lambda: worker.executors.room)
+        name = "prints" if number % 3 else "add"
+        jobs.append(worker.send_task(name, {"n": number, "a": 1, "b": 1}))
+    for number, job in enumerate(jobs):
+        assert worker.outcome(job).kind == "completed"
+        found = re.findall(rb"on std(?:out|err) (\d+)\n", job.printed)
+        assert found == ([b"%d" % number] * 2 if number % 3 else [])
+        assert job.printed.count(b"from a child\n") == bool(number % 3)
+
+
+def test_as_many_wait_as_there_are_pipes_for(worker: executors.Worker) -> None:
+    jobs = [send_blocked(worker)]
+    for _ in range(job_output.PAIRS - 1):
+        assert worker.executors.room == 1
+        jobs.append(worker.send_task("prints", {"n": 1}))
+    assert worker.executors.room == 0
+    worker.interrupt(jobs[3], "shutdown")
+    assert worker.outcome(jobs[3]).error == "shutdown"
+    assert worker.executors.room == 0, "the next one would print to the pipes of the first"
+    worker.interrupt(jobs[0], "cancelled")
+    kinds = [worker.outcome(job).kind for job in jobs]
+    assert kinds == ["cancelled", *["completed"] * 2, "cancelled", *["completed"] * 4]
+    assert not jobs[3].printed
+
+
+def deaths(worker: executors.Worker, jobs: list[executors.Job]) -> list[str]:
+    """Wait for the end of the executor; return why it was killed, as each of its jobs learns."""
+    worker.until(lambda: jobs[-1].death)
+    found: list[Any] = [job.death for job in jobs]
+    return [death.killed_for.rpartition(": ")[2] for death in found]
+
+
+def test_only_the_job_that_ran_is_charged(worker: executors.Worker) -> None:
+    """The executor had read all of them."""
+    worker.task("add", {"a": 1, "b": 1})
+    os.kill(worker.pid, signal.SIGSTOP)
+    names = ("add", "segfaults", "prints", "add")
+    jobs = [worker.send_task(name, {"a": 1, "b": 1, "n": 1}) for name in names]
+    os.kill(worker.pid, signal.SIGCONT)
+    assert deaths(worker, jobs[1:]) == ["", UNREAD, UNREAD]
+    assert jobs[0].outcome is not None
+    assert jobs[1].death is not None
+    assert jobs[1].death.evidence.startswith("killed by SIGSEGV")
+    assert jobs[1].death.detail["last_lines"] == ["about to fall"]
+
+
+def test_a_killed_executor_charges_none_that_waited(worker: executors.Worker) -> None:
+    jobs = [send_blocked(worker), *(worker.send_task("add", {"a": 1, "b": 1}) for _ in range(3))]
+    os.kill(worker.pid, signal.SIGKILL)
+    assert deaths(worker, jobs) == ["", UNREAD, UNREAD, UNREAD]
