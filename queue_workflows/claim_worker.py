@@ -17,10 +17,10 @@ from queue_workflows.db import statements
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import app_loading, entry_point, log_context, printed_lines, signals
 from queue_workflows.types import ExitFn
-from queue_workflows.worker import command_line, guards, shapes
+from queue_workflows.worker import guards, shapes
 
-if TYPE_CHECKING:  # `start`, which has all that executors need, is late.
-    from queue_workflows.worker import process, start
+if TYPE_CHECKING:  # It has all that executors need, and is imported late.
+    from queue_workflows.worker import process
 
 budget_for = guards.budget_for
 
@@ -83,9 +83,9 @@ class ClaimWorker:
         are no processes for handlers any more.
         """
         if self._shape is not None:
-            from queue_workflows.worker import start
+            from queue_workflows.worker import process
 
-            launched = start.launch(lambda: None, self._models)
+            launched = process.launch(lambda: None, self._models)
             if launched is not None:
                 with self._running(
                     launched, self._shape, ends_with_job=self._ends_with_job
@@ -107,7 +107,7 @@ class ClaimWorker:
 
     @contextmanager
     def _running(
-        self, launched: start.Launched | None, shape: shapes.Shape, **more: Any
+        self, launched: process.Launched | None, shape: shapes.Shape, **more: Any
     ) -> Generator[process.Worker]:
         """Make the worker, and stop it at once if `stop` was called before."""
         from queue_workflows.worker import process
@@ -189,7 +189,7 @@ def _shape(
         return None
     count = 1 if slots is None else slots
     shape = shapes.Shape(count, batch, concurrent=async_jobs, gpu=queue == "gpu")
-    shapes.check(queue, shape)
+    shapes.check_shape(queue, shape)
     return shape
 
 
@@ -210,17 +210,15 @@ class WorkerPool:
         lease_s: float = 600,
         shutdown_timeout_s: float | None = None,
     ) -> None:
-        from queue_workflows.worker import pool_config
-
         shapes.check_times(lease_s, shutdown_timeout_s)
         if workers is None:
-            entries = pool_config.option(None)
+            entries = shapes.option(None)
         elif isinstance(workers, str):
-            entries = pool_config.parse(workers, "workers")
+            entries = shapes.parse(workers, "workers")
         else:
-            entries = pool_config.check([*workers], "workers")
-        pool_config.add_queues(entries)
-        self._served = pool_config.shapes_of(entries)
+            entries = shapes.check([*workers], "workers")
+        shapes.add_queues(entries)
+        self._served = shapes.shapes_of(entries)
         self._host = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._newest = priority < 0
@@ -234,10 +232,10 @@ class WorkerPool:
 
         Raises `InvalidConfig` where this process must not fork, as it has threads.
         """
-        from queue_workflows.worker import process, start
+        from queue_workflows.worker import process
 
         self._worker = worker = process.Worker(
-            start.launch_or_refuse(lambda: None),
+            process.launch_or_refuse(lambda: None),
             self._served,
             host=self._host,
             newest=self._newest,
@@ -279,7 +277,7 @@ def _inline_worker(options: argparse.Namespace) -> ClaimWorker:
 def main(argv: list[str] | None = None) -> int:
     """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
     arguments = sys.argv[1:] if argv is None else argv
-    options = command_line.parse(arguments)
+    options = shapes.options_of(arguments)
 
     def body() -> int:
         entry_point.start(options)
@@ -292,11 +290,11 @@ def main(argv: list[str] | None = None) -> int:
 
             return parent.supervise_options(options, arguments)
         if options.inline:
-            command_line.limits(options)
+            shapes.limits(options)
         else:
-            from queue_workflows.worker import start
+            from queue_workflows.worker import process
 
-            if (code := start.serve(options, _serve)) is not None:
+            if (code := process.serve(options, _serve)) is not None:
                 return code
         printed_lines.install()
         app_loading.load_app(options.app)

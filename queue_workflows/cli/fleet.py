@@ -30,7 +30,7 @@ from queue_workflows.runtime import (
     signals,
     supervisor,
 )
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import parent, shapes
 
 _log = logging.getLogger(__name__)
 _STOP_S = 60.0
@@ -58,15 +58,15 @@ class Roles(NamedTuple):
     ingest: tuple[str, ...]
     """Queues with one job at once, beside those of the pool."""
     scheduler: bool
-    pool: tuple[pool_config.Entry, ...] = ()
+    pool: tuple[shapes.Entry, ...] = ()
     cards: tuple[int, ...] = ()
     """The GPUs that get a worker each, beside those that `gpu` counts."""
 
-    def entries(self) -> list[pool_config.Entry]:
+    def entries(self) -> list[shapes.Entry]:
         """Return how many jobs of each ingest queue run at once."""
         counts = Counter(self.ingest)
         counts.update({entry.queue: entry.concurrency for entry in self.pool})
-        return [pool_config.Entry(*each) for each in counts.items()]
+        return [shapes.Entry(*each) for each in counts.items()]
 
     def describe(self) -> str:
         """Return `orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
@@ -83,7 +83,7 @@ def roles(
     cpu: int | None = None,
     gpu: int | None = None,
     ingest: bool = True,
-    pool: Sequence[pool_config.Entry] = (),
+    pool: Sequence[shapes.Entry] = (),
     beside: Collection[str] = (),
     cards: Sequence[int] = (),
 ) -> Roles:
@@ -114,7 +114,7 @@ def roles(
         cards=tuple(cards),
     )
     if entries := chosen.entries():
-        pool_config.check([each._asdict() for each in entries], "the ingest queues")
+        shapes.check([each._asdict() for each in entries], "the ingest queues")
     return chosen
 
 
@@ -138,7 +138,7 @@ def _check_app(cfg: config.EngineConfig, *, for_nodes: bool, for_tasks: bool) ->
         )
 
 
-def _alone(pool: Sequence[pool_config.Entry], beside: Collection[str]) -> tuple[str, ...]:
+def _alone(pool: Sequence[shapes.Entry], beside: Collection[str]) -> tuple[str, ...]:
     """Return the ingest queues that get a worker of their own."""
     own = config.get_config().ingest_queues
     if wrong := sorted(set(beside) - own):
@@ -162,7 +162,7 @@ def specs(
         commands["orchestrator"] += ["--with-scheduler"]
     served = ["--queue", "cpu", "--slots", str(wanted.cpu)] if wanted.cpu else []
     if entries := wanted.entries():
-        served += ["--workers", pool_config.as_json(entries)]
+        served += ["--workers", shapes.as_json(entries)]
     if served:
         commands["worker"] = [parent.WORKER, *served]
     for number in range(1, wanted.gpu + 1):

@@ -13,7 +13,7 @@ import typer
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
 from queue_workflows.runtime import app_loading, child, entry_point
-from queue_workflows.worker import gpus, parent, pool_config
+from queue_workflows.worker import parent, shapes
 
 _TRIAL = """
 import sys
@@ -148,15 +148,15 @@ def _cards(text: str | None) -> list[int]:
     """Return the GPUs of the option; they are checked before anything starts."""
     if text is None:
         return []
-    found = gpus.parse(text)
-    gpus.check(found)
+    found = shapes.cards_of(text)
+    shapes.check_cards(found)
     return found
 
 
-def _pool(workers: str | None) -> list[pool_config.Entry]:
+def _pool(workers: str | None) -> list[shapes.Entry]:
     """Return the pool of the option, else of WORKERS_JSON, else none."""
     if workers is None and not config.WORKERS_JSON.read().strip():
         return []
     if workers == "":
         raise errors.InvalidConfig("--workers is empty: leave it out, or give a file or JSON")
-    return pool_config.option(workers)
+    return shapes.option(workers)

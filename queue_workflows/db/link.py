@@ -44,7 +44,8 @@ class Request(NamedTuple):
     done: Callable[[Any], object]
     """Takes the result of the script."""
     refused: Callable[[Any], object]
-    """Takes the error of the statement that the database refused; nothing of it was written."""
+    """Takes the error of the statement that the database refused, or any other error of the script.
+    Nothing of the statement was written."""
     lost: Callable[[], object]
     """Called if the connection was lost: whether the script was committed is unknown."""
 
@@ -162,18 +163,25 @@ class Link:
     def _serve(self, request: Request) -> Waits:
         try:
             result = yield from self._script(request.script)
-        except psycopg.Error as error:
+        except Exception as error:  # noqa: BLE001  it must not end the loop
             if self._is_lost(error):
                 self._drop(error)
                 request.lost()
-            else:
-                request.refused(error)
+                return
+            if not isinstance(error, psycopg.Error):
+                _log.exception("a script has failed")
+            request.refused(error)
         else:
             request.done(result)
 
-    def _is_lost(self, error: psycopg.Error) -> bool:
+    def _is_lost(self, error: Exception) -> bool:
+        """Return whether the connection is lost; False for a value that cannot even be sent."""
         pg = self._pg
-        return pg is None or pg.status != pq.ConnStatus.OK or error.sqlstate is None
+        if pg is None or pg.status != pq.ConnStatus.OK:
+            return True
+        if isinstance(error, psycopg.DataError) or not isinstance(error, psycopg.Error):
+            return False
+        return error.sqlstate is None
 
     def _script(self, script: scripts.Script[Any]) -> Waits:
         assert self._pg is not None
@@ -191,7 +199,7 @@ class Link:
                     statement = script.send(rows)
         except StopIteration as end:
             return end.value
-        except psycopg.Error as error:
+        except Exception as error:
             if not self._is_lost(error) and self._pg.transaction_status != 0:
                 self._pg.send_query(b"ROLLBACK")
                 yield from self._reply()
@@ -339,13 +347,13 @@ class Link:
             hold = scripts.Statement(statements.sessions.hold.text, {"lock": lock})
             yield from self._execute(hold)
 
-    def _drop(self, error: psycopg.Error | None) -> None:
+    def _drop(self, error: Exception | None) -> None:
         """Close the connection, and open the next one after a pause."""
         was_open = self._pg is not None
         self._close()
         if error is not None:
             # The message changes during one outage, from "closed" to "starting up".
-            if self._logged != (logged := error.sqlstate or "away"):
+            if self._logged != (logged := getattr(error, "sqlstate", None) or "away"):
                 self._logged = logged
                 line = (str(error).strip() or type(error).__name__).splitlines()[0]
                 _log.warning("waiting for the database: %s", line)

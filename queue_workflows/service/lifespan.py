@@ -17,7 +17,7 @@ from queue_workflows.event_export import settings as export_settings
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import app_loading, service, signals, supervisor
 from queue_workflows.service import process_environment, state
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import parent, shapes
 
 _log = logging.getLogger("queue_workflows.service")
 STOP_MARGIN_S: Final = 10.0
@@ -146,7 +146,7 @@ class Background:
 
     def _spec(self) -> supervisor.ChildSpec:
         settings = self._own.settings
-        arguments = ["--workers", pool_config.as_json(self._entries)]
+        arguments = ["--workers", shapes.as_json(self._entries)]
         arguments += ["--lease-seconds", f"{settings.dl_default_lease_ttl_sec:g}"]
         arguments += ["--log-level", "debug" if settings.debug else "info"]
         arguments += ["--app", config.get_config().app or ""]

@@ -15,7 +15,7 @@ from pydantic import Field
 from queue_workflows import db, errors
 from queue_workflows.runtime import masking
 from queue_workflows.service import env_file
-from queue_workflows.worker import pool_config
+from queue_workflows.worker import shapes
 
 PREFIX: Final = "QUEUE_WORKFLOWS_"
 MIN_TOKEN: Final = 16
@@ -227,10 +227,10 @@ class Settings(pydantic_settings.BaseSettings):
         return f"postgresql://{user}{'@' if user else ''}/{name}?host={host}&port={self.pg_port}"
 
     @property
-    def pool(self) -> list[pool_config.Entry]:
+    def pool(self) -> list[shapes.Entry]:
         """Return the queues to serve; none for an empty WORKERS_JSON."""
         text = self.workers_json.strip()
-        return pool_config.parse(text, "WORKERS_JSON") if text and text != "[]" else []
+        return shapes.parse(text, "WORKERS_JSON") if text and text != "[]" else []
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Describe one claimed job on its way through a worker, from the claim to the record."""
+"""Describe one claimed job on its way through a worker, and answer what its handler asks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from queue_workflows import db
-from queue_workflows.dag import payload
-from queue_workflows.engine import job_tables, outcomes, recovery
-from queue_workflows.run import running
-from queue_workflows.types import Row
-from queue_workflows.worker import guards, window
+from queue_workflows import db, errors
+from queue_workflows.dag import confinement, payload
+from queue_workflows.db import statements
+from queue_workflows.engine import (
+    claims,
+    job_events,
+    job_steps,
+    job_tables,
+    nodes,
+    outcomes,
+    recovery,
+)
+from queue_workflows.run import running, wire
+from queue_workflows.types import JsonDict, Row
+from queue_workflows.worker import guards
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
 
 COLUMNS: Final = 13
 """Columns of a claim's rows: see `ClaimedJob`."""
+WAIT_S: Final = 0.5
+"""Seconds for which a job that was claimed ahead waits for an executor; then it is handed back."""
 
 
 class Ending(NamedTuple):
@@ -43,8 +54,8 @@ class ClaimedJob:
 
     __slots__ = (
         "announced_in", "asked", "body", "cancel_at", "cancel_requested", "crash_count", "cursors",
-        "end", "guards", "has_started", "id", "in_run", "key", "lane", "lapse_count", "lease",
-        "lease_end", "model", "name", "node_id", "place", "progress", "recording", "refusals",
+        "end", "guards", "has_started", "id", "in_run", "is_over", "key", "lane", "lapse_count",
+        "lease", "lease_end", "model", "name", "node_id", "place", "progress", "refusals",
         "renewed", "run_id", "run_text", "started", "timeout_s", "unwound",
     )  # fmt: skip
 
@@ -70,8 +81,8 @@ class ClaimedJob:
         self.guards: list[guards.Guard] = []
         self.key = 0
         self.place: executors.Executor | None = None
-        self.recording = False
-        """Whether its end is in a statement that has no reply yet."""
+        self.is_over = False
+        """Whether its handler has ended, or will not start, and its end is to be written."""
         self.refusals = 0
         """How often the database has refused its end."""
         self.end: Ending | None = None
@@ -137,7 +148,7 @@ class ClaimedJob:
         place = self.place
         if self.has_started or self.unwound or place is None or place.shared or place.job is self:
             return math.inf
-        return self.asked + window.WAIT_S
+        return self.asked + WAIT_S
 
     def start(self, now: float) -> None:
         """Count the time of the guards from now on, as the handler starts."""
@@ -198,3 +209,62 @@ class ClaimedJob:
             detail=payload.encode(detail, "detail"),
             cursors=outcome.cursors,
         )
+
+
+class Answer(NamedTuple):
+    """A value, or the text of an error; `is_final`: another attempt would not help."""
+
+    value: Any
+    error: str | None = None
+    is_final: bool = False
+
+
+def answer(job: ClaimedJob, question: JsonDict) -> db.Script[Answer]:
+    """Return the answer to a question: `step`, `rows`, `out_dir` or `context`."""
+    what = question["what"]
+    try:
+        if what == "step":
+            return Answer((yield from job_steps.answer(job.lease, question["request"])))
+        if what == "out_dir":
+            return Answer((yield from _out_dir(job)))
+        if what == "context":
+            return Answer((yield from _context(job, question["request"])))
+        return Answer((yield from rows(job)))
+    except errors.QueueWorkflowsError as error:
+        return Answer(None, str(error), isinstance(error, errors.UnreadableRow))
+
+
+def rows(job: ClaimedJob) -> db.Script[JsonDict]:
+    """Return the rows of a node and of its run with all columns, as JSON has them."""
+    own = yield from statements.nodes.get.script(job=job.id)
+    run = yield from statements.runs.get.script(run_id=job.run_id)
+    return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
+
+
+def _out_dir(job: ClaimedJob) -> db.Script[str]:
+    default = confinement.of_run(job.run_id or "")
+    found = yield from statements.runs.set_out_dir.script(run_id=job.run_id, out_dir=default)
+    return found or default
+
+
+def _context(job: ClaimedJob, heads: Sequence[str] | None) -> db.Script[JsonDict]:
+    run_id = job.run_id or ""
+    try:
+        return (yield from nodes.context(run_id, heads))
+    except errors.UnreadableRow as error:
+        raise errors.UnreadableRow(f"run {run_id}: {error}") from None
+
+
+def note(
+    job: ClaimedJob,
+    event_type: str,
+    *,
+    detail: str = "{}",
+    elapsed_s: float | None = None,
+    once: bool = False,
+) -> db.Script[None]:
+    """Append an event to the history of a job. `once`: unless its claim has one of this type."""
+    if once and (yield from claims.has_recorded(job.lease, [event_type])):
+        return
+    row = job.row | {"attempts": 0}
+    yield from job_events.note(job.lease.table, row, event_type, detail=detail, elapsed_s=elapsed_s)

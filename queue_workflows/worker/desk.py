@@ -14,7 +14,7 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload
@@ -31,7 +31,6 @@ from queue_workflows.run import node_call, wire
 from queue_workflows.runtime import clock, json_loading, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
-    answers,
     claimed_job,
     guards,
     job_logs,
@@ -69,6 +68,8 @@ EXIT_WITHIN_S: Final = 4.0
 INPUT_PREFIX: Final = "__input__"
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
+COMPLETED: Final = "completed"
+"""What `_record` returns of a job whose result it has recorded."""
 ASIDE_S: Final = 0.5
 """Seconds after which it is tried again; a stranger may keep a row locked for hours."""
 _READ_ONLY: Final = "25"
@@ -77,12 +78,27 @@ _TOO_LARGE: Final = "54"
 MakeScript = Callable[[], "db.Script[Any]"]
 
 
+class Write(NamedTuple):
+    """A script that the claiming connection runs again until the database has answered.
+
+    After a lost reply it may run a second time; its claim, or what it looks up, fences it.
+    """
+
+    make: MakeScript
+    done: Callable[[Any], object]
+    """Takes the result."""
+    refused: Callable[[Exception], object]
+    """Takes an error that no repetition cures."""
+    ends: claimed_job.ClaimedJob | None = None
+    """The job whose end it writes."""
+
+
 def may_pass(error: Exception) -> bool:
     """Return whether the same write may succeed later, after a lost connection for example.
 
     False for an error that is not the database's, such as one of an app's adapter of values.
     """
-    state = getattr(error, "sqlstate", None) or ""
+    state = _sqlstate(error)
     passing = isinstance(error, (db.OperationalError, db.InterfaceError))
     return (passing and not state.startswith(_TOO_LARGE)) or state.startswith(_READ_ONLY)
 
@@ -117,13 +133,9 @@ class Desk:
         self.lanes: list[lane.Lane] = []
         self._turn = 0
         """The lane that is asked first: each statement moves it on, so that none starves."""
-        self._endings: deque[tuple[claimed_job.ClaimedJob, MakeScript]] = deque()
-        """Ends of jobs but completed ones, to be written one by one."""
-        self._calls: deque[Callable[[], link.Request]] = deque()
-        """What else the claiming connection is to do: answers to handlers, claims row by row."""
-        self._locked: deque[
-            tuple[float, Callable[[], link.Request | None], claimed_job.ClaimedJob | None]
-        ] = deque()
+        self._writes: deque[Write] = deque()
+        """What it writes besides claims and completed jobs, one by one."""
+        self._aside: deque[tuple[float, Write]] = deque()
         """What waits for a lock of somebody else, and when it is tried again."""
         self._waited = False
         """Whether the last statement was one of these. Others come between, as each may take the
@@ -160,7 +172,7 @@ class Desk:
     def busy(self) -> bool:
         """Return whether jobs are held or may be, a model changes, or anything is to be written."""
         changes = self._models is not None and self._models.is_changing
-        return bool(changes or self._endings or self._locked) or any(
+        return bool(changes or self._writes or self._aside) or any(
             each.jobs or each.claiming or each.unsure for each in self.lanes
         )
 
@@ -168,10 +180,6 @@ class Desk:
     def has_looked(self) -> bool:
         """Return whether there was nothing more to claim."""
         return not (self.throttled or any(each.looks or each.claiming for each in self.lanes))
-
-    def runs(self, job: claimed_job.ClaimedJob) -> bool:
-        """Return whether the handler of a job runs, or is still to start."""
-        return job.place is not None or job in job.lane.waiting
 
     # --- The claiming connection: a `db.link.Source`.
 
@@ -184,41 +192,59 @@ class Desk:
             if own.unsure:
                 return self._resolve(own)
         waited, self._waited = self._waited, False
-        if self._locked and not waited and (found := self._retry_locked(now)) is not None:
-            return found
-        if self._endings:
-            return self._write_ending()
-        if self._calls:
-            return self._calls.popleft()()
+        if self._aside and not waited:
+            self._resume(now)
+        if self._writes:
+            return self._request(self._writes[0])
         for turn in range(len(self.lanes)):
             at = (self._turn + turn) % len(self.lanes)
             if (found := self._record_and_claim(self.lanes[at], now)) is not None:
                 self._turn = (at + 1) % len(self.lanes)
                 return found
-        return self._retry_locked(now) if self._locked else None
+        if self._aside and waited:
+            self._resume(now)
+        return self._request(self._writes[0]) if self._writes else None
 
-    def _retry_locked(self, now: float) -> link.Request | None:
-        """Return the first of the statements that waited for a lock, if it is time for one."""
-        if now < self._locked[0][0]:
-            return None
-        self._waited = True
-        return self._locked.popleft()[1]()
+    def _resume(self, now: float) -> None:
+        """Write the first of what waited for a lock next, if it is time for one."""
+        if now >= self._aside[0][0]:
+            self._waited = True
+            self._writes.appendleft(self._aside.popleft()[1])
 
-    def _set_aside(
-        self,
-        again: Callable[[], link.Request | None],
-        job: claimed_job.ClaimedJob | None = None,
-    ) -> None:
-        """Try a statement again later, as somebody else has locked what it needs.
+    def _request(self, write: Write) -> link.Request:
+        """Return the request of the first write, which stays the first until it is answered."""
 
-        `job`: whose end it writes. Others may run again: to charge it needs the same lock.
+        def done(found: Any) -> None:
+            self._writes.popleft()
+            write.done(found)
+
+        def refused(error: Exception) -> None:
+            self._writes.popleft()
+            if _sqlstate(error) == LOCKED:
+                self._set_aside(write)
+            elif may_pass(error):
+                self._writes.append(write)  # another one may succeed at once
+                self._retry_later(error)
+            else:
+                write.refused(error)
+
+        return link.Request(write.make(), done, refused, lambda: None)
+
+    def _set_aside(self, write: Write) -> None:
+        """Try a write again later, as somebody else has locked what it needs.
+
+        If it ends a job that runs alone, others may run again: to charge it needs the same lock.
         """
-        if job is not None and job is self._lone:
+        if write.ends is not None and write.ends is self._lone:
             self._lone = None
-        self._locked.append((self.now() + ASIDE_S, again, job))
-        self._wake_at(self._locked[-1][0])
+        self._aside.append((self.now() + ASIDE_S, write))
+        self._wake_at(self._aside[-1][0])
         if self._lone is not None:
             self.start(self._lone.lane)
+
+    def _write(self, write: Write) -> None:
+        self._writes.append(write)
+        self._ring()
 
     def notified(self, channel: str, text: str) -> None:
         """Look for a job of the queue that was notified."""
@@ -230,9 +256,7 @@ class Desk:
         """Look for jobs: notifications of the time without a connection are lost."""
         self.look()
 
-    def disconnected(self) -> None:
-        """Look for jobs once there is a connection again."""
-        self.look()
+    disconnected = connected
 
     def begin(self) -> bool:
         """Claim from now on; return whether this is the first call."""
@@ -252,32 +276,31 @@ class Desk:
     # --- Claims and completed jobs.
 
     def _record_and_claim(self, own: lane.Lane, now: float) -> link.Request | None:
-        own.apart = min(own.apart, len(own.done))
-        done = own.done[: 1 if own.apart or own.shape.gpu else lane.MOST]
+        done = own.done[: 1 if own.shape.gpu else lane.MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
-        if (
-            measured
-            and not (self.stopping or self.throttled or own.apart or self._lone)
-            and self._is_known
-        ):
+        if measured and not (self.stopping or self.throttled or self._lone) and self._is_known:
             # What follows from a completed node is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))
+            if own.by_row:
+                count = 0 if done else min(count, 1)
         if not done and count < 1:
             return None
         promote = count > 0 and (own.promote or own.times.is_due)
+        by_row = own.by_row and count > 0
         if count:
             # Before the claim, so that a notification during it counts.
             own.may_claim = own.promote = False
             own.claiming, own.asked = True, now
             own.times.begin()
-        for job, _ in done:
-            job.recording = True
+            own.by_row = False
         return link.Request(
-            own.claim(count, done, promote=promote, ahead_s=self._poll_s),
+            own.claim_by_row()
+            if by_row
+            else own.claim(count, done, promote=promote, ahead_s=self._poll_s),
             functools.partial(self._claimed, own, done, count, now, ahead),
-            functools.partial(self._not_claimed, own, done, count),
+            functools.partial(self._not_claimed, own, done, count, by_row),
             functools.partial(self._unknown, own, done),
         )
 
@@ -290,17 +313,15 @@ class Desk:
         ahead: bool,
         rows: Sequence[Sequence[bytes | None]],
     ) -> None:
+        """Forget what is recorded, and take over what is claimed."""
         now = self.now()
         own.claiming = False
         self._retry_s, self._logged = RETRY_FIRST_S, ""
         if done:
             own.window.stated(now - asked)
             del own.done[: len(done)]
-            own.apart = max(0, own.apart - len(done))
             for job, _ in done:
                 self._forget(job, completed=True)
-            if own.table.in_run:
-                node_plans.noted(done)
         jobs, wait = own.take(rows, asked)
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
@@ -312,25 +333,25 @@ class Desk:
 
     def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], asked: float) -> None:
         """Take over claimed jobs, or hand them back if nothing can be done with them any more."""
+        now = self.now()
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
-        took_s = self.now() - asked
-        if took_s > LATE * own.who.lease_s and jobs:
+        if now - asked > LATE * own.who.lease_s and jobs:
             why = "its claim took too long"
-            _log.warning("a claim took %.1f s: jobs handed back: %d", took_s, len(jobs))
+            _log.warning("a claim took %.1f s: jobs handed back: %d", now - asked, len(jobs))
         if self.heard_cancel:
-            self._wake_at(self.now())
+            self._wake_at(now)
         for job in jobs:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:
                 # Its lease has lapsed unnoticed, and the earlier handler may run here.
-                if self.runs(before) and before.end is None:
+                if before.end is None and not before.is_over:
                     self.lose(before)
                 why_not = "an earlier claim of it has not ended in this worker"
-                self._hand_back(job, why_not, after_s=TERM_S)  # else it is claimed again at once
+                self.hand_back(job, why_not, after_s=TERM_S)  # else it is claimed again at once
             elif why:
-                self._hand_back(job, why)
+                self.hand_back(job, why)
             elif job.is_last and self._lone is not None:
-                self._hand_back(job, "another job is to run alone in this worker")
+                self.hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
                 refused = node_call.refused(json_loading.load_row(job.body))
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
@@ -339,55 +360,38 @@ class Desk:
                 self._lone = job if job.is_last else self._lone
         if jobs:
             own.left -= len(jobs)
-            self.worked_at = self.now()
+            self.worked_at = now
         self.start(own)
 
     def _not_claimed(
-        self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, error: db.Error
+        self,
+        own: lane.Lane,
+        done: Sequence[node_plans.Done],
+        count: int,
+        by_row: bool,
+        error: Exception,
     ) -> None:
         """Find what the database refuses: a result, the row of a job, or all for the moment."""
         own.may_claim |= count > 0
         own.claiming = False
-        for job, _ in done:
-            job.recording = False
-        if error.sqlstate == LOCKED:
-            self._found_locked(own, done, count)
-        elif not done and claim_isolation.is_about_rows(error):
-            own.may_claim = False
-            self._calls.append(functools.partial(self._claim_apart, own))
-        elif not done or (may_pass(error) and error.sqlstate != claims.CLAIM_LOST):
-            self._retry_later(error)
-        elif count or len(done) > 1:
-            own.apart = len(own.done)
-        else:
-            job, outcome = own.done.pop(0)
-            own.apart = max(0, own.apart - 1)
-            if error.sqlstate == claims.CLAIM_LOST:
-                self._not_written(job)
-            else:
-                what = f"recording job {job.id}"
-                self._write_outcome(job, outcomes.of_error(error, outcome.seconds, what))
-
-    def _found_locked(self, own: lane.Lane, done: Sequence[node_plans.Done], count: int) -> None:
-        """Leave what somebody else has locked for later: a claim, or one of the completed jobs."""
-        if not done:
+        state = _sqlstate(error)
+        if done and (state in (LOCKED, claims.CLAIM_LOST) or not may_pass(error)):
+            self._record_apart(own, done)  # one of them is at fault
+        elif state == LOCKED:
             own.may_claim = False  # until the next poll
-            return
-        if count or len(done) > 1:
-            own.apart = len(own.done)
-            return
-        locked = own.done.pop(0)
-        own.apart = max(0, own.apart - 1)
+        elif not by_row and not done and claim_isolation.is_about_rows(error):
+            own.by_row = True
+        else:
+            self._retry_later(error)
 
-        def again() -> link.Request | None:
-            own.done.insert(0, locked)
-            own.apart += 1
-            return self._record_and_claim(own, self.now())
+    def _record_apart(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
+        """Record each of these completed jobs by itself."""
+        del own.done[: len(done)]
+        for job, outcome in done:
+            self.write(job, functools.partial(_record, job, outcome))
 
-        self._set_aside(again, locked[0])
-
-    def _retry_later(self, error: db.Error) -> None:
-        if self._logged != (logged := error.sqlstate or "away"):
+    def _retry_later(self, error: Exception) -> None:
+        if self._logged != (logged := _sqlstate(error) or "away"):
             self._logged = logged
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             _log.warning("claiming waits for the database: %s", line)
@@ -396,118 +400,74 @@ class Desk:
         self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)
         self._wake_at(self._retry_at)
 
-    def _claim_apart(self, own: lane.Lane) -> link.Request:
-        """Claim one job row by row, since a row makes the ordinary claim fail."""
-        own.claiming, own.asked = True, self.now()
-        asked = own.asked
-
-        def claimed(rows: Sequence[Sequence[bytes | None]]) -> None:
-            own.claiming = False
-            jobs, _ = own.take(rows, asked)
-            own.may_claim |= bool(jobs)
-            self._take(own, jobs, asked)
-
-        def refused(error: db.Error) -> None:
-            own.claiming = False
-            self._retry_later(error)
-
-        return link.Request(own.claim_apart(), claimed, refused, lambda: self._unknown(own, ()))
-
     def _unknown(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
         """Note that a reply was lost: what was sent may have been committed."""
-        for job, _ in done:
-            job.recording = False
+        self._record_apart(own, done)
         own.unsure = own.may_claim = True
         own.unsure_at = self.now() + UNSURE_S
         self._wake_at(own.unsure_at)
         own.claiming = False
 
     def _resolve(self, own: lane.Lane) -> link.Request:
-        """Forget what was recorded although the reply was lost, and hand back unknown claims."""
-        done, known = [*own.done], {job.lease for job in own.jobs.values()}
+        """Hand back what was claimed although the reply was lost."""
+        known = {job.lease for job in own.jobs.values()}
 
-        def resolve() -> db.Script[list[node_plans.Done]]:
-            recorded: list[node_plans.Done] = []
-            for each in done:
-                if (yield from finish.is_recorded(each[0].lease, each[1])):
-                    recorded.append(each)
-            yield from handback.release_strays(own.table, own.who.worker_id, known)
-            return recorded
-
-        def resolved(recorded: list[node_plans.Done]) -> None:
+        def resolved(_: object) -> None:
             own.unsure = False
-            own.done = [each for each in own.done if each not in recorded]
-            for job, _ in recorded:
-                self._forget(job, completed=True)
-            if own.table.in_run:
-                node_plans.noted(recorded)
 
-        return link.Request(resolve(), resolved, self._retry_later, lambda: None)
+        strays = handback.release_strays(own.table, own.who.worker_id, known)
+        return link.Request(strays, resolved, self._retry_later, lambda: None)
 
     # --- Ends of jobs that are not completed.
 
-    def write(self, job: claimed_job.ClaimedJob, make: MakeScript) -> None:
-        """Write the end of a job whose handler runs no more. The script returns None if it lost."""
-        self._endings.append((job, make))
+    def write(self, job: claimed_job.ClaimedJob, make: MakeScript | None) -> None:
+        """Write the end of a job whose handler runs no more. The script returns None if it lost.
+
+        `make` None: its claim is lost already, so that nothing is written.
+        """
         self._lone = None if self._lone is job else self._lone
-        self._ring()
-
-    def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
-        self.write(job, functools.partial(finish.end, job.lease, outcome))
-
-    def _write_ending(self) -> link.Request:
-        job, make = self._endings[0]
-        job.recording = True
+        job.is_over = True
+        if make is None:
+            self._forget(job)
+            return
 
         def done(found: Any) -> None:
-            self._endings.popleft()
-            job.recording = False
             if found is None or found is False:
                 self._not_written(job)
             else:
                 job.lane.runner.recorded(job, found)
-                self._forget(job)
+                self._forget(job, completed=found is COMPLETED)
             # It may be queued again with a time before the next poll.
             job.lane.may_claim = job.lane.promote = True
 
-        def refused(error: db.Error) -> None:
-            job.recording = False
-            if error.sqlstate == LOCKED:
-                ending = self._endings.popleft()
-                self._set_aside(lambda: self._write_again(ending), job)
-                return
-            if may_pass(error):
-                self._retry_later(error)
-                return
+        def refused(error: Exception) -> None:
             job.refusals += 1
-            if job.refusals == REFUSALS:
+            if job.refusals < REFUSALS:
+                self._retry_later(error)
+                self.write(job, make)
+            elif job.refusals == REFUSALS:
                 why = f"its end cannot be recorded: {str(error).strip()}"
                 _log.error("job %s: %s", job.id, why, extra=job.ids)
                 is_data = claim_isolation.is_about_data(error)
-                give_up = functools.partial(_give_up, job, payload.error_text(why), data=is_data)
-                self._endings[0] = job, give_up
-            elif job.refusals == REFUSALS + 1:
-                wait = functools.partial(
-                    handback.hand_back, job.lease, reason=str(error), after_s=REFUSED_WAIT_S
+                self.write(
+                    job,
+                    functools.partial(_give_up, job, payload.error_text(why), data=is_data),
                 )
-                self._endings[0] = job, wait
-            elif job.refusals > REFUSALS:
-                _log.warning("the end of job %s is left to its lease: %s", job.id, error)
-                self._endings.popleft()
-                self._forget(job)
+            elif job.refusals == REFUSALS + 1:
+                self.write(
+                    job,
+                    functools.partial(
+                        handback.hand_back, job.lease, reason=str(error), after_s=REFUSED_WAIT_S
+                    ),
+                )
             else:
-                self._retry_later(error)
+                _log.warning("the end of job %s is left to its lease: %s", job.id, error)
+                self._forget(job)
 
-        def lost() -> None:
-            # The statement is fenced by the claim: a second time it changes nothing.
-            job.recording = False
-            job.lane.unsure = True
+        self._write(Write(make, done, refused, ends=job))
 
-        return link.Request(make(), done, refused, lost)
-
-    def _write_again(self, ending: tuple[claimed_job.ClaimedJob, MakeScript]) -> link.Request:
-        self._endings.appendleft(ending)
-        return self._write_ending()
+    def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
+        self.write(job, functools.partial(finish.end, job.lease, outcome))
 
     def _not_written(self, job: claimed_job.ClaimedJob) -> None:
         """Note that the end of a job was not written, as its claim is lost."""
@@ -519,6 +479,8 @@ class Desk:
         if own.jobs.get(job.id) is job:
             del own.jobs[job.id]
         self.worked_at = self.now()
+        if completed and job.in_run:
+            node_plans.noted(job)
         if own.announces:
             self._announce(job, completed=completed)
         if self._returned:
@@ -533,26 +495,18 @@ class Desk:
         place, job.announced_in = job.announced_in, None
         if place is None:
             return
+        announce = functools.partial(job.lane.runner.announce, place, job.key)
         if not completed:
-            job.lane.runner.announce(place, job.key, None)
+            announce(None)
             return
 
-        def announced(rows: JsonDict) -> None:
-            job.lane.runner.announce(place, job.key, wire.encoded(rows))
+        def found(rows: JsonDict) -> None:
+            announce(wire.encoded(rows))
 
-        def refused(_: db.Error) -> None:
-            job.lane.runner.announce(place, job.key, None)
+        def refused(_: Exception) -> None:
+            announce(None)
 
-        def call() -> link.Request:
-            return link.Request(
-                answers.rows(job),
-                announced,
-                refused,
-                lambda: self._calls.appendleft(call),
-            )
-
-        self._calls.append(call)
-        self._ring()
+        self._write(Write(functools.partial(claimed_job.rows, job), found, refused))
 
     # --- Handlers: a `run.executors.Owner`.
 
@@ -563,23 +517,23 @@ class Desk:
         knows that this one had not begun. It does not wait for a row that somebody has locked.
         """
         now = self.now()
-        apart = {self._lone, *(job for _, _, job in self._locked)}
         while own.waiting and not own.changing:
-            first = own.waiting[0]
-            own.runner.queues = (
-                own.window.is_tiny
-                and not (own.shape.gpu or own.announces or first.crash_count or first.lapse_count)
-                and not own.is_isolated(first)
+            if own.waiting[0] is self._lone:
+                locked = {write.ends for _, write in self._aside}
+                if not locked.issuperset(job for job in self.jobs if job is not self._lone):
+                    if len(own.waiting) == 1:
+                        break
+                    own.waiting.rotate(-1)
+            job = own.waiting[0]
+            isolated, shared = own.place_of(job)
+            own.runner.queues = own.window.is_tiny and not (
+                isolated or own.shape.gpu or own.announces or job.crash_count or job.lapse_count
             )
             if own.runner.room < 1:
                 break
-            if first is self._lone and not apart.issuperset(self.jobs):
-                if len(own.waiting) == 1:
-                    break
-                own.waiting.rotate(-1)
-            job = own.waiting.popleft()
+            own.waiting.popleft()
             job.start(now)
-            own.runner.start(job, isolated=own.is_isolated(job), shared=own.is_shared(job))
+            own.runner.start(job, isolated=isolated, shared=shared)
             self._wake_at(job.check_at(now))
         if own.waiting:
             self._wake_at(own.check_at())
@@ -604,16 +558,15 @@ class Desk:
         if self._models is not None:
             outcome = self._models.ended(job, outcome)
         place, job.place = job.place, None
-        if decided is not None and decided.make is None:
-            self._forget(job)  # its claim is lost
-        elif decided is not None and decided.make is not None and outcome.kind == "cancelled":
-            # The handler has ended as it was requested to, or never started.
+        if decided is not None and (decided.make is None or outcome.kind == "cancelled"):
+            # Its claim is lost; or it has ended as it was requested to, or never started.
             self.write(job, decided.make)
         elif (outcome := job.judged(outcome) if decided else outcome).kind == "completed":
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
             self._lone = None if self._lone is job else self._lone
+            job.is_over = True
             own.done.append((job, outcome))
             self._ring()
         else:
@@ -627,27 +580,19 @@ class Desk:
         job.place = None
         decided = job.end
         if decided is not None:
-            if decided.make is None:
-                self._forget(job)
-            else:
-                self.write(job, decided.make)
+            self.write(job, decided.make)
             self._leave(decided.code)
         elif death.by_deadline:
-            self._hand_back(job, "its worker was silent")
+            self.hand_back(job, "its worker was silent")
             self._leave(guards.EXIT_LOST)
         elif death.killed_for:
-            self._hand_back(job, f"its executor was ended for {death.killed_for}")
+            self.hand_back(job, f"its executor was ended for {death.killed_for}")
         elif not job.has_started:
-            self._hand_back(job, "its executor ended before it started")
+            self.hand_back(job, "its executor ended before it started")
         else:
             _log.error("job %s: its executor %s", job.id, death.evidence, extra=job.ids)
             detail = death.detail | {"seconds": round(self.now() - job.started, 3)}
             self.write(job, functools.partial(_charge, job, death.evidence, detail))
-
-    def _hand_back(self, job: claimed_job.ClaimedJob, reason: str, *, after_s: float = 0.0) -> None:
-        self.write(
-            job, functools.partial(handback.hand_back, job.lease, reason=reason, after_s=after_s)
-        )
 
     def beat(self, job: claimed_job.ClaimedJob, progress: str | None) -> None:
         """Note that a handler is active."""
@@ -679,16 +624,14 @@ class Desk:
         """Record an event about the model of a node, before its end is recorded."""
         if self._models is None:
             return
-        note = self._models.event(job, event_type, elapsed_s)
+        if event_type == "model_load_done" and elapsed_s is not None:
+            self._models.learn(job.model, elapsed_s)
 
-        def refused(error: db.Error) -> None:
+        def refused(error: Exception) -> None:
             _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
 
-        def noted(_: Any) -> None:
-            return
-
-        self._calls.append(lambda: link.Request(note, noted, refused, lambda: None))
-        self._ring()
+        make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
+        self._write(Write(make, _ignore, refused))
 
     def model(self, model: JsonDict) -> None:
         """Note what the executor of a GPU says of its model."""
@@ -706,30 +649,14 @@ class Desk:
         job.beat(self.now())
         number, runner = question["no"], job.lane.runner
 
-        def answered(found: answers.Found) -> None:
+        def answered(found: claimed_job.Answer) -> None:
             runner.answer(job, number, found.value, found.error, is_final=found.is_final)
 
-        def refused(error: db.Error) -> None:
-            if error.sqlstate == LOCKED:
-                self._set_aside(call)
-                return
-            if may_pass(error):
-                self._retry_later(error)
-                self._calls.appendleft(call)
-                return
+        def refused(error: Exception) -> None:
             text = f"the database refuses a step: {str(error).strip()}"
             runner.answer(job, number, None, text)
 
-        def call() -> link.Request:
-            return link.Request(
-                answers.script(job, question),
-                answered,
-                refused,
-                lambda: self._calls.appendleft(call),
-            )
-
-        self._calls.append(call)
-        self._ring()
+        self._write(Write(functools.partial(claimed_job.answer, job, question), answered, refused))
 
     # --- Decisions.
 
@@ -746,13 +673,12 @@ class Desk:
 
         `make` None: write nothing, as the claim is lost. `now`: by SIGKILL at once.
         """
+        if job.is_over:
+            return
         if job.place is None:
             if job in job.lane.waiting:
                 job.lane.waiting.remove(job)
-                if make is None:
-                    self._forget(job)
-                else:
-                    self.write(job, make)
+            self.write(job, make)
             return
         if job.end is None:
             _log.warning("job %s: %s; ending its handler", job.id, why, extra=job.ids)
@@ -770,11 +696,14 @@ class Desk:
         reason: str,
         *,
         front: bool = False,
+        after_s: float = 0.0,
         now: bool = False,
         code: int = 0,
     ) -> None:
         """Hand a job back, uncounted, once its handler has ended."""
-        make = functools.partial(handback.hand_back, job.lease, reason=reason, front=front)
+        make = functools.partial(
+            handback.hand_back, job.lease, reason=reason, front=front, after_s=after_s
+        )
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
     def lose(self, job: claimed_job.ClaimedJob) -> None:
@@ -801,13 +730,10 @@ class Desk:
             if was is not None:
                 self.look()
             return
-        self._return_waiting(own, "turned off")
-        if hard:
-            for job in [*own.jobs.values()]:
-                if job.place is not None:
-                    self.hand_back(
-                        job, "turned off", front=True, now=True, code=guards.EXIT_CONTROL
-                    )
+        if not hard:
+            self._return_waiting(own, "turned off")
+        else:
+            self._return_all(own, "turned off", guards.EXIT_CONTROL)
             if self._models is not None and self._models.holds_model and not own.jobs:
                 self._end_model(own, "OFF", guards.EXIT_CONTROL)
 
@@ -820,10 +746,7 @@ class Desk:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
         self._returned.append((self.jobs, done))
         for own in self.lanes:
-            self._return_waiting(own, reason)
-            for job in [*own.jobs.values()]:
-                if job.place is not None:
-                    self.hand_back(job, reason, front=True, now=True)
+            self._return_all(own, reason)
         self._call_returned()
 
     def _call_returned(self) -> None:
@@ -832,10 +755,15 @@ class Desk:
                 self._returned.remove(each)
                 each[1]()
 
+    def _return_all(self, own: lane.Lane, reason: str, code: int = 0) -> None:
+        self._return_waiting(own, reason)
+        for job in [*own.jobs.values()]:
+            self.hand_back(job, reason, front=True, now=True, code=code)
+
     def _return_waiting(self, own: lane.Lane, reason: str) -> None:
         own.window.reset()
         while own.waiting:
-            self._hand_back(own.waiting.popleft(), reason)
+            self.hand_back(own.waiting.popleft(), reason)
         for job in [*own.jobs.values()]:
             if job.place is not None and not job.has_started:
                 own.runner.interrupt(job, reason)
@@ -878,13 +806,13 @@ class Desk:
         if now >= self._retry_at > 0.0:
             self._retry_at = 0.0
             self._ring()
-        locked_at = self._locked[0][0] if self._locked else math.inf
-        if now >= locked_at:
+        aside_at = self._aside[0][0] if self._aside else math.inf
+        if now >= aside_at:
             self._ring()
-            locked_at = math.inf
-        due = min(self._poll_at, self._again_at, self._retry_at or math.inf, locked_at)
-        if self._models is not None:
-            self._check_model(self._models, now)
+            aside_at = math.inf
+        due = min(self._poll_at, self._again_at, self._retry_at or math.inf, aside_at)
+        if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
+            self._end_model(self.lanes[0], why, guards.EXIT_BUDGET if now < self.stop_at else 0)
         for own in self.lanes:
             if now >= own.unsure_at:
                 own.unsure, own.unsure_at = True, math.inf
@@ -896,19 +824,12 @@ class Desk:
                 due = min(due, self._check(job, now, stopped=stopped))
         return min(due, self.exit_by)
 
-    def _check_model(self, models: gpu_models.GpuModels, now: float) -> None:
-        """End a change of a model that takes too long."""
-        if now >= models.change_ends:
-            self._end_model(self.lanes[0], "a request that took too long", guards.EXIT_BUDGET)
-        elif models.is_changing and now >= self.stop_at:
-            self._end_model(self.lanes[0], "shutdown", 0)
-
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
         """Check what may end a job now; return when to check again."""
+        if job.is_over:
+            return math.inf
         if job.end is not None:
             return self._escalate(job, now)
-        if job.place is None and job not in job.lane.waiting:
-            return math.inf  # its end is to be written, or is being written
         failure = job.verdict(now, stopped=stopped)
         if failure is not None:
             self._fail(job, failure, now)
@@ -948,14 +869,41 @@ class Desk:
     def _escalate(self, job: claimed_job.ClaimedJob, now: float) -> float:
         """Kill the executor of a job that SIGTERM has not ended."""
         assert job.end is not None
-        if job.place is None:
-            return math.inf
+        assert job.place is not None
         if now < job.end.at + TERM_S:
             return job.end.at + TERM_S
         job.lane.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
         # The kernel may not let it go: then its lease has to lapse.
         self._leave(job.end.code)
         return now + TERM_S
+
+
+def _ignore(_: object) -> None:
+    return
+
+
+def _sqlstate(error: Exception) -> str:
+    """Return the SQLSTATE of an error; empty if it is not the server's."""
+    return getattr(error, "sqlstate", None) or ""
+
+
+def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:
+    """Record a completed job by itself, unless that is done; fail it if its result is refused.
+
+    Returns COMPLETED, or what `finish.end` returns of one that failed; None: its claim is lost.
+    """
+    try:
+        if not (yield from finish.is_recorded(job.lease, outcome)):
+            yield from job.lane.claim(0, [(job, outcome)], promote=False, ahead_s=0.0)
+    except db.Error as error:
+        if error.sqlstate == claims.CLAIM_LOST:
+            return None
+        if error.sqlstate == LOCKED or may_pass(error):
+            raise
+        failed = outcomes.of_error(error, outcome.seconds, f"recording job {job.id}")
+    else:
+        return COMPLETED
+    return (yield from finish.end(job.lease, failed))
 
 
 def _give_up(job: claimed_job.ClaimedJob, why: str, *, data: bool) -> db.Script[bool]:

@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from queue_workflows import config, db, model_registry
+from queue_workflows import config, model_registry
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import job_events, outcomes
+from queue_workflows.engine import outcomes
 from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.run import executors
-from queue_workflows.runtime import clock, service
+from queue_workflows.runtime import clock, external_tool, service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn, Row
-from queue_workflows.worker import claimed_job, gpus, guards, lane
+from queue_workflows.worker import claimed_job, guards, lane, shapes
 
 _log = logging.getLogger(__name__)
 REAP_S: Final = 5.0
 SAMPLE_CHECK_S: Final = 1.0
 PUBLISH_WAIT_S: Final = 5.0
 """Seconds for which the first claim waits for the GPU's size and a heartbeat: a little more than
-`gpus.TIMEOUT_S`."""
+`shapes.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
 FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
 """Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
+KNOWN_S, UNKNOWN_S = 3600.0, 60.0
+"""Seconds between two measurements of the GPU's size: a driver may start after the worker."""
+REAP: Final[Row] = {"action": "reap"}
+"""The request of a worker itself to unload a model that is idle too long."""
 Later = Callable[..., object]
 
 
@@ -63,10 +68,9 @@ class GpuModels:
         self._began = math.inf
         self._request_no = 0
         self._latest: JsonDict | None = None
-        self._reaps = False
         self._poll_at = self._reap_at = 0.0
         self._probe = worker_usage.Sampler(card=card)
-        self._memory = gpus.GpuMemory()
+        self._memory = GpuMemory()
         self._sampled: tuple[float, worker_usage.Sample] | None = None
         self._shown: worker_usage.Sample | None = None
         self._wanted = False
@@ -143,25 +147,23 @@ class GpuModels:
         """Return whether a model is being loaded or unloaded, but for a job."""
         return self._running is not None
 
-    @property
-    def change_ends(self) -> float:
-        """Return when the request under way has taken too long: it has the time of a gpu job."""
-        return self._began + guards.GPU_S
+    def overdue(self, now: float, stop_at: float) -> str:
+        """Return why a change of the model has to end now; empty if it may go on.
 
-    def columns(self) -> JsonDict:
-        """Return the columns of the worker's row about models and GPU memory."""
-        return {
-            "current_model": self._seen["current"],
+        It has the time of a gpu job, in a worker that does not stop.
+        """
+        if not self.is_changing or now < min(stop_at, self._began + guards.GPU_S):
+            return ""
+        return "shutdown" if now >= stop_at else "a request that took too long"
+
+    def report(self) -> JsonDict:
+        """Return the worker row's `columns`, and its `detail`, about the GPU and the model."""
+        shown, seen = self._shown, self._seen
+        columns = {
+            "current_model": seen["current"],
             "known_models": self._known or [],
             "vram_total_mb": self._memory.vram_mb,
         }
-
-    def detail(self) -> JsonDict:
-        """Return the part of the worker row's `detail` about the GPU and the model."""
-        shown, seen = self._shown, self._seen
-        found: JsonDict = {"gpu": shown._asdict() if shown else None}
-        if self._card is not None:
-            found["card"] = self._card
         model: JsonDict | None = None
         if seen["current"] is not None:
             model = {
@@ -173,7 +175,14 @@ class GpuModels:
             }
         elif seen["loading"] is not None:
             model = {"id": seen["loading"], "loading": True}
-        return found | {"model": model, "request": self._latest, "gpu_fault": self._fault or None}
+        return {
+            "columns": columns,
+            "gpu": shown._asdict() if shown else None,
+            "model": model,
+            "request": self._latest,
+            "gpu_fault": self._fault or None,
+            **({} if self._card is None else {"card": self._card}),
+        }
 
     def reported_size(self) -> None:
         """Note that a heartbeat has published the size of the GPU, if it was measured by then."""
@@ -222,7 +231,7 @@ class GpuModels:
             if isinstance(guard, guards.Stall) and (reason := guard.suspicion(now)):
                 _log.warning("job %s: %s", job.id, reason, extra=job.ids)
                 detail = payload.encode({"reason": reason}, "detail")
-                note = _note(job, "stall_suspected", detail=detail)
+                note = claimed_job.note(job, "stall_suspected", detail=detail)
                 self._later(note, f"the suspicion of job {job.id}")
 
     # --- What the executor reports.
@@ -268,15 +277,8 @@ class GpuModels:
             self._changed()
         return outcome._replace(raised=raised)
 
-    def event(
-        self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None
-    ) -> db.Script[Any]:
-        """Return what records that the model of a node is loaded, or is about to be."""
-        if event_type == "model_load_done" and elapsed_s is not None:
-            self._learn(job.model, elapsed_s)
-        return _note(job, event_type, detail="{}", elapsed_s=elapsed_s)
-
-    def _learn(self, model: str | None, seconds: float) -> None:
+    def learn(self, model: str | None, seconds: float) -> None:
+        """Remember how long a load has taken, for the choice of jobs."""
         learn = statements.models.learn_load.script(
             host=self._lane.who.host, model=model, seconds=seconds
         )
@@ -306,21 +308,21 @@ class GpuModels:
             return
         idle_s, ttl_s = self._now() - self._used_at, config.GPU_MODEL_IDLE_TTL_S.read()
         held = self._seen["current"] is not None
-        self._reaps |= gpu_should_unload(held, bool(self._lane.jobs), idle_s, ttl_s)
+        if gpu_should_unload(held, bool(self._lane.jobs), idle_s, ttl_s):
+            self._waiting = self._waiting or REAP
 
     def begin(self) -> None:
         """Let the executor carry out what is due, once it has no job."""
         own = self._lane
-        own.changing = self._waiting is not None or self._running is not None or self._reaps
+        own.changing = bool(self._waiting or self._running)
         if self._running is not None or any(job.place for job in own.jobs.values()):
             return
-        if (request := self._waiting) is not None:
-            self._waiting = None
-            self._begin(request)
-        elif self._reaps:
-            self._reaps = False
+        request, self._waiting = self._waiting, None
+        if request is REAP:
             if own.runner.change_model({"model": None, "idle_only": True}):
-                self._running = {"action": "reap"}
+                self._running = REAP
+        elif request is not None:
+            self._begin(request)
         own.changing = self._running is not None
 
     def _begin(self, request: Row) -> None:
@@ -347,7 +349,7 @@ class GpuModels:
         """Note that the executor has carried out a change, or why not."""
         request, self._running = self._running, None
         self._lane.changing = False
-        if request is None or request["action"] == "reap":
+        if request is None or request is REAP:
             return
         seconds = round(self._now() - self._began, 3)
         self._began = math.inf
@@ -355,7 +357,7 @@ class GpuModels:
             request, "done" if error is None else "failed", seconds=seconds, error=error
         )
         if error is None and request["action"] == "load" and self._load_s > 0:
-            self._learn(request["model"], self._load_s)
+            self.learn(request["model"], self._load_s)
 
     def _set_report(self, request: Row, state: str, **more: object) -> None:
         if state in ("failed", "refused"):
@@ -376,5 +378,61 @@ class GpuModels:
         self._changed()
 
 
-def _note(job: claimed_job.ClaimedJob, event_type: str, **more: Any) -> db.Script[Any]:
-    return job_events.note(job.lease.table, job.row | {"attempts": 0}, event_type, **more)
+class GpuMemory:
+    """The size of this worker's GPU memory, if known; measured by one thread."""
+
+    def __init__(self) -> None:
+        self._tool = external_tool.Tool("nvidia-smi")
+        self.vram_mb: int | None = None
+        self.measured = False
+        """Whether it was measured, with whatever result."""
+
+    def measure(self) -> bool:
+        """Measure; return whether the size is new. A size that was known once stays known."""
+        found = vram_total_mb(self._tool)
+        changed = not self.measured or found not in (None, self.vram_mb)
+        self.vram_mb = self.vram_mb if found is None else found
+        self.measured = True
+        return changed
+
+    def every_s(self) -> float:
+        """Return the seconds until the next measurement."""
+        return UNKNOWN_S if self.vram_mb is None else KNOWN_S
+
+
+def vram_total_mb(tool: external_tool.Tool) -> int | None:
+    """Return GPU_VRAM_GB in MB of 10**6, else the MiB that nvidia-smi reports for the largest GPU.
+
+    Only visible GPUs count. None means unknown: then every model fits. Blocks for up to TIMEOUT_S.
+    """
+    named_gb = config.GPU_VRAM_GB.read()
+    if named_gb > 0:
+        return round(named_gb * 1000)
+    return largest_mb(
+        shapes.listed_gpus(tool),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        by_bus=os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
+    )
+
+
+def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int | None:
+    """Return the size of the largest visible GPU in a list with one `index, uuid, MiB` per line.
+
+    `visible` has indexes or prefixes of UUIDs as in CUDA_VISIBLE_DEVICES; None: all. Returns None
+    for no GPU, or if a visible one has no size (`[N/A]`). Also None for an index among GPUs of
+    different sizes unless `by_bus`: CUDA numbers the fastest first, nvidia-smi by bus.
+    """
+    cards = shapes.gpu_rows(text)
+    sizes = [size for _, _, size in cards]
+    if visible is not None:
+        wanted = [part.strip() for part in visible.split(",")]
+        if not by_bus and len(set(sizes)) > 1 and any(part.isdigit() for part in wanted):
+            return None
+        sizes = [size for index, uuid, size in cards if _is_one_of(index, uuid, wanted)]
+    if not sizes or not all(size.isascii() and size.isdigit() for size in sizes):
+        return None
+    return max(map(int, sizes))
+
+
+def _is_one_of(index: str, uuid: str, wanted: list[str]) -> bool:
+    return any(part == index or (part and uuid.startswith(part)) for part in wanted)

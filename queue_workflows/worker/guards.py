@@ -5,7 +5,7 @@ Its length: all rules are here, so that one place shows what ends a job.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from queue_workflows import config
 from queue_workflows.dag import policy
@@ -45,40 +45,25 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Guard(Protocol):
-    """One rule about one claim."""
+class Guard:
+    """One rule about one claim; this one uses the time alone, so that activity does not count."""
 
     def beat(self, now: float) -> None:
         """Note that the handler showed activity."""
-        ...
 
-    def wants_sample(self, now: float) -> bool:
+    def wants_sample(self, now: float) -> bool:  # noqa: ARG002
         """Return whether a sample is due."""
-        ...
+        return False
 
     def sample(self, now: float, found: Sample) -> None:
         """Note a sample that was started at `now`, whether it was due or not."""
-        ...
 
     def check(self, now: float) -> Failure | None:
         """Return the failure at `now`, or None."""
-        ...
+        raise NotImplementedError
 
 
-class _Clock:
-    """Base of the guards that use the time alone."""
-
-    def beat(self, now: float) -> None:  # noqa: ARG002  activity does not extend a deadline
-        return
-
-    def wants_sample(self, now: float) -> bool:  # noqa: ARG002
-        return False
-
-    def sample(self, now: float, found: Sample) -> None:  # noqa: ARG002
-        return
-
-
-class Budget(_Clock):
+class Budget(Guard):
     """Fail a job that has run for its wall-clock budget."""
 
     def __init__(self, started: float, budget_s: float) -> None:
@@ -93,7 +78,7 @@ class Budget(_Clock):
         )
 
 
-class LeaseEnd(_Clock):
+class LeaseEnd(Guard):
     """Fail a job whose lease is about to expire on the server because it could not be renewed."""
 
     MARGIN_S = 2.0
@@ -120,7 +105,7 @@ class _Idle(NamedTuple):
     samples: int
 
 
-class GpuHealth:
+class GpuHealth(Guard):
     """Fail a job whose GPU was idle and whose RAM did not change for a window of known samples.
 
     A beat, a busy sample, a change of RAM, or a gap between known samples starts a new window.
@@ -211,7 +196,7 @@ class GpuHealth:
         return gap if gap > max(FROZEN_S, 3 * _interval(self._window()[1])) else 0.0
 
 
-class Stall:
+class Stall(Guard):
     """Fail a job that stopped beating, once samples confirm that GPU and RAM do not change.
 
     The guard is inactive until the first beat, so a handler without `status_callback` never stalls.
@@ -301,18 +286,13 @@ def budget_for(job: Row) -> float:
     """Return the wall-clock budget in seconds: its `timeout_s`, else its task's, else by kind."""
     if (own_s := _own_s(job)) is not None:
         return own_s
-    cfg = config.get_config()
-    queue = job["queue"]
-    if _is_ingest(job):
+    cfg, queue, kind = config.get_config(), job["queue"], _kind(job)
+    if kind == "ingest":
         task = cfg.ingest_task_policies.get(job.get("task_name", ""), {})
         if "timeout_s" in task:
             return float(task["timeout_s"])
         return INGEST_S.get(queue, float(cfg.ingest_default_budget_s))
-    if _is_input(job):
-        return INPUT_S
-    if queue == "gpu":
-        return VIDEO_S if _is_video(job) else GPU_S
-    return CPU_S
+    return {"input": INPUT_S, "video": VIDEO_S, "gpu": GPU_S}.get(kind, CPU_S)
 
 
 def _own_s(job: Row) -> float | None:
@@ -328,24 +308,23 @@ def guards_for(job: Row, started: float) -> list[Guard]:
     All jobs but gpu nodes have a wall-clock budget. A gpu node is checked by its activity. Its
     budget counts only if it has a `timeout_s`, or while no probe reports.
     """
-    budget_s = budget_for(job)
-    if _is_ingest(job) or job["queue"] != "gpu" or _is_input(job):
+    budget_s, kind = budget_for(job), _kind(job)
+    if kind not in ("gpu", "video"):
         return [Budget(started, budget_s)]
     found: list[Guard] = [GpuHealth(started, budget_s)]
     if _own_s(job) is not None:
         found.append(Budget(started, budget_s))
-    if not _is_video(job):
+    if kind != "video":
         found.append(Stall(started))
     return found
 
 
-def _is_ingest(job: Row) -> bool:
-    return "task_name" in job or job["queue"] not in config.DAG_QUEUES
-
-
-def _is_input(job: Row) -> bool:
-    return str(job.get("node_module")).startswith("__input__")
-
-
-def _is_video(job: Row) -> bool:
-    return job.get("required_model") in config.get_config().video_model_ids
+def _kind(job: Row) -> str:
+    """Return `ingest`, `input` or `video`, else the queue of a node."""
+    queue = job["queue"]
+    if "task_name" in job or queue not in config.DAG_QUEUES:
+        return "ingest"
+    if str(job.get("node_module")).startswith("__input__"):
+        return "input"
+    is_video = job.get("required_model") in config.get_config().video_model_ids
+    return "video" if queue == "gpu" and is_video else queue

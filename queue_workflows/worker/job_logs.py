@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from queue_workflows import config, db
 from queue_workflows.db import statements
@@ -21,29 +21,6 @@ BETWEEN_S: Final = 0.05
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 KIB: Final = 1024
-
-
-class Written(NamedTuple):
-    """The log of one attempt: its first part, its last part, and how many bytes between are gone.
-
-    A `head` of None is stored already. Neither part has a NUL or a lone surrogate.
-    """
-
-    lease: job_tables.Lease
-    head: str | None
-    tail: str
-    cut_bytes: int
-
-
-def columns(logs: Sequence[Written]) -> dict[str, Any]:
-    """Return logs as `statements.logs.write` takes them."""
-    return {
-        "jobs": [log.lease.job_id for log in logs],
-        "claims": [log.lease.claim_no for log in logs],
-        "heads": [log.head for log in logs],
-        "tails": [log.tail for log in logs],
-        "cuts": [log.cut_bytes for log in logs],
-    }
 
 
 class Recording:
@@ -71,8 +48,11 @@ class Recording:
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half - 1]
 
-    def written(self) -> Written:
-        """Return the log to store now, without a head that is stored already."""
+    def written(self) -> tuple[str | None, str, int]:
+        """Return the log to store now: its first part, its last part, how many bytes are gone.
+
+        A first part that is stored already is None. Neither has a NUL or a lone surrogate.
+        """
         self.changed = False
         head, tail, total = bytes(self._head), bytes(self._tail), self._total
         if total > len(head):
@@ -86,7 +66,7 @@ class Recording:
         cut = total - len(head) - len(tail)
         new = len(head) != self._head_stored
         self._head_stored = len(head)
-        return Written(self.lease, _text(head) if new else None, _text(tail), cut)
+        return _text(head) if new else None, _text(tail), cut
 
     def mark_unstored(self) -> None:
         """Note that the last `written` was not stored, so that the next one is complete."""
@@ -94,21 +74,18 @@ class Recording:
         self.changed = True
 
 
-class Taken(NamedTuple):
-    """The recordings to store now."""
-
-    ended: list[Recording]
-    changed: list[Recording]
-
-    def __bool__(self) -> bool:
-        return bool(self.changed)
-
-    def script(self) -> db.Script[None]:
-        """Store them."""
-        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-            if written := [each.written() for each in self.changed if each.lease.table is table]:
-                write = statements.logs.write[table.name]
-                yield from write.script(**columns(written))
+def store(logs: Sequence[Recording]) -> db.Script[None]:
+    """Store what has changed of these logs."""
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
+        if of_table := [each for each in logs if each.lease.table is table]:
+            heads, tails, cuts = zip(*(each.written() for each in of_table), strict=True)
+            yield from statements.logs.write[table.name].script(
+                jobs=[each.lease.job_id for each in of_table],
+                claims=[each.lease.claim_no for each in of_table],
+                heads=[*heads],
+                tails=[*tails],
+                cuts=[*cuts],
+            )
 
 
 class JobLogs:
@@ -147,19 +124,20 @@ class JobLogs:
             self.store_at = at
             self._wake_at(at)
 
-    def take(self) -> Taken:
+    def take(self) -> list[Recording]:
         """Return what is to be stored."""
-        ended, self._ended = self._ended, []
-        self._stored_at = self._now()
-        every = [*ended, *self.open.values()]
-        return Taken(ended, [each for each in every if each.changed])
+        every = [*self._ended, *self.open.values()]
+        self._ended, self._stored_at = [], self._now()
+        return [each for each in every if each.changed]
 
-    def put_back(self, taken: Taken, *, keep: bool) -> None:
-        """Note that it was not stored; `keep`: try again later."""
-        for each in taken.changed:
+    def put_back(self, taken: Sequence[Recording], *, keep: bool) -> None:
+        """Note that these were not stored; `keep`: try again later."""
+        for each in taken:
             each.mark_unstored()
         if keep:
-            self._ended = [*taken.ended, *self._ended][-KEPT_MAX:]
+            known = [*self._ended, *self.open.values()]
+            self._ended = [each for each in taken if each not in known] + self._ended
+            del self._ended[:-KEPT_MAX]
             self._store_in(STORE_S)
 
 

@@ -1,4 +1,4 @@
-"""Describe one queue of a worker: who claims, how many jobs at once, and what is known of it."""
+"""Describe one queue of a worker: who claims, how many jobs at once and ahead, and its jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from queue_workflows import config, db
 from queue_workflows.db import statements
 from queue_workflows.engine import claim_isolation, claims, job_events, job_tables
 from queue_workflows.types import NowFn
-from queue_workflows.worker import claim_times, claimed_job, node_plans, shapes, window
+from queue_workflows.worker import claim_times, claimed_job, node_plans, shapes
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
@@ -20,9 +20,86 @@ if TYPE_CHECKING:
 MOST: Final = 500
 """How many results one statement records at most."""
 
-
+SHORT_S: Final = 0.02
+"""Seconds that handlers take at most if jobs are claimed ahead: a claim and a commit take 1 to
+10 ms, so a longer handler gains nothing."""
+EACH: Final = 32
+"""How many jobs may wait for each slot, if no `batch` says otherwise."""
+TINY_S: Final = 0.005
+"""Seconds that handlers take on the average if a job may wait in an executor behind the one that
+runs: a longer one hides what it takes to send the next job."""
+LONGEST_PAUSE: Final = 8
+"""How many claims in a row, at most, must find all they look for until jobs are claimed ahead again
+after the queue was empty. So in a chain, where one node can be claimed, one claim in nine looks for
+more."""
+ROUNDS: Final = 2
+"""How often each slot has run a short handler before jobs are claimed ahead."""
+_FOLLOW: Final = 0.1
+"""Weight of the last time in the moving averages."""
 _quoted: Final = json.encoder.encode_basestring_ascii
 _NOTHING: Final = claims.completed(None, None)
+
+
+class Window:
+    """How many jobs to claim beyond the free executors: as many as end during one statement.
+
+    A job that waits starts as soon as an executor is free, while the statement that records the
+    results before it still runs.
+    """
+
+    def __init__(self, slots: int, most: int) -> None:
+        """`most`: how many jobs may wait for each slot; 0: none."""
+        self._slots = slots
+        self._most = most
+        self._short = 0
+        """How many handlers ended since the last one that was not short."""
+        self._handler_s: float | None = None
+        self._statement_s = 0.002
+        self._full = self._pause = 0
+        """How many claims in a row found all they looked for, and how many must."""
+
+    def ended(self, seconds: float) -> None:
+        """Note how long a handler has run."""
+        self._short = self._short + 1 if seconds <= SHORT_S else 0
+        before = seconds if self._handler_s is None else self._handler_s
+        self._handler_s = before + _FOLLOW * (seconds - before)
+
+    def stated(self, seconds: float) -> None:
+        """Note how long a statement took that recorded jobs."""
+        self._statement_s += _FOLLOW * (seconds - self._statement_s)
+
+    def reset(self) -> None:
+        """Claim no job ahead until handlers have proved to be short again."""
+        self._short = 0
+
+    def claimed(self, found: int, wanted: int, *, ahead: bool) -> None:
+        """Note a claim. To look for more jobs than there are takes longer than to claim one.
+
+        `ahead`: whether some of those wanted were to wait.
+        """
+        if found < wanted:
+            self._full = 0
+            if ahead:
+                self._pause = min(LONGEST_PAUSE, 2 * self._pause + 1)
+        else:
+            self._full += 1
+            if ahead:
+                self._pause = 0
+
+    @property
+    def is_tiny(self) -> bool:
+        """Return whether handlers take less than it takes to send a job to an executor."""
+        own = self._handler_s
+        return own is not None and own < TINY_S and self._short >= ROUNDS * self._slots
+
+    @property
+    def ahead(self) -> int:
+        """Return how many claimed jobs may wait."""
+        handler_s = self._handler_s
+        if handler_s is None or self._short < ROUNDS * self._slots or self._full < self._pause:
+            return 0
+        during = math.ceil(self._slots * self._statement_s / max(handler_s, 1e-6))
+        return min(during, self._slots * self._most)
 
 
 class Lane:
@@ -51,8 +128,8 @@ class Lane:
         self._async = async_tasks
         self.announces = announces and self.table.in_run
         lone = shape.concurrent or shape.gpu or self.announces
-        most = 0 if lone else shape.batch if shape.batch > 1 else window.EACH
-        self.window = window.Window(shape.slots, most)
+        most = 0 if lone else shape.batch if shape.batch > 1 else EACH
+        self.window = Window(shape.slots, most)
         self.times = claim_times.ClaimTimes(now_fn)
         self.jobs: dict[str, claimed_job.ClaimedJob] = {}
         """All jobs whose claims are held, by id."""
@@ -74,26 +151,20 @@ class Lane:
         """Whether a commit may have happened whose reply was lost."""
         self.unsure_at = math.inf
         """When to look again: the server may have gone on with the statement for a while."""
-        self.apart = 0
-        """How many of `done` are recorded one by one, without a claim, as a statement of all was
-        refused."""
+        self.by_row = False
+        """Whether the next claim tries row by row, as a row makes the ordinary claim fail."""
         self.changing = False
         """Whether a model is to be changed before the next job."""
         self.model: str | None = None
         """The loaded model of a gpu queue."""
         self.models: list[str] | None = None
 
-    def is_isolated(self, job: claimed_job.ClaimedJob) -> bool:
-        """Return whether a job runs in an executor of its own, also where others share one."""
+    def place_of(self, job: claimed_job.ClaimedJob) -> tuple[bool, bool]:
+        """Return whether an executor is for a job alone, and whether it runs several at once."""
+        shared = self.shape.concurrent or job.name in self._async
         if self.shape.gpu:
-            return False  # a fresh executor for each job would load the model for each
-        if job.name in self._isolated:
-            return True
-        return self.is_shared(job) and job.is_last
-
-    def is_shared(self, job: claimed_job.ClaimedJob) -> bool:
-        """Return whether a job runs in an executor that runs several at once."""
-        return self.shape.concurrent or job.name in self._async
+            return False, shared  # a fresh executor for each job would load the model for each
+        return job.name in self._isolated or (shared and job.is_last), shared
 
     @property
     def looks(self) -> bool:
@@ -158,7 +229,7 @@ class Lane:
         given |= {"claim": count, "done": _array(texts) if done else None}
         return (yield db.Statement(statements.claims.nodes_rows.text, given, is_raw=True))
 
-    def claim_apart(self) -> db.Script[list[tuple[bytes | None, ...]]]:
+    def claim_by_row(self) -> db.Script[list[tuple[bytes | None, ...]]]:
         """Claim one job row by row, as a row makes the ordinary claim fail; return its row."""
         who = self.who._replace(models=self.models or self.who.models)
         found = yield from claim_isolation.claim_apart(self.table, who, promote=True)
@@ -203,7 +274,7 @@ class Lane:
         """
         if not self.waiting or self.waiting[0].is_last:
             return math.inf
-        return self.waiting[0].asked + window.WAIT_S
+        return self.waiting[0].asked + claimed_job.WAIT_S
 
 
 def _queues_many(ahead: claims.Ahead | None) -> bool:

@@ -72,8 +72,6 @@ class Leases:
         self._now = now_fn
         self.locked = False
         """Whether its session holds the advisory lock of a live worker."""
-        self._apart = False
-        """Whether leases are renewed one by one next, as a row makes the statement of all fail."""
         self._renew_at = self._beat_at = 0.0
         self._control_at = 0.0
         self._logs = logs
@@ -130,7 +128,7 @@ class Leases:
     ) -> None:
         """Run a script here and call `done` with its result, or else `failed`."""
 
-        def refused(error: db.Error) -> None:
+        def refused(error: Exception) -> None:
             _log.warning("%s: %s", what, str(error).strip())
             failed()
 
@@ -203,15 +201,12 @@ class Leases:
         for job in every:
             job.progress = None
 
-        def restore() -> None:
+        def failed(error: Exception | None = None) -> None:
             for job in every:
                 job.progress = job.progress or reports[job.id]
-
-        def refused(error: db.Error) -> None:
-            restore()
-            self._apart = claim_isolation.is_about_rows(error)
-            self._renew_at = min(self._renew_at, self._now() + (0.0 if self._apart else AGAIN_S))
-            _log.warning("the leases are not renewed: %s", str(error).strip())
+            if error is not None:
+                self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
+                _log.warning("the leases are not renewed: %s", str(error).strip())
 
         def renewed(found: list[claims.Renewal]) -> None:
             self._renewed(every, found, now)
@@ -219,9 +214,7 @@ class Leases:
             if any(job.cursors for job in every):
                 self._store_cursors(every)
 
-        apart, self._apart = self._apart, False
-        script = _renewals(held, reports, apart=apart)
-        return link.Request(script, renewed, refused, restore)
+        return link.Request(_renewals(held, reports), renewed, failed, failed)
 
     def _renewed(
         self,
@@ -235,7 +228,7 @@ class Leases:
                 continue
             row = found.get((job.id, job.lease.claim_no))
             if row is None:
-                if not job.recording and job.end is None and self._desk.runs(job):
+                if job.end is None and not job.is_over:
                     self._desk.lose(job)
                 continue
             if row.renewed:
@@ -255,7 +248,7 @@ class Leases:
     def _safe_until(self, now: float) -> float:
         """Return until when no executor runs a job whose lease has ended, whatever comes now."""
         own, lease_s = self._desk, self._desk.lanes[0].who.lease_s
-        ends = [job.lease_end.ends for job in own.jobs if own.runs(job)]
+        ends = [job.lease_end.ends for job in own.jobs if not job.is_over]
         # What a claim finds that has no reply yet may start before the next renewal.
         starts_by = now - desk.LATE * lease_s
         asked = [each.asked for each in own.lanes if each.claiming and each.asked >= starts_by]
@@ -292,7 +285,10 @@ class Leases:
             for own, policy in found:
                 self._switch(own, policy)
 
-        return link.Request(check(), checked, self._not_checked, lambda: None)
+        def refused(error: Exception) -> None:
+            _log.warning("the switches are not known: %s", str(error).strip())
+
+        return link.Request(check(), checked, refused, _ignore)
 
     def _switch(self, own: lane.Lane, policy: str | None) -> None:
         """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
@@ -308,9 +304,6 @@ class Leases:
         if is_new:
             self._run_policy(own, policy)
 
-    def _not_checked(self, error: db.Error) -> None:
-        _log.warning("the switches are not known: %s", str(error).strip())
-
     def _beat(self, now: float) -> link.Request | None:
         self._beat_at = now + config.HEARTBEAT_INTERVAL_S.read()
         if config.DISABLE_WORKER_HEARTBEAT.read():
@@ -325,42 +318,37 @@ class Leases:
             if self._models is not None:
                 self._models.reported_size()
 
-        def refused(error: db.Error) -> None:
+        def refused(error: Exception) -> None:
             _log.warning("the worker is not shown: %s", str(error).strip())
             self._desk.begin()
 
-        return link.Request(self._reports(), reported, refused, lambda: None)
+        return link.Request(self._reports(), reported, refused, _ignore)
 
     def _reports(self) -> db.Script[None]:
         shown = self._report()
         columns = shown.pop("columns")
         for own in self._desk.lanes:
+            who, ids = own.who, [*own.jobs]
+            claim = workers.claim_detail(who)
+            detail = {"lease_s": who.lease_s, "lock": self.locked, "claim": claim, **shown}
+            report = statements.workers.report.script(
+                worker_id=who.worker_id,
+                host_label=who.host,
+                queue=who.queue,
+                pid=os.getpid(),
+                state="busy" if ids else "throttled" if self._desk.throttled else "idle",
+                job_ids=ids,
+                detail=payload.encode(detail, "detail"),
+                obey=who.obey,
+                concurrency=own.shape.slots,
+                **columns,
+            )
             try:
-                yield from statements.workers.report.script(**self._row(own, shown), **columns)
+                yield from report
             except db.Error as error:
                 if error.sqlstate != desk.LOCKED:
                     raise
                 self._beat_at = min(self._beat_at, self._now() + AGAIN_S)
-
-    def _row(self, own: lane.Lane, shown: JsonDict) -> JsonDict:
-        who, ids = own.who, [*own.jobs]
-        detail = {
-            "lease_s": who.lease_s,
-            "lock": self.locked,
-            "claim": workers.claim_detail(who),
-            **shown,
-        }
-        return {
-            "worker_id": who.worker_id,
-            "host_label": who.host,
-            "queue": who.queue,
-            "pid": os.getpid(),
-            "state": "busy" if ids else "throttled" if self._desk.throttled else "idle",
-            "job_ids": ids,
-            "detail": payload.encode(detail, "detail"),
-            "obey": who.obey,
-            "concurrency": own.shape.slots,
-        }
 
     def _stop(self) -> link.Request:
         def stop() -> db.Script[None]:
@@ -381,39 +369,47 @@ class Leases:
 
     def _store_logs(self) -> link.Request | None:
         self._logs.store_at = math.inf
-        if not (written := self._logs.take()):
+        if not (logs := self._logs.take()):
             return None
 
-        def again(error: db.Error | None = None) -> None:
-            self._logs.put_back(written, keep=not self._leaving)
+        def again(error: Exception | None = None) -> None:
+            self._logs.put_back(logs, keep=not self._leaving)
             if error is not None or self._leaving:
                 why = str(error).strip() if error is not None else "the connection was lost"
-                _log.warning("the logs of %d jobs are not stored: %s", len(written.changed), why)
+                _log.warning("the logs of %d jobs are not stored: %s", len(logs), why)
 
-        return link.Request(written.script(), _ignore, again, again)
+        return link.Request(job_logs.store(logs), _ignore, again, again)
 
 
 def _renewals(
     held: Sequence[tuple[lane.Lane, Sequence[claimed_job.ClaimedJob]]],
     reports: Mapping[str, str | None],
-    *,
-    apart: bool,
 ) -> db.Script[list[claims.Renewal]]:
-    """Renew the leases of jobs, with their progress; `apart`: each by a statement of its own.
+    """Renew the leases of jobs, with their progress.
 
-    Then a row that the database refuses, because of a trigger of the app for example, stays as it
-    is, and the others are renewed.
+    If the database refuses a row, because of a trigger of the app for example, each is renewed by a
+    statement of its own, so that the other ones are.
     """
     found: list[claims.Renewal] = []
     for own, jobs in held:
-        for part in [[job] for job in jobs] if apart else [jobs]:
-            leases, progress = [job.lease for job in part], [reports[job.id] for job in part]
-            try:
-                found += yield from claims.renew(leases, lease_s=own.who.lease_s, progress=progress)
-            except db.Error as error:
-                if not apart or not claim_isolation.is_about_rows(error):
-                    raise
-                lease = leases[0]
-                _log.warning("the lease of job %s is not renewed: %s", lease.job_id, error)
-                found.append(claims.Renewal(lease.job_id, lease.claim_no, False, renewed=False))
+        try:
+            found += yield from _renewal(own, jobs, reports)
+        except db.Error as error:
+            if not claim_isolation.is_about_rows(error):
+                raise
+            for job in jobs:
+                try:
+                    found += yield from _renewal(own, [job], reports)
+                except db.Error as refusal:
+                    if not claim_isolation.is_about_rows(refusal):
+                        raise
+                    _log.warning("the lease of job %s is not renewed: %s", job.id, refusal)
+                    found.append(claims.Renewal(job.id, job.lease.claim_no, False, renewed=False))
     return found
+
+
+def _renewal(
+    own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], reports: Mapping[str, str | None]
+) -> db.Script[list[claims.Renewal]]:
+    progress = [reports[job.id] for job in jobs]
+    return claims.renew([job.lease for job in jobs], lease_s=own.who.lease_s, progress=progress)

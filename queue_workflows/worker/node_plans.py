@@ -65,7 +65,7 @@ def plan(done: Sequence[Done]) -> claims.Ahead | None:
     """Return what follows from these nodes of one run, by their results alone.
 
     None: the dispatcher decides, for example since other nodes matter, the graph is not known, or
-    the run fails. Changes nothing: call `note` after the commit. Raises `UnreadableRow`.
+    the run fails. Changes nothing: call `noted` after the commit. Raises `UnreadableRow`.
     """
     run = run_of(done[0][0])
     results = {job.node_id or "": outcome.result for job, outcome in done}
@@ -86,13 +86,6 @@ def plan(done: Sequence[Done]) -> claims.Ahead | None:
     return None if planned is None else claims.Ahead(run["generation"], *planned, run["revision"])
 
 
-def note(job: claimed_job.ClaimedJob) -> None:
-    """Remember that a node was recorded as completed."""
-    progress = run_cache.recall(run_of(job))
-    if progress is not None and not item_ids.of_item(job.node_id or ""):
-        progress.known.add(job.node_id or "")
-
-
 def _best_effort(call: Callable[[], T]) -> T | None:
     """Return what it returns, or None: then the orchestrator does what a plan leaves undone."""
     try:
@@ -104,10 +97,15 @@ def _best_effort(call: Callable[[], T]) -> T | None:
     return None
 
 
-def noted(done: Sequence[Done]) -> None:
-    """Remember that these nodes were recorded as completed."""
-    for job, _ in done:
-        _best_effort(functools.partial(note, job))
+def noted(job: claimed_job.ClaimedJob) -> None:
+    """Remember that a node was recorded as completed."""
+
+    def note() -> None:
+        progress = run_cache.recall(run_of(job))
+        if progress is not None and not item_ids.of_item(job.node_id or ""):
+            progress.known.add(job.node_id or "")
+
+    _best_effort(note)
 
 
 def rows_planned(ahead: claims.Ahead | None) -> int:

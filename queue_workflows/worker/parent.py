@@ -6,15 +6,241 @@ It is the one parent of `up`, `run`, `demo`, `serve`, `--supervise` and `--cards
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import logging
+import math
+import signal
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from queue_workflows import config, db
-from queue_workflows.runtime import app_loading, child, signals, supervisor
-from queue_workflows.worker import command_line, crash_recovery, gpus
+from queue_workflows.dag import payload
+from queue_workflows.db import statements
+from queue_workflows.engine import (
+    claim_isolation,
+    claims,
+    handback,
+    job_tables,
+    recovery,
+    workers,
+)
+from queue_workflows.run import memory_cgroups
+from queue_workflows.runtime import (
+    app_loading,
+    child,
+    identity,
+    log_context,
+    service,
+    signals,
+    supervisor,
+)
+from queue_workflows.types import JsonDict, Row
+from queue_workflows.worker import guards, shapes
 
 ORCHESTRATOR = "queue_workflows.orchestrator"
 WORKER = "queue_workflows.claim_worker"
+_log = logging.getLogger(__name__)
+RETRY_S = 1.0
+AGAIN_S = 1.0
+"""Seconds until a second recovery.
+
+The server still executes what the worker sent before it died, and a finish may claim another job.
+"""
+RECOVERY_S = 3.0
+_ORDERLY = (0, guards.EXIT_CONTROL)
+"""Exit codes of a worker that exited on request."""
+
+
+def recover_claims(
+    conn: db.Connection,
+    ended: supervisor.Exit,
+    *,
+    host_label: str,
+    oom_kills: int | None = None,
+    again: bool = False,
+) -> list[Row]:
+    """Take back the claims of a reaped process of this machine; return the rows.
+
+    Covers both job families and the `workers` rows, in one transaction. If the process did not end
+    by its own decision, each job counts a crash, with a `death` event that has the exit status, the
+    last progress, heartbeat and GPU sample. Otherwise the jobs go back uncounted; but those that
+    ran in the process itself are left to their leases, as nobody knows what ended it. A job that
+    waited to run alone goes back uncounted, too. `again`: an
+    earlier call has counted; what is found now was claimed after the death, and goes back.
+    """
+    prefix = identity.process_prefix(host_label, ended.pid)
+    how = evidence(ended)
+    death = _detail(ended, oom_kills)
+    rows: list[Row] = []
+    with conn.transaction():
+        gpu = workers.last_detail(conn, prefix).get("gpu")
+        tables = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
+        held = [claims.held_by(conn, table, prefix) for table in tables]
+        for table, leases in zip(tables, held, strict=True):
+            holders = {lease.job_id: lease.worker_id for lease in leases}
+            apart = all(map(identity.has_executors, holders.values()))
+            if again or not _is_crash(ended, apart, oom_kills):
+                if again or apart or ended.overdue:
+                    reason = "shutdown" if ended.overdue else f"its worker {how}"
+                    rows += db.run(conn, handback.hand_back_all(leases, reason=reason))
+                continue
+            if sum(map(len, held)) > 1:
+                rows += recovery.spare_last(conn, table, prefix=prefix, evidence=how)
+            taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
+            for row in taken:
+                # A requeued job has no worker any more, but its event must name one.
+                job = row | {"claimed_by": host_label}
+                noted = recovery.note_death(
+                    table, job, holders.get(row["id"]), death | {"gpu": gpu}, how
+                )
+                db.run(conn, noted)
+            rows += taken
+        orderly = ended.code in _ORDERLY
+        statements.workers.record_death(
+            conn, prefix=prefix, detail=payload.encode(death, "detail"), orderly=orderly
+        )
+    return rows
+
+
+def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> bool:
+    """Return whether a process has died without its own decision.
+
+    `apart`: its handlers ran in executors, so that no handler could give it an exit code, and the
+    memory that it was short of was not its own.
+    """
+    if ended.overdue:
+        return False
+    if ended.signal is not None:
+        return not (apart and ended.signal == signal.SIGKILL and oom_kills)
+    return not apart and ended.code not in (None, guards.EXIT_LOST, *_ORDERLY)
+
+
+def _detail(ended: supervisor.Exit, oom_kills: int | None) -> JsonDict:
+    return {
+        "exit_code": ended.code,
+        "signal": ended.signal,
+        "max_rss_mb": ended.max_rss_mb,
+        "seconds": round(ended.seconds, 3),
+        "oom_kills": oom_kills,
+    }
+
+
+def evidence(ended: supervisor.Exit) -> str:
+    """Return how a process died, for the job's error: signal or exit code, and peak memory."""
+    how = "ended for an unknown reason"
+    if ended.overdue is not None:
+        how = f"killed by its parent: it {ended.overdue}"
+    elif ended.signal is not None:
+        name = str(ended.signal)
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(ended.signal).name
+        how = f"killed by {name}"
+    elif ended.code is not None:
+        how = f"ended with exit code {ended.code}"
+    return f"{how}, peak memory {ended.max_rss_mb} MB" if ended.max_rss_mb else how
+
+
+@dataclasses.dataclass(eq=False)
+class _Death:
+    """A reaped process whose claims are to be recovered at `due`; `last`: no further try follows.
+
+    `oom_kills`: the OOM kills counted around its death, or None. `counted`: its claims were taken
+    back once.
+    """
+
+    ended: supervisor.Exit
+    due: float
+    last: bool
+    oom_kills: int | None = None
+    counted: bool = False
+
+
+class CrashRecovery:
+    """Recover the claims of reaped workers on a thread of its own, with retries.
+
+    Enter it before the supervisor starts and leave it after the supervisor has stopped. Leaving
+    tries once more; what fails then is recovered when the leases expire.
+    """
+
+    def __init__(self, host_label: str | None = None) -> None:
+        self._label = config.host_label() if host_label is None else host_label
+        self._oom_kills = memory_cgroups.OomKills()
+        self._dead: deque[_Death] = deque()
+        self._loop = service.Loop(
+            "crash-recovery", [service.Task("recover", self._pause, self._recover_due)]
+        )
+
+    def report(self, ended: supervisor.Exit) -> None:
+        """Recover the claims of this process soon; see `recover_claims`."""
+        peaceful = ended.code == 0 and ended.overdue is None
+        self._dead.append(_Death(ended, time.monotonic(), last=peaceful))
+        self._loop.wake("recover")
+
+    def __enter__(self) -> CrashRecovery:
+        self._loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop.stop():
+            self._recover_due(math.inf)
+
+    def _pause(self) -> float:
+        wait_s = min((death.due for death in self._dead), default=math.inf) - time.monotonic()
+        return wait_s if wait_s > 0 else RETRY_S
+
+    def _recover_due(self, now: float | None = None) -> None:
+        now = time.monotonic() if now is None else now
+        due = [death for death in self._dead if death.due <= now]
+        if not due:
+            return
+        try:
+            with contextlib.closing(db.connect(timeout_s=RECOVERY_S)) as conn:
+                for death in due:
+                    self._recover(conn, death)
+                    if death.last:
+                        self._dead.remove(death)
+                    death.due, death.last = now + AGAIN_S, True
+        except db.Error as error:
+            _log.warning(
+                "the claims of a dead worker are recovered once the database is back: %s",
+                str(error).strip(),
+            )
+
+    def _recover(self, conn: db.Connection, death: _Death) -> None:
+        """Recover one process; leave its claims to their leases if its rows cannot be written."""
+        ended = death.ended
+        if identity.process_exists(ended.pid):
+            _log.warning(
+                "%s: pid %d is in use again, so its claims end with their leases",
+                ended.name,
+                ended.pid,
+            )
+            return
+        new = self._oom_kills.new()
+        death.oom_kills = new if death.oom_kills is None else death.oom_kills
+        try:
+            rows = recover_claims(
+                conn,
+                ended,
+                host_label=self._label,
+                oom_kills=death.oom_kills,
+                again=death.counted,
+            )
+        except db.Error as error:
+            if not claim_isolation.is_about_rows(error):
+                raise
+            _log.warning("%s: its claims end with their leases: %s", ended.name, str(error).strip())
+            return
+        death.counted = True
+        for row in rows:
+            what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
+            ids = log_context.ids_of_job(row)
+            _log.warning(
+                "%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"], extra=ids
+            )
 
 
 def process(name: str, *words: str) -> supervisor.ChildSpec:
@@ -41,7 +267,7 @@ class Parent:
         fail_fast: bool = False,
         spawn: supervisor.SpawnFn = child.Child,
     ) -> None:
-        self._recovery = crash_recovery.CrashRecovery()
+        self._recovery = CrashRecovery()
         self._children = supervisor.Supervisor(
             children, on_exit=self._recovery.report, fail_fast=fail_fast, spawn=spawn
         )
@@ -72,9 +298,9 @@ def supervise(
 
     `children` has their arguments. Returns 2 if all of them refuse to start.
     """
-    workers = [process(name, WORKER, *arguments) for name, arguments in children.items()]
+    children_ = [process(name, WORKER, *arguments) for name, arguments in children.items()]
     with signals.StopRequest() as stop:
-        return Parent(workers, shutdown_timeout_s=shutdown_timeout_s).run(stop)
+        return Parent(children_, shutdown_timeout_s=shutdown_timeout_s).run(stop)
 
 
 def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -84,14 +310,13 @@ def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> 
     if options.queue is not None and not (shaped or options.inline):
         options.slots = 1  # an executor is replaced, and the worker continues
         own += ["--slots", "1"]
-    command_line.limits(options)
+    shapes.limits(options)
     # The app may set the names of the variables for the database and the host label.
     app_loading.load_app(options.app)
     db.db_url()
     if options.cards is not None:
-        workers = {
-            f"gpu {card} worker": [*own, "--cards", str(card)] for card in gpus.parse(options.cards)
-        }
+        cards = shapes.cards_of(options.cards)
+        workers = {f"gpu {card} worker": [*own, "--cards", str(card)] for card in cards}
         return supervise(workers, options.shutdown_timeout)
     name = f"{options.queue} worker" if options.queue else "worker pool"
     return supervise({name: own}, options.shutdown_timeout)

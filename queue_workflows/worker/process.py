@@ -1,25 +1,30 @@
-"""Run a worker process: one loop over two connections, a launcher, and its executors."""
+"""Run a worker process: one loop over two connections, a launcher, and its executors.
+
+Its length: it wires the parts, and runs the app's stop policies, which call nearly all of them.
+An inline worker needs little of what this imports, so `claim_worker` imports it late.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import logging
 import math
+import os
 import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
-from queue_workflows import config, hw_metrics
+from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_cache
 from queue_workflows.db import link, statements
 from queue_workflows.engine import claims, recovery
-from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import stop_policies
 from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
-from queue_workflows.runtime import clock, identity, io_loop, service
+from queue_workflows.runtime import app_loading, clock, forking, identity, io_loop, service
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
     desk,
@@ -34,6 +39,7 @@ from queue_workflows.worker import (
 from queue_workflows.worker import inline as inline_jobs
 
 _log = logging.getLogger("queue_workflows.claim_worker")
+Launched: TypeAlias = "tuple[launcher.Launcher, loaded_app.Registered]"
 LEFT_S: Final = 0.02
 """Seconds until a worker that leaves looks whether it has left."""
 LEAVE_S: Final = 4.0
@@ -118,12 +124,6 @@ class Worker:
                 versions=config.node_version_keys() if queue in config.DAG_QUEUES else None,
             )  # fmt: skip
             self._desk.lanes.append(self._lane(who, shape, registered))
-        self._memory = memory_watch.MemoryWatch(
-            self._desk,
-            post=self.post,
-            later=lambda *given: self._leases.later(*given),
-            changed=lambda: self._leases.beat_now(),
-        )
         self._leases = leases.Leases(
             self._desk,
             logs,
@@ -133,6 +133,9 @@ class Worker:
             models=self._models,
             is_own_policy=self._is_own_policy,
             run_policy=self._run_policy,
+        )
+        self._memory = memory_watch.MemoryWatch(
+            self._desk, post=self.post, later=self._leases.later, changed=self._leases.beat_now
         )
         sampled = not (config.DISABLE_HW_METRICS.read() or (inline and inline.once))
         self._metrics = hw_metrics.Sampler(host, ready=self._wake) if sampled else None
@@ -278,7 +281,7 @@ class Worker:
             if before == -1:
                 signal.set_wakeup_fd(-1)
 
-    def run_inline(self, model_cache: ModelCache | None) -> bool:
+    def run_inline(self, models: model_cache.ModelCache | None) -> bool:
         """Run jobs in this thread until `stop`, or one if `once`; return whether there was one."""
         assert self._inline is not None
         runner = self._desk.lanes[0].runner
@@ -294,7 +297,7 @@ class Worker:
                 self._inline.on_exit(self.exit_code)
 
         with service.Pool("worker-loop", 1, lambda _: run()):
-            runner.serve(model_cache)
+            runner.serve(models)
         if failed:
             raise failed[0]
         return self._desk.lanes[0].left == 0
@@ -375,7 +378,8 @@ class Worker:
             self._over_at = now
         elif not own.busy:
             self._leave_by = min(self._leave_by, now + LEAVE_S)
-            if self._are_gone() and (self._leases.left or now >= self._leave_by):
+            are_gone = not any(True for each in own.lanes for _ in each.runner)
+            if are_gone and (self._leases.left or now >= self._leave_by):
                 self._over_at = now
                 return
             if self._runs_no_more_since is not None:
@@ -386,9 +390,6 @@ class Worker:
                 each.runner.closing = True
                 for place in each.runner:
                     each.runner.let_go(place)
-
-    def _are_gone(self) -> bool:
-        return not any(True for own in self._desk.lanes for _ in own.runner)
 
     # --- Stop policies of the app.
 
@@ -510,12 +511,12 @@ class Worker:
             own.runner.lose(error)
 
     def _report(self) -> JsonDict:
+        """Return what the rows of the worker show besides its jobs."""
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
-        shown: JsonDict = {"gpu": None, **self._memory.detail()}
+        shown: JsonDict = {"columns": columns, "gpu": None}
         if self._models is not None:
-            columns = self._models.columns()
-            shown |= self._models.detail()
-        return shown | {"columns": columns}
+            shown = self._models.report()
+        return shown | self._memory.detail()
 
     def close(self) -> None:
         """End the launcher and the executors; also of a worker that never ran."""
@@ -534,3 +535,106 @@ class Worker:
         self._loop.close()
         self._bell.close()
         self._rope.close()
+
+
+def launch(
+    load: Callable[[], object],
+    models: Callable[[], model_cache.RequiresModels | None] = lambda: None,
+) -> Launched | None:
+    """Fork the launcher, let it load the app, and take over the app's settings.
+
+    `models` returns the cache of models of an executor, in which it is called.
+
+    To be called before the first thread or connection. Returns None, with one warning, where that
+    is not safe: then handlers run in this process. Raises the errors of loading the app.
+    """
+    app = loaded_app.App(load, models, stop_policies=stop_policies.of_app)
+    try:
+        found, registered = launcher.Launcher.load(app)
+    except launcher.ForkRefused as refused:
+        _log.warning(
+            "handlers run in this process, one at a time: it cannot fork executors, since %s; start"
+            " queue-claim-worker with --app, so that a process without threads loads the app",
+            refused,
+        )
+        return None
+    loaded_app.apply(registered)
+    return found, registered
+
+
+def launch_or_refuse(load: Callable[[], object]) -> Launched:
+    """Do as `launch` does; raise `InvalidConfig` where this process must not fork."""
+    reason = forking.unsafe()
+    launched = launch(load) if reason is None else None
+    if launched is None:
+        raise errors.InvalidConfig(
+            f"a pool runs its jobs in processes that it forks, which is not safe here: {reason}; "
+            "start it before any thread, or start queue-claim-worker --workers with --app"
+        )
+    return launched
+
+
+def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int | None:
+    """Serve the worker of the command's options with `serve_`; return its exit code.
+
+    Returns None if the handlers have to run in this process.
+    """
+    limits = shapes.limits(options)
+    shapes.check_times(options.lease_seconds, options.shutdown_timeout)
+    queue: str | None = options.queue
+    shape = None if queue is None else shapes.shape_of(options)
+    entries = [] if options.workers is None else shapes.option(options.workers)
+    served = shapes.shapes_of(entries)
+    if queue is not None and shape is not None:
+        served = {queue: shape} | served
+    launched = _launch(options.app, shape, entries)
+    if launched is None:
+        if limits != shapes.NO_LIMITS:
+            raise errors.InvalidConfig(
+                "--max-jobs, --max-rss-mb, --idle-exit and --burst need a process that can fork, "
+                "and this one cannot; start queue-claim-worker by itself, with --app"
+            )
+        return None
+    try:
+        if queue is not None:
+            shapes.check_nodes(queue, launched[1].knows_nodes)
+    except BaseException:
+        launched[0].close()
+        raise
+    worker = Worker(
+        launched,
+        served,
+        host=config.host_label(),
+        newest=config.host_priority() < 0,
+        lease_s=options.lease_seconds,
+        shutdown_timeout_s=options.shutdown_timeout,
+        limits=limits,
+        ends_with_job=shapes.is_plain(options),
+    )
+    try:
+        return serve_(worker)
+    except launcher.LauncherLost:
+        return worker.exit_code or 1
+    finally:
+        worker.close()
+
+
+def _launch(
+    app: str | None, shape: shapes.Shape | None, entries: Sequence[shapes.Entry]
+) -> Launched | None:
+    """Launch the app for a queue of this shape, for a pool, or for both."""
+    gpu = shape is not None and shape.gpu
+
+    def load() -> None:
+        app_loading.load_app(app)
+        if entries:
+            shapes.add_queues(entries)
+        if gpu:
+            config.get_config().builtin_model_registrar()
+
+    if entries:
+        return launch_or_refuse(load)
+    if shape is not None and shape.card is not None:
+        # Before the app is loaded: a library may read them only once.
+        os.environ.update(shapes.card_environment(shape.card))
+    return launch(load, gpu_model_cache.gpu_model_cache if gpu else lambda: None)

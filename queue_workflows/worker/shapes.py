@@ -1,10 +1,21 @@
-"""Describe how many jobs a worker runs at once and when it ends, and refuse what cannot work."""
+"""Describe what a worker serves, and refuse what cannot work.
+
+That is: how many jobs of which queue at once, the list in WORKERS_JSON, the GPUs of `--cards`, and
+the options of `queue-claim-worker`.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
+from queue_workflows.runtime import entry_point, external_tool
+from queue_workflows.types import JsonDict
 
 MAX_LEASE_S = 30 * 86400.0
 """A longer lease would keep a dead worker's job for a month."""
@@ -40,41 +51,35 @@ class Shape(NamedTuple):
     """Whether its async jobs share one executor, and each of the others has one of its own."""
 
 
-def check_limits(limits: Limits) -> None:
-    """Raise `InvalidConfig` for limits that cannot work."""
-    values = (limits.max_jobs, limits.max_rss_mb, limits.idle_exit_s)
-    if any(value is not None and not value > 0 for value in values):
-        raise errors.InvalidConfig(
-            "the values of --max-jobs, --max-rss-mb and --idle-exit must be positive"
-        )
+def _refuse(faults: Mapping[str, bool]) -> None:
+    """Raise `InvalidConfig` with the first of these messages whose fault is there."""
+    for message, is_there in faults.items():
+        if is_there:
+            raise errors.InvalidConfig(message)
 
 
-def check(queue: str, shape: Shape) -> None:
+def check_shape(queue: str, shape: Shape) -> None:
     """Raise `InvalidConfig` for slots that cannot work."""
     lone = shape.gpu and (shape.slots, shape.batch, shape.concurrent) == (1, 1, False)
-    if queue == "gpu" and not lone:
-        raise errors.InvalidConfig(
-            "--batch, --async and several slots are for cpu and ingest queues: a gpu worker has "
-            "one job at a time; --cards 0,1 starts a worker for each of these GPUs"
-        )
-    if not (shape.slots > 0 and shape.batch > 0):
-        raise errors.InvalidConfig("the number of slots, and batch, must be positive")
-    if shape.concurrent and shape.batch > 1:
-        raise errors.InvalidConfig(
-            "--async and --batch exclude each other: --async runs jobs at once, --batch one by one"
-        )
+    positive = shape.slots > 0 and shape.batch > 0
+    _refuse({
+        "--batch, --async and several slots are for cpu and ingest queues: a gpu worker has "
+        "one job at a time; --cards 0,1 starts a worker for each of these GPUs":
+            queue == "gpu" and not lone,
+        "the number of slots, and batch, must be positive": not positive,
+        "--async and --batch exclude each other: --async runs jobs at once, --batch one by one":
+            shape.concurrent and shape.batch > 1,
+    })  # fmt: skip
 
 
 def check_times(lease_s: float, shutdown_timeout_s: float | None) -> None:
     """Raise `InvalidConfig` for a lease or a shutdown timeout that cannot work."""
-    if not 0 < lease_s <= MAX_LEASE_S:
-        raise errors.InvalidConfig(
-            f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}"
-        )
-    if shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S:
-        raise errors.InvalidConfig(
-            f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative"
-        )
+    _refuse({
+        f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}":
+            not 0 < lease_s <= MAX_LEASE_S,
+        f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative":
+            shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S,
+    })  # fmt: skip
 
 
 def check_nodes(queue: str, knows_nodes: bool) -> None:
@@ -85,3 +90,345 @@ def check_nodes(queue: str, knows_nodes: bool) -> None:
             f"a {queue} worker that knows no node would fail every job: name the app with "
             "--app or QUEUE_WORKFLOWS_APP; it sets a node package or resolver, or registers nodes"
         )
+
+
+MOST = 500
+"""The most jobs that one worker runs at once."""
+KEYS = ("queue", "concurrency")
+TIMEOUT_S = 3.0
+"""Seconds that nvidia-smi has for its list."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""The variables by which a process sees some GPUs alone: NVIDIA's and AMD's."""
+
+
+class Entry(NamedTuple):
+    """A queue and how many of its jobs run at once."""
+
+    queue: str
+    concurrency: int = 1
+
+
+def option(text: str | None) -> list[Entry]:
+    """Return the entries of `--workers`: JSON text, or the path of a file with it. See `check`.
+
+    None or an empty text: those of WORKERS_JSON.
+    """
+    if not text:
+        return parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
+    if text.lstrip()[:1] in ("[", "{"):
+        return parse(text, "workers")
+    try:
+        return parse(Path(text).read_text(encoding="utf-8"), text)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise errors.InvalidConfig(
+            f"--workers {text!r} cannot be read ({why}): give a file, or JSON as in "
+            '[{"queue": "load", "concurrency": 2}]'
+        ) from None
+
+
+def shapes_of(entries: Sequence[Entry]) -> dict[str, Shape]:
+    """Return how the jobs of each queue share executors."""
+    return {each.queue: Shape(each.concurrency, mixed=True) for each in entries}
+
+
+def add_queues(entries: Sequence[Entry]) -> None:
+    """Add the queues to those of the app."""
+    queues = {each.queue for each in entries}
+    config.configure(ingest_queues=config.get_config().ingest_queues | queues)
+
+
+def as_json(entries: Sequence[Entry]) -> str:
+    """Return entries as JSON text."""
+    return json.dumps([entry._asdict() for entry in entries])
+
+
+def parse(text: str, source: str) -> list[Entry]:
+    """Return the entries of a JSON text such as `[{"queue": "load", "concurrency": 2}]`."""
+    if not text.strip():
+        raise errors.InvalidConfig(
+            f"{source} is empty: name the queues to serve, as in "
+            '[{"queue": "load", "concurrency": 2}]'
+        )
+    try:
+        return check(json.loads(text, object_pairs_hook=_once), source)
+    except errors.QueueWorkflowsError:
+        raise
+    except json.JSONDecodeError as error:
+        raise errors.InvalidConfig(f"{source} is not valid JSON: {error}") from None
+    except ValueError as error:
+        raise errors.InvalidConfig(f"{source} cannot be read: {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> JsonDict:
+    found: JsonDict = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} appears twice in one object")
+        found[key] = value
+    return found
+
+
+def check(found: Any, source: str) -> list[Entry]:
+    """Return the entries of such a list.
+
+    Raises `InvalidConfig` with one line for each fault, which names its entry as `source[0]`.
+    """
+    if not isinstance(found, list) or not found:
+        raise errors.InvalidConfig(f"{source} must be a list of at least one entry")
+    every = cast("list[Any]", found)
+    wrong: list[str] = []
+    places: dict[str, int] = {}
+    for number, each in enumerate(every):
+        wrong += [f"{source}[{number}]: {fault}" for fault in _faults(each, places)]
+        queue = cast("JsonDict", each).get("queue") if isinstance(each, dict) else None
+        if isinstance(queue, str):
+            places.setdefault(queue, number)
+    if not wrong:
+        entries = [Entry(**each) for each in every]
+        total = sum(entry.concurrency for entry in entries)
+        if total <= MOST:
+            return entries
+        wrong.append(f"{source} has {total} jobs at once; one process runs at most {MOST}")
+    raise errors.InvalidConfig(";\n".join(wrong))
+
+
+def _faults(found: Any, places: dict[str, int]) -> list[str]:
+    """Return the faults of an entry; `places` has the queues of the entries before it."""
+    if not isinstance(found, dict):
+        return [f"{found!r:.40} is not an object with {' and '.join(KEYS)}"]
+    entry = cast("JsonDict", found)
+    faults = [
+        f"unknown key {key!r}; known are {', '.join(KEYS)}" for key in entry if key not in KEYS
+    ]
+    if "queue" not in entry:
+        faults.append("`queue` is missing")
+    else:
+        faults += _queue_faults(entry["queue"], places)
+    concurrency = entry.get("concurrency", 1)
+    if type(concurrency) is not int or not 1 <= concurrency <= MOST:
+        faults.append(f"concurrency {concurrency!r:.40}: a whole number from 1 to {MOST}")
+    return faults
+
+
+def _queue_faults(queue: Any, places: dict[str, int]) -> list[str]:
+    if not isinstance(queue, str):
+        return [f"queue {queue!r:.40} is not a string"]
+    if queue in config.DAG_QUEUES:
+        return [f"queue {queue!r} runs workflow nodes: start queue-claim-worker --queue {queue}"]
+    if not config.QUEUE_NAME.fullmatch(queue):
+        return [
+            f"{queue[:80]!r} is not a queue name: 1 to 63 of letters, digits, '_', '-', '.', none "
+            "of the last two first"
+        ]
+    if queue in places:
+        return [f"queue {queue!r} is also in entry {places[queue]}: name it once"]
+    return []
+
+
+def listed_gpus(tool: external_tool.Tool) -> str:
+    """Return a line `index, uuid, MiB` for each GPU of nvidia-smi; blocks for TIMEOUT_S at most."""
+    query = ("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+    return tool.ask(*query, timeout_s=TIMEOUT_S).text or ""
+
+
+def gpu_rows(text: str) -> list[tuple[str, str, str]]:
+    """Return index, UUID and size of each GPU in such a list."""
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
+    return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+
+
+def cards_of(text: str) -> list[int]:
+    """Return the GPUs of a list such as `0,1`. Raises `InvalidConfig` for any other text."""
+    found: list[int] = []
+    for part in text.split(","):
+        word = part.strip()
+        if not (word.isascii() and word.isdigit()) or len(word) > 4:
+            raise errors.InvalidConfig(
+                f"--cards {text!r:.80} should be the numbers of GPUs, as nvidia-smi shows them, "
+                "joined by commas, as in 0,1"
+            )
+        if int(word) in found:
+            raise errors.InvalidConfig(f"--cards {text!r:.80} names GPU {int(word)} twice")
+        found.append(int(word))
+    return found
+
+
+def check_cards(cards: Sequence[int]) -> None:
+    """Raise `InvalidConfig` for a GPU that this process does not see, or that is not there.
+
+    Without nvidia-smi nobody knows which are there. Blocks for TIMEOUT_S at most.
+    """
+    for name in VISIBLE:
+        visible = os.environ.get(name)
+        if visible is not None and (hidden := _missing(cards, visible.split(","))):
+            raise errors.InvalidConfig(
+                f"--cards names GPU {hidden[0]}, and {name} is {visible!r:.80}, so this GPU is "
+                "not for this process; name those in it, or unset it"
+            )
+    known = [index for index, _, _ in gpu_rows(listed_gpus(external_tool.Tool("nvidia-smi")))]
+    if known and (absent := _missing(cards, known)):
+        raise errors.InvalidConfig(
+            f"--cards names GPU {absent[0]}, and this machine has none; nvidia-smi lists "
+            f"{', '.join(known)}"
+        )
+
+
+def _missing(cards: Sequence[int], among: Sequence[str]) -> list[int]:
+    """Return the cards that are not in a list of numbers; none if it has anything else."""
+    words = [word.strip() for word in among if word.strip()]
+    if not all(word.isdigit() for word in words):
+        return []  # UUIDs
+    return [card for card in cards if str(card) not in words]
+
+
+def card_environment(card: int) -> Mapping[str, str]:
+    """Return the variables by which a process sees this GPU alone, as nvidia-smi numbers it."""
+    return {**dict.fromkeys(VISIBLE, str(card)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options. Its length: a call for each option."""
+    found = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="queue-claim-worker",
+        description="One worker of one queue, one job at a time; or a pool of several.",
+    )
+    found.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
+    found.add_argument(
+        "--workers",
+        nargs="?",
+        const="",
+        metavar="FILE|JSON",
+        help="ingest queues and how many jobs of each at once, as in "
+        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON; beside '
+        "--queue cpu --slots N, one worker serves all",
+    )
+    found.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=600.0,
+        metavar="N",
+        help="how long a claim holds without being renewed; default: 600",
+    )
+    found.add_argument(
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="let up to N claimed jobs wait for each slot, if they are very short; default: 32",
+    )
+    found.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="run up to N jobs at once, each in a process of its own (gpu: 1)",
+    )
+    found.add_argument(
+        "--cards",
+        metavar="N,N",
+        help="on the gpu queue: a worker for each of these GPUs, as nvidia-smi numbers them, whose "
+        "handlers run in a process that sees this GPU alone",
+    )
+    found.add_argument(
+        "--async",
+        dest="async_jobs",
+        action="store_true",
+        help="with --slots: run the N jobs in one process, on one event loop, for async functions",
+    )
+    found.add_argument(
+        "--inline",
+        action="store_true",
+        help="run handlers in the worker's process, one at a time, as for a debugger; one that "
+        "crashes or holds the GIL then stops the worker too",
+    )
+    recycling = found.add_argument_group("processes", "Not with --inline.")
+    recycling.add_argument(
+        "--max-jobs", type=int, metavar="N", help="replace the process of a handler after N jobs"
+    )
+    recycling.add_argument(
+        "--max-rss-mb", type=float, metavar="M", help="replace one that is larger after a job"
+    )
+    recycling.add_argument(
+        "--idle-exit", type=float, metavar="S", help="end after so many seconds without a job"
+    )
+    recycling.add_argument("--burst", action="store_true", help="end when no job is left")
+    found.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        metavar="N",
+        help="seconds that a job gets to end after SIGTERM before it is handed back; default: "
+        "SHUTDOWN_TIMEOUT_S (8)",
+    )
+    found.add_argument(
+        "--supervise",
+        action="store_true",
+        help="run under a small parent that restarts it and hands back its claimed jobs at once",
+    )
+    entry_point.add_common_arguments(found)
+    return found
+
+
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; exit with code 2 for unknown ones, or if no queue is named."""
+    known = parser()
+    options = known.parse_args(arguments)
+    if options.queue is None and options.workers is None:
+        known.error("one of the arguments --queue --workers is required")
+    return options
+
+
+def is_plain(options: argparse.Namespace) -> bool:
+    """Return whether the worker has neither slots nor cards: it ends with a job that it ends."""
+    return options.queue is not None and options.slots is None and options.cards is None
+
+
+def limits(options: argparse.Namespace) -> Limits:
+    """Return when the processes of slots end; raise `InvalidConfig` for options that clash."""
+    chosen = Limits(options.max_jobs, options.max_rss_mb, options.idle_exit, burst=options.burst)
+    ends = chosen.burst or chosen.idle_exit_s is not None
+    queue, slots, cards = options.queue, options.slots, options.cards
+    shaped = options.batch != 1 or options.async_jobs
+    beside = queue == "cpu" and slots is not None and not (shaped or options.inline or cards)
+    values = (chosen.max_jobs, chosen.max_rss_mb, chosen.idle_exit_s)
+    _refuse({
+        "--batch needs --queue: a pool claims what is free": queue is None and options.batch != 1,
+        "--workers goes with --queue cpu --slots N, without --batch, --async and --inline, or with "
+        "no --queue": queue is not None and options.workers is not None and not beside,
+        "--burst and --idle-exit exclude --supervise: a parent would start the worker again":
+            ends and options.supervise,
+        "the values of --max-jobs, --max-rss-mb and --idle-exit must be positive":
+            any(value is not None and not value > 0 for value in values),
+        "--inline is for one queue, without --slots, --cards and --async":
+            options.inline and (not is_plain(options) or options.async_jobs),
+        "--max-jobs, --max-rss-mb, --idle-exit and --burst exclude --inline: it runs jobs in the "
+        "worker's process": options.inline and chosen != NO_LIMITS,
+        "--cards needs --queue gpu: only its jobs use GPUs": cards is not None and queue != "gpu",
+        "--cards excludes --slots, --async and --batch: each GPU runs one job at a time":
+            cards is not None and (slots is not None or shaped),
+        "--async needs --slots N (how many jobs run at once)": slots is None and options.async_jobs,
+        "--slots needs --queue; --workers has `concurrency` instead":
+            slots is not None and queue is None,
+    })  # fmt: skip
+    if cards is not None:
+        numbers = cards_of(cards)
+        _refuse({
+            "--burst and --idle-exit need a single GPU: a parent would start the workers again":
+                len(numbers) > 1 and ends,
+        })  # fmt: skip
+        check_cards(numbers)
+    elif queue is not None:
+        check_shape(queue, shape_of(options))
+    return chosen
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """Return how many jobs run at once in how many processes."""
+    if options.cards is not None:
+        return Shape(1, gpu=True, card=cards_of(options.cards)[0])
+    return Shape(
+        1 if options.slots is None else options.slots,
+        options.batch,
+        concurrent=options.async_jobs,
+        gpu=options.queue == "gpu",
+    )

@@ -188,9 +188,11 @@ SWEEPS = {
         ORCHESTRATOR, "dispatch", workloads.Deciding, WORKER, HOOKS, ("advance.advance",), BEFORE
     ),
     "ingest": Sweep((*NOTES, *INLINE), LOOP, workloads.Notes, places=WORKING),
-    "steps": Sweep(NOTES, MAIN, workloads.Stepped, places=("answers.script", SETS_ASIDE, CLAIMING)),
+    "steps": Sweep(
+        NOTES, MAIN, workloads.Stepped, places=("claimed_job.answer", SETS_ASIDE, CLAIMING)
+    ),
     "steps-pool": Sweep(
-        POOL, "", workloads.Stepped, (), {}, ("answers.script", SETS_ASIDE), BEFORE
+        POOL, "", workloads.Stepped, (), {}, ("claimed_job.answer", SETS_ASIDE), BEFORE
     ),
     "batch": Sweep(
         (*NOTES, "--batch", str(workloads.BATCH)),

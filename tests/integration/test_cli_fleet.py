@@ -14,7 +14,7 @@ from queue_workflows import config, db, errors, run_store, runs, workers
 from queue_workflows.cli import command, fleet, run_processes, run_snapshot, unserved_queues
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
-from queue_workflows.worker import parent, pool_config
+from queue_workflows.worker import parent, shapes
 from tests.support import console
 from tests.support.commands import TOYHOST
 
@@ -76,7 +76,7 @@ def test_each_named_gpu_gets_a_worker_of_its_own() -> None:
     assert (fleet.roles(cards=[0]).gpu, fleet.roles().gpu) == (0, 1)
 
 
-POOL = (pool_config.Entry("load", 2), pool_config.Entry("load.new", 5))
+POOL = (shapes.Entry("load", 2), shapes.Entry("load.new", 5))
 
 
 def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
@@ -104,27 +104,27 @@ def test_a_pool_is_one_worker_process_that_gets_its_list() -> None:
     assert list(found) == ["orchestrator", "worker"]
     module, option, text = found["worker"][2:5]
     assert (module, option) == (parent.WORKER, "--workers")
-    assert pool_config.option(text) == [("load", 3), ("load.new", 5)], "one more beside the pool"
+    assert shapes.option(text) == [("load", 3), ("load.new", 5)], "one more beside the pool"
 
 
 def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "pool.json"
-    file.write_text(pool_config.as_json(POOL))
-    assert pool_config.option(str(file)) == [*POOL]
+    file.write_text(shapes.as_json(POOL))
+    assert shapes.option(str(file)) == [*POOL]
     monkeypatch.setenv("WORKERS_JSON", '[{"queue": "q"}]')
-    assert pool_config.option(None) == pool_config.option("") == [pool_config.Entry("q")]
+    assert shapes.option(None) == shapes.option("") == [shapes.Entry("q")]
     file.write_text('[{"queue": "q"}, {"queue": "cpu"}]')
     with pytest.raises(
         errors.InvalidConfig, match=r"pool\.json\[1\]: queue 'cpu' runs workflow nodes"
     ):
-        pool_config.option(str(file))
+        shapes.option(str(file))
     with pytest.raises(errors.InvalidConfig, match=r"none\.json' cannot be read \(No such"):
-        pool_config.option(str(tmp_path / "none.json"))
+        shapes.option(str(tmp_path / "none.json"))
     file.write_bytes(b"\xff")
     with pytest.raises(errors.InvalidConfig, match=r"cannot be read \(it is not UTF-8 text\)"):
-        pool_config.option(str(file))
+        shapes.option(str(file))
 
 
 def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(

@@ -37,7 +37,8 @@ def recorded_together(count: int) -> int:
         assert len(done) == count
         asked = counting_cursor.Counter(conn)
         send(0, done)
-        node_plans.noted(done)
+        for job, _ in done:
+            node_plans.noted(job)
         return asked.statements
 
 

@@ -13,11 +13,16 @@ from queue_workflows.db import link
 from queue_workflows.runtime import clock, io_loop
 
 
+def executed(text: bytes, **parameters: object) -> db.Script[Any]:
+    """Return the rows of a statement as they come."""
+    return (yield db.Statement(text, parameters, is_raw=True))
+
+
 class Asking:
     """A source of requests that notes what becomes of them."""
 
     def __init__(self) -> None:
-        self.requests: deque[bytes] = deque()
+        self.requests: deque[bytes | db.Script[Any]] = deque()
         self.seen: list[Any] = []
         self.before: Callable[[], object] = lambda: None
         """Called just before a statement is sent."""
@@ -25,16 +30,13 @@ class Asking:
     def next(self) -> link.Request | None:
         if not self.requests:
             return None
-        text = self.requests.popleft()
-
-        def script() -> db.Script[Any]:
-            return (yield db.Statement(text, is_raw=True))
-
+        wanted = self.requests.popleft()
+        script = executed(wanted) if isinstance(wanted, bytes) else wanted
         self.before()
         return link.Request(
-            script(),
+            script,
             self.seen.append,
-            lambda error: self.seen.append(error.sqlstate),
+            lambda error: self.seen.append(getattr(error, "sqlstate", None) or str(error)),
             lambda: self.seen.append("lost"),
         )
 
@@ -56,8 +58,8 @@ class Own:
         self._loop = io_loop.IoLoop()
         self.link = link.Link(self._loop, self.source, channels=["ingest_job_ready"])
 
-    def ask(self, *texts: bytes) -> None:
-        self.source.requests.extend(texts)
+    def ask(self, *wanted: bytes | db.Script[Any]) -> None:
+        self.source.requests.extend(wanted)
         self.link.flow.ring()
 
     def turn_until(self, *expected: Any, at: Callable[[], object] = lambda: None) -> None:
@@ -105,6 +107,24 @@ def end_sleepers() -> None:
 def test_a_refused_statement_leaves_the_connection_to_the_next(own: Own) -> None:
     own.ask(b"SELECT 1 / 0", b"SELECT 7, NULL, 'x'")
     own.turn_until("connected", "22012", [(b"7", None, b"x")])
+
+
+def test_a_script_that_fails_by_itself_ends_neither_the_loop_nor_the_connection(own: Own) -> None:
+    """It may have a transaction open, which must not go on in the next script."""
+
+    def fails() -> db.Script[Any]:
+        yield db.BEGIN
+        yield db.Statement(b"SELECT pg_current_xact_id()")
+        raise ValueError("not the database's")
+
+    own.ask(fails(), b"SELECT pg_current_xact_id_if_assigned()")
+    own.turn_until("connected", "not the database's", [(None,)])
+
+
+def test_a_value_that_cannot_be_sent_is_refused_and_loses_no_connection(own: Own) -> None:
+    own.ask(executed(b"SELECT %(given)s", given="a\0b"), b"SELECT 2")
+    nul = "PostgreSQL text cannot have a NUL (0x00) byte"
+    own.turn_until("connected", nul, [(b"2",)])
 
 
 def test_notifications_arrive_between_statements_and_during_one(own: Own) -> None:

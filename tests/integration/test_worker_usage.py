@@ -14,7 +14,7 @@ import pytest
 
 from queue_workflows.runtime import external_tool
 from queue_workflows.telemetry import worker_usage
-from queue_workflows.worker import gpus, guards
+from queue_workflows.worker import gpu_models, guards
 from tests.support import timeouts
 from tests.support.wait import patience, until
 
@@ -341,7 +341,7 @@ def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
     tool: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeouts.wait_for_gpu_sizes(monkeypatch, 30.0)
-    subject = gpus.GpuMemory()
+    subject = gpu_models.GpuMemory()
     assert (subject.measure(), subject.vram_mb) == (True, None)
     soon_s = subject.every_s()
     tool("nvidia-smi", "echo 0, GPU-aa, 12288")

@@ -17,7 +17,7 @@ from psycopg import conninfo
 
 from queue_workflows import config
 from queue_workflows.runtime import service, signals, supervisor
-from queue_workflows.worker import crash_recovery
+from queue_workflows.worker import parent
 from tests.hostile import fleet as attacked
 from tests.hostile import folders
 from tests.soak import app, journal, mutated_worker, tasks
@@ -149,7 +149,7 @@ class Fleet:
         }
         self._reaped_label = {seat.name: seat.label for seat in SEATS if seat.care == REAPED}
         self._crash_recoveries = {
-            label: crash_recovery.CrashRecovery(label) for label in set(self._reaped_label.values())
+            label: parent.CrashRecovery(label) for label in set(self._reaped_label.values())
         }
         self._orphans: list[int] = []
         self._env = {

@@ -14,12 +14,12 @@ from queue_workflows.run import launcher
 from queue_workflows.runtime import kernel
 from queue_workflows.worker import (
     claimed_job,
-    crash_recovery,
     desk,
     guards,
     lane,
     leases,
     node_plans,
+    parent,
 )
 from tests.soak import (
     mutants_executors,
@@ -158,12 +158,12 @@ def _recover_all_workers() -> None:
 
 
 def _recover_no_worker() -> None:
-    replace(crash_recovery, "recover_claims", lambda *_, **__: [])
+    replace(parent, "recover_claims", lambda *_, **__: [])
 
 
 def _charge_no_worker() -> None:
     """Let a parent count no crash of a job whose handler has killed its worker."""
-    replace(crash_recovery, "_is_crash", lambda *_: False)
+    replace(parent, "_is_crash", lambda *_: False)
 
 
 def _never_alone() -> None:
@@ -175,8 +175,7 @@ def _trust_replies() -> None:
     """Never look for claims, or records, whose reply was lost."""
 
     def forget(_: desk.Desk, own: lane.Lane, done: Any) -> None:
-        for job, _ in done:
-            job.recording = False
+        del done
         own.claiming, own.may_claim = False, True
 
     replace(desk.Desk, "_unknown", forget)
@@ -184,10 +183,12 @@ def _trust_replies() -> None:
 
 def _wait_for_rows() -> None:
     """Renew all leases by one statement that waits for each row, and never one by one."""
-    renewals = leases._renewals
 
-    def together(held: Any, reports: Any, **_: Any) -> db.Script[list[claims.Renewal]]:
-        return renewals(held, reports, apart=False)
+    def together(held: Any, reports: Any) -> db.Script[list[claims.Renewal]]:
+        found: list[claims.Renewal] = []
+        for own, jobs in held:
+            found += yield from leases._renewal(own, jobs, reports)
+        return found
 
     rewrite(statements.claims.renew, b"FOR UPDATE SKIP LOCKED", b"FOR UPDATE")
     replace(leases, "_renewals", together)

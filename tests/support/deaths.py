@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from queue_workflows import db
 from queue_workflows.runtime import identity, supervisor
 from queue_workflows.types import Row
-from queue_workflows.worker import crash_recovery
+from queue_workflows.worker import parent as worker_parent
 
 if TYPE_CHECKING:
     import pytest
@@ -53,7 +53,7 @@ def id_with_executors(host: str) -> str:
 
 def recover(conn: db.Connection, death: Death, host: str, **more: Any) -> list[Row]:
     """Hand the claims of a dead worker back, as its parent does; return the changed rows."""
-    return crash_recovery.recover_claims(conn, _exit(death), host_label=host, **more)
+    return worker_parent.recover_claims(conn, _exit(death), host_label=host, **more)
 
 
 def _exit(death: Death) -> supervisor.Exit:
@@ -64,15 +64,15 @@ def _exit(death: Death) -> supervisor.Exit:
 @contextmanager
 def parent(host: str) -> Generator[Callable[[Death], None]]:
     """Yield what reports deaths to a parent, which hands their claims back."""
-    with crash_recovery.CrashRecovery(host) as made:
+    with worker_parent.CrashRecovery(host) as made:
         yield lambda death: made.report(_exit(death))
 
 
 def retry_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a parent that cannot reach the database try again after these seconds."""
-    monkeypatch.setattr(crash_recovery, "RETRY_S", seconds)
+    monkeypatch.setattr(worker_parent, "RETRY_S", seconds)
 
 
 def look_again_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a parent look once more for claims of a dead worker after these seconds."""
-    monkeypatch.setattr(crash_recovery, "AGAIN_S", seconds)
+    monkeypatch.setattr(worker_parent, "AGAIN_S", seconds)

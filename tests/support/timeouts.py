@@ -8,7 +8,7 @@ from queue_workflows import config
 from queue_workflows.db import migration_lock, pool
 from queue_workflows.engine import schedule_rows
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import desk, gpu_models, gpus, job_logs, window
+from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, lane, shapes
 
 if TYPE_CHECKING:
     import pytest
@@ -47,12 +47,12 @@ def shorten_claim_retries(monkeypatch: pytest.MonkeyPatch, seconds: float) -> No
 
 def claim_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker claim as many jobs ahead as may wait, however long handlers take."""
-    monkeypatch.setattr(window.Window, "ahead", property(lambda own: own._slots * own._most))
+    monkeypatch.setattr(lane.Window, "ahead", property(lambda own: own._slots * own._most))
 
 
 def let_claimed_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a job that was claimed ahead wait for the handler before it."""
-    monkeypatch.setattr(window, "WAIT_S", 3600.0)
+    monkeypatch.setattr(claimed_job, "WAIT_S", 3600.0)
 
 
 def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -66,4 +66,4 @@ def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a gpu worker's first claim, and the tool that it asks, take so long at most."""
     monkeypatch.setattr(gpu_models, "PUBLISH_WAIT_S", seconds)
-    monkeypatch.setattr(gpus, "TIMEOUT_S", seconds)
+    monkeypatch.setattr(shapes, "TIMEOUT_S", seconds)

@@ -30,7 +30,6 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.types import Row
-from queue_workflows.worker import job_logs
 from tests.support import factories
 
 Claimant = claims.Claimant
@@ -379,8 +378,11 @@ def write_log(
 
     `head` None: it is stored already.
     """
-    written = job_logs.Written(lease_of(job), head, tail, cut_bytes)
-    return statements.logs.write[_table_of(job).name](conn, **job_logs.columns([written]))
+    write = statements.logs.write[_table_of(job).name]
+    own = lease_of(job)
+    return write(
+        conn, jobs=[own.job_id], claims=[own.claim_no], heads=[head], tails=[tail], cuts=[cut_bytes]
+    )
 
 
 def claim_apart(conn: db.Connection, claimant: claims.Claimant, *, promote: bool) -> str | None:

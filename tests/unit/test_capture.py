@@ -59,8 +59,7 @@ def recorded(*parts: bytes, cap_kb: int = 1) -> tuple[str | None, str, int]:
     recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), cap_kb)
     for part in parts:
         recording.add(part)
-    written = recording.written()
-    return written.head, written.tail, written.cut_bytes
+    return recording.written()
 
 
 def test_what_fits_is_kept_whole() -> None:
@@ -98,11 +97,11 @@ def test_passwords_of_dsns_are_masked() -> None:
 def test_a_head_that_is_stored_is_not_sent_again() -> None:
     recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 1)
     recording.add(b"a" * 600)
-    assert recording.written().head == "a" * 512
+    assert recording.written()[0] == "a" * 512
     recording.add(b"b")
-    assert recording.written()[1:] == (None, "a" * 88 + "b", 0)
+    assert recording.written() == (None, "a" * 88 + "b", 0)
     recording.mark_unstored()
-    assert recording.written().head == "a" * 512
+    assert recording.written()[0] == "a" * 512
 
 
 def test_print_stderr_and_logging_are_kept_and_go_on(
@@ -221,7 +220,7 @@ class Logs:
         return SimpleNamespace(lease=job_tables.Lease(job_tables.NODE_JOBS, "j", "w", number))
 
     def taken(self) -> list[tuple[int, str | None]]:
-        return [(each.lease.claim_no, each.written().head) for each in self.logs.take().changed]
+        return [(each.lease.claim_no, each.written()[0]) for each in self.logs.take()]
 
 
 def test_each_attempt_has_its_own_log_and_a_silent_one_has_none() -> None:
@@ -263,11 +262,11 @@ def test_what_could_not_be_stored_is_tried_again_unless_the_worker_leaves() -> N
     found.logs.end(found.job(1))
     for keep, kept in ((True, [(1, "x")]), (False, [])):
         taken = found.logs.take()
-        [each.written() for each in taken.changed]
+        [each.written() for each in taken]
         found.logs.put_back(taken, keep=keep)
         if keep:
             again = found.logs.take()
-            assert [(each.lease.claim_no, each.written().head) for each in again.changed] == kept
+            assert [(each.lease.claim_no, each.written()[0]) for each in again] == kept
             found.logs.put_back(again, keep=True)
     assert found.taken() == []
 

@@ -701,7 +701,8 @@ class Worker(RuleBasedStateMachine):
         """What is claimed and held is known, or is looked for after a lost reply."""
         if not hasattr(self, "links") or self.refused > desk.REFUSALS:
             return
-        known = {job.id for job in self.jobs} | {job.id for job, _ in self.desk._endings}
+        known = {job.id for job in self.jobs}
+        known |= {each.ends.id for each in self.desk._writes if each.ends}
         looked_for = {
             own.who.queue
             for own in self.desk.lanes

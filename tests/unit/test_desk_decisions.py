@@ -9,6 +9,7 @@ import socket
 from collections.abc import Generator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
@@ -27,7 +28,6 @@ from queue_workflows.worker import (
     leases,
     process,
     shapes,
-    window,
 )
 from tests.support.executors import Job, task_row
 
@@ -150,7 +150,7 @@ class World:
     @property
     def to_write(self) -> list[str]:
         """The jobs whose ends are to be written, but completed ones."""
-        return [job.id for job, _ in self.desk._endings]
+        return [each.ends.id for each in self.desk._writes if each.ends]
 
     def renew(self, **rows: dict[str, Any]) -> None:
         """Renew the leases; only these rows are found."""
@@ -189,6 +189,47 @@ def test_each_of_several_completed_jobs_is_recorded(queue: str) -> None:
         recorded += recorded_by(request)
         request.done([])
     assert sorted(recorded) == sorted(names)
+
+
+def test_a_result_whose_reply_is_lost_is_looked_for_before_it_is_recorded_again() -> None:
+    world = World()
+    world.claim("a")
+    world.ended("a")
+    world.request().lost()
+    world.request().done([])  # claims that it does not know
+    script = world.request().script
+    assert next(script).text == statements.claims.has_recorded_ingest.text
+    assert script.send([]).text == statements.claims.ingest_rows.text
+
+
+@pytest.mark.parametrize("row", [[], [{"recorded": 1}]])
+def test_an_event_of_a_model_whose_reply_is_lost_is_written_again_unless_it_is_there(
+    row: list[Any],
+) -> None:
+    world = World(queue="gpu")
+    world.desk._models = mock.Mock(may_claim=True, is_changing=False)
+    world.claim("a")
+    world.desk.event(world.job("a"), "model_load_start", None)
+    for lost in (True, False):
+        request = world.request()
+        script = request.script
+        assert next(script).text == statements.claims.has_recorded_node.text
+        if row:
+            with pytest.raises(StopIteration):
+                script.send(row)
+        else:
+            assert script.send(row).text == statements.job_events.add_node.text
+        request.lost() if lost else request.done(None)
+    assert world.desk.next() is None
+
+
+def test_what_the_database_refuses_for_now_does_not_keep_other_ends_from_being_written() -> None:
+    world = World(slots=2)
+    world.claim("a", "b")
+    for name in "ab":
+        world.ended(name, outcomes.Outcome("failed", 0.001))
+    world.request().refused(psycopg.errors.QueryCanceled())
+    assert world.to_write == ["b", "a"]
 
 
 # Time limits and guards.
@@ -320,7 +361,7 @@ def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
     crashes: int,
 ) -> None:
     world = World()
-    for _ in range(window.ROUNDS):
+    for _ in range(lane.ROUNDS):
         world.lane.window.ended(0.0001)
     world.claim("a", crashes=crashes)
     world.ended("a")
@@ -332,11 +373,11 @@ def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
 
 def test_a_job_that_waits_too_long_goes_back_and_none_is_claimed_ahead_after_it() -> None:
     world = World()
-    for _ in range(window.ROUNDS):
+    for _ in range(lane.ROUNDS):
         world.lane.window.ended(0.0001)
     world.claim("a", "b")
     assert [job.id for job in world.lane.waiting] == ["b"]
-    world.later(window.WAIT_S)
+    world.later(claimed_job.WAIT_S)
     assert not world.lane.waiting
     assert world.to_write == ["b"]
     assert world.lane.window.ahead == 0
@@ -409,11 +450,9 @@ def test_one_row_that_refuses_its_renewal_stops_no_other() -> None:
     request = world.leases.next()
     assert request is not None
     error = psycopg.errors.RaiseException("the app's own trigger refuses it")
-    request.refused(error)
-    request = world.leases.next()
-    assert request is not None
     script = request.script
     next(script)
+    script.throw(error)
     row = {"claim_no": 1, "cancel": False, "renewed": True}
     script.send([row | {"id": "a"}])
     script.throw(error)
@@ -430,7 +469,7 @@ def test_a_job_whose_record_is_in_flight_is_not_lost_by_a_renewal_that_misses_it
     world.ended("a")
     recording = world.request()
     world.renew()
-    assert world.job("a").recording
+    assert world.job("a").is_over
     recording.done([])
     assert not world.lane.jobs
 

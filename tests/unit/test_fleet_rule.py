@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import fleet_rule as rule
 from benchmarks import fleet_sim, fleet_trace
-from queue_workflows.worker import gpus
+from queue_workflows.worker import gpu_models
 
 HOUR = 3600.0
 
@@ -101,12 +101,12 @@ def test_every_policy_serves_every_job(kind: str) -> None:
 def test_the_gpu_is_the_largest_one_visible(
     text: str, visible: str | None, size: int | None
 ) -> None:
-    assert gpus.largest_mb(text, visible) == size
+    assert gpu_models.largest_mb(text, visible) == size
 
 
 @pytest.mark.parametrize("visible", ["0", "1", "1,GPU-aa"])
 def test_an_index_among_unequal_gpus_is_only_known_when_counted_by_the_bus(visible: str) -> None:
     """CUDA counts the fastest first by default, nvidia-smi by the bus."""
     text = "0, GPU-aa, 12288\n1, GPU-bb, 24564\n"
-    assert gpus.largest_mb(text, visible) is None
-    assert gpus.largest_mb(text, visible, by_bus=True) == (12288 if visible == "0" else 24564)
+    assert gpu_models.largest_mb(text, visible) is None
+    assert gpu_models.largest_mb(text, visible, by_bus=True) == (12288 if visible == "0" else 24564)

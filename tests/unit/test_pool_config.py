@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.worker import pool_config
+from queue_workflows.worker import shapes
 
 FINE = {"queue": "load.cbr", "concurrency": 2}
 
 
 def test_a_list_is_read() -> None:
     text = json.dumps([FINE, {"queue": "fetch"}])
-    assert pool_config.parse(text, "W") == [("load.cbr", 2), ("fetch", 1)]
+    assert shapes.parse(text, "W") == [("load.cbr", 2), ("fetch", 1)]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_list_is_read() -> None:
 )
 def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:
     with pytest.raises(errors.InvalidConfig, match=said):
-        pool_config.parse(text, "W")
+        shapes.parse(text, "W")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:
 )
 def test_a_wrong_entry_is_named(entry: Any, said: str) -> None:
     with pytest.raises(errors.InvalidConfig) as caught:
-        pool_config.check([FINE, entry], "W")
+        shapes.check([FINE, entry], "W")
     (line,) = str(caught.value).splitlines()
     assert line.startswith("W[1]: ")
     assert said in line
@@ -64,11 +64,11 @@ def test_a_wrong_entry_is_named(entry: Any, said: str) -> None:
 
 def test_each_wrong_entry_has_a_line() -> None:
     with pytest.raises(errors.InvalidConfig) as caught:
-        pool_config.check([{"queue": "gpu", "concurrency": -1}, FINE, "x"], "W")
+        shapes.check([{"queue": "gpu", "concurrency": -1}, FINE, "x"], "W")
     assert [line[:4] for line in str(caught.value).splitlines()] == ["W[0]", "W[0]", "W[2]"]
 
 
 def test_a_process_has_a_limit() -> None:
     entries = [{"queue": name, "concurrency": 251} for name in "ab"]
     with pytest.raises(errors.InvalidConfig, match="502 jobs at once; one process runs at most"):
-        pool_config.check(entries, "W")
+        shapes.check(entries, "W")

@@ -19,7 +19,6 @@ UNUSED = (
     "queue_workflows.run.async_jobs",
     "queue_workflows.runtime.supervisor",
     "queue_workflows.service",
-    "queue_workflows.worker.crash_recovery",
     "queue_workflows.worker.parent",
 )
 """A worker needs them under a parent, for async jobs, or for what apps call."""
@@ -29,7 +28,7 @@ import psycopg
 known = set(sys.modules)
 from queue_workflows import claim_worker
 print(*(set(sys.modules) - known))
-from queue_workflows.worker import start
+from queue_workflows.worker import process
 print(*(set(sys.modules) - known))
 """
 
