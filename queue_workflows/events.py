@@ -12,13 +12,16 @@ from typing import Any
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import app_connections, check_violations, statements
-from queue_workflows.engine import events as rows
 from queue_workflows.tasks import attempt_requests
 from queue_workflows.types import Rows
 
 _log = logging.getLogger(__name__)
 VALUE_BYTES = 1 << 20
 """Bytes of the largest value, as JSON; the table has the same bound."""
+WAKE_BATCH = 1000
+"""If so many steps were woken at once, there may be more, which an orchestrator wakes."""
+_MAY_NOT = "42501"
+"""The SQLSTATE of a role that may only submit: an orchestrator wakes those who wait."""
 
 
 @check_violations.translated()
@@ -40,9 +43,12 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
     if sent and conn is None:
         try:
             with db.statement() as own:
-                rows.wake_soon(own, name, key)
+                statements.events.wake_waiting(own, name=name, key=key, most=WAKE_BATCH)
         except db.Error as error:
-            _log.warning("event %r is stored; an orchestrator wakes its waiters: %s", name, error)
+            if error.sqlstate != _MAY_NOT:
+                _log.warning(
+                    "event %r is stored; an orchestrator wakes its waiters: %s", name, error
+                )
     return sent
 
 

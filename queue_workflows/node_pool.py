@@ -13,7 +13,7 @@ from queue_workflows import config, db, input_listener
 from queue_workflows.db import statements
 from queue_workflows.dispatch import drain, run_cache, starts
 from queue_workflows.engine import promotion, row_isolation
-from queue_workflows.maintenance import periodic, recovery
+from queue_workflows.maintenance import periodic, sweeps
 from queue_workflows.operations import retention
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn
@@ -78,7 +78,7 @@ class NodePool:
             raise RuntimeError("this pool was started before; create a new one")
         if self._register is not None:
             self._register()
-        if not recovery.recover_at_start(self._pause or self._stopped.wait):
+        if not sweeps.recover_at_start(self._pause or self._stopped.wait):
             return
         listener = db.listen(CHANNEL, *self._others, poll_s=self._poll_s)
         self._services = [

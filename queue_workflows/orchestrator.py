@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from queue_workflows import config, db, errors, node_pool
-from queue_workflows.event_export import settings
+from queue_workflows.event_export import exporter
 from queue_workflows.runtime import app_loading, entry_point, signals
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def serve(stop: signals.StopRequest, schedules: scheduler.Service | None = None)
     With `schedules` it is the scheduler, too. Their ticker must not listen, and must stop at the
     request.
     """
-    exports = settings.wanted()
+    exports = exporter.wanted()
     if not bring_schema(stop):
         return 0
     registrar = config.get_config().builtin_model_registrar
@@ -50,7 +50,7 @@ def serve(stop: signals.StopRequest, schedules: scheduler.Service | None = None)
     try:
         if start(pool, stop):
             _log.info("orchestrator dispatches on %s", db.describe())
-            with settings.running(exports):
+            with exporter.running(exports):
                 if schedules is None:
                     stop.requested.wait()
                 else:

@@ -14,7 +14,6 @@ from datetime import datetime
 from queue_workflows import config, db, tasks, types
 from queue_workflows import schedules as api
 from queue_workflows.alerts import sender
-from queue_workflows.alerts import settings as alert_settings
 from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import row_isolation, schedule_rows
 from queue_workflows.operations import code_schedules
@@ -275,7 +274,7 @@ class Service:
         code_schedules.check_entries(old)
         for one in new:
             api.check(one)
-        self._alerts = alert_settings.read()
+        self._alerts = sender.read_settings()
         self._count = len(old) + len(new)
         self.ticker = Ticker(boot_kick=not config.DISABLE_BOOT_KICK.read(), listens=listens)
         self.listens = {schedule_rows.CHANNEL: self.ticker.wake}

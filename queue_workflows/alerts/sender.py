@@ -1,17 +1,27 @@
-"""Send alerts of failures to the app's hook and to a command, outside of every transaction."""
+"""Send alerts of failures to the app's hook and to a command, outside of every transaction.
+
+Triggers write the rows of failures. Each sender claims what it sends, within the limit of all.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import queue
+import secrets
+import shlex
+import shutil
 import threading
 import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from queue_workflows import db
-from queue_workflows.alerts import hook_thread, message, settings
+from queue_workflows import config, db, errors
 from queue_workflows.db import statements
-from queue_workflows.engine import failure_alerts
-from queue_workflows.runtime import app_loading, piped_command, service
-from queue_workflows.types import NowFn
+from queue_workflows.runtime import app_loading, display, entry_point, piped_command, service
+from queue_workflows.types import FailureHook, JsonDict, NowFn, Row
 
 ANNOUNCE_S = 15.0
 """Seconds between two notes that a sender is there."""
@@ -19,7 +29,85 @@ LEASE_SPARE_S = 30.0
 """Seconds that a sender has to record what it sent, besides the timeouts of its calls."""
 STOP_GRACE_S, STOP_S = 2.0, 3.0
 """How long a call may go on after `stop()`, and how long that waits: it ends within 5 s."""
+STEP_S = 0.1
+"""Seconds between two checks whether the caller of a hook has to stop."""
+JOIN_S = 0.2
+TRIES = 2
+"""How often a failure is taken: a second time after a sender that died during the call."""
+PATIENCE_S = 60.0
+"""Seconds for which a failure is left to senders of the app whose code has a function for it."""
+ERROR_LIMIT = 2000
+TEXT_LIMIT = 600
+SUMMARY = "summary"
+_FAILED = {"failed": "failed", "cannot_fire": "cannot fire", "missed": "missed an instant"}
+
 _log = logging.getLogger(__name__)
+
+
+class Settings(NamedTuple):
+    """Where alerts go, and how often. Times in seconds."""
+
+    hook: FailureHook | None
+    command: tuple[str, ...]
+    """The program and its arguments; () for none."""
+    per_minute: int
+    timeout_s: float
+    max_age_s: float
+    poll_s: float
+    on_failure: Mapping[str, FailureHook] = MappingProxyType({})
+    """The functions of schedules, by name."""
+
+    @property
+    def has_hook(self) -> bool:
+        """Return whether there is a function to call."""
+        return self.hook is not None or bool(self.on_failure)
+
+    @property
+    def wanted(self) -> bool:
+        """Return whether there is a function or a command."""
+        return self.has_hook or bool(self.command)
+
+    def hooks_of(self, alert: Mapping[str, Any]) -> list[FailureHook]:
+        """Return the functions that an alert goes to: that of its schedule, and that of the app."""
+        own = self.on_failure.get(alert["schedule"])
+        return [hook for hook in (own, self.hook) if hook is not None]
+
+
+def read_settings() -> Settings:
+    """Return the settings in force.
+
+    Raises `InvalidConfig` that names the variable, its value and what is allowed.
+    """
+    return Settings(
+        config.get_config().on_failed,
+        _command(config.ON_FAILED.read()),
+        config.ALERTS_PER_MINUTE.read_within(1, 600),
+        config.ALERT_TIMEOUT_S.read_within(0.1, 300.0),
+        config.ALERT_MAX_AGE_S.read_within(60.0, 604800.0),
+        config.ALERT_POLL_S.read_within(0.1, 60.0),
+        {
+            one.name: one.on_failure
+            for one in config.get_config().ingest_schedule
+            if getattr(one, "on_failure", None) is not None
+        },
+    )
+
+
+def _command(text: str) -> tuple[str, ...]:
+    name = config.ON_FAILED.variables[0]
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise errors.InvalidConfig(
+            f"{name}={text!r:.200} cannot be read: {error}; write a program and its arguments, "
+            "quoted as in a shell"
+        ) from None
+    if words and shutil.which(words[0]) is None:
+        raise errors.InvalidConfig(
+            f"{name}={text!r:.200} names no executable: {words[0]!r:.200}; name a program on "
+            "PATH or the path of one, or `sh -c '...'` for a line of shell"
+        )
+    return tuple(words)
 
 
 class Sender:
@@ -29,10 +117,10 @@ class Sender:
     the commit of `sent_at`.
     """
 
-    def __init__(self, given: settings.Settings, *, now_fn: NowFn = time.monotonic) -> None:
+    def __init__(self, given: Settings, *, now_fn: NowFn = time.monotonic) -> None:
         self._settings = given
         self._now = now_fn
-        self._hook = hook_thread.HookThread(given.hooks_of) if given.has_hook else None
+        self._hook = HookThread(given.hooks_of) if given.has_hook else None
         self._command = piped_command.PipedCommand(given.command) if given.command else None
         self._loop = service.Loop(
             "failure alerts", [service.Task("send", given.poll_s, self.run_once)]
@@ -78,7 +166,7 @@ class Sender:
             taken = self._take()
             if taken is None:
                 break
-            if self._send(message.of(taken)):
+            if self._send(alert_of(taken)):
                 calls += 1
                 self._sent.append(taken.token)
         self._note()
@@ -87,13 +175,13 @@ class Sender:
     def _can_send(self) -> bool:
         return self._command is not None or (self._hook is not None and self._hook.is_free())
 
-    def _take(self) -> failure_alerts.Taken | None:
+    def _take(self) -> Taken | None:
         now = self._now()
         due = self._announced is None or now - self._announced >= ANNOUNCE_S
         with db.transaction() as conn:
             if due:
                 statements.failure_alerts.announce(conn, keep_s=self._settings.max_age_s)
-            taken = failure_alerts.take(
+            taken = take(
                 conn,
                 app=app_loading.app_name(),
                 per_minute=self._settings.per_minute,
@@ -112,7 +200,7 @@ class Sender:
 
     def _send(self, alert: dict[str, object]) -> bool:
         """Make the calls of one alert; return whether none was cut short by `stop()`."""
-        text, limit_s = message.encoded(alert), self._settings.timeout_s
+        text, limit_s = encoded(alert), self._settings.timeout_s
         problems: list[str | None] = []
         if self._hook is not None and self._hook.is_free():
             problems.append(self._hook.call(alert, timeout_s=limit_s, ends_early=self._is_over))
@@ -124,3 +212,198 @@ class Sender:
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() and self._now() >= self._ends_at
+
+
+# --- what is sent next -----------------------------------------------------------------------
+
+
+class Taken(NamedTuple):
+    """What one call sends: one failure, or a summary of all that wait."""
+
+    token: str
+    """The identity of this claim."""
+    failure: Row | None
+    """kind, subject, name, queue, schedule, reason, error, failed_at; None for a summary."""
+    kinds: list[Row]
+    """Of a summary, for each kind: kind, n, names (up to five), failed_at (the last)."""
+
+
+def take(
+    conn: db.Connection, *, app: str, per_minute: int, lease_s: float, max_age_s: float
+) -> Taken | None:
+    """Claim what a sender of `app` sends next, for `lease_s` seconds.
+
+    None if nothing waits, the limit is reached, or another sender is here at the same time.
+
+    While more failures wait than calls are left, the last of the `per_minute` calls takes all of
+    them. Then nothing is sent for a minute. Failures over `max_age_s` old are deleted.
+    """
+    if not statements.failure_alerts.pending(conn):
+        return None
+    if statements.failure_alerts.lock(conn) is None:
+        return None
+    _expire(conn, max_age_s)
+    free = statements.failure_alerts.free(conn, per_minute=per_minute)
+    if not free:
+        return None
+    mine: dict[str, Any] = {"app": app, "patience_s": PATIENCE_S}
+    waiting = statements.failure_alerts.waiting(conn, **mine)
+    if not waiting:
+        return None
+    if free == 1:
+        statements.failure_alerts.quiet(conn)
+    token = secrets.token_hex(8)
+    if free == 1 and waiting > 1:
+        kinds = statements.failure_alerts.take_all(conn, **mine, token=token, lease_s=lease_s)
+        return Taken(token, None, kinds) if kinds else None
+    one = statements.failure_alerts.take(conn, **mine, token=token, lease_s=lease_s)
+    return Taken(token, one, []) if one else None
+
+
+def _expire(conn: db.Connection, max_age_s: float) -> None:
+    rows = statements.failure_alerts.expire(conn, max_age_s=max_age_s, tries=TRIES)
+    lost = [row for row in rows if not row["is_sent"]]
+    if not lost:
+        return
+    tried = [row for row in lost if row["claims"] >= TRIES]
+    for row in tried[:5]:
+        _log.warning(
+            "failure of %s %s: %d senders ended during the call; it is not sent again",
+            row["kind"], display.line(row["subject"]), row["claims"],
+        )  # fmt: skip
+    if count := len(lost) - len(tried):
+        _log.warning(
+            "not sent any more, as they are over %g s old: %d of the failures", max_age_s, count
+        )
+
+
+# --- the text of an alert ---------------------------------------------------------------------
+
+
+def alert_of(taken: Taken) -> JsonDict:
+    """Return the alert of what a sender took; docs/alerts.md lists its keys."""
+    return _summary(taken.kinds) if taken.failure is None else _single(taken.failure)
+
+
+def _single(row: Row) -> JsonDict:
+    error = None if row["error"] is None else entry_point.mask(row["error"])[:ERROR_LIMIT]
+    place = [
+        f"{what} {display.line(row[key])}"
+        for what, key in (("queue", "queue"), ("schedule", "schedule"))
+        if row[key] is not None and row[key] != row["subject"]
+    ]
+    text = f"{row['kind']} {display.line(row['subject'])}"
+    if row["name"] is not None:
+        text += f" of {'workflow' if row['kind'] == 'run' else 'task'} {display.line(row['name'])}"
+    text += f" ({', '.join(place)})" if place else ""
+    text += f" {_FAILED[row['reason']]}"
+    return {
+        "kind": row["kind"],
+        "id": row["subject"],
+        "name": row["name"],
+        "queue": row["queue"],
+        "schedule": row["schedule"],
+        "reason": row["reason"],
+        "error": error,
+        "at": _iso(row["failed_at"]),
+        "count": 1,
+        "text": display.line(f"{text}: {error or 'no error is stored'}", TEXT_LIMIT),
+    }
+
+
+def _summary(kinds: list[Row]) -> JsonDict:
+    count = sum(row["n"] for row in kinds)
+    parts = [
+        f"{row['n']} {row['kind']}{'s' if row['n'] > 1 else ''} "
+        f"({', '.join(display.line(name, 60) for name in row['names'])})"
+        for row in kinds
+    ]
+    return {
+        "kind": SUMMARY,
+        "id": None,
+        "name": None,
+        "queue": None,
+        "schedule": None,
+        "reason": "limit",
+        "error": None,
+        "at": _iso(max(row["failed_at"] for row in kinds)),
+        "count": count,
+        "text": display.line(f"{count} more failures: {', '.join(parts)}", TEXT_LIMIT),
+    }
+
+
+def encoded(alert: JsonDict) -> bytes:
+    """Return the alert as one line of JSON in ASCII, at most about 64 KiB, with a newline."""
+    return json.dumps(alert, ensure_ascii=True).encode() + b"\n"
+
+
+def _iso(at: Any) -> str | None:
+    return at.astimezone(timezone.utc).isoformat() if isinstance(at, datetime) else None
+
+
+# --- the thread of hooks ----------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    alert: JsonDict
+    text: str
+    returned: threading.Event
+
+
+class HookThread:
+    """A thread that calls the hooks of one alert after the other, as `hooks_of` returns them."""
+
+    def __init__(self, hooks_of: Callable[[JsonDict], list[FailureHook]]) -> None:
+        self._hooks_of = hooks_of
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._last: threading.Event | None = None
+        self._pool = service.Pool("failure hook", 1, lambda _: self._run())
+        """Started by the first call."""
+
+    def stop(self) -> None:
+        """Let the thread end after the present call, and do not wait for a hook that hangs."""
+        self._calls.put(None)
+        self._pool.stop(JOIN_S)
+
+    def is_free(self) -> bool:
+        """Return whether the last call has returned."""
+        return self._last is None or self._last.is_set()
+
+    def call(
+        self, alert: JsonDict, *, timeout_s: float, ends_early: Callable[[], bool]
+    ) -> str | None:
+        """Call the hooks; return what went wrong, or None. An error of a hook is only logged.
+
+        After `timeout_s`, or when `ends_early()` is true, it goes on without the hooks' return.
+        """
+        call = _Call(alert, alert["text"], threading.Event())
+        if self._last is None:
+            self._pool.start()
+        self._last = call.returned
+        self._calls.put(call)
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if call.returned.wait(min(STEP_S, left_s)):
+                return None
+            if ends_early():
+                return "the hook has not returned, and this process stops"
+        return f"the hook has not returned within {timeout_s:g} s; until it does, it is not called"
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                for hook in self._hooks_of(call.alert):
+                    # A copy: the others, and the command, get the alert whatever a hook does to it.
+                    _called(hook, dict(call.alert), call.text)
+            finally:
+                call.returned.set()
+
+
+def _called(hook: FailureHook, alert: JsonDict, text: str) -> None:
+    try:
+        returned: object = hook(alert)
+        if hasattr(returned, "__await__"):
+            getattr(returned, "close", lambda: None)()
+            _log.error("the failure hook is async, and nothing awaits it: use a function")
+    except BaseException as error:  # noqa: BLE001  boundary around app code: it may exit
+        _log.error("the failure hook raised %s for: %s", type(error).__name__, text, exc_info=error)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
-from queue_workflows.alerts import settings as alert_settings
+from queue_workflows.alerts import sender
 from queue_workflows.cli import output
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
@@ -100,7 +100,7 @@ def roles(
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
     _check_app(cfg, for_nodes=bool(cpu or gpu or cards), for_tasks=bool(pool))
     if ingest:
-        alert_settings.read()
+        sender.read_settings()
     uses_gpu = cfg.has_model_registrar() or bool(model_registry.known_ids())
     uses_gpu |= any(getattr(each, "queue", None) == "gpu" for each in cfg.node_map.values())
     cpu_default = config.WORKFLOW_CPU_WORKERS.read() if nodes else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -9,7 +10,6 @@ import typer
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import history_rows
 from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
@@ -20,6 +20,7 @@ RunOrJob = Annotated[
 ]
 CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
+_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 class AmbiguousId(errors.InvalidConfig):
@@ -54,10 +55,25 @@ def resolve(
     any_id, row = find(conn, text, jobs_first=jobs_first)
     if row is not None or not text or not payload.is_storable(text):
         return any_id, row
-    found = history_rows.starting_with(conn, text, limit=CANDIDATES + 1)
+    found = starting_with(conn, text, limit=CANDIDATES + 1)
     fitting = [each for each in found if kind in (None, each["kind"])]
     if len(fitting) > 1:
         some = ", ".join(f"{each['kind']} {each['id']}" for each in fitting[:CANDIDATES])
         more = ", ..." if len(fitting) > CANDIDATES else ""
         raise AmbiguousId(display.line(f"{text!r} is the start of several ids: {some}{more}", 500))
     return find(conn, fitting[0]["id"], jobs_first=jobs_first) if fitting else (any_id, None)
+
+
+def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
+    """Return runs and jobs whose id is a UUID with this prefix; at most `limit` of each kind.
+
+    Each row has `kind` and `id`. The ids are ranges of the primary keys: UUIDs have one form, so
+    that every collation orders them by their digits. Ids of another form, which apps give, are not
+    found.
+    """
+    low, high = prefix + _UUID[len(prefix) :], prefix + _UUID.replace("0", "f")[len(prefix) :]
+    if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", low):
+        return []
+    return statements.history_rows.ids_in_range(
+        conn, prefix=prefix, low=low, high=high, limit=limit
+    )

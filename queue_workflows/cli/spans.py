@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from queue_workflows.cli import command, options
-from queue_workflows.event_export import settings
+from queue_workflows.event_export import exporter
 from queue_workflows.runtime import entry_point
 
 
@@ -32,10 +32,10 @@ def spans(
 
     def run_command() -> int:
         entry_point.setup_logging(log_level, log_format)
-        exports = settings.wanted(spans="traced" if only_traced else "all")
+        exports = exporter.wanted(spans="traced" if only_traced else "all")
         with command.until_stopped() as stop, command.reading(app) as words:
             command.print_message(f"{words}: sending spans; Ctrl-C stops it")
-            with settings.running(exports):
+            with exporter.running(exports):
                 stop.requested.wait()
         return 0
 

@@ -1,25 +1,12 @@
-"""Send, list and delete events, and let the handlers of claimed jobs wait for them."""
+"""Let the handlers of claimed jobs wait for events."""
 
 from __future__ import annotations
-
-import contextlib
-
-import psycopg
 
 from queue_workflows import config, db
 from queue_workflows.dag import payload, policy
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.types import JsonDict, Row
-
-WAKE_BATCH = 1000
-"""If so many steps were woken at once, there may be more."""
-
-
-def wake_soon(conn: db.Connection, name: str, key: str) -> None:
-    """Do as `wake_waiting` does, or leave it to an orchestrator if the role may only submit."""
-    with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
-        statements.events.wake_waiting(conn, name=name, key=key, most=WAKE_BATCH)
 
 
 def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:

@@ -1,54 +1,89 @@
-"""Export the history in a loop: each event reaches its sinks before the position is stored."""
+"""Export the history in a loop: each event reaches its sinks before the position is stored.
+
+An event's id is drawn before its transaction commits. A missing id may therefore appear later, or
+never if its transaction was rolled back. It cannot appear any more once every transaction has ended
+that ran when the id was known to be drawn. Until then the stored position stays before it, while
+the events behind it are exported; after a crash these are read again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows.db import Connection, statements
-from queue_workflows.engine import event_exports, job_tables
-from queue_workflows.event_export import attempts, follower
-from queue_workflows.runtime import identity, service
+from queue_workflows.engine import job_tables
+from queue_workflows.event_export import sinks, span_records
+from queue_workflows.runtime import identity, log_files, service
 from queue_workflows.types import Row
 
 T = TypeVar("T")
+SPANS: Final = ("all", "traced")
 POLL_S: Final = 2.0
 LEASE_S: Final = 60.0
 """How long an export belongs to a process that does not return. A sink has less time than that."""
 RUNS: Final = 200
+TABLES: Final = (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
+BATCH: Final = 1000
+GAPS_MAX: Final = 10_000
+"""Ranges of missing ids; with more, nothing behind them is read until they are settled."""
+LEFT_OUT: Final = ("progress_beat", "lease_renew")
+"""Events of which an attempt may have any number, and which say nothing about it."""
+LAST_ID: Final = 2**63 - 1
+CHUNK: Final = 500
+"""Claims of which one statement reads the events."""
+Range = tuple[int, int]
 _log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Takes what is exported; raises if it could not, and then gets it again."""
+def wanted(*, spans: str | None = None, exporter_: object = None) -> list[Exporter]:
+    """Return the exports of AUDIT_LOG_PATH, METRIC_PATH and SPANS; none without these.
 
-    wants_attempts: bool
-    wants_events: bool
+    `spans`: instead of SPANS. Raises `InvalidConfig` for a file that cannot be written and a value
+    of SPANS that does not exist, `MissingExtra` without OpenTelemetry.
+    """
+    found: list[Exporter] = []
+    host = config.host_label()
+    path = log_files.path_of(config.AUDIT_LOG_PATH, config.AUDIT_LOG_FILE_NAME)
+    if path is not None:
+        sink = sinks.AuditLog(log_files.opened(path))
+        found.append(Exporter(f"audit log {host}:{path}"[:300], sink))
+    path = log_files.path_of(config.METRIC_PATH, config.METRIC_FILE_NAME)
+    if path is not None:
+        sink = sinks.MetricLog(log_files.opened(path))
+        found.append(Exporter(f"metric log {host}:{path}"[:300], sink))
+    kind = (spans or config.SPANS.read()).lower()
+    if kind and kind not in SPANS:
+        raise errors.InvalidConfig(f"SPANS={kind!r:.40} must be one of {', '.join(SPANS)}")
+    if kind:
+        traced = sinks.Spans(only_traced=kind == "traced", exporter=exporter_)
+        found.append(Exporter("spans", traced))
+    return found
 
-    def events(self, rows: Sequence[Row]) -> None:
-        """Export events of jobs; those of nodes have a `run_id`."""
 
-    def records(self, records: Sequence[attempts.Record]) -> None:
-        """Export attempts and runs that have ended."""
-
-    def close(self) -> None:
-        """Free what it holds."""
+@contextlib.contextmanager
+def running(exports: list[Exporter]) -> Generator[None]:
+    """Run these exports, each on a thread of its own."""
+    with contextlib.ExitStack() as stack:
+        for each in exports:
+            stack.enter_context(each)
+        yield
 
 
 class Exporter:
     """Export to one sink under a name, as long as no other process has this name."""
 
-    def __init__(self, name: str, sink: Sink, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, name: str, sink: sinks.Sink, *, poll_s: float = POLL_S) -> None:
         self.name = name
         self._sink = sink
         self._who = identity.new_worker_id(config.host_label())
         self._dedicated = db.DedicatedConnection()
-        self._follower: follower.Follower | None = None
-        self._stored: event_exports.Positions | None = None
+        self._follower: Follower | None = None
+        self._stored: Positions | None = None
         self._stopping = threading.Event()
         self._loop = service.Loop(f"export {name}"[:60], [service.Task("export", poll_s, self.run)])
 
@@ -85,12 +120,12 @@ class Exporter:
 
     def _step(self, conn: Connection) -> int:
         """Export one batch; return its size, or 0 if there is nothing or another process has it."""
-        stored = event_exports.take(conn, self.name, self._who, LEASE_S)
+        stored = self._taken(conn)
         if stored is None or stored != self._stored or self._follower is None:
             self._follower = None
             if stored is None:
                 return 0
-            self._follower, self._stored = follower.Follower(stored), stored
+            self._follower, self._stored = Follower(stored), stored
         # In this order: all events of an ended run are then among those that are read.
         ended = (
             statements.event_exports.ended_runs(conn, name=self.name, batch=RUNS)
@@ -98,7 +133,7 @@ class Exporter:
             else []
         )
         found = self._follower.read(conn)
-        if any(len(rows) >= follower.BATCH for rows in found.values()):
+        if any(len(rows) >= BATCH for rows in found.values()):
             ended = []
         self._export(conn, found, ended)
         try:
@@ -107,6 +142,18 @@ class Exporter:
             self._follower = None  # it is ahead of what is stored
             raise
 
+    def _taken(self, conn: Connection) -> Positions | None:
+        """Take or keep the export, which begins with the next event if it is new.
+
+        All events up to the positions are exported. Returns None if another process has it.
+        """
+        own: dict[str, Any] = {"name": self.name, "who": self._who, "lease_s": LEASE_S}
+        row = statements.event_exports.take(conn, **own)
+        if row is None:
+            statements.event_exports.create(conn, name=self.name)
+            row = statements.event_exports.take(conn, **own)
+        return None if row is None else Positions(**row)
+
     def _export(
         self, conn: Connection, found: dict[job_tables.JobTable, list[Row]], ended: Sequence[Row]
     ) -> None:
@@ -114,13 +161,13 @@ class Exporter:
             self._sink.events(sorted(rows, key=lambda row: row["created_at"]))
         if not self._sink.wants_attempts:
             return
-        records: list[attempts.Record] = []
+        records: list[span_records.Record] = []
         for table, rows in found.items():
-            if claims := attempts.ended_claims(rows):
-                for events in event_exports.attempts(conn, table, claims):
-                    _add(records, events[0]["job_id"], attempts.of_attempt, events)
+            if claims := span_records.ended_claims(rows):
+                for events in _events_of(conn, table, claims):
+                    _add(records, events[0]["job_id"], span_records.of_attempt, events)
         for run in ended:
-            _add(records, run["run_id"], attempts.of_run, run)
+            _add(records, run["run_id"], span_records.of_run, run)
         if records:
             self._sink.records(records)
 
@@ -132,22 +179,49 @@ class Exporter:
         begun = [
             row["run_id"]
             for row in found[job_tables.NODE_JOBS]
-            if self._sink.wants_attempts and row["event_type"] not in attempts.CAUSES
+            if self._sink.wants_attempts and row["event_type"] not in span_records.CAUSES
         ]
-        over = [row["run_id"] for row in ended]
-        count = sum(map(len, found.values())) + len(over)
-        if count or to != self._stored:
-            if not event_exports.advance(conn, self.name, self._who, to, begun=begun, ended=over):
-                self._follower = None
+        count = sum(map(len, found.values())) + len(ended)
+        if not count and to == self._stored:
+            return 0
+        own = {"name": self.name, "who": self._who}
+        with conn.transaction():
+            if statements.event_exports.advance(conn, **own, **to._asdict()) is None:
+                self._follower = None  # another process has taken it
                 return 0
-            self._stored = to
+            if runs := sorted(set(begun)):
+                statements.event_exports.add_runs(conn, name=self.name, runs=runs)
+            if runs := sorted({row["run_id"] for row in ended}):
+                statements.event_exports.remove_runs(conn, name=self.name, runs=runs)
+        self._stored = to
         return count
 
 
+def _events_of(
+    conn: Connection, table: job_tables.JobTable, claims: Sequence[span_records.Claim]
+) -> list[list[Row]]:
+    """Return the events of each of these claims, the oldest first, with what names the attempt."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    of = statements.event_exports
+    statement = of.node_attempts if table.in_run else of.ingest_attempts
+    for start in range(0, len(claims), CHUNK):
+        part = claims[start : start + CHUNK]
+        given: dict[str, Any] = {
+            "runs": [each.run_id for each in part],
+            "nodes": [each.node_id for each in part],
+            "jobs": [each.job_id for each in part],
+            "claims": [each.claim_no for each in part],
+            "without": list(LEFT_OUT),
+        }
+        for row in statement(conn, **given):
+            found.setdefault((row["job_id"], row["claim_no"]), []).append(row)
+    return [*found.values()]
+
+
 def _add(
-    records: list[attempts.Record],
+    records: list[span_records.Record],
     name: str,
-    build: Callable[[T], attempts.Record | None],
+    build: Callable[[T], span_records.Record | None],
     given: T,
 ) -> None:
     """Add a record, unless its rows hold what none can be made of."""
@@ -158,3 +232,118 @@ def _add(
         return
     if found is not None:
         records.append(found)
+
+
+# --- where it stands ---------------------------------------------------------------------------
+
+
+class Positions(NamedTuple):
+    """An event id of each history."""
+
+    node_event: int
+    ingest_event: int
+
+    def of(self, table: job_tables.JobTable) -> int:
+        """Return that of a table's history."""
+        return self.node_event if table.in_run else self.ingest_event
+
+
+class _Position:
+    """How far one history was read: all ids up to `read` but those in `gaps`."""
+
+    def __init__(self, stored: int) -> None:
+        self.read = stored
+        self.gaps: list[Range] = []
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Return the ids to read next."""
+        behind = (self.read + 1, LAST_ID)
+        return self.gaps if len(self.gaps) >= GAPS_MAX else [*self.gaps, behind]
+
+    @property
+    def stored(self) -> int:
+        """Return the id up to which nothing is missing."""
+        return self.gaps[0][0] - 1 if self.gaps else self.read
+
+    def seen(self, ids: list[int]) -> None:
+        """Note that these ids were read, in ascending order."""
+        behind = [each for each in ids if each > self.read]
+        self.gaps = _without(self.gaps, [each for each in ids if each <= self.read])
+        for each in behind:
+            if each > self.read + 1:
+                self.gaps.append((self.read + 1, each - 1))
+            self.read = each
+
+    def settle(self, last: int) -> None:
+        """Note that no missing id up to `last` can appear any more."""
+        self.gaps = [(max(low, last + 1), high) for low, high in self.gaps if high > last]
+
+
+def _without(gaps: list[Range], ids: list[int]) -> list[Range]:
+    """Return the ranges without these ids; both ascend."""
+    left: list[Range] = []
+    at = 0
+    for low, high in gaps:
+        while at < len(ids) and ids[at] < low:
+            at += 1
+        start = low
+        while at < len(ids) and ids[at] <= high:
+            if ids[at] > start:
+                left.append((start, ids[at] - 1))
+            start = ids[at] + 1
+            at += 1
+        if start <= high:
+            left.append((start, high))
+    return left
+
+
+class Follower:
+    """The reading position of an export in both histories; not thread-safe."""
+
+    def __init__(self, stored: Positions) -> None:
+        self._positions = {table: _Position(stored.of(table)) for table in TABLES}
+        self._running: set[str] = set()
+        """Transactions that may still commit ids up to `_drawn`."""
+        self._drawn: Positions | None = None
+        self._settling: Positions | None = None
+        self._unread: dict[job_tables.JobTable, list[int]] = {}
+
+    def read(self, conn: db.Connection) -> dict[job_tables.JobTable, list[Row]]:
+        """Return the next events of each history; `done` takes note of them.
+
+        Each statement must see what is committed by then: the connection is in autocommit.
+        """
+        if self._drawn is not None and not self._running & set(
+            statements.event_exports.transactions(conn)
+        ):
+            self._settling, self._drawn = self._drawn, None
+        if self._drawn is None:
+            # In this order: an id that is drawn now belongs to a transaction that runs now.
+            self._drawn = Positions(**statements.event_exports.last_ids(conn))
+            self._running = set(statements.event_exports.transactions(conn))
+        of = statements.event_exports
+        found = {
+            table: (of.node_events if table.in_run else of.ingest_events)(
+                conn,
+                lows=[low for low, _ in position.ranges],
+                highs=[high for _, high in position.ranges],
+                batch=BATCH,
+            )
+            for table, position in self._positions.items()
+        }
+        self._unread = {table: [row["id"] for row in rows] for table, rows in found.items()}
+        return found
+
+    def done(self) -> Positions:
+        """Note that the events of `read` are exported; return the positions to store."""
+        for table, position in self._positions.items():
+            ids = self._unread.get(table, [])
+            position.seen(ids)
+            # A full batch may have left out ids of gaps behind it, which the next one reads.
+            if self._settling is not None:
+                full = len(ids) >= BATCH
+                last = self._settling.of(table)
+                position.settle(min(last, ids[-1]) if full else last)
+        self._unread, self._settling = {}, None
+        return Positions(*(self._positions[table].stored for table in TABLES))

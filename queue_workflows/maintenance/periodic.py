@@ -8,17 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from queue_workflows import config, db, workers
+from queue_workflows import config, db, events, workers
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import (
-    events,
-    metric_rows,
-    models,
-    row_isolation,
-    unserved_jobs,
-)
-from queue_workflows.maintenance import availability, input_timeouts, recovery
+from queue_workflows.engine import row_isolation, unserved_jobs
+from queue_workflows.maintenance import sweeps
+from queue_workflows.operations import event_totals
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn, Row
 
@@ -43,6 +38,50 @@ FLAG: Final = "flag of model"
 UNFLAG: Final = "end of the flag of model"
 
 
+class Availability:
+    """Distinguish heartbeats that an outage made stale from those of dead workers.
+
+    A heartbeat that became stale during an outage, or while this machine was suspended, proves
+    nothing. Call `note` after each statement that succeeded, every LEASE_RECLAIM_INTERVAL_S.
+    """
+
+    BREAK_S = 15.0
+    BREAK_MIN_S = 1.0
+    """A break lasts half of SILENT_WORKER_AFTER_S, within these bounds."""
+    LATE_S = 1.0
+    """Seconds that a busy machine may add between two statements."""
+
+    def __init__(self, now_fn: NowFn) -> None:
+        self._now = now_fn
+        self._since = self._seen = self._unmissed = now_fn()
+        """`_unmissed`: since when no statement was late, which is stricter than no break."""
+
+    def note(self) -> None:
+        """Record that the database answered now."""
+        if self._has_broken():
+            self._since = self._now()
+        if self._is_late():
+            self._unmissed = self._now()
+        self._seen = self._now()
+
+    def unmissed_s(self) -> float:
+        """Return for how many seconds no statement has been late."""
+        return 0.0 if self._is_late() else self._now() - self._unmissed
+
+    def lasts(self, seconds: float) -> bool:
+        """Return whether there was no break for that long; False until `note` ended a break."""
+        return self._now() - self._since >= seconds and not self._has_broken()
+
+    def _is_late(self) -> bool:
+        """Return whether a statement has failed or waited for its reply since the last `note`."""
+        return self._now() - self._seen > self.LATE_S + 2 * config.LEASE_RECLAIM_INTERVAL_S.read()
+
+    def _has_broken(self) -> bool:
+        half_s = config.SILENT_WORKER_AFTER_S.read() / 2
+        break_s = max(self.BREAK_MIN_S, min(self.BREAK_S, half_s))
+        return self._now() - self._seen > max(break_s, 3 * config.LEASE_RECLAIM_INTERVAL_S.read())
+
+
 class PeriodicTasks:
     """Every periodic task of an orchestrator, on a connection of its own.
 
@@ -63,11 +102,11 @@ class PeriodicTasks:
         self._check_s = check_s
         self._lock_keys_s = lock_keys_s
         self._plans = plans
-        self._database = availability.Availability(now_fn)
+        self._database = Availability(now_fn)
         self._dedicated = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         """An idle task is a single statement, without a checkout from the pool."""
         self._rows = row_isolation.Isolation(now_fn)
-        self._stalled = recovery.StalledRuns(self._rows, now_fn)
+        self._stalled = sweeps.StalledRuns(self._rows, now_fn)
         self.wake: Callable[..., None] = lambda *_: None
         """Makes the tasks of these names due at once, while the loop runs."""
         self._has_counted = True
@@ -137,7 +176,7 @@ class PeriodicTasks:
         """
         had_s = self._database.unmissed_s()
         with self._dedicated.using() as conn:
-            recovery.reclaim(conn, self._rows, had_s=had_s)
+            sweeps.reclaim(conn, self._rows, had_s=had_s)
         self._database.note()
 
     def reclaim_lost_sessions(self) -> None:
@@ -150,12 +189,12 @@ class PeriodicTasks:
             return
         with self._dedicated.using() as conn:
             if statements.pending.silent_jobs(conn, silent_s=silent_s):
-                recovery.reclaim_lost_sessions(conn, silent_s, self._rows)
+                sweeps.reclaim_lost_sessions(conn, silent_s, self._rows)
 
     def cancel_orphans(self) -> None:
         """Cancel jobs that were inserted while their run ended."""
         with self._dedicated.using() as conn:
-            recovery.cancel_orphans(conn, self._rows)
+            sweeps.cancel_orphans(conn, self._rows)
 
     def end_stalled(self) -> None:
         """Go on with the runs that plain SQL has stopped, or end them with the reason."""
@@ -177,7 +216,7 @@ class PeriodicTasks:
     def expire_inputs(self) -> None:
         """End the waits of input nodes that are past their timeout."""
         with self._dedicated.using() as conn:
-            input_timeouts.expire_inputs(conn, self._rows)
+            sweeps.expire_inputs(conn, self._rows)
 
     def repair_lock_queues(self) -> None:
         """Admit waiters of lock keys that were missed, or that wait for a job nobody serves.
@@ -213,15 +252,15 @@ class PeriodicTasks:
         rights, as after an upgrade, counts nothing, which is logged once.
         """
         with self._dedicated.using() as conn:
-            seen = metric_rows.progress(conn)
+            seen = event_totals.progress(conn)
             if seen.behind in (0, 1):  # the count before is a transaction, too
                 return
             may_count = seen.may_count
             if not may_count and self._has_counted:
-                _log.warning("no events are counted for metrics: %s", metric_rows.NO_RIGHTS)
+                _log.warning("no events are counted for metrics: %s", event_totals.NO_RIGHTS)
             self._has_counted = may_count
             for _ in range(COUNT_STEPS if may_count else 0):
-                if not metric_rows.count_step(conn):
+                if not event_totals.count_step(conn):
                     break
 
     def flag_dead_workers(self) -> None:
@@ -254,18 +293,30 @@ class PeriodicTasks:
 
 
 def _flag(conn: db.Connection, row: Row) -> None:
-    """Flag the queued gpu jobs of a model, in one transaction; log the reason if it is new."""
+    """Flag a model of `unserved`, with an event for the first 100 of its jobs; log it if new."""
     with db.transaction(conn) as own:
-        is_new = models.flag(own, row)
+        is_new = statements.models.flag(own, **row) > 0
+        if is_new:
+            _record(own, row | {"event": "unassignable"})
     if is_new:
-        what = f"model {row['model']}" if row["model"] else "gpu jobs without a model"
-        _log.warning("no live worker can take %s: %s", what, row["detail"])
+        _log.warning("no live worker can take %s: %s", _of_model(row["model"]), row["detail"])
 
 
 def _unflag(conn: db.Connection, model: str) -> None:
-    """Remove the flag of a model's jobs, in one transaction; log it if there was one."""
+    """Delete the flag of a model, with an event for the first 100 of its jobs that still wait."""
+    values: Row = {"model": model, "event": "assignable", "reason": None, "detail": None}
     with db.transaction(conn) as own:
-        was_flagged = models.unflag(own, model)
+        was_flagged = statements.models.unflag(own, **values) > 0
+        if was_flagged:
+            _record(own, values)
     if was_flagged:
-        what = f"model {model}" if model else "gpu jobs without a model"
-        _log.info("%s: no job waits any more that no worker can take", what)
+        _log.info("%s: no job waits any more that no worker can take", _of_model(model))
+
+
+def _record(conn: db.Connection, values: Row) -> None:
+    of = statements.models
+    (of.log_for_model if values["model"] else of.log_without_model)(conn, **values)
+
+
+def _of_model(model: str) -> str:
+    return f"model {model}" if model else "gpu jobs without a model"

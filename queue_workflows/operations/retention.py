@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 
 from queue_workflows import config, db
 from queue_workflows.db import statements
-from queue_workflows.engine import (
-    metric_rows,
-    retention,
-    row_isolation,
-)
+from queue_workflows.engine import row_isolation
+from queue_workflows.operations import event_totals
 
 _log = logging.getLogger(__name__)
-
+BLOCKS = 256
+"""Pages of a table that a batch reads: 2 MiB, in which some thousands of jobs fit."""
+RUNS = 20
+"""Runs that a batch deletes at most; their nodes, answers and outbox rows go with them."""
+RUNS_TIMEOUT = "60s"
+"""Each may have MAX_NODES_PER_RUN nodes. Nobody waits for the rows that are locked meanwhile."""
+ROWS = 5000
 _Batch = Callable[[db.Connection], int]
 _Kind = tuple[str, Iterator[tuple[str, int]]]
 
@@ -29,13 +32,12 @@ def prune() -> dict[str, int]:
 
 
 def due(conn: db.Connection | None = None) -> dict[str, int]:
-    """Return how many runs and ingest jobs `prune` would delete now."""
+    """Return how many runs and ingest jobs `prune` would delete now: `{"runs": n, "jobs": n}`."""
     with db.transaction(conn) as own:
-        return retention.due(
-            own,
-            run_days=config.RUN_RETENTION_DAYS.read(),
-            job_days=config.JOB_RETENTION_DAYS.read(),
-        )
+        return {
+            "runs": statements.retention.count_runs(own, days=config.RUN_RETENTION_DAYS.read()),
+            "jobs": statements.retention.count_jobs(own, days=config.JOB_RETENTION_DAYS.read()),
+        }
 
 
 def batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
@@ -67,10 +69,10 @@ def _count_events() -> Exception | None:
     """Count the events that metrics have not counted, before they are deleted."""
     try:
         with db.statement() as conn:
-            if not metric_rows.progress(conn).may_count:
-                _log.warning("events are deleted uncounted: %s", metric_rows.NO_RIGHTS)
+            if not event_totals.progress(conn).may_count:
+                _log.warning("events are deleted uncounted: %s", event_totals.NO_RIGHTS)
                 return None
-        while metric_rows.count_step():
+        while event_totals.count_step():
             pass
     except db.Error as error:
         if row_isolation.is_outage(error):
@@ -83,15 +85,15 @@ def _count_events() -> Exception | None:
 def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
     run_days, job_days = config.RUN_RETENTION_DAYS.read(), config.JOB_RETENTION_DAYS.read()
     # Jobs even without a default: a queue may have its own.
-    yield "jobs", _walk("jobs", "ingest_jobs", retention.delete_jobs, job_days, rows)
+    yield "jobs", _walk("jobs", "ingest_jobs", delete_jobs, job_days, rows)
     if run_days > 0:
-        yield "runs", _walk("runs", "workflow_runs", retention.delete_runs, run_days, rows)
+        yield "runs", _walk("runs", "workflow_runs", delete_runs, run_days, rows)
     days = config.NODE_EVENT_RETENTION_DAYS.read()
     if days > 0:
         yield from _by_age(days)
     days = config.EVENT_RETENTION_DAYS.read()
     if days > 0:
-        batch, prune_events = retention.ROWS, statements.events.prune
+        batch, prune_events = ROWS, statements.events.prune
         yield (
             "events",
             _again("events", lambda conn: prune_events(conn, days=days, batch=batch), batch),
@@ -103,17 +105,17 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
 
 
 def _by_age(days: int) -> Iterator[_Kind]:
-    rows = retention.ROWS
+    rows = ROWS
     aged: dict[str, tuple[_Batch, int]] = {
         "outbox": (
-            lambda conn: statements.retention.delete_outbox(conn, days=days, limit=retention.ROWS),
+            lambda conn: statements.retention.delete_outbox(conn, days=days, limit=ROWS),
             rows,
         ),
         "node_events": (
             lambda conn: statements.job_events.prune_nodes(conn, days=days, batch=rows),
             rows,
         ),
-        "ingest_job_events": (lambda conn: retention.delete_ingest_events(conn, days), rows),
+        "ingest_job_events": (lambda conn: delete_ingest_events(conn, days), rows),
         "logs": (lambda conn: statements.logs.prune(conn, days=days, batch=rows), rows),
         "fires": (lambda conn: statements.schedules.prune(conn, days=days, batch=rows), rows),
         "heartbeats": (lambda conn: statements.retention.delete_heartbeats(conn, days=days), 0),
@@ -142,13 +144,65 @@ def _walk(
     """Delete page by page of the table; the same pages again while they give full batches."""
     with db.transaction() as conn:
         end = statements.retention.pages(conn, table=table)
-    for first in range(0, end, retention.BLOCKS):
+    for first in range(0, end, BLOCKS):
         while True:
             with db.statement() as conn:
                 count = delete(conn, first, days, rows)
             yield kind, count
-            if kind != "runs" or count < retention.RUNS:
+            if kind != "runs" or count < RUNS:
                 break
+
+
+def _pages(first: int, days: float) -> dict[str, object]:
+    return {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
+
+
+def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
+    """Delete ingest jobs that ended so many days ago, in BLOCKS pages; return how many.
+
+    `first`: the first of the pages. A queue's own `retention_days` stands before `days`; 0 keeps
+    forever. A row that raises is set aside in `rows`.
+    """
+    duty = row_isolation.Duty(
+        "deletion of ingest job",
+        statements.retention.delete_jobs,
+        statements.retention.find_jobs,
+        statements.retention.delete_jobs_by_id,
+        _stays,
+        lambda: _pages(first, days),
+        statements.retention.mark,
+    )
+    return len(rows.batch(conn, duty))
+
+
+def delete_runs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
+    """Delete up to RUNS runs that ended so many days ago, in BLOCKS pages; return how many.
+
+    0 days keep rows forever. A run with an open outbox row, or a node that has not ended, stays.
+    A row that raises is set aside in `rows`.
+    """
+    duty = row_isolation.Duty(
+        "deletion of run",
+        statements.retention.delete_runs,
+        statements.retention.find_runs,
+        statements.retention.delete_runs_by_id,
+        _stays,
+        lambda: _pages(first, days),
+        lambda own: statements.retention.set_timeout(own, timeout=RUNS_TIMEOUT),
+    )
+    return len(rows.batch(conn, duty))
+
+
+def _stays(conn: db.Connection, row_id: str, error: BaseException, failures: int) -> bool:
+    """Return False: a row that cannot be deleted has no other end."""
+    del conn, row_id, error, failures
+    return False
+
+
+def delete_ingest_events(conn: db.Connection, days: float) -> int:
+    """Delete up to ROWS events of ingest jobs of that age; return how many."""
+    statements.retention.mark(conn)
+    return statements.retention.delete_ingest_events(conn, days=days, limit=ROWS)
 
 
 KINDS = (

@@ -13,7 +13,7 @@ from typing import Final
 import fastapi
 
 from queue_workflows import config, db, errors, history
-from queue_workflows.event_export import settings as export_settings
+from queue_workflows.event_export import exporter
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import app_loading, service, signals, supervisor
 from queue_workflows.service import process_environment, state
@@ -72,9 +72,9 @@ class Background:
         settings = self._own.settings
         if config.get_config().app is None and app_loading.load_app(None) is not None:
             process_environment.apply(settings)
-        exports = export_settings.wanted()
+        exports = exporter.wanted()
         process_environment.check_app(settings)
-        self._exports.enter_context(export_settings.running(exports))
+        self._exports.enter_context(exporter.running(exports))
         if settings.app_read_only and not self._entries:
             return
         self._own.problems[SCHEMA] = "it is being checked"

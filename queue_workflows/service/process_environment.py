@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from queue_workflows import config, errors
-from queue_workflows.event_export import settings as export_settings
+from queue_workflows.event_export import exporter
 from queue_workflows.service import env_file, settings
 
 _LOGS = (
@@ -53,7 +53,7 @@ def check_app(found: settings.Settings) -> None:
 
     Also for an audit or metric log that cannot be written.
     """
-    export_settings.wanted()
+    exporter.wanted()
     if not found.pool:
         return
     if config.get_config().app is None:

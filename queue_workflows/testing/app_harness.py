@@ -29,7 +29,7 @@ from queue_workflows import (
 from queue_workflows.db import functions, ledger, scratch_databases, statements
 from queue_workflows.dispatch import drain, hooks, starts
 from queue_workflows.engine import job_tables
-from queue_workflows.maintenance import input_timeouts, recovery
+from queue_workflows.maintenance import sweeps
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.operations import manual_claims
 from queue_workflows.testing import apps, clock, faults, result, servers
@@ -208,8 +208,8 @@ class Harness:
         with db.transaction() as conn:
             clock.pass_time(conn, seconds)
         self._passed_s += seconds
-        recovery.reclaim()
-        input_timeouts.expire_inputs()
+        sweeps.reclaim()
+        sweeps.expire_inputs()
 
     def advance_to(self, instant: datetime.datetime) -> None:
         """Call `advance` up to a time of `now()`, such as a schedule entry's `next_fire_at`."""

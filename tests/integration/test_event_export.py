@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
 from queue_workflows import claim_worker, db, errors, jobs, runs
-from queue_workflows.event_export import exporter, otlp, settings
+from queue_workflows.event_export import exporter, sinks
 from tests.support import collector, factories
 from tests.support.flow import Flow
 from tests.support.wait import until
@@ -210,7 +210,7 @@ def spans_of(found: in_memory_span_exporter.InMemorySpanExporter) -> dict[str, A
 
 def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(sinks.Spans(exporter=memory))
     job_id = ran("traced", headers={"traceparent": GIVEN})
     export_.run()
     span = spans_of(memory)["job traced"]
@@ -228,7 +228,7 @@ def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
 
 def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(sinks.Spans(exporter=memory))
     ran("fails", args={"token": "c4nary"})
     export_.run()
     span = spans_of(memory)["job fails"]
@@ -240,7 +240,7 @@ def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -
 
 def test_what_is_not_sampled_or_not_traced_has_no_span(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory, only_traced=True))
+    export_ = exported(sinks.Spans(exporter=memory, only_traced=True))
     ran("traced", headers={"traceparent": GIVEN[:-2] + "00"})
     ran("traced")
     ran("traced_async", headers={"traceparent": GIVEN})
@@ -258,7 +258,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
             return super().export(spans)
 
     memory = Refusing()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(sinks.Spans(exporter=memory))
     ran("traced")
     with pytest.raises(errors.ExportFailed):
         export_.run()
@@ -270,7 +270,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
 def test_a_run_is_a_trace(exported: Any, toy: Flow) -> None:
     collector.setup()
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(otlp.Spans(exporter=memory))
+    export_ = exported(sinks.Spans(exporter=memory))
     run_id = runs.submit("two", headers={"traceparent": GIVEN})["id"]
     toy.go()
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_the_audit_and_the_metric_log(
     monkeypatch.setenv("AUDIT_LOG_PATH", str(tmp_path))
     monkeypatch.setenv("METRIC_PATH", str(tmp_path))
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    wanted = [*settings.wanted(), exporter.Exporter("test", otlp.Spans(exporter=memory))]
+    wanted = [*exporter.wanted(), exporter.Exporter("test", sinks.Spans(exporter=memory))]
     for each in wanted:
         each.run()
     job_id = ran("fails", args={"token": "c4nary\x1b"})
@@ -364,4 +364,4 @@ def test_a_wrong_setting_is_refused(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_SPANS", value)
     with pytest.raises(errors.InvalidConfig, match="all, traced"):
-        settings.wanted()
+        exporter.wanted()

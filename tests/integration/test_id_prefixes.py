@@ -7,8 +7,8 @@ import uuid
 from psycopg import sql
 
 from queue_workflows import db
+from queue_workflows.cli import ids as id_search
 from queue_workflows.db import statements
-from queue_workflows.engine import history_rows as rows
 from tests.support import factories
 
 
@@ -19,10 +19,10 @@ def test_the_start_of_an_id_is_a_range_of_the_index(conn: db.Connection) -> None
     )
     for start in (ids[0], ids[0][:13], ids[0][:9], ids[0][:8], ids[0][:1]):
         wanted = sorted(one for one in ids if one.startswith(start))
-        found = rows.starting_with(conn, start, limit=400)
+        found = id_search.starting_with(conn, start, limit=400)
         assert [(row["kind"], row["id"]) for row in found] == [("run", one) for one in wanted]
     for start in ("x", "0" * 37, "A", "%", "ab-", "-"):
-        assert rows.starting_with(conn, start, limit=400) == []
+        assert id_search.starting_with(conn, start, limit=400) == []
 
 
 COLLATIONS = (
@@ -47,7 +47,7 @@ def in_order(conn: db.Connection, collation: str) -> None:
     )
     conn.execute("INSERT INTO workflow_runs SELECT unnest(%s::text[])", (ids,))
     conn.execute("SET enable_seqscan = off")
-    seen = rows.starting_with(conn, "a", limit=1000)
+    seen = id_search.starting_with(conn, "a", limit=1000)
     assert sorted(row["id"] for row in seen) == sorted(one for one in ids if one[0] == "a")
     statement = b"EXPLAIN " + statements.history_rows.ids_in_range.text
     values = {"prefix": "a", "low": "a0", "high": "af", "limit": 5}

@@ -14,8 +14,16 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, db, ingest_executor, node_pool, node_queue, runs, steps
-from queue_workflows.engine import events as engine_events
+from queue_workflows import (
+    config,
+    db,
+    events,
+    ingest_executor,
+    node_pool,
+    node_queue,
+    runs,
+    steps,
+)
 from queue_workflows.maintenance import periodic
 from tests.support import factories, flow, orchestrators, sweeps, transitions, wait
 
@@ -111,7 +119,7 @@ def test_an_event_of_an_app_counts_also_when_a_check_is_due(
 def test_all_jobs_that_wait_for_an_event_wake_soon(
     conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_events, "WAKE_BATCH", 10)
+    monkeypatch.setattr(events, "WAKE_BATCH", 10)
     conn.execute(
         "INSERT INTO ingest_jobs (id, task_name, queue, available_at, claim_no)"
         " SELECT 'j' || i, 't', 'fetch', now() + interval '1 h', 1 FROM generate_series(1, 45) i"

@@ -11,7 +11,6 @@ import pytest
 
 from queue_workflows import db, node_pool
 from queue_workflows.db import statements
-from queue_workflows.engine import retention as deletions
 from queue_workflows.engine import row_isolation
 from queue_workflows.operations import retention
 from tests.support import factories
@@ -51,18 +50,19 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert factories.one(conn, estimate, table) == 0, table
         conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
         with conn.transaction():
-            assert statements.retention.delete_outbox(conn, days=30, limit=deletions.ROWS) == 5000
+            assert statements.retention.delete_outbox(conn, days=30, limit=retention.ROWS) == 5000
             assert statements.job_events.prune_nodes(conn, days=30, batch=5000) == 5000
-            assert deletions.delete_ingest_events(conn, 30) == 5000
+            assert retention.delete_ingest_events(conn, 30) == 5000
             assert statements.logs.prune(conn, days=30, batch=5000) == 5000
             assert statements.schedules.prune(conn, days=30, batch=5000) == 5000
-            assert deletions.due(conn, run_days=30, job_days=30) == {"runs": 5000, "jobs": 0}
-            assert deletions.delete_runs(conn, 0, 30, row_isolation.Isolation()) == deletions.RUNS
+            assert statements.retention.count_runs(conn, days=30) == 5000
+            assert statements.retention.count_jobs(conn, days=30) == 0
+            assert retention.delete_runs(conn, 0, 30, row_isolation.Isolation()) == retention.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletions, "BLOCKS", 2)
-    monkeypatch.setattr(deletions, "RUNS", 3)
+    monkeypatch.setattr(retention, "BLOCKS", 2)
+    monkeypatch.setattr(retention, "RUNS", 3)
     conn.execute(
         "INSERT INTO ingest_jobs (task_name, queue, reason, status, finished_at)"
         " SELECT 'note', 'load', 'x', 'completed', now() - interval '100 days'"

@@ -34,7 +34,7 @@ from queue_workflows import (
 )  # fmt: skip
 from queue_workflows.client import Client
 from queue_workflows.declare import node, workflow
-from queue_workflows.event_export import settings
+from queue_workflows.event_export import exporter
 from queue_workflows.runtime import log_format
 from tests.support import alert_senders, console, factories, flow
 from tests.support.asgi_service import post, streamed
@@ -309,7 +309,7 @@ def sent(db: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     script = f"import sys; open({str(tmp_path / 'alerts')!r}, 'a').write(sys.stdin.read())"
     one = alert_senders.made(alerts.append, (sys.executable, "-c", script))
     one.run_once()
-    exports = settings.wanted(spans="all", exporter_=spans)
+    exports = exporter.wanted(spans="all", exporter_=spans)
     for each in exports:
         each.run()
 

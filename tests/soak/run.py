@@ -18,7 +18,7 @@ from psycopg import conninfo, sql
 
 import queue_workflows
 from queue_workflows import db
-from queue_workflows.maintenance import recovery
+from queue_workflows.maintenance import sweeps
 from tests.hostile import folders, operator_commands
 from tests.soak import (
     app,
@@ -196,7 +196,7 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         attacking.stop(background.END_S)
         strange.stop(background.END_S)
         running.stop()
-        recovery.cancel_orphans()
+        sweeps.cancel_orphans()
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
         seen = evidence.gather(
             watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,

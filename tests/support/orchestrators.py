@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from queue_workflows import db, node_pool, orchestrator
-from queue_workflows.maintenance import recovery
+from queue_workflows.maintenance import sweeps
 from queue_workflows.runtime import signals
 from tests.support import counting_cursor
 
@@ -55,16 +55,16 @@ def counter(pool: node_pool.NodePool) -> counting_cursor.Counter:
 
 def recover(*, stopped: bool = False) -> bool:
     """Recover jobs as an orchestrator does before it starts; return False if it was stopped."""
-    return recovery.recover_at_start(stop(requested=stopped).requested.wait)
+    return sweeps.recover_at_start(stop(requested=stopped).requested.wait)
 
 
 def before_recovery(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     """Call this before each try to recover at a start; what it raises, the try raises."""
-    reclaim = recovery.reclaim
+    reclaim = sweeps.reclaim
 
     def reclaiming(*sweep: Any, **more: Any) -> None:
         if not sweep:
             call()
         reclaim(*sweep, **more)
 
-    patch.setattr(recovery, "reclaim", reclaiming)
+    patch.setattr(sweeps, "reclaim", reclaiming)

@@ -20,7 +20,8 @@ from queue_workflows.engine import (
     row_isolation,
     unserved_jobs,
 )
-from queue_workflows.maintenance import input_timeouts, periodic, recovery
+from queue_workflows.maintenance import periodic
+from queue_workflows.maintenance import sweeps as maintenance_sweeps
 from queue_workflows.types import Row
 from tests.support import counting_cursor, transitions
 
@@ -72,35 +73,37 @@ def reclaim(conn: db.Connection, *, had_s: float | None = None) -> None:
 
     `had_s`: a claim that was renewed last before so many seconds ago counts no crash.
     """
-    recovery.reclaim(conn, had_s=had_s)
+    maintenance_sweeps.reclaim(conn, had_s=had_s)
 
 
 def cancel_orphans(conn: db.Connection) -> None:
     """Cancel the jobs that were inserted while their run ended."""
-    recovery.cancel_orphans(conn)
+    maintenance_sweeps.cancel_orphans(conn)
 
 
 def end_stalled(conn: db.Connection, *, quiet_s: float = 0.0) -> None:
     """Go on with the running runs that plain SQL has stopped, or end them with the reason."""
     begin = run_cache.on_connection(conn)
-    recovery.StalledRuns(row_isolation.Isolation()).end(begin, quiet_s=quiet_s, for_s=math.inf)
+    maintenance_sweeps.StalledRuns(row_isolation.Isolation()).end(
+        begin, quiet_s=quiet_s, for_s=math.inf
+    )
 
 
 def short_passes(conn: db.Connection) -> Callable[[], None]:
     """Return a call that does the same for the runs for which the shortest pass has time."""
-    made = recovery.StalledRuns(row_isolation.Isolation())
+    made = maintenance_sweeps.StalledRuns(row_isolation.Isolation())
     begin = run_cache.on_connection(conn)
     return lambda: made.end(begin, quiet_s=0.0, for_s=0.0)
 
 
 def expire_inputs(conn: db.Connection) -> None:
     """End the waits of input nodes that are past their timeout."""
-    input_timeouts.expire_inputs(conn)
+    maintenance_sweeps.expire_inputs(conn)
 
 
 def hold_overdue_input(conn: db.Connection, job_id: str) -> bool:
     """Lock the wait of an input node that is past its timeout, before its end; False: it is not."""
-    return input_timeouts.lock_overdue(conn, job_id) is not None
+    return maintenance_sweeps.lock_overdue(conn, job_id) is not None
 
 
 def admit_missed_waiters(conn: db.Connection) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows.event_export import follower
+from queue_workflows.event_export import exporter
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from queue_workflows.event_export import follower
     ],
 )
 def test_gaps_lose_the_ids_that_were_read(gaps: Any, ids: Any, left: Any) -> None:
-    position = follower._Position(10)  # pyright: ignore[reportPrivateUsage]
+    position = exporter._Position(10)  # pyright: ignore[reportPrivateUsage]
     position.gaps = gaps
     position.seen(ids)
     assert position.gaps == left

@@ -9,7 +9,8 @@ from typing import Final
 import queue_workflows
 from queue_workflows import config, db
 from queue_workflows.db import statements
-from queue_workflows.engine import metric_rows, row_isolation
+from queue_workflows.engine import row_isolation
+from queue_workflows.operations import event_totals
 from queue_workflows.telemetry.metrics import exposition, gauges, totals
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE
@@ -18,6 +19,8 @@ NEAR: Final = 1_000
 LATE_S: Final = 60.0
 """After so many seconds without a count nobody else counts, so that a scrape does."""
 COUNT_FOR_S: Final = 1.0
+MOST_TOTALS: Final = 30_000
+"""Rows of totals that are read; the queues and models with labels of their own have fewer."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,17 +33,17 @@ def scrape(conn: db.Connection | None = None) -> str:
     """
     started = time.monotonic()
     with db.statement(conn) as own:
-        seen = metric_rows.progress(own)
+        seen = event_totals.progress(own)
         if seen.may_count:
             if seen.behind is None or (seen.counted_s or 0.0) > LATE_S:
                 count(own, within_s=COUNT_FOR_S)
             elif seen.behind <= NEAR:
                 count(own, within_s=0)
         with own.transaction():
-            seen = metric_rows.progress(own)
-            rows = statements.metrics.totals(own, limit=metric_rows.MOST_TOTALS)
+            seen = event_totals.progress(own)
+            rows = statements.metrics.totals(own, limit=MOST_TOTALS)
             bounds = statements.metrics.bounds(own)
-            state = metric_rows.state(own, stale_after_s=config.STALE_WORKER_AFTER_S.read())
+            state = gauges.state(own, stale_after_s=config.STALE_WORKER_AFTER_S.read())
     known = {row["name"] for row in rows if row["metric"] != "model_load"}
     families = [*totals.families(rows, bounds), *gauges.families(state, known)]
     return exposition.page([*families, *_about(seen, started)])
@@ -54,11 +57,11 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
     scrape from what is counted; an outage is raised. `conn`: as in `scrape`.
     """
     with db.statement(conn) as own:
-        if not metric_rows.progress(own).may_count:
+        if not event_totals.progress(own).may_count:
             return False
     until = time.monotonic() + within_s
     try:
-        while metric_rows.count_step(conn):
+        while event_totals.count_step(conn):
             if time.monotonic() >= until:
                 return False
     except db.Error as error:
@@ -69,7 +72,7 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
     return True
 
 
-def _about(seen: metric_rows.Progress, started: float) -> list[exposition.Family]:
+def _about(seen: event_totals.Progress, started: float) -> list[exposition.Family]:
     info = gauges.gauge("build_info", "The version of the package that made this page.")
     info.add(1, {"version": queue_workflows.__version__})
     age = gauges.gauge("history_counted_age_seconds", "Time since events were last counted.")

@@ -3,19 +3,83 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
-from queue_workflows.engine import metric_rows
+from queue_workflows import db
+from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
 from queue_workflows.telemetry.metrics import exposition, totals
 from queue_workflows.types import Row
 
 OTHER: Final = "(other)"
 """The label of queues beyond the limit, all together."""
+MOST_NAMES: Final = 100
+"""Queues, hosts or schedules with labels of their own."""
 _MIB: Final = 1024 * 1024
 _GONE: Final = frozenset({"dead", "stopped"})
 _OFF: Final = frozenset({"parked", "paused", "draining"})
+
+
+class State(NamedTuple):
+    """Rows that describe jobs, workers and machines now."""
+
+    waiting: list[Row]
+    """queue, why, n"""
+    oldest: list[Row]
+    """queue, age_s"""
+    running: list[Row]
+    """queue, n, lapsed"""
+    awaiting: list[Row]
+    """queue, n"""
+    runs: list[Row]
+    """status, n"""
+    paused: list[Row]
+    """queue, paused"""
+    workers: list[Row]
+    """queue, state, n, slots"""
+    outbox: list[Row]
+    """n, lag_s; one row"""
+    schedules: list[Row]
+    """name, late_s, has_error, last_fire"""
+    machines: list[Row]
+    """host_label, sample"""
+
+
+def state(conn: db.Connection, *, stale_after_s: float) -> State:
+    """Return the state now. `conn` is in a transaction, whose planner settings this changes."""
+    limit = {"limit": MOST_NAMES}
+    statements.metrics.in_order(conn)
+    oldest = [
+        *statements.metrics.oldest_ingest(conn),
+        *statements.metrics.oldest_nodes(conn),
+    ]
+    statements.metrics.by_index(conn)
+    return State(
+        oldest=oldest,
+        running=_of_both(conn, statements.metrics.running),
+        awaiting=statements.metrics.awaiting(conn),
+        runs=statements.metrics.runs(conn),
+        paused=statements.metrics.paused(conn, **limit),
+        workers=statements.metrics.workers(conn, stale_s=stale_after_s),
+        outbox=[statements.overview.open_events(conn)],
+        schedules=statements.metrics.schedules(conn, **limit),
+        machines=statements.metrics.machines(conn, **limit),
+        waiting=_waiting(conn),  # the last: it changes the planner's settings again
+    )
+
+
+def _waiting(conn: db.Connection) -> list[Row]:
+    found: list[Row] = []
+    for table in statements.JOB_TABLES:
+        statements.metrics.by_pages[table](conn)
+        found += statements.metrics.waiting[table](conn)
+    return found
+
+
+def _of_both(conn: db.Connection, query: Mapping[str, Callable[..., list[Row]]]) -> list[Row]:
+    """Return the rows of a statement for both tables of jobs."""
+    return [row for table in statements.JOB_TABLES for row in query[table](conn)]
 
 
 def gauge(name: str, text: str, *, largest: bool = False) -> exposition.Family:
@@ -36,11 +100,11 @@ class Names:
         return name if name in self._kept else OTHER
 
 
-def families(state: metric_rows.State, known: Iterable[str]) -> list[exposition.Family]:
+def families(state: State, known: Iterable[str]) -> list[exposition.Family]:
     """Return the gauges. `known`: the queues that have counters, the first to get a label."""
     tables = (state.waiting, state.running, state.awaiting, state.workers, state.paused)
     found = (row["queue"] for rows in tables for row in rows)
-    names = Names(known, found, metric_rows.MOST_NAMES)
+    names = Names(known, found, MOST_NAMES)
     return [
         *_jobs(state, names),
         *_workers(state, names),
@@ -50,7 +114,7 @@ def families(state: metric_rows.State, known: Iterable[str]) -> list[exposition.
     ]
 
 
-def _jobs(state: metric_rows.State, names: Names) -> list[exposition.Family]:
+def _jobs(state: State, names: Names) -> list[exposition.Family]:
     jobs = gauge("jobs", "Jobs that have not ended.")
     waiting = gauge("jobs_waiting", "Queued jobs, by what holds them back; ready: nothing does.")
     oldest = gauge(
@@ -78,7 +142,7 @@ def _jobs(state: metric_rows.State, names: Names) -> list[exposition.Family]:
     return [jobs, waiting, oldest, lapsed, paused]
 
 
-def _workers(state: metric_rows.State, names: Names) -> list[exposition.Family]:
+def _workers(state: State, names: Names) -> list[exposition.Family]:
     workers = gauge("workers", "Worker processes, by state; dead ones for a day.")
     slots = gauge("worker_slots", "Jobs that live workers can run at once, by what the slot does.")
     running: Counter[str] = Counter()
@@ -100,7 +164,7 @@ def _workers(state: metric_rows.State, names: Names) -> list[exposition.Family]:
     return [workers, slots]
 
 
-def _runs_and_outbox(state: metric_rows.State) -> list[exposition.Family]:
+def _runs_and_outbox(state: State) -> list[exposition.Family]:
     runs = gauge("runs", "Runs that have not ended.")
     events = gauge("outbox_events", "Ends of nodes that are not dispatched.")
     lag = gauge("outbox_lag_seconds", "Age of the oldest of them that is due.", largest=True)

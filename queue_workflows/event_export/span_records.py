@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from queue_workflows.engine import event_exports
 from queue_workflows.runtime import masking, stored_json, trace_context
 from queue_workflows.types import Row
 
@@ -19,6 +18,15 @@ CAUSES: Final = frozenset({"death", "budget_trip", "stall_trip", "gpu_health_tri
 _BAD: Final = frozenset({"failed", "retried", "reclaimed"})
 _DEATH: Final = ("signal", "exit_code", "core", "max_rss_mb", "oom_kills", "charged", "reason")
 TEXT_LIMIT: Final = 2000
+
+
+class Claim(NamedTuple):
+    """A claim of a job; `run_id` and `node_id` are None outside of runs."""
+
+    job_id: str
+    claim_no: int
+    run_id: str | None = None
+    node_id: str | None = None
 
 
 class Happening(NamedTuple):
@@ -46,14 +54,12 @@ class Record(NamedTuple):
     """Whether who enqueued gave a trace."""
 
 
-def ended_claims(rows: Iterable[Row]) -> list[event_exports.Claim]:
+def ended_claims(rows: Iterable[Row]) -> list[Claim]:
     """Return the claims that these events end or explain, each once."""
-    found: dict[event_exports.Claim, None] = {}
+    found: dict[Claim, None] = {}
     for row in rows:
         if row["event_type"] in ENDS | CAUSES and row["claim_no"] and row["job_id"]:
-            claim = event_exports.Claim(
-                row["job_id"], row["claim_no"], row.get("run_id"), row.get("node_id")
-            )
+            claim = Claim(row["job_id"], row["claim_no"], row.get("run_id"), row.get("node_id"))
             found[claim] = None
     return [*found]
 

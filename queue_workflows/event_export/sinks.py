@@ -1,4 +1,4 @@
-"""Send spans of attempts and runs to a collector, by the OpenTelemetry SDK (extra: otel)."""
+"""Write what is exported: the audit log, the metric log, and spans for OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -8,15 +8,88 @@ from typing import Any, Final
 
 import queue_workflows
 from queue_workflows import errors
-from queue_workflows.event_export import attempts
+from queue_workflows.event_export import span_records
+from queue_workflows.runtime import display, log_files, masking, stored_json
 from queue_workflows.types import Row
 
 CHUNK: Final = 500
 """Spans of one request."""
 TIMEOUT_S: Final = 10.0
+_OF_EVENT = (
+    "job_id", "run_id", "node_id", "queue", "claim_no", "attempt", "worker_id", "host_label",
+    "elapsed_s", "error", "actor",
+)  # fmt: skip
 
 
-class Spans:
+class Sink:
+    """Takes what is exported; raises if it could not, and then gets it again."""
+
+    wants_attempts = False
+    wants_events = False
+
+    def events(self, rows: Sequence[Row]) -> None:
+        """Export events of jobs; those of nodes have a `run_id`."""
+
+    def records(self, records: Sequence[span_records.Record]) -> None:
+        """Export attempts and runs that have ended."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class _File(Sink):
+    def __init__(self, file: log_files.RotatingFile) -> None:
+        self._file = file
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class AuditLog(_File):
+    """A sink that writes each event as a line of JSON. Raises OSError."""
+
+    wants_events = True
+
+    def events(self, rows: Sequence[Row]) -> None:
+        self._file.write("".join(map(_event_line, rows)))
+
+
+class MetricLog(_File):
+    """A sink that writes each attempt and each run that has ended as a line. Raises OSError."""
+
+    wants_attempts = True
+
+    def records(self, records: Sequence[span_records.Record]) -> None:
+        self._file.write("".join(map(_record_line, records)))
+
+
+def _event_line(row: Row) -> str:
+    members: dict[str, Any] = {"time": row["created_at"], "event": row["event_type"]}
+    for name in _OF_EVENT:
+        if row.get(name) is not None:
+            members[name] = row[name]
+    members["id"] = row["id"]
+    return display.json_line(masking.mask_values(members)) + "\n"
+
+
+def _record_line(record: span_records.Record) -> str:
+    """Return what happened and how long it took, with a number for each duration."""
+    given = {name.rpartition(".")[2]: value for name, value in record.attributes.items()}
+    seconds = (record.ended - record.started).total_seconds()
+    members = {
+        "time": record.ended,
+        "name": record.name,
+        **given,
+        "duration_s": round(seconds, 6),
+        "error": record.error,
+        "trace_id": record.span.trace_id,
+        "span_id": record.span.span_id,
+    }
+    kept = {name: value for name, value in members.items() if value is not None}
+    return display.json_line(stored_json.mapping(masking.mask_values(kept))) + "\n"
+
+
+class Spans(Sink):
     """A sink that sends spans. `OTEL_EXPORTER_OTLP_ENDPOINT` and its kin say where to and how.
 
     `only_traced`: only those of jobs and runs whose enqueuer gave a trace. `exporter`: any
@@ -24,17 +97,13 @@ class Spans:
     """
 
     wants_attempts = True
-    wants_events = False
 
     def __init__(self, *, only_traced: bool = False, exporter: Any = None) -> None:
         self._sdk = _Sdk()
         self._only_traced = only_traced
         self._exporter = exporter or _otlp()
 
-    def events(self, rows: Sequence[Row]) -> None:
-        """Do nothing."""
-
-    def records(self, records: Sequence[attempts.Record]) -> None:
+    def records(self, records: Sequence[span_records.Record]) -> None:
         """Send a span for each record; raise `ExportFailed` if the collector did not take it."""
         spans = [
             self._sdk.span(each)
@@ -88,7 +157,7 @@ class _Sdk:
             "queue_workflows", queue_workflows.__version__
         )
 
-    def span(self, record: attempts.Record) -> Any:
+    def span(self, record: span_records.Record) -> Any:
         """Return an ended span."""
         trace, identity = self._trace, record.span
         ok = trace.StatusCode.OK if record.outcome == "completed" else trace.StatusCode.UNSET
