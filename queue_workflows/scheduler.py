@@ -10,16 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
-from queue_workflows import config, db, tasks, types
+from queue_workflows import config, db, errors, tasks, types
 from queue_workflows import schedules as api
 from queue_workflows.alerts import sender
 from queue_workflows.db import check_violations, statements
-from queue_workflows.engine import row_isolation, schedule_rows
-from queue_workflows.operations import code_schedules
+from queue_workflows.engine import row_isolation
+from queue_workflows.operations import schedule_rows
 from queue_workflows.runtime import app_loading, entry_point, signals
-from queue_workflows.schedule import definition, old_style_entries
-from queue_workflows.schedule import entry as schedule_entry
+from queue_workflows.schedule import definition, expression
+from queue_workflows.schedule import entry as entries
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
@@ -30,10 +31,13 @@ CLOCK_STEP_S = 1.0
 """Seconds by which the database's clock has to go back before schedules are planned again."""
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
-BOOT = "boot"
+STORED_AT_ONCE = 50
+"""How many schedules one transaction stores."""
+RETRY_S = 30.0
+"""Seconds after which names that another app has, and unknown tasks, are tried again."""
 _DATABASE_ERRORS = (db.Error, OSError)
 
-ScheduleEntry = schedule_entry.ScheduleEntry
+ScheduleEntry = entries.ScheduleEntry
 _log = logging.getLogger("queue_workflows.scheduler")
 
 
@@ -45,7 +49,7 @@ def enqueue_due(due: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[s
     instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
     `UnknownTask` or `ArgsRefused` (ValueErrors) before any write.
     """
-    checked = code_schedules.check_entries(old_style_entries.check(due))
+    checked = _check_entries(entries.check(due))
     with db.transaction() as conn:
         now = statements.schedules.now(conn)
         return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)
@@ -59,20 +63,28 @@ def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[s
     task name contains `freshness` are left out. None: the configured schedule. Raises as
     `enqueue_due` does.
     """
-    entries = [e for e in _schedule(schedule) if "freshness" not in e.task_name]
-    checked = code_schedules.check_entries(entries)
+    if schedule is None:
+        chosen = entries.split(config.get_config().ingest_schedule)[0]
+    else:
+        chosen = entries.check(schedule)
+    checked = _check_entries([one for one in chosen if "freshness" not in one.task_name])
     with db.transaction() as conn:
-        now = schedule_entry.as_utc(statements.schedules.now(conn))
+        now = expression.as_utc(statements.schedules.now(conn))
         hour = now.replace(minute=0, second=0, microsecond=0)
         fires = [(entry, hour) for entry in checked]
-        return _fire(conn, fires, BOOT, suffix=schedule_entry.BOOT_SUFFIX)
+        return _fire(conn, fires, "boot", suffix=definition.BOOT_SUFFIX)
 
 
 def _fire(
-    conn: db.Connection, fires: Iterable[old_style_entries.Fire], reason: str, *, suffix: str = ""
+    conn: db.Connection,
+    fires: Iterable[tuple[ScheduleEntry, datetime]],
+    reason: str,
+    *,
+    suffix: str = "",
 ) -> list[str]:
     ids: list[str] = []
-    for entry, fire_at in sorted(fires, key=old_style_entries.order):
+    # In one order, so that schedulers that claim the same instants cannot deadlock.
+    for entry, fire_at in sorted(fires, key=lambda fire: (fire[1], fire[0].name)):
         task = tasks.row_defaults(entry.task_name)
         job_id = statements.schedules.fire(
             conn,
@@ -89,12 +101,174 @@ def _fire(
     return ids
 
 
-def _schedule(schedule: Iterable[ScheduleEntry] | None) -> list[ScheduleEntry]:
-    return (
-        old_style_entries.split(config.get_config().ingest_schedule)[0]
-        if schedule is None
-        else old_style_entries.check(schedule)
-    )
+def _check_entries(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
+    """Return the entries; raise for a queue or a task that this process does not know."""
+    for one in entries:
+        config.check_queue(one.queue, config.get_config().ingest_queues)
+        known = config.get_config().ingest_task_map
+        if one.task_name not in known:
+            raise errors.UnknownTask(
+                f"schedule entry {one.name!r}: no ingest task {one.task_name!r}, registered "
+                f"are {', '.join(sorted(known)) or 'none'}; register_ingest_task() in the app "
+                f"(--app) adds it{errors.hint(one.task_name, known)}"
+            )
+        try:
+            tasks.check_args(one.task_name, {})
+        except errors.ArgsRefused as error:
+            raise errors.ArgsRefused(
+                f"schedule entry {one.name!r}: it sends no args, and {error}"
+            ) from None
+    return entries
+
+
+class _CodeSchedules:
+    """The schedules of one ticker's code, and what it has stored of them.
+
+    `given` None follows `set_ingest_schedule`; only then are schedules marked that the app's code
+    does not name any more.
+    """
+
+    def __init__(self, given: list[Any] | None, now_fn: Callable[[], datetime] | None) -> None:
+        self._given = given
+        self._clock = now_fn
+        self._seen: list[Any] | None = None
+        self._wanted: list[tuple[definition.Schedule, str, bool]] = []
+        """Each schedule with its digest, and whether it was an old-style entry."""
+        self._left_out: set[str] = set()
+        self._retry_at: float | None = None
+        self._logged: set[str] = set()
+
+    def is_empty(self) -> bool:
+        """Return whether the code names no schedule."""
+        return not self._wanted
+
+    def scope(self) -> schedule_rows.Scope:
+        """Return which schedules this process fires."""
+        names = None if self._given is None else [one.name for one, *_ in self._wanted]
+        known = [*config.get_config().ingest_task_map]
+        return schedule_rows.Scope(app_loading.app_name(), known, names)
+
+    def store(self) -> None:
+        """Store what the code names, if that has changed, and mark what it names no more."""
+        chosen = config.get_config().ingest_schedule if self._given is None else self._given
+        is_due = self._retry_at is not None and time.monotonic() >= self._retry_at
+        # Lists are equal fast where they hold the same objects.
+        if chosen == self._seen and not is_due:
+            return
+        self._seen, self._retry_at = None, None
+        seen = [*chosen]
+        self._choose(seen)
+        app = app_loading.app_name()
+        refused = self._put(app)
+        with db.transaction() as conn:
+            statements.schedule_definitions.end_clashes(conn, app=app, names=[*refused])
+            if self._given is None and (seen or app_loading.names_app()):
+                kept = {one.name for one, *_ in self._wanted} | self._left_out
+                for name in statements.schedule_definitions.mark_gone(
+                    conn, app=app, names=sorted(kept)
+                ):
+                    _log.warning("schedule %r is in the code no more: it does not fire", name)
+        if refused or self._left_out:
+            self._retry_at = time.monotonic() + RETRY_S
+        self._seen = seen
+
+    def _choose(self, chosen: list[Any]) -> None:
+        """Note which schedules can be stored, and log which ones are left out and why."""
+        old, new = entries.split(chosen)
+        usable: list[ScheduleEntry] = []
+        self._left_out, self._wanted = set(), []
+        for one in old:
+            try:
+                usable += _check_entries([one])
+            except (errors.UnknownQueue, errors.UnknownTask) as error:
+                self._leave_out(one.name, f"schedule entry {one.name!r} is left out: {error}")
+        for is_old, part in ((True, entries.converted(usable)), (False, new)):
+            for one in part:
+                try:
+                    self._wanted.append((one, schedule_rows.encoded(one)[1], is_old))
+                except errors.QueueWorkflowsError as error:
+                    self._leave_out(one.name, f"schedule {one.name!r} is left out: {error}")
+
+    def _leave_out(self, name: str, text: str) -> None:
+        self._left_out.add(name)
+        self._log_once(text)
+
+    def _put(self, app: str) -> list[str]:
+        """Store what differs; return the names that the table or another app has."""
+        with db.transaction() as conn:
+            known = {
+                row["name"]: row["definition_hash"]
+                for row in statements.schedule_definitions.stored(conn, app=app)
+            }
+        changed = [each for each in self._wanted if known.get(each[0].name) != each[1]]
+        # In one order, so that schedulers that start together cannot deadlock.
+        changed.sort(key=lambda each: each[0].name)
+        refused: list[str] = []
+        for start in range(0, len(changed), STORED_AT_ONCE):
+            with db.transaction() as conn:
+                for one, _, is_old in changed[start : start + STORED_AT_ONCE]:
+                    if not self._put_one(conn, one, app, is_old=is_old):
+                        refused.append(one.name)
+        return refused
+
+    def _put_one(
+        self, conn: db.Connection, one: definition.Schedule, app: str, *, is_old: bool
+    ) -> bool:
+        try:
+            with conn.transaction():
+                found = schedule_rows.put(conn, one, app)
+        except db.Error as error:
+            if not row_isolation.is_of_row(error):
+                raise
+            why = row_isolation.described(error)
+            self._leave_out(one.name, f"schedule {one.name!r} is left out: {why}")
+            return True
+        except errors.InvalidConfig as error:
+            statements.schedule_definitions.clash(conn, name=one.name, app=app)
+            self._log_once(f"{error}; until then it does not fire for app {app!r}")
+            return False
+        if found is not None:
+            _log.info("schedule %r is stored", one.name)
+            if self._clock is not None:
+                statements.schedule_definitions.begin(conn, name=one.name, now=self._now(conn))
+            if is_old and found["inserted"]:
+                statements.schedule_definitions.adopt(conn, name=one.name, now=self._now(conn))
+        return True
+
+    def boot(self) -> list[str]:
+        """Queue each old-style entry of which nothing was queued within its period.
+
+        Returns the ids of the jobs. Entries whose task name contains `freshness` are left out, as
+        are paused ones. Several schedulers that start together queue one job.
+        """
+        app, ids = app_loading.app_name(), list[str]()
+        names = sorted(
+            one.name
+            for one, _, is_old in self._wanted
+            if is_old and "freshness" not in (one.task_name or "")
+        )
+        for start in range(0, len(names), schedule_rows.BATCH):
+            with db.transaction() as conn:
+                now = self._now(conn)
+                lock = statements.schedule_definitions.lock
+                rows = [lock(conn, name=one) for one in names[start : start + schedule_rows.BATCH]]
+                kicked = [
+                    schedule_rows.boot(conn, row, now)
+                    for row in rows
+                    if row is not None and row["app"] == app
+                ]
+            ids += [made for made in kicked if made is not None]
+        if ids:
+            _log.info("boot kick: %d jobs queued", len(ids))
+        return ids
+
+    def _now(self, conn: db.Connection) -> datetime:
+        return expression.as_utc(self._clock() if self._clock else statements.schedules.now(conn))
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            _log.warning("%s", text)
 
 
 class Ticker:
@@ -117,9 +291,9 @@ class Ticker:
         listens: bool = True,
     ) -> None:
         given = None if schedule is None else [*schedule]
-        old_style_entries.split(given or ())
+        entries.split(given or ())
         self._now = now_fn
-        self._code = code_schedules.CodeSchedules(given, now_fn)
+        self._code = _CodeSchedules(given, now_fn)
         self._stopping = signals.Flag()
         channels = (schedule_rows.CHANNEL,) if listens else ()
         self._pause_s = 0.0
@@ -158,36 +332,36 @@ class Ticker:
                 seen_at = time.monotonic()
                 now = self._database_now(conn)
                 self._check_clock(conn, now)
-                fired = schedule_rows.fire_due(conn, now, scope, self._isolation)
-                has_rows, self._wake_at = schedule_rows.next_wake(conn, scope, self._isolation)
-            queued += fired.queued
-            more, self._seen, self._seen_at = fired.more, now, seen_at
-            self._report(fired.missed, is_empty=not has_rows and self._code.is_empty())
+                batch = schedule_rows.Batch(conn, now, scope)
+                batch.run(self._isolation)
+                given = scope.given(self._isolation)
+                wake = statements.schedule_rows.wake(conn, **given)
+            queued += batch.queued
+            self._wake_at = wake["wake_at"]
+            more, self._seen, self._seen_at = batch.more, now, seen_at
+            self._report(batch.missed, is_empty=not wake["any"] and self._code.is_empty())
         if self._boot_kick and not self._stopping.is_set():
             queued += self._code.boot()
             self._boot_kick = False
         return queued
 
     def _database_now(self, conn: db.Connection) -> datetime:
-        return schedule_entry.as_utc(self._now() if self._now else statements.schedules.now(conn))
+        return expression.as_utc(self._now() if self._now else statements.schedules.now(conn))
 
     def _check_clock(self, conn: db.Connection, now: datetime) -> None:
-        if self._seen is None:
-            statements.schedule_rows.plan_again(
-                conn, now=now, all=False, poll_s=schedule_rows.OVERLAP_POLL_S
-            )
-        elif (behind_s := (self._seen - now).total_seconds()) > CLOCK_STEP_S:
+        behind_s = 0.0 if self._seen is None else (self._seen - now).total_seconds()
+        if behind_s > CLOCK_STEP_S:
             _log.warning("the clock went back by %.1f s; nothing is fired twice", behind_s)
-            statements.schedule_rows.plan_again(
-                conn, now=now, all=True, poll_s=schedule_rows.OVERLAP_POLL_S
-            )
+        if self._seen is None or behind_s > CLOCK_STEP_S:
+            poll_s, every = schedule_rows.OVERLAP_POLL_S, self._seen is not None
+            statements.schedule_rows.plan_again(conn, now=now, all=every, poll_s=poll_s)
 
-    def _report(self, missed: list[schedule_rows.Missed], *, is_empty: bool) -> None:
+    def _report(self, missed: list[tuple[str, datetime, datetime]], *, is_empty: bool) -> None:
         """Log what a committed batch found: the place for everything that follows from it."""
-        for one in missed:
-            first, last = one.first.isoformat(), one.last.isoformat()
+        for name, *instants in missed:
+            first, last = (at.isoformat() for at in instants)
             what = f"instant {first}" if first == last else f"instants from {first} to {last}"
-            _log.warning("schedule %r missed its %s", one.name, what)
+            _log.warning("schedule %r missed its %s", name, what)
         if is_empty and not self._logged_empty:
             self._logged_empty = True
             _log.info(
@@ -270,8 +444,8 @@ class Service:
     """
 
     def __init__(self, *, listens: bool = True) -> None:
-        old, new = old_style_entries.split(config.get_config().ingest_schedule)
-        code_schedules.check_entries(old)
+        old, new = entries.split(config.get_config().ingest_schedule)
+        _check_entries(old)
         for one in new:
             api.check(one)
         self._alerts = sender.read_settings()

@@ -15,12 +15,8 @@ from typing import Any, TypeVar
 from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations, statements
-from queue_workflows.engine import (
-    schedule_definitions,
-    schedule_fires,
-    schedule_rows,
-)
-from queue_workflows.schedule import definition, entry, expression, old_style_entries
+from queue_workflows.operations import schedule_rows
+from queue_workflows.schedule import definition, entry, expression
 from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
@@ -28,7 +24,7 @@ from queue_workflows.types import Row, Rows
 ScheduleEntry = entry.ScheduleEntry
 Schedule = definition.Schedule
 Occurrence = expression.Occurrence
-Fired = schedule_fires.Fired
+Fired = schedule_rows.Fired
 F = TypeVar("F")
 _LISTED = "`queue-workflows schedules list` names them"
 MAX_DAYS = 36_525
@@ -47,7 +43,7 @@ def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the
     queue different jobs, and for two schedules of one name.
     """
     chosen = [*entries]
-    old_style_entries.split(chosen)
+    entry.split(chosen)
     config.set_ingest_schedule(chosen)
 
 
@@ -66,7 +62,7 @@ def schedule(expression: str = "", *, name: str | None = None, **options: Any) -
         target_of = {"task_name": task_name, "workflow_name": workflow_name}
         found = _built(own_name, expression, target_of | options)
         if workflow_name is not None:
-            schedule_fires.check_inputs(workflow_name, found.inputs)
+            schedule_rows.check_inputs(workflow_name, found.inputs)
         others = [one for one in config.get_config().ingest_schedule if one != found]
         set([*others, found])
         return target
@@ -111,7 +107,7 @@ def add(
         )
     check(found)
     with db.transaction(conn) as own:
-        schedule_definitions.put(own, found)
+        schedule_rows.put(own, found)
 
 
 def _built(name: str, expression: str, options: Mapping[str, Any]) -> Schedule:
@@ -128,23 +124,16 @@ def check(found: Schedule) -> None:
     """Raise as `add` does for a target that this process knows to be wrong."""
     if found.workflow_name is not None:
         _check_workflow(found.name, found.workflow_name)
-        schedule_fires.check_inputs(found.workflow_name, found.inputs)
+        schedule_rows.check_inputs(found.workflow_name, found.inputs)
         return
-    _check_args(found)
     row = {name: getattr(found, name) for name in definition.COLUMNS}
     try:
-        job_validation.batches([schedule_fires.new_job(row, _ANY_INSTANT)])
+        task_args.refuse_dropped(found.task_name or "", found.args)
+        job_validation.batches([schedule_rows.new_job(row, _ANY_INSTANT)])
     except (ValueError, TypeError) as error:
         if not isinstance(error, errors.QueueWorkflowsError):
             raise
         raise type(error)(f"schedule {found.name!r}: {error}") from None
-
-
-def _check_args(found: Schedule) -> None:
-    try:
-        task_args.refuse_dropped(found.task_name or "", found.args)
-    except errors.ArgsRefused as error:
-        raise errors.ArgsRefused(f"schedule {found.name!r}: {error}") from None
 
 
 def _check_workflow(schedule_name: str, workflow_name: str) -> None:
@@ -159,14 +148,12 @@ def _check_workflow(schedule_name: str, workflow_name: str) -> None:
 
 def pause(name: str, *, conn: db.Connection | None = None) -> None:
     """Stop a schedule until `resume`; raise `UnknownSchedule` (a KeyError) if there is none."""
-    set_paused = statements.schedule_definitions.set_paused
-    _demand(name, conn, lambda own: set_paused(own, name=name, paused=True))
+    _demand(name, conn, statements.schedule_definitions.set_paused, paused=True)
 
 
 def resume(name: str, *, conn: db.Connection | None = None) -> None:
     """Let a paused schedule fire again; instants of the pause never fire. Raise as `pause` does."""
-    set_paused = statements.schedule_definitions.set_paused
-    _demand(name, conn, lambda own: set_paused(own, name=name, paused=False))
+    _demand(name, conn, statements.schedule_definitions.set_paused, paused=False)
 
 
 def remove(name: str, *, conn: db.Connection | None = None) -> None:
@@ -174,19 +161,21 @@ def remove(name: str, *, conn: db.Connection | None = None) -> None:
 
     One that the code of a scheduler still names comes back when that scheduler starts.
     """
-    _demand(name, conn, lambda own: statements.schedule_definitions.remove(own, name=name))
+    _demand(name, conn, statements.schedule_definitions.remove)
 
 
-def _demand(name: str, conn: db.Connection | None, change: Callable[[db.Connection], int]) -> None:
+def _demand(
+    name: str, conn: db.Connection | None, change: Callable[..., int], **given: bool
+) -> None:
     _check_name(name)
     with db.transaction(conn) as own:
-        if not change(own):
+        if not change(own, name=name, **given):
             raise _unknown(name, own)
 
 
 def _check_name(name: Any) -> None:
     """Raise `UnknownSchedule` for what no schedule can be named."""
-    if not entry.is_name(name):
+    if not definition.is_name(name):
         raise errors.UnknownSchedule(f"no schedule {name!r:.220}: {_LISTED}")
 
 
@@ -227,12 +216,10 @@ def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb 
     `paused`, `error`, `source`, `app`, `clash`, `gone_at`, `changes`; `minute` and `hours` of this
     process's old-style entries, which are listed even if no scheduler has stored them.
     """
-    entries = old_style_entries.named(
-        old_style_entries.split(config.get_config().ingest_schedule)[0]
-    )
+    entries = _entries()
     with db.transaction(conn) as own:
         now = statements.schedules.now(own)
-        found = schedule_definitions.find(own)
+        found = _find(own)
         rows = [_listed(row, entries.get(row["name"]), now) for row in found]
         missing = entries.keys() - {row["name"] for row in rows}
         fires = statements.schedules.last_fires(own, names=sorted(missing), until=now)
@@ -250,8 +237,26 @@ def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
     """
     with db.transaction(conn) as own:
         now = statements.schedules.now(own)
-        found = schedule_definitions.find(own, troubled=True, limit=limit)
+        found = _find(own, troubled=True, limit=limit)
     return [_listed(row, None, now) for row in found]
+
+
+def _entries() -> dict[str, ScheduleEntry]:
+    """Return this process's old-style entries by the names of their rows."""
+    return entry.named(entry.split(config.get_config().ingest_schedule)[0])
+
+
+def _find(
+    conn: db.Connection,
+    name: str | None = None,
+    *,
+    troubled: bool = False,
+    limit: int | None = None,
+) -> Rows:
+    """Return schedules by name, with the outcomes of their last fires; see the statement."""
+    return statements.schedule_definitions.find(
+        conn, name=name, troubled=troubled, limit=limit, patience_s=schedule_rows.PATIENCE_S
+    )
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
@@ -322,11 +327,9 @@ def preview(
         raise errors.InvalidConfig(f"days is a number above 0, up to {MAX_DAYS}, not {days!r:.40}")
     with db.transaction(conn) as own:
         now = statements.schedules.now(own)
-        rows = schedule_definitions.find(own, name)
+        rows = _find(own, name)
     if not rows:
-        entries = old_style_entries.named(
-            old_style_entries.split(config.get_config().ingest_schedule)[0]
-        )
+        entries = _entries()
         if name not in entries:
             raise _unknown(name, conn)
         rows = [_entry_row(name, entries[name], now, None)]

@@ -13,7 +13,7 @@ from queue_workflows import errors
 from queue_workflows import schedules as api
 from queue_workflows.cli import command, options, output
 from queue_workflows.runtime import durations
-from queue_workflows.schedule import zones
+from queue_workflows.schedule import expression as expressions
 from queue_workflows.types import Row
 
 _ALWAYS = ("action", "name", "expression", "app", "as_json", "debug")
@@ -153,7 +153,7 @@ def _time(option: str, text: str | None, tz: str) -> datetime | None:
         raise errors.InvalidConfig(
             f"{option} {text!r:.40} is no ISO time such as 2026-03-01T06:00 or 2026-03-01T05:00Z"
         ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=zones.load(tz))
+    return found if found.tzinfo is not None else found.replace(tzinfo=expressions.load_zone(tz))
 
 
 def _preview(name: str, days: float, limit: int) -> list[dict[str, Any]]:

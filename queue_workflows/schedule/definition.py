@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from queue_workflows import errors
-from queue_workflows.schedule import entry, expression
+from queue_workflows.schedule import expression
 from queue_workflows.types import FailureHook
 
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip", "replace", "queue"]
-_CHOICES = {"catch_up": ("none", "last", "all"), "overlap": ("allow", "skip", "replace", "queue")}
 _MAX_S = 31_622_400
 _FIRST = datetime(2000, 1, 1, tzinfo=timezone.utc)
 _LAST = datetime(9999, 12, 31, tzinfo=timezone.utc)
+BOOT_SUFFIX = ":boot"
+MAX_NAME = 200
 _MAX_QUEUE = 200
 """Bytes of a queue's name in the table."""
 _LONGEST_DAYS = 367
@@ -57,29 +58,17 @@ class Schedule:
     every: InitVar[str | None] = None
 
     def __post_init__(self, every: Any) -> None:
-        entry.check_name(self.name)
+        check_name(self.name)
         if every is not None:
             self._set_interval(every)
         if (self.task_name is None) == (self.workflow_name is None):
             raise self._refused("task_name or workflow_name: give one of them")
-        self._check_texts()
+        self._check_fields()
         self._check_target()
-        for field, allowed in _CHOICES.items():
-            if getattr(self, field) not in allowed:
-                raise self._refused(
-                    f"{field} is one of {', '.join(allowed)}, not {getattr(self, field)!r:.40}"
-                )
-        self._check_number("catch_up_within_s", 1e-3)
-        self._check_number("jitter_s", 0)
-        most = self.catch_up_max
-        if type(most) is not int or not 1 <= most <= MAX_CAUGHT_UP:
-            raise self._refused(f"catch_up_max is a whole number 1-{MAX_CAUGHT_UP}, not {most!r}")
-        for field in ("start_at", "end_at"):
-            self._check_time(field)
         if self.start_at and self.end_at and self.end_at < self.start_at:
             raise self._refused("end_at is before start_at")
         try:
-            self.parsed()
+            parsed(self.expression, self.tz, self.start_at)
         except errors.InvalidConfig as error:
             raise self._refused(str(error)) from None
 
@@ -90,60 +79,106 @@ class Schedule:
             raise self._refused(f"every is a text such as '10s' or '1h30m', not {every!r:.60}")
         object.__setattr__(self, "expression", f"every {every}")
 
-    def _check_texts(self) -> None:
-        for field, example in (("expression", "0 3 * * *"), ("tz", "Europe/Warsaw")):
-            if not isinstance(getattr(self, field), str):
-                given = getattr(self, field)
-                raise self._refused(f"{field} is a text such as {example!r}, not {given!r:.60}")
+    def _check_fields(self) -> None:
         for field in ("task_name", "workflow_name", "queue", "idempotency_key"):
             if getattr(self, field) is not None:
-                entry.check_text(self.name, field, getattr(self, field))
+                check_text(self.name, field, getattr(self, field))
         if self.queue is not None and len(self.queue.encode()) > _MAX_QUEUE:
             raise self._refused(f"queue has over {_MAX_QUEUE} bytes: {self.queue!r:.40}")
+        for field, (takes, meant) in _FIELDS.items():
+            given = getattr(self, field)
+            if not takes(given) and (given is not None or getattr(Schedule, field) is not None):
+                raise self._refused(f"{field} is {meant}, not {given!r:.60}")
+        for field, given in (("start_at", self.start_at), ("end_at", self.end_at)):
+            if given is not None and not _FIRST <= given <= _LAST:
+                raise self._refused(f"{field} is from 2000-01-01 to 9999-12-31, not {given}")
 
     def _check_target(self) -> None:
+        """Raise for a field that the target, a task or a workflow, does not take."""
         for field, owner in (("args", "task_name"), ("inputs", "workflow_name")):
-            given = getattr(self, field)
-            if given is not None and not isinstance(given, Mapping):
-                raise self._refused(f"{field} is a mapping, not {given!r:.40}")
-            if given and getattr(self, owner) is None:
+            if getattr(self, field) and getattr(self, owner) is None:
                 raise self._refused(f"{field} belongs to a schedule with {owner}")
-        headers: Any = self.headers
-        if headers is not None and not (
-            isinstance(headers, Mapping) and all(isinstance(text, str) for text in headers.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        ):
-            raise self._refused(f"headers is a mapping of texts, not {headers!r:.40}")
-        given = self.priority
-        if given is not None and (type(given) is not int or not -32768 <= given <= 32767):
-            raise self._refused(f"priority is a whole number -32768 to 32767, not {given!r:.40}")
-        if self.on_failure is not None and not callable(self.on_failure):
-            raise self._refused(f"on_failure is a function, not {self.on_failure!r:.60}")
         if self.workflow_name is not None:
             for field in ("queue", "idempotency_key", "headers"):
                 if getattr(self, field) is not None:
                     raise self._refused(f"{field} belongs to a schedule of a task")
 
-    def _check_number(self, field: str, least: float) -> None:
-        given = getattr(self, field)
-        number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        if not number or not least <= given <= _MAX_S:
-            raise self._refused(f"{field} is a number of seconds up to {_MAX_S}, not {given!r:.40}")
-
-    def _check_time(self, field: str) -> None:
-        given = getattr(self, field)
-        if given is None:
-            return
-        if not isinstance(given, datetime) or given.tzinfo is None:
-            raise self._refused(f"{field} is a datetime with a time zone, not {given!r:.60}")
-        if not _FIRST <= given <= _LAST:
-            raise self._refused(f"{field} is from 2000-01-01 to 9999-12-31, not {given}")
-
     def _refused(self, reason: str) -> errors.InvalidConfig:
         return errors.InvalidConfig(f"schedule {self.name!r}: {reason}")
 
-    def parsed(self) -> expression.Expression:
-        """Return the expression; an interval counts from `start_at`."""
-        return parsed(self.expression, self.tz, self.start_at)
+
+def _whole(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda given: type(given) is int and low <= given <= high
+
+
+def _seconds(least: float) -> Callable[[Any], bool]:
+    return lambda given: (
+        isinstance(given, (int, float)) and not isinstance(given, bool) and least <= given <= _MAX_S
+    )
+
+
+def _is_text(given: Any) -> bool:
+    return isinstance(given, str)
+
+
+def _is_mapping(given: Any) -> bool:
+    return isinstance(given, Mapping)
+
+
+def _has_texts(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(map(_is_text, given.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def _is_aware(given: Any) -> bool:
+    return isinstance(given, datetime) and given.tzinfo is not None
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "expression": (_is_text, "a text such as '0 3 * * *'"),
+    "tz": (_is_text, "a text such as 'Europe/Warsaw'"),
+    "args": (_is_mapping, "a mapping"),
+    "inputs": (_is_mapping, "a mapping"),
+    "headers": (_has_texts, "a mapping of texts"),
+    "priority": (_whole(-32768, 32767), "a whole number -32768 to 32767"),
+    "on_failure": (callable, "a function"),
+    "catch_up": (get_args(CatchUp).__contains__, f"one of {', '.join(get_args(CatchUp))}"),
+    "overlap": (get_args(Overlap).__contains__, f"one of {', '.join(get_args(Overlap))}"),
+    "catch_up_within_s": (_seconds(1e-3), f"a number of seconds up to {_MAX_S}"),
+    "jitter_s": (_seconds(0), f"a number of seconds up to {_MAX_S}"),
+    "catch_up_max": (_whole(1, MAX_CAUGHT_UP), f"a whole number 1-{MAX_CAUGHT_UP}"),
+    "start_at": (_is_aware, "a datetime with a time zone"),
+    "end_at": (_is_aware, "a datetime with a time zone"),
+}
+"""What a field takes. One whose default is None takes that, too."""
+
+
+def check_name(name: Any) -> None:
+    """Raise `InvalidConfig` for a name that no schedule may have."""
+    check_text(name, "name", name)
+    if name.endswith(BOOT_SUFFIX):
+        raise errors.InvalidConfig(
+            f"schedule entry {name!r}: a name must not end in {BOOT_SUFFIX!r}"
+        )
+
+
+def check_text(name: Any, field: str, value: Any) -> None:
+    """Raise `InvalidConfig` for a field of the schedule `name` that is no text, empty or long."""
+    if not is_name(value):
+        raise errors.InvalidConfig(
+            f"schedule entry {name!r}: {field} must be a text of 1 to {MAX_NAME} characters, "
+            f"not {value!r}"
+        )
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value is a text that PostgreSQL stores, of 1 to `MAX_NAME` characters."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > MAX_NAME:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 COLUMNS: tuple[str, ...] = tuple(
@@ -154,7 +189,7 @@ COLUMNS: tuple[str, ...] = tuple(
 
 def parsed(text: str, tz: str, start_at: datetime | None) -> expression.Expression:
     """Return the expression of a schedule; an interval counts from `start_at`."""
-    anchor = None if start_at is None else entry.as_utc(start_at)
+    anchor = None if start_at is None else expression.as_utc(start_at)
     return expression.parse(text, tz, anchor)
 
 
@@ -169,28 +204,33 @@ def first_after(row: Mapping[str, Any], after: datetime) -> datetime | None:
 
 def due(row: Mapping[str, Any], now: datetime) -> list[datetime]:
     """Return the instants of a row from `next_at` to `now` that its catch-up policy fires."""
-    found = parsed(row["expression"], row["tz"], row["start_at"])
-    until = entry.as_utc(now if row["end_at"] is None else min(now, row["end_at"]))
-    after = entry.as_utc(row["next_at"]) - timedelta(microseconds=1)
     late_s = {"none": GRACE_S, "all": row["catch_up_within_s"]}.get(row["catch_up"])
-    if late_s is not None:
-        # A jitter delays an instant, so it is not late before that delay is over.
-        after = max(after, entry.as_utc(now) - timedelta(seconds=late_s + row["jitter_s"]))
     count = row["catch_up_max"] if row["catch_up"] == "all" else 1
-    return expression.latest(found, until, after=after, count=count)
+    return _passed(row, now, late_s, count)
 
 
 def last_until(row: Mapping[str, Any], now: datetime) -> datetime | None:
     """Return the last instant of a row from `next_at` to `now`; None if there is none."""
+    return next(iter(_passed(row, now)), None)
+
+
+def _passed(
+    row: Mapping[str, Any], now: datetime, late_s: float | None = None, count: int = 1
+) -> list[datetime]:
     found = parsed(row["expression"], row["tz"], row["start_at"])
-    until = entry.as_utc(now if row["end_at"] is None else min(now, row["end_at"]))
-    after = entry.as_utc(row["next_at"]) - timedelta(microseconds=1)
-    return next(iter(expression.latest(found, until, after=after)), None)
+    until = expression.as_utc(now if row["end_at"] is None else min(now, row["end_at"]))
+    after = expression.as_utc(row["next_at"]) - timedelta(microseconds=1)
+    if late_s is not None:
+        # A jitter delays an instant, so it is not late before that delay is over.
+        after = max(after, expression.as_utc(now) - timedelta(seconds=late_s + row["jitter_s"]))
+    return expression.latest(found, until, after=after, count=count)
 
 
 def period(row: Mapping[str, Any], now: datetime) -> timedelta | None:
     """Return the time between the instants before and after `now`; None without both."""
     found = parsed(row["expression"], row["tz"], row["start_at"])
     coming = first_after(row, now)
-    past = expression.latest(found, now, after=entry.as_utc(now) - timedelta(days=_LONGEST_DAYS))
+    past = expression.latest(
+        found, now, after=expression.as_utc(now) - timedelta(days=_LONGEST_DAYS)
+    )
     return None if coming is None or not past else coming - past[-1]

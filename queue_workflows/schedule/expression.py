@@ -5,16 +5,14 @@ from __future__ import annotations
 import collections
 import functools
 import re
-from collections.abc import Iterator
-from datetime import datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import zoneinfo
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import NamedTuple
 
 from queue_workflows import errors
-from queue_workflows.schedule import entry, zones
 
-if TYPE_CHECKING:
-    import cronsim
-
+UTC = timezone.utc
 ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -36,10 +34,15 @@ _FIELDS = (
     "as 'every 10s'"
 )
 _SECOND = timedelta(seconds=1)
+_DAY = timedelta(days=1)
+_NO_ZONES = ("localtime", "posixrules", "Factory")
+"""Files beside the zones: they mean another thing on each machine, or nothing."""
+_NO_FOLDERS = ("posix/", "right/")
+"""Copies of the zones; those of `right` count leap seconds, as no clock here does."""
 _WIDEN = 8
 _LONGEST_FOLD = timedelta(days=1)
-_FIRST = datetime.min.replace(tzinfo=zones.UTC) + timedelta(days=1)
-_LAST = datetime.max.replace(tzinfo=zones.UTC) - timedelta(days=1)
+_FIRST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
+_LAST = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 """Within these instants every local time is a datetime."""
 
 
@@ -51,45 +54,49 @@ class Occurrence(NamedTuple):
     fires: bool = True
 
 
-class Expression(Protocol):
+class Change(NamedTuple):
+    """One change of a zone's offset: the first instant of the new offset, in UTC."""
+
+    at: datetime
+    before: timedelta
+    after: timedelta
+
+
+class Expression:
     """The instants of a schedule, each a whole second, aware and in UTC."""
 
     text: str
 
     def next_after(self, after: datetime) -> datetime | None:
         """Return the first instant after `after`; None if there is none in 50 years."""
-        ...
+        raise NotImplementedError
 
     def occurrences(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
         """Yield the instants with after < instant <= until, and what a clock change swallows."""
-        ...
-
-
-class Interval:
-    """Every so many seconds, counted from `anchor`, or from 1970 in UTC."""
-
-    def __init__(self, text: str, period_s: int, anchor: datetime | None = None) -> None:
-        self.text = text
-        self._period = timedelta(seconds=period_s)
-        self._anchor = anchor or datetime(1970, 1, 1, tzinfo=zones.UTC)
-
-    def next_after(self, after: datetime) -> datetime | None:
-        """Return the first instant after `after`, never one before the anchor."""
-        passed = (entry.as_utc(after) - self._anchor) // self._period
-        try:
-            return self._anchor + max(0, passed + 1) * self._period
-        except OverflowError:
-            return None
-
-    def occurrences(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
-        """Yield the instants with after < instant <= until."""
         at = self.next_after(after)
         while at is not None and at <= until:
             yield Occurrence(at)
             at = self.next_after(at)
 
 
-class Cron:
+class Interval(Expression):
+    """Every so many seconds, counted from `anchor`, or from 1970 in UTC."""
+
+    def __init__(self, text: str, period_s: int, anchor: datetime | None = None) -> None:
+        self.text = text
+        self._period = timedelta(seconds=period_s)
+        self._anchor = anchor or datetime(1970, 1, 1, tzinfo=UTC)
+
+    def next_after(self, after: datetime) -> datetime | None:
+        """Return the first instant after `after`, never one before the anchor."""
+        passed = (as_utc(after) - self._anchor) // self._period
+        try:
+            return self._anchor + max(0, passed + 1) * self._period
+        except OverflowError:
+            return None
+
+
+class Cron(Expression):
     """A cron expression in a time zone.
 
     With a named hour, each local time fires once: one that the clock skips at the end of the gap,
@@ -106,39 +113,39 @@ class Cron:
 
     def next_after(self, after: datetime) -> datetime | None:
         """Return the first instant after `after`; None if there is none in 50 years."""
-        at = max(entry.as_utc(after), _FIRST)
-        change = zones.last_change(self._zone, at)
+        at = max(as_utc(after), _FIRST)
+        change = last_change(self._zone, at)
         try:
-            wall = at.replace(tzinfo=None) + zones.offset(self._zone, at)
+            wall = at.replace(tzinfo=None) + _offset(self._zone, at)
             if change is not None:
                 wall = max(wall, self._first_wall(change) - _SECOND)
             return self._search(at, wall, change)
         except OverflowError:
             return None
 
-    def _search(self, at: datetime, wall: datetime, change: zones.Change | None) -> datetime | None:
+    def _search(self, at: datetime, wall: datetime, change: Change | None) -> datetime | None:
         """Search each stretch of one offset in turn, from the local time after `wall`."""
         start = at
         while True:
-            found = self._walls.after(wall)
+            found = self._walls(wall)
             if found is None:
                 return None
-            offset = change.after if change else zones.offset(self._zone, start)
-            fire_at = max(start, found.replace(tzinfo=zones.UTC) - offset)
-            change = zones.next_change(self._zone, start, fire_at)
+            offset = change.after if change else _offset(self._zone, start)
+            fire_at = max(start, found.replace(tzinfo=UTC) - offset)
+            change = next_change(self._zone, start, fire_at)
             if change is None:
                 return fire_at
             start = change.at
             wall = self._first_wall(change) - _SECOND
 
-    def _first_wall(self, change: zones.Change) -> datetime:
+    def _first_wall(self, change: Change) -> datetime:
         """Return the local time at which the search of the stretch after a change begins."""
         offset = change.before if self._once else change.after
         return change.at.replace(tzinfo=None) + offset
 
     def occurrences(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
         """Yield the instants with after < instant <= until, and what a clock change swallows."""
-        at = entry.as_utc(after)
+        at = as_utc(after)
         while True:
             fire_at = self.next_after(at)
             end = until if fire_at is None else min(fire_at, until)
@@ -150,56 +157,45 @@ class Cron:
             at = fire_at
 
     def _swallowed(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
-        change = zones.next_change(self._zone, after, until)
+        change = next_change(self._zone, after, until)
         while change is not None:
             for wall in self._skipped(change):
                 yield Occurrence(change.at, f"{wall:%H:%M:%S} does not exist", fires=False)
-            change = zones.next_change(self._zone, change.at, until)
+            change = next_change(self._zone, change.at, until)
 
-    def _skipped(self, change: zones.Change) -> Iterator[datetime]:
+    def _skipped(self, change: Change) -> Iterator[datetime]:
         start = change.at.replace(tzinfo=None)
-        wall = self._walls.after(start + change.before - _SECOND)
+        wall = self._walls(start + change.before - _SECOND)
         while wall is not None and wall < start + change.after:
             yield wall
-            wall = self._walls.after(wall)
+            wall = self._walls(wall)
 
     def _note(self, at: datetime) -> str | None:
-        change = zones.last_change(self._zone, at)
+        change = last_change(self._zone, at)
         if change is not None:
             skipped = next(self._skipped(change), None) if self._once and at == change.at else None
             if skipped is not None:
                 return f"{skipped:%H:%M:%S} does not exist: fires at the end of the gap"
             if at < change.at + (change.before - change.after):
                 return "second of two"
-        coming = zones.next_change(self._zone, at, min(at, _LAST) + _LONGEST_FOLD)
+        coming = next_change(self._zone, at, min(at, _LAST) + _LONGEST_FOLD)
         if coming is not None and at >= coming.at - (coming.before - coming.after):
             return "first of two" + (": the second does not fire" if self._once else "")
         return None
 
 
-class _Walls(Protocol):
-    def after(self, wall: datetime) -> datetime | None: ...
+_Walls = Callable[[datetime], "datetime | None"]
+"""Returns the first local time of an expression after another one, whatever the clock does."""
 
 
-class _Hourly:
-    def __init__(self, minute: int, hours: frozenset[int]) -> None:
-        self._minute, self._hours = minute, hours
-
-    def after(self, wall: datetime) -> datetime | None:
-        found = wall.replace(minute=self._minute, second=0, microsecond=0)
-        while found <= wall or found.hour not in self._hours:
+def _hourly(minute: int, hours: frozenset[int]) -> _Walls:
+    def after(wall: datetime) -> datetime:
+        found = wall.replace(minute=minute, second=0, microsecond=0)
+        while found <= wall or found.hour not in hours:
             found += timedelta(hours=1)
         return found
 
-
-class _CronSim:
-    """Local times by cronsim, which is given naive times: the clock's changes are handled above."""
-
-    def __init__(self, cron: type[cronsim.CronSim], fields: str) -> None:
-        self._cron, self._fields = cron, fields
-
-    def after(self, wall: datetime) -> datetime | None:
-        return next(self._cron(self._fields, wall), None)
+    return after
 
 
 def _walls(fields: str, text: str) -> _Walls:
@@ -208,7 +204,7 @@ def _walls(fields: str, text: str) -> _Walls:
         hours = range(24) if simple[2] == "*" else map(int, simple[2].split(","))
         chosen = frozenset(hours)
         if max(chosen) < 24:
-            return _Hourly(int(simple[1]), chosen)
+            return _hourly(int(simple[1]), chosen)
     try:
         import cronsim
     except ImportError:
@@ -222,7 +218,8 @@ def _walls(fields: str, text: str) -> _Walls:
         raise errors.InvalidConfig(
             f"expression {text!r:.80}: {error}; it takes {_FIELDS}"
         ) from None
-    return _CronSim(cronsim.CronSim, fields)
+    # It is given naive times: the clock's changes are handled above.
+    return lambda wall: next(cronsim.CronSim(fields, wall), None)
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -232,7 +229,7 @@ def parse(text: str, tz: str = "UTC", anchor: datetime | None = None) -> Express
     Raises `InvalidConfig` (a ValueError) with the field and what it takes, and `MissingExtra` for a
     cron expression where the extra `cron` is not installed.
     """
-    zone = zones.load(tz)
+    zone = load_zone(tz)
     if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.InvalidConfig(f"expression {text!r:.80}: it takes {_FIELDS}")
     cleaned = " ".join(text.split())
@@ -263,8 +260,8 @@ def latest(
     It searches forward in ever longer stretches before `until`, so that an expression of every
     second costs as little after a year as one of every month.
     """
-    width, end = timedelta(minutes=1), entry.as_utc(until)
-    start = entry.as_utc(after)
+    width, end = timedelta(minutes=1), as_utc(until)
+    start = as_utc(after)
     while True:
         begin = end - min(width, end - start)
         found: collections.deque[datetime] = collections.deque(maxlen=count)
@@ -275,3 +272,71 @@ def latest(
         if len(found) == count or begin <= start:
             return list(found)
         width *= _WIDEN
+
+
+# --- time zones -------------------------------------------------------------------------------
+
+
+def load_zone(name: str) -> tzinfo:
+    """Return the zone, for which `UTC` needs no time zone data.
+
+    Raises `InvalidConfig` (a ValueError) for a name that is no IANA zone.
+    """
+    if name == "UTC":
+        return UTC
+    try:
+        if name not in _NO_ZONES and not name.startswith(_NO_FOLDERS):
+            return zoneinfo.ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        pass
+    raise errors.InvalidConfig(
+        f"tz {name!r:.80} is no IANA time zone such as Europe/Warsaw, or this machine has no "
+        "time zone data: pip install 'SOURCE[cron]' brings it "
+        "(SOURCE is the checkout or wheel of queue_workflows)"
+    )
+
+
+def _offset(zone: tzinfo, at: datetime) -> timedelta:
+    """Return the zone's offset from UTC at an instant."""
+    return at.astimezone(zone).utcoffset() or timedelta(0)
+
+
+def last_change(zone: tzinfo, at: datetime) -> Change | None:
+    """Return the latest change at or before an instant; None if its year and the last had none."""
+    years = (at.year, at.year - 1)
+    return next((c for year in years for c in reversed(_changes(zone, year)) if c.at <= at), None)
+
+
+def next_change(zone: tzinfo, after: datetime, until: datetime) -> Change | None:
+    """Return the first change with after < change <= until, or None."""
+    found = (c for year in range(after.year, until.year + 1) for c in _changes(zone, year))
+    return next((c for c in found if after < c.at <= until), None)
+
+
+@functools.lru_cache(maxsize=2048)
+def _changes(zone: tzinfo, year: int) -> tuple[Change, ...]:
+    """Return the changes of a year of UTC. Two changes within one day would cancel out."""
+    if zone is UTC or not 2 <= year <= 9998:
+        return ()
+    found: list[Change] = []
+    day, end = datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)
+    while day < end:
+        before, after = _offset(zone, day), _offset(zone, day + _DAY)
+        if before != after:
+            found.append(Change(_first_with(zone, after, day, day + _DAY), before, after))
+        day += _DAY
+    return tuple(found)
+
+
+def _first_with(zone: tzinfo, wanted: timedelta, low: datetime, high: datetime) -> datetime:
+    while high - low > _SECOND:
+        middle = low + timedelta(seconds=(high - low) // _SECOND // 2)
+        low, high = (low, middle) if _offset(zone, middle) == wanted else (middle, high)
+    return high
+
+
+def as_utc(moment: datetime) -> datetime:
+    """Return the same instant in UTC; a naive one is in UTC already."""
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=timezone.utc)
+    return moment.astimezone(timezone.utc)

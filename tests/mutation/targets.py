@@ -36,9 +36,7 @@ TARGETS = {
     "worker/claim_times.py": ("unit/test_claim_times_edges.py", "unit/test_claim_times.py"),
     "schedule/definition.py": ("unit/test_schedule_edges.py",),
     "schedule/entry.py": _SCHEDULE,
-    "schedule/expression.py": _EXPRESSION,
-    "schedule/old_style_entries.py": _SCHEDULE,
-    "schedule/zones.py": ("unit/test_schedule_edges.py", *_EXPRESSION),
+    "schedule/expression.py": ("unit/test_schedule_edges.py", *_EXPRESSION),
     "runtime/durations.py": ("unit/test_durations_edges.py", "unit/test_cli_parts.py"),
 }
 """Modules of `queue_workflows`, and files of `tests`. A file that does not exist is left out."""

@@ -9,7 +9,8 @@ from typing import Any
 from queue_workflows import db
 from queue_workflows.dag import plan
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, recovery, schedule_fires
+from queue_workflows.engine import claims, recovery
+from queue_workflows.operations import schedule_rows
 from queue_workflows.run import launcher
 from queue_workflows.runtime import kernel
 from queue_workflows.worker import (
@@ -252,7 +253,7 @@ def _fire_unclaimed() -> None:
         assert made is not None
         return made["id"]
 
-    replace(schedule_fires, "fire", fire)
+    replace(schedule_rows, "fire", fire)
 
 
 def _disobey() -> None:

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import conninfo, rows
 
 from queue_workflows import db, jobs, runs
-from queue_workflows.schedule import entry
+from queue_workflows.schedule import expression
 from tests.hostile import roles
 from tests.soak import acknowledgements, app, background, evidence, fleet, step_tasks, tasks
 
@@ -223,7 +223,7 @@ class Strangers(background.BackgroundThread):
         every = timedelta(seconds=app.HELD_EVERY_S)
         found = conn.execute(_COMING, ([*app.held_names()],)).fetchall()
         instants = [(row["name"], row["next_at"] + n * every) for row in found for n in range(2)]
-        keys = [f"{name} {entry.as_utc(at).isoformat()}" for name, at in instants]
+        keys = [f"{name} {expression.as_utc(at).isoformat()}" for name, at in instants]
         conn.execute(_TAKE_KEYS, (keys,))
         return {}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from queue_workflows.schedule import old_style_entries
+from queue_workflows.schedule import entry as schedule_entry
 
 
 def between(
-    entries: Iterable[old_style_entries.Entry], after: datetime, until: datetime
-) -> list[old_style_entries.Fire]:
+    entries: Iterable[schedule_entry.ScheduleEntry], after: datetime, until: datetime
+) -> list[tuple[schedule_entry.ScheduleEntry, datetime]]:
     """Return each entry with its instants after `after` and up to `until`, by instant and name."""
-    due: list[old_style_entries.Fire] = []
+    due: list[tuple[schedule_entry.ScheduleEntry, datetime]] = []
     for entry in entries:
         fire_at = entry.next_fire_at(after)
         while fire_at <= until:

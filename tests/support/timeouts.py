@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from queue_workflows import config
 from queue_workflows.db import migration_lock, pool
-from queue_workflows.engine import schedule_rows
+from queue_workflows.operations import schedule_rows
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, lane, shapes
 

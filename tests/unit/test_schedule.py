@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.schedule import old_style_entries
+from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule.entry import ScheduleEntry
 from tests.support import entry_instants
 from tests.support.examples import examples
@@ -128,14 +128,6 @@ def test_a_local_time_that_exists_twice_is_two_instants():
     assert hourly(30).next_fire_at(second) == at("2024-10-27T01:30:00")
 
 
-def test_fires_come_in_one_order_whatever_order_the_schedule_has():
-    five, four = at("2024-05-01T10:05:00"), at("2024-05-01T10:04:00")
-    fires = [(hourly(5, "b"), five), (hourly(5, "a"), five), (hourly(4, "c"), four)]
-    for given_order in itertools.permutations(fires):
-        ordered = sorted(given_order, key=old_style_entries.order)
-        assert [entry.name for entry, _ in ordered] == ["c", "a", "b"]
-
-
 def test_an_entry_is_a_value_and_takes_any_iterable_of_hours():
     entry = ScheduleEntry("x", minute=30, task_name="t", queue="fetch", hours=[6, 18, 6])
     assert entry == ScheduleEntry("x", 30, "t", "fetch", hours=frozenset({18, 6}))
@@ -176,9 +168,9 @@ def test_a_bad_entry_is_refused_by_field(changes: dict[str, object], said: str):
 
 def test_one_name_at_one_instant_is_one_job():
     same = ScheduleEntry("x", 5, "one", "fetch")
-    assert old_style_entries.check([same, same]) == [same, same]
-    old_style_entries.check([same, ScheduleEntry("x", 35, "two", "fetch")])
-    old_style_entries.check(
+    assert schedule_entry.check([same, same]) == [same, same]
+    schedule_entry.check([same, ScheduleEntry("x", 35, "two", "fetch")])
+    schedule_entry.check(
         [
             ScheduleEntry("x", 5, "one", "fetch", hours={1}),
             ScheduleEntry("x", 5, "two", "fetch", hours={2}),
@@ -189,9 +181,9 @@ def test_one_name_at_one_instant_is_one_job():
         ScheduleEntry("x", 5, "one", "load", hours={7}),
     ):
         with pytest.raises(errors.InvalidConfig, match="'x'"):
-            old_style_entries.check([same, other])
+            schedule_entry.check([same, other])
 
 
 def test_a_schedule_holds_entries_only():
     with pytest.raises(errors.InvalidConfig, match="dict"):
-        old_style_entries.check([{"name": "x"}])
+        schedule_entry.check([{"name": "x"}])

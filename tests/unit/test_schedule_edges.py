@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.schedule import definition, entry, old_style_entries, zones
+from queue_workflows.schedule import definition, entry, expression
 
 UTC = timezone.utc
 DAY = timedelta(days=1)
@@ -222,7 +222,7 @@ def test_the_first_and_last_minute_and_hour_are_taken(more: dict[str, Any]) -> N
     ],
 )
 def test_a_name_is_a_text_that_can_be_stored(value: Any, taken: bool) -> None:
-    assert entry.is_name(value) is taken
+    assert definition.is_name(value) is taken
 
 
 @pytest.mark.parametrize("hours", [[-1], [0, 24], ["1"], [1, 2.0]])
@@ -242,7 +242,7 @@ def test_entries_that_differ_in_hours_are_one_row_and_others_get_numbers() -> No
         old("every", hours={1}), old("every"), old("all"), old("all", hours={1}),
         old("same", 30, task_name="b"), old("same", 30, task_name="a"), old("same", 4),
     ]  # fmt: skip
-    found = old_style_entries.named(given)
+    found = entry.named(given)
     assert {name: one.hours for name, one in found.items()} == {
         "e": {1, 2}, "every": None, "all": None, "same": None, "same#2": None, "same#3": None,
     }  # fmt: skip
@@ -252,12 +252,12 @@ def test_entries_that_differ_in_hours_are_one_row_and_others_get_numbers() -> No
 
 def test_a_numbered_name_fits_its_column() -> None:
     given = [old("x" * 200, minute) for minute in range(3)]
-    names = [*old_style_entries.named(given)]
+    names = [*entry.named(given)]
     assert names == ["x" * 200, "x" * 194 + "#2", "x" * 194 + "#3"]
 
 
 def test_a_converted_entry_fires_alone_within_its_hour() -> None:
-    (made,) = old_style_entries.converted([old(hours={6})])
+    (made,) = entry.converted([old(hours={6})])
     assert (made.name, made.expression, made.task_name, made.queue) == (
         "e", "5 6 * * *", "t", "fetch",
     )  # fmt: skip
@@ -283,24 +283,24 @@ class Described(Shifted):
 
 def test_an_entry_with_instants_of_its_own_needs_an_expression() -> None:
     with pytest.raises(errors.InvalidConfig, match="override the property `expression`"):
-        old_style_entries.converted([Shifted("e", 5, "t", "fetch")])
-    (made,) = old_style_entries.converted([Described("e", 5, "t", "fetch")])
+        entry.converted([Shifted("e", 5, "t", "fetch")])
+    (made,) = entry.converted([Described("e", 5, "t", "fetch")])
     assert made.expression == "6 * * * *"
 
 
 def test_entries_and_schedules_are_told_apart_and_have_names_of_their_own() -> None:
     made = schedule()
-    assert old_style_entries.split([old(), made, made]) == ([old()], [made])
+    assert entry.split([old(), made, made]) == ([old()], [made])
     with pytest.raises(errors.InvalidConfig, match="two schedules are named 's'"):
-        old_style_entries.split([made, schedule(tz="Europe/Warsaw")])
+        entry.split([made, schedule(tz="Europe/Warsaw")])
     with pytest.raises(errors.InvalidConfig, match="an entry and a schedule are named 's'"):
-        old_style_entries.split([old("s"), made])
+        entry.split([old("s"), made])
     with pytest.raises(errors.InvalidConfig, match="an entry and a schedule are named 'a'"):
-        old_style_entries.split([old("s"), old("a"), made, schedule(name="a")])
+        entry.split([old("s"), old("a"), made, schedule(name="a")])
     with pytest.raises(errors.InvalidConfig, match="holds ScheduleEntry objects, not Schedule"):
-        old_style_entries.check([made])
+        entry.check([made])
     with pytest.raises(errors.InvalidConfig, match="holds ScheduleEntry and Schedule objects"):
-        old_style_entries.split([3])
+        entry.split([3])
 
 
 @pytest.mark.parametrize(
@@ -314,42 +314,42 @@ def test_entries_and_schedules_are_told_apart_and_have_names_of_their_own() -> N
 def test_two_jobs_of_one_name_and_instant_collide(more: dict[str, Any], collides: bool) -> None:
     given = [old(hours={1, 2}), old(**{"hours": {1, 2}, **more})]
     if not collides:
-        assert old_style_entries.check(given) == given
+        assert entry.check(given) == given
         return
     with pytest.raises(errors.InvalidConfig, match="fire at the same instants"):
-        old_style_entries.check(given)
+        entry.check(given)
 
 
 # --- zones
 
 
 def test_the_changes_before_and_after_an_instant() -> None:
-    zone = zones.load("Europe/Warsaw")
+    zone = expression.load_zone("Europe/Warsaw")
     spring, autumn = datetime(2024, 3, 31, 1, tzinfo=UTC), datetime(2024, 10, 27, 1, tzinfo=UTC)
     hour = timedelta(hours=1)
     to_summer, to_winter = (
-        zones.Change(spring, hour, 2 * hour),
-        zones.Change(autumn, 2 * hour, hour),
+        expression.Change(spring, hour, 2 * hour),
+        expression.Change(autumn, 2 * hour, hour),
     )
-    assert zones.last_change(zone, spring) == to_summer
-    last_autumn = zones.last_change(zone, spring - TICK)
+    assert expression.last_change(zone, spring) == to_summer
+    last_autumn = expression.last_change(zone, spring - TICK)
     assert last_autumn is not None and last_autumn.at == datetime(2023, 10, 29, 1, tzinfo=UTC)
-    assert zones.last_change(zone, datetime(2024, 12, 31, tzinfo=UTC)) == to_winter
-    assert zones.next_change(zone, spring - TICK, spring) == to_summer
-    assert zones.next_change(zone, spring, autumn) == to_winter
-    assert zones.next_change(zone, spring, autumn - TICK) is None
+    assert expression.last_change(zone, datetime(2024, 12, 31, tzinfo=UTC)) == to_winter
+    assert expression.next_change(zone, spring - TICK, spring) == to_summer
+    assert expression.next_change(zone, spring, autumn) == to_winter
+    assert expression.next_change(zone, spring, autumn - TICK) is None
     late = datetime(2023, 12, 1, tzinfo=UTC)
-    assert zones.next_change(zone, late, autumn) == to_summer
-    assert zones.last_change(zones.UTC, autumn) is None
+    assert expression.next_change(zone, late, autumn) == to_summer
+    assert expression.last_change(expression.UTC, autumn) is None
 
 
 @pytest.mark.parametrize("name", ["Europe/Warsaw", "America/New_York"])
 def test_the_first_and_the_last_year_have_no_changes_and_the_one_before_has(name: str) -> None:
-    zone = zones.load(name)
+    zone = expression.load_zone(name)
     first, last = (datetime(year, 6, 1, tzinfo=UTC) for year in (1, 9999))
-    assert zones.last_change(zone, first) is None
-    assert zones.next_change(zone, last, last + 180 * DAY) is None
-    before = zones.next_change(zone, datetime(9998, 1, 1, tzinfo=UTC), last)
+    assert expression.last_change(zone, first) is None
+    assert expression.next_change(zone, last, last + 180 * DAY) is None
+    before = expression.next_change(zone, datetime(9998, 1, 1, tzinfo=UTC), last)
     assert before is not None and (before.at.year, before.at.month) == (9998, 3)
 
 
@@ -359,16 +359,18 @@ def test_the_first_and_the_last_year_have_no_changes_and_the_one_before_has(name
 )
 def test_a_change_on_the_first_or_the_last_day_of_a_year_is_found(name: str, change: str) -> None:
     found = datetime.fromisoformat(change).replace(tzinfo=UTC)
-    next_one = zones.next_change(zones.load(name), found - 20 * DAY, found + 20 * DAY)
-    last_one = zones.last_change(zones.load(name), found + 20 * DAY)
+    next_one = expression.next_change(
+        expression.load_zone(name), found - 20 * DAY, found + 20 * DAY
+    )
+    last_one = expression.last_change(expression.load_zone(name), found + 20 * DAY)
     assert next_one is not None and next_one == last_one and next_one.at == found
 
 
 @pytest.mark.parametrize("name", ["localtime", "posixrules", "Factory", "posix/UTC", "right/UTC"])
 def test_files_beside_the_zones_are_no_zones(name: str) -> None:
     with pytest.raises(errors.InvalidConfig, match="is no IANA time zone"):
-        zones.load(name)
+        expression.load_zone(name)
 
 
 def test_utc_needs_no_time_zone_data() -> None:
-    assert zones.load("UTC") is zones.UTC
+    assert expression.load_zone("UTC") is expression.UTC

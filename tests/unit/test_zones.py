@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from queue_workflows.schedule import zones
+from queue_workflows.schedule import expression
 from tests.support.zone_changes import CHANGES
 
 
@@ -14,5 +14,5 @@ from tests.support.zone_changes import CHANGES
 def test_the_changes_of_a_zone_are_found_to_the_second(zone: str):
     for instant in CHANGES[zone]:
         at = datetime.fromisoformat(instant).replace(tzinfo=timezone.utc)
-        found = zones.next_change(zones.load(zone), at - timedelta(minutes=1), at)
+        found = expression.next_change(expression.load_zone(zone), at - timedelta(minutes=1), at)
         assert found is not None and found.at == at
