@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import db, errors, node_executor
 from queue_workflows.db import statements
-from queue_workflows.dispatch import advance, drain, input_nodes, starts
+from queue_workflows.dispatch import advance, drain, input_nodes
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 def start_run(run_id: str) -> int:
     """Start a queued run; return the number of new rows, 0 if it was started before."""
-    return starts.start_run(run_id)
+    return advance.start_run(run_id)
 
 
 def on_node_completed(run_id: str, node_id: str) -> int:

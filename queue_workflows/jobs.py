@@ -22,9 +22,8 @@ from queue_workflows.engine import (
     ingest_jobs,
     job_steps,
     job_tables,
-    runs,
 )
-from queue_workflows.operations import many_jobs
+from queue_workflows.operations import many_jobs, run_retries
 from queue_workflows.runtime import durations
 from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation
@@ -384,7 +383,7 @@ def _retry_node(conn: db.Connection, job: Row) -> Row:
         raise errors.InvalidConfig(
             f"job {job['id']!r} is {job['status']}: only a failed or cancelled one is retried"
         )
-    runs.reopen(conn, job["run_id"], from_node=None)
+    run_retries.reopen(conn, job["run_id"], from_node=None)
     return statements.nodes.get(conn, job=job["id"]) or job
 
 

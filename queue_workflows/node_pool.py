@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from queue_workflows import config, db, input_listener
 from queue_workflows.db import statements
-from queue_workflows.dispatch import drain, run_cache, starts
+from queue_workflows.dispatch import advance, drain, run_cache
 from queue_workflows.engine import promotion, row_isolation
 from queue_workflows.maintenance import periodic, sweeps
 from queue_workflows.operations import retention
@@ -203,7 +203,7 @@ class NodePool:
 
     def _start(self) -> bool:
         """Start runs; return whether there may be more to start."""
-        started, waiting = starts.start_queued(begin=self._begin, rows=self._rows)
+        started, waiting = advance.start_queued(begin=self._begin, rows=self._rows)
         self._log_waiting(waiting)
         return started > 0
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
+
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import answers, payload
 from queue_workflows.db import app_connections, check_violations, statements
-from queue_workflows.dispatch import upgrades
-from queue_workflows.engine import nodes as node_jobs
-from queue_workflows.engine import runs
+from queue_workflows.operations import run_retries, run_upgrades
 from queue_workflows.runtime import trace_context
 from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
 
@@ -69,7 +69,7 @@ def submit(
     headers that cannot be stored, `ArgsRefused` for inputs that a workflow declared in Python does
     not take (ValueErrors).
     """
-    values = {
+    values: dict[str, Any] = {
         "run_id": run_id or str(uuid.uuid4()),
         "workflow_name": workflow_name,
         "parcel_id": parcel_id,
@@ -80,12 +80,19 @@ def submit(
         "context": _encode(inputs or {}, "inputs"),
         "headers": _headers(trace_context.with_current(headers)),
     }
+    insert = statements.runs.insert  # it needs the right to insert a status and a mode
+    if (status, mode) == ("queued", "node"):
+        plain = values["headers"] is None
+        insert = statements.runs.submit if plain else statements.runs.submit_with_headers
     # The inputs of workflows that this process did not declare are unknown here, so unchecked.
     declared = config.get_config().workflow_map.get(workflow_name) if mode == "node" else None
     if declared is not None:
         declared.check_inputs(inputs or {})
-    with app_connections.statement(conn) as own:
-        return cast("Run", runs.submit(own, values))
+    with (
+        app_connections.statement(conn) as own,
+        check_violations.of_columns("workflow_runs", values),
+    ):
+        return cast("Run", insert(own, **values))
 
 
 def submit_once(
@@ -281,7 +288,7 @@ def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row
         if statements.runs.head(own, run_id=run_id) is None:
             raise errors.UnknownJob(f"no run {run_id!r}")
         with own.transaction():
-            return runs.reopen(own, run_id, from_node=from_node)
+            return run_retries.reopen(own, run_id, from_node=from_node)
 
 
 async def retry_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
@@ -297,7 +304,7 @@ def upgrade(run_id: str, *, dry_run: bool = False, by: str | None = None) -> Upg
     ended or runs differs, `UnknownJob` (a KeyError) for no such run, `InvalidConfig` for a run that
     is over or has not started, `UnknownWorkflow` if today's code has none of that name.
     """
-    return upgrades.upgrade(run_id, dry_run=dry_run, by=by)
+    return run_upgrades.upgrade(run_id, dry_run=dry_run, by=by)
 
 
 def delete(run_id: str) -> bool:
@@ -394,7 +401,7 @@ def add_node(
     `UnknownQueue` (a ValueError) unless cpu or gpu, `InvalidConfig` (a ValueError) for a cpu job
     with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
     """
-    values = {
+    values: dict[str, Any] = {
         "run_id": run_id,
         "node_id": node_id,
         "node_module": node_module,
@@ -405,10 +412,14 @@ def add_node(
         "pipeline_name": pipeline_name,
     }
     with db.transaction() as conn:
-        job_id = node_jobs.enqueue(conn, values)
-    if job_id is None:
-        raise errors.UnknownJob(f"no run {run_id!r}")
-    return job_id
+        row = statements.nodes.enqueue(conn, **values)
+        if row is None:
+            row = statements.nodes.same_node(conn, **values)
+            if row is None:
+                raise errors.UnknownJob(f"no run {run_id!r}")
+            if not row["is_same"]:
+                raise _taken(run_id, node_id, "with other content")
+    return row["id"]
 
 
 @check_violations.translated()
@@ -442,8 +453,19 @@ def add_skipped_node(
         if job is None:
             raise errors.UnknownJob(f"no run {run_id!r}")
         if job["status"] != "skipped":
-            raise node_jobs.taken(run_id, node_id, f"which is {job['status']}")
+            raise _taken(run_id, node_id, f"which is {job['status']}")
     return job["id"]
+
+
+class _NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
+    """What an app of 0.3.0 catches, which got the error of the database."""
+
+
+def _taken(run_id: str, node_id: str, what: str) -> errors.NodeTaken:
+    """Return the error for a node that the run has already, as `what` says."""
+    return _NodeTaken(
+        f"run {run_id!r} has a node {node_id!r} already, {what}: give the new one another id"
+    )
 
 
 def _check_model(node_id: str, queue: str, model: str | None) -> str | None:

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from queue_workflows import db, errors, runs
+from queue_workflows.admin import item_nodes
 from queue_workflows.cli import command, ids, input_option, options, output, prompts
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import node_names
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import Row
 
@@ -88,7 +88,7 @@ def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dic
             known = run is not None and run["kind"] == "run"
             reason = None
             if known:
-                hint = node_names.hint(conn, run_id, node_id)
+                hint = item_nodes.hint(conn, run_id, node_id)
                 reason = f"run {run_id} has no node {node_id!r} yet{hint}"
             return done | {"reason": reason}
         done["status"] = job["status"]

@@ -25,7 +25,6 @@ from queue_workflows.cli import (
     step_report,
 )
 from queue_workflows.db import statements
-from queue_workflows.engine import node_names
 from queue_workflows.runtime import entry_point, signals
 from queue_workflows.types import Row
 
@@ -84,7 +83,7 @@ def show(
                 )
             if steps:
                 return step_report.show(kind, any_id, as_json=as_json, full=full)
-            of_item = _chosen(any_id, "--item", item, item_nodes.listed, node_names.key_hint)
+            of_item = _chosen(any_id, "--item", item, item_nodes.listed, item_nodes.key_hint)
             of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
             wanted = [*(node or ()), *of_item, *of_round] if node or item or round_no else None
             if follow:
@@ -168,7 +167,7 @@ def collect(
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
     if missing := [name for name in nodes or () if name not in known]:
         with db.transaction() as conn:
-            meant = node_names.hint(conn, any_id, missing[0])
+            meant = item_nodes.hint(conn, any_id, missing[0])
         raise errors.InvalidConfig(f"run {any_id} has no --node {missing[0]}{meant}")
     if item is not None:
         shown["items"] = _items(any_id, item)

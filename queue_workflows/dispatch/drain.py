@@ -10,8 +10,15 @@ from typing import NamedTuple
 from queue_workflows import config, db, errors
 from queue_workflows.dag import item_ids, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import advance, expansion, hooks, input_nodes, run_cache
-from queue_workflows.engine import nodes, row_isolation
+from queue_workflows.dispatch import (
+    advance,
+    expansion,
+    hooks,
+    input_nodes,
+    run_cache,
+    run_context,
+)
+from queue_workflows.engine import row_isolation
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -84,7 +91,7 @@ def _is_too_large(error: Exception) -> bool:
     """Return whether fewer events may fit into a transaction."""
     if isinstance(error, db.OperationalError):
         return error.sqlstate == LIMIT_EXCEEDED
-    return isinstance(error, nodes.TooLarge)
+    return isinstance(error, run_context.TooLarge)
 
 
 def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
@@ -182,7 +189,7 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
                 reader = run_cache.Reader(begin, run["id"])
                 try:
                     made = advance.make_plan(progress, run, reader, finished)
-                except nodes.TooLarge as error:
+                except run_context.TooLarge as error:
                     if len(events) > 1:
                         raise
                     raise errors.UnreadableRow(str(error)) from None

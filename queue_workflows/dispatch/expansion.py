@@ -12,9 +12,8 @@ from typing import Any
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import maps, nodes
-from queue_workflows.types import Row
+from queue_workflows.dispatch import run_cache, run_context
+from queue_workflows.types import JsonDict, Row, Unreadable
 
 _DONE = ("completed", "skipped")
 _OPEN = ("queued", "running", "awaiting_input")
@@ -31,7 +30,7 @@ class Expansion:
     """The maps of one run in one transaction, which holds the run's lock.
 
     Raises `InvalidPayload` for a list, an item or a result that cannot be: the run fails. Raises
-    `nodes.TooLarge` before it writes more than TRANSACTION_BYTES, or reads more than its room.
+    `TooLarge` before it writes more than TRANSACTION_BYTES, or reads more than its room.
     """
 
     def __init__(self, conn: db.Connection, run: Row, of: graph.Graph) -> None:
@@ -43,7 +42,7 @@ class Expansion:
         self._context: dict[str, Any] = {}
         self._asked: set[str] = set()
         self._room = TRANSACTION_BYTES
-        self._readable = nodes.Room()
+        self._readable = run_context.Room()
         self.rows = 0
         """How many rows of nodes are new."""
         self.ended = False
@@ -57,7 +56,7 @@ class Expansion:
         rows, planned = list(rows), _Planned(self._room)
         try:
             planned.add_rows(rows)
-        except nodes.TooLarge:
+        except run_context.TooLarge:
             if not resumed:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
@@ -100,7 +99,7 @@ class Expansion:
                 if event["node_status"] == "failed"
             }
         else:
-            found = maps.items(self._conn, self._run_id, map_id, by_key)
+            found = self._items(map_id, by_key)
             done, failed = self._go_on(of, map_id, found, by_key)
         self._step(of, map_id, done, failed)
 
@@ -112,7 +111,8 @@ class Expansion:
             == self._run["generation"]
         ):
             if resumed:
-                found = maps.opened(self._conn, self._run_id, map_id)
+                rows = statements.maps.opened(self._conn, run_id=self._run_id, map=map_id)
+                found = {row["key"]: row for row in rows}
                 self._step(of, map_id, *self._go_on(of, map_id, found, None))
             return
         over = (row.inputs or {})["over"]
@@ -122,7 +122,7 @@ class Expansion:
         text = payload.encode_items(keys, over)
         self._room -= len(text)
         if self._room < 0:
-            raise nodes.TooLarge(
+            raise run_context.TooLarge(
                 f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}"
             )
         root = map_id.partition("[")[0]
@@ -132,7 +132,7 @@ class Expansion:
             map=map_id,
             items=text,
             nodes=made,
-            **_limits(of, len(keys))._asdict(),
+            **_limits(of, len(keys)),
             root=root,
         )
         self._step(of, map_id, (), {})
@@ -156,29 +156,38 @@ class Expansion:
     ) -> None:
         """Count items that have ended, then open items as long as that ends some at once."""
         while True:
-            errors_json = payload.encode_errors(failed)
-            counted = maps.step(self._conn, self._run_id, map_id, done, errors_json)
-            if counted is None or self._end(of, map_id, counted) or not counted.items:
+            counted = statements.maps.step(
+                self._conn,
+                run_id=self._run_id,
+                map=map_id,
+                done=[*done],
+                failed=payload.encode_errors(failed),
+            )
+            if isinstance(counted, Unreadable):
+                why = counted.reason
+                raise errors.UnreadableRow(f"items of map {map_id!r} cannot be read: {why}")
+            if counted is None or self._end(of, map_id, counted) or not counted["items"]:
                 return
-            opened = [(each["key"], each["item"]) for each in counted.items]
-            done, failed = self._start(of, map_id, opened, is_only=counted.open == len(opened))
+            opened = counted["items"]
+            done, failed = self._start(of, map_id, opened, is_only=counted["open"] == len(opened))
             if not done and not failed:
                 return
 
-    def _end(self, of: graph.Map, map_id: str, counted: maps.Step) -> bool:
+    def _end(self, of: graph.Map, map_id: str, counted: JsonDict) -> bool:
         """Complete or fail the map's node if nothing is left to do; return whether it ended."""
         inner = item_ids.of_item(map_id)
-        if counted.failed > counted.may_fail and not (inner and counted.open):
-            first = maps.first_failure(self._conn, self._run_id, map_id)
+        failed, total, may_fail = counted["failed"], counted["total"], counted["may_fail"]
+        if failed > may_fail and not (inner and counted["open"]):
+            first = statements.maps.first_failure(self._conn, run_id=self._run_id, map=map_id)
             assert first is not None
             text = (
-                f"{counted.failed} of {counted.total} items failed, {counted.may_fail} may; the "
-                f"first: {first[0]}: {first[1]}"
+                f"{failed} of {total} items failed, {may_fail} may; the first: "
+                f"{first['key']}: {first['error'] or 'no error was given'}"
             )
             statements.maps.fail(
                 self._conn, run_id=self._run_id, map=map_id, error=payload.error_text(text)
             )
-        elif counted.done + counted.failed >= counted.total:
+        elif counted["done"] + failed >= total:
             limit_kb = config.MAX_PAYLOAD_KB.read()
             size = statements.maps.complete(
                 self._conn,
@@ -199,7 +208,7 @@ class Expansion:
         return True
 
     def _start(
-        self, of: graph.Map, map_id: str, opened: Sequence[tuple[str, Any]], *, is_only: bool
+        self, of: graph.Map, map_id: str, opened: Sequence[Row], *, is_only: bool
     ) -> tuple[list[str], dict[str, str]]:
         """Queue the first nodes of opened items; return the keys of those that end with it.
 
@@ -208,7 +217,7 @@ class Expansion:
         follow when an item ends. `is_only`: no other item is open, so one must.
         """
         outer = self._outer(map_id)
-        scopes = [items.Scope(of, map_id, key, item) for key, item in opened]
+        scopes = [items.Scope(of, map_id, row["key"], row["item"]) for row in opened]
         done = set[str]()
         if self._run["generation"]:
             wanted = [node_id for scope in scopes for node_id in items.ids(scope)]
@@ -217,28 +226,21 @@ class Expansion:
             )
         planned = _Planned(self._room)
         for number, scope in enumerate(scopes):
-            if planned.room <= TRANSACTION_BYTES // 2 and (number or not is_only):
-                statements.maps.close(
-                    self._conn,
-                    run_id=self._run_id,
-                    map=map_id,
-                    key=scope.key,
-                    count=len(scopes) - number,
-                )
-                break
+            must_fit = is_only and not number
+            fits = must_fit or planned.room > TRANSACTION_BYTES // 2
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
             try:
-                planned.add(scope.key, self._plan(around, self._reader(around, own), None))
-            except nodes.TooLarge:
-                if not number and is_only:
+                if fits:
+                    planned.add(scope.key, self._plan(around, self._reader(around, own), None))
+            except run_context.TooLarge:
+                if must_fit:
                     raise
+                fits = False
+            if not fits:
+                count = len(scopes) - number
                 statements.maps.close(
-                    self._conn,
-                    run_id=self._run_id,
-                    map=map_id,
-                    key=scope.key,
-                    count=len(scopes) - number,
+                    self._conn, run_id=self._run_id, map=map_id, key=scope.key, count=count
                 )
                 break
             if any(row.node.map is not None for row in planned.rows):
@@ -250,7 +252,7 @@ class Expansion:
         self,
         of: graph.Map,
         map_id: str,
-        found: Mapping[str, maps.Item],
+        found: Mapping[str, Row],
         events: Mapping[str, list[Row]] | None,
     ) -> tuple[list[str], dict[str, str]]:
         """Queue what follows in open items; return the keys of those done, and errors of failed.
@@ -259,17 +261,17 @@ class Expansion:
         node failed starts no other node, and has failed once none of its nodes is open.
         """
         outer = self._outer(map_id)
-        scopes = [items.Scope(of, map_id, key, each.value) for key, each in found.items()]
+        scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
         asked: dict[str, list[str]] = {}
         for scope in scopes:
             ended = None if events is None else [each["node_id"] for each in events[scope.key]]
             asked[scope.key] = items.ids(scope) if ended is None else items.near(scope, ended)
-        states = maps.states(self._conn, self._run_id, itertools.chain(*asked.values()))
+        states = self._states(itertools.chain(*asked.values()))
         planned = _Planned(self._room)
         for scope in scopes:
             key = scope.key
             own = {node_id: states[node_id] for node_id in asked[key] if node_id in states}
-            error = found[key].error or _error(own)
+            error = found[key]["error"] or _error(own)
             if error is not None:
                 planned.failing[key] = error
                 continue
@@ -288,13 +290,23 @@ class Expansion:
         if not failing:
             return {}
         own = {key: items.ids(items.Scope(of, map_id, key, None)) for key in failing}
-        states = maps.states(self._conn, self._run_id, itertools.chain(*own.values()))
+        states = self._states(itertools.chain(*own.values()))
         is_open = {node_id for node_id, (status, _) in states.items() if status in _OPEN}
         waiting = {key: failing[key] for key, ids in own.items() if not is_open.isdisjoint(ids)}
         if waiting:
             noted = payload.encode_errors(waiting)
             statements.maps.note_errors(self._conn, run_id=self._run_id, map=map_id, errors=noted)
         return {key: error for key, error in failing.items() if key not in waiting}
+
+    def _items(self, map_id: str, keys: Iterable[str]) -> dict[str, Row]:
+        """Return `item` and `error` of the items with these keys, by key."""
+        given = {"run_id": self._run_id, "map": map_id, "keys": [*keys]}
+        return {row["key"]: row for row in statements.maps.items(self._conn, **given)}
+
+    def _states(self, names: Iterable[str]) -> _States:
+        """Return status and error of each of these nodes that has a row."""
+        rows = statements.maps.states(self._conn, run_id=self._run_id, nodes=[*names])
+        return {row["node_id"]: (row["status"], row["error"]) for row in rows}
 
     def _plan(
         self, scopes: Sequence[items.Scope], reader: plan.Reader, finished: list[str] | None
@@ -318,9 +330,8 @@ class Expansion:
             return []
         place = parts.map_id, parts.key
         if place not in self._values:
-            found = maps.items(self._conn, self._run_id, parts.map_id, [parts.key])
-            item = found.get(parts.key)
-            self._values[place] = None if item is None else item.value
+            item = self._items(parts.map_id, [parts.key]).get(parts.key)
+            self._values[place] = None if item is None else item["item"]
         owner = item_ids.node(self._graph, parts.map_id)
         assert owner is not None
         assert owner.map is not None
@@ -346,7 +357,7 @@ class Expansion:
         """Return these members of the run's context; those outside of items are read once."""
         missing = {head for head in heads if item_ids.of_item(head) or head not in self._asked}
         if missing:
-            found = db.run(self._conn, nodes.context(self._run_id, missing, self._readable))
+            found = db.run(self._conn, run_context.read(self._run_id, missing, self._readable))
             self._context.update(found)
             self._asked |= missing
         return {head: self._context[head] for head in heads if head in self._context}
@@ -365,7 +376,7 @@ class _Planned:
         self.failing: dict[str, str] = {}
 
     def add_rows(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
-        """Add rows, which need no text if they are present; raise `nodes.TooLarge` for no room."""
+        """Add rows, which need no text if they are present; raise `TooLarge` for no room."""
         texts, room = list[str](), self.room
         for row in rows:
             if row.node.id in present:
@@ -377,7 +388,7 @@ class _Planned:
                 every = [each.node.id for each in (*self.rows, *rows)]
                 named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
                 seen = len(self.texts) + len(texts)
-                raise nodes.TooLarge(
+                raise run_context.TooLarge(
                     f"{len(every)} nodes become ready together ({named}): with the inputs of "
                     f"{seen} of them {_too_much(room)}"
                 )
@@ -389,7 +400,7 @@ class _Planned:
         """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
         try:
             self.add_rows(made.rows, present)
-        except nodes.TooLarge:
+        except run_context.TooLarge:
             raise
         except errors.InvalidPayload as error:
             self.failing[key] = str(error)
@@ -420,12 +431,12 @@ def _error(states: _States) -> str | None:
     return None
 
 
-def _limits(of: graph.Map, total: int) -> maps.Limits:
-    """Return the limits of a map of so many items.
+def _limits(of: graph.Map, total: int) -> dict[str, int]:
+    """Return how many items are open at most, how many follow at once, and how many may fail.
 
     Without `at_once`, items follow in halves of a window: one statement inserts many of them.
     """
     window = min(max(1, config.MAP_WINDOW.read()), map_steps.MOST_AT_ONCE)
     at_once = of.at_once or window
     refill = 1 if of.at_once else max(1, window // 2)
-    return maps.Limits(at_once, refill, of.allowed_failures(total))
+    return {"at_once": at_once, "refill": refill, "may_fail": of.allowed_failures(total)}

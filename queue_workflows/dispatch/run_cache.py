@@ -14,8 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from queue_workflows import config, db, errors
 from queue_workflows.dag import definition, graph, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks
-from queue_workflows.engine import nodes
+from queue_workflows.dispatch import hooks, run_context
 from queue_workflows.types import Row
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
@@ -88,7 +87,7 @@ class Reader:
         self._asked = asked
         self._present = present
         self._context = context
-        self._room = nodes.Room()
+        self._room = run_context.Room()
 
     def done_among(self, ids: Collection[str]) -> set[str]:
         if self._done is None:
@@ -118,7 +117,7 @@ class Reader:
         if self._context is not None:
             return self._context(heads)
         with self._reading() as conn:
-            return db.run(conn, nodes.context(self._run_id, heads, self._room))
+            return db.run(conn, run_context.read(self._run_id, heads, self._room))
 
     def _reading(self) -> AbstractContextManager[db.Connection]:
         if self._begin is None:

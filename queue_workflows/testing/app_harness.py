@@ -27,7 +27,7 @@ from queue_workflows import (
     scheduler,
 )
 from queue_workflows.db import functions, ledger, scratch_databases, statements
-from queue_workflows.dispatch import drain, hooks, starts
+from queue_workflows.dispatch import advance, drain, hooks
 from queue_workflows.engine import job_tables
 from queue_workflows.maintenance import sweeps
 from queue_workflows.model_cache import ModelCache
@@ -147,7 +147,7 @@ class Harness:
         """
         ran = 0
         for _ in range(ROUNDS):
-            starts.start_queued()
+            advance.start_queued()
             drain.drain_outbox()
             done = sum(map(self._run_one, sorted(config.queues())))
             ran += done

@@ -119,7 +119,7 @@ WORKING = (CLAIMING, "attempts.fail", "leases.stop", "leases._reports")
 SETS_ASIDE = "at engine.finish.end"
 """Parks a node for its answer, or suspends a job until its time or event."""
 DISPATCHING = (
-    "starts._start",
+    "advance._start",
     "drain._batch",
     "input_nodes.store_question",
     "input_listener.process_once",
@@ -157,7 +157,7 @@ SWEEPS = {
         BEFORE,
     ),
     "growing-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", workloads.Growing, WORKER, {}, ("starts._start",), BEFORE
+        ORCHESTRATOR, "dispatch", workloads.Growing, WORKER, {}, ("advance._start",), BEFORE
     ),
     "map-worker": Sweep(WORKER, MAIN, workloads.MapRuns, ORCHESTRATOR, {}, (CLAIMING,), BEFORE),
     "map-orchestrator": Sweep(
@@ -173,7 +173,7 @@ SWEEPS = {
         BEFORE,
     ),
     "mapped-runs-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", workloads.MappedRuns, WORKER, {}, ("starts._start",), BEFORE
+        ORCHESTRATOR, "dispatch", workloads.MappedRuns, WORKER, {}, ("advance._start",), BEFORE
     ),
     "deciding-map-worker": Sweep(
         WORKER,

@@ -18,8 +18,8 @@ from queue_workflows import (
     node_queue,
     run_store,
 )
-from queue_workflows.dispatch import drain, run_cache, starts
-from queue_workflows.engine import maps
+from queue_workflows.db import statements
+from queue_workflows.dispatch import advance, drain, run_cache
 from queue_workflows.run import node_call
 from queue_workflows.worker import node_plans
 
@@ -194,12 +194,12 @@ def dispatch_within(conn: db.Connection, run_id: str) -> int:
 
 def start_on(conn: db.Connection, run_id: str) -> int:
     """Start a run on a connection in autocommit mode; how many rows are new."""
-    return starts.start_run(run_id, begin=run_cache.on_connection(conn))
+    return advance.start_run(run_id, begin=run_cache.on_connection(conn))
 
 
 def start_queued() -> int:
     """Start the queued runs that are due, as an orchestrator does; return how many."""
-    return starts.start_queued()[0]
+    return advance.start_queued()[0]
 
 
 def before_input_reads(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
@@ -261,9 +261,10 @@ def count_items(
 
     An item is named by its key.
     """
-    found = maps.step(conn, run_id, map_id, done, json.dumps(failed))
+    given = {"run_id": run_id, "map": map_id, "done": done, "failed": json.dumps(failed)}
+    found = statements.maps.step(conn, **given)
     assert found is not None
-    return [item["key"] for item in found.items]
+    return [item["key"] for item in found["items"]]
 
 
 def complete(run_id: str, node_id: str, **delta: Any) -> None:

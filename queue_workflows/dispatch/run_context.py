@@ -1,14 +1,9 @@
-"""Create the jobs of nodes and read them: one job, those of a run, what is done, the context.
-
-Each function takes part in the transaction of its connection.
-"""
+"""Read the context of a run: its inputs, and the outputs of its completed nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-
-import psycopg
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import statements
@@ -31,33 +26,7 @@ class Room:
         self.left = READ_BYTES
 
 
-class _NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
-    """What an app of 0.3.0 catches, which got the error of the database."""
-
-
-def taken(run_id: str, node_id: str, what: str) -> errors.NodeTaken:
-    """Return the error for a node that the run has already, as `what` says."""
-    return _NodeTaken(
-        f"run {run_id!r} has a node {node_id!r} already, {what}: give the new one another id"
-    )
-
-
-def enqueue(conn: db.Connection, values: dict[str, Any]) -> str | None:
-    """Insert one queued job and return its id, also if the run has it already.
-
-    Returns None if there is no such run. Raises `NodeTaken` if the run has such a node with other
-    content.
-    """
-    row = statements.nodes.enqueue(conn, **values)
-    if row is not None:
-        return row["id"]
-    row = statements.nodes.same_node(conn, **values)
-    if row is not None and not row["is_same"]:
-        raise taken(values["run_id"], values["node_id"], "with other content")
-    return row["id"] if row else None
-
-
-def context(
+def read(
     run_id: str, heads: Iterable[str] | None, room: Room | None = None
 ) -> db.Script[dict[str, Any]]:
     """Read the run's context with the `context_delta` of each completed node under its id.
@@ -96,5 +65,5 @@ def _merged(run_id: str, heads: list[str], at_once: int, room: Room) -> db.Scrip
     """Read these members of the context, read in parts: together they may be too large."""
     found: dict[str, Any] = {}
     for start in range(0, len(heads), at_once):
-        found |= yield from context(run_id, heads[start : start + at_once], room)
+        found |= yield from read(run_id, heads[start : start + at_once], room)
     return found
