@@ -106,81 +106,80 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, 
     return done
 
 
+class _Events:
+    """Open events of a run, by what follows from them."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.of_items: list[Row] = []
+        """Events of items' nodes, which are counted and fail no run by themselves."""
+        self.parked: list[Row] = []
+        self.failed: list[Row] = []
+        done: dict[str, None] = {}
+        for row in rows:
+            node_id, kind, status = row["node_id"], row["kind"], row["node_status"]
+            if kind == status == "awaiting_input":
+                self.parked.append(row)
+            if item_ids.of_item(node_id):
+                self.of_items += [row] if kind == status else []
+            elif kind == status == "failed":
+                self.failed.append(row)
+            elif kind == "completed" and status in ("completed", "skipped"):
+                done[node_id] = None
+        self.finished = [*done]
+        """The nodes of the definition that are done."""
+
+
 def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
     with begin() as conn:
         lock = statements.runs.lock_if_free if nowait else statements.runs.lock
         run = lock(conn, run_id=run_id)
         if run is None:
             return _Done()
-        events = statements.outbox.open_events(conn, run_id=run_id, only=only, limit=most)
-        if not events:
+        rows = statements.outbox.open_events(conn, run_id=run_id, only=only, limit=most)
+        if not rows:
             return _Done()
-        finished = _finished(events)
+        events = _Events(rows)
+        failed = _fatal(conn, run, events.failed)
         outside = False
-        if (finished or _of_items(events)) and advance.is_live(run):
+        if failed is None and (events.finished or events.of_items) and advance.is_live(run):
             if nowait and (hooks.app_resolves() or not run["has_definition"]):
                 return _Done()
             outside = hooks.app_resolves() or run_cache.recall(run) is None
-        settled = _Done() if outside else _settle(conn, run, events, finished)
+        settled = _Done() if outside else _settle(conn, run, events, failed)
     if outside:
         return _learn_without_lock(run_id, begin, events)
-    full = len(events) == most and not (nowait and settled.parked)
-    return settled._replace(more=full or settled.more, events=len(events))
+    full = len(rows) == most and not (nowait and settled.parked)
+    return settled._replace(more=full or settled.more, events=len(rows))
 
 
-def _finished(events: list[Row]) -> list[str]:
-    """Return the nodes of the definition that these events name and that are done."""
-    return list(
-        dict.fromkeys(
-            event["node_id"]
-            for event in events
-            if event["kind"] == "completed"
-            and event["node_status"] in ("completed", "skipped")
-            and not item_ids.of_item(event["node_id"])
-        )
-    )
-
-
-def _of_items(events: list[Row]) -> list[Row]:
-    """Return the events of items' nodes, which are counted and fail no run by themselves."""
-    return [
-        event
-        for event in events
-        if item_ids.of_item(event["node_id"]) and event["node_status"] == event["kind"]
-    ]
-
-
-def _fatal(conn: db.Connection, run: Row, events: list[Row]) -> Row | None:
+def _fatal(conn: db.Connection, run: Row, failed: list[Row]) -> Row | None:
     """Return the first failure that ends the run.
 
     If the run waits for its start, only a failure in its generation counts.
     """
-    failed = (
-        e
-        for e in events
-        if e["kind"] == "failed" == e["node_status"] and not item_ids.of_item(e["node_id"])
-    )
-    return next((e for e in failed if advance.is_live(run) or _fails_queued(conn, run, e)), None)
+    if not advance.is_queued(run):
+        return failed[0] if failed and advance.is_live(run) else None
+    for event in failed:
+        job = statements.nodes.get_by_node(conn, run_id=run["id"], node_id=event["node_id"])
+        if job is not None and job["generation"] == run["generation"]:
+            return event
+    return None
 
 
-def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str]) -> _Done:
+def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) -> _Done:
     """Act on events under the lock and close them; parked ones stay open.
 
     A queued run ignores completed nodes: its start sees them.
     """
     count, parked, more = 0, list[Row](), False
-    live = advance.is_live(run)
-    failed = _fatal(conn, run, events)
+    live, single = advance.is_live(run), len(events.rows) == 1
     if failed is not None:
         reason = advance.node_failure(failed["node_id"], failed["node_error"])
         statements.runs.fail(conn, run_id=run["id"], error=reason)
     elif live or advance.is_queued(run):
-        parked = [
-            event
-            for event in events
-            if event["kind"] == "awaiting_input" and event["node_status"] == "awaiting_input"
-        ]
-        items = _of_items(events)
+        parked = events.parked
+        finished, items = events.finished, events.of_items
         progress = run_cache.recall(run) if live and (finished or items) else None
         if progress is not None:
             made = plan.Plan([])
@@ -190,28 +189,19 @@ def _settle(conn: db.Connection, run: Row, events: list[Row], finished: list[str
                 try:
                     made = advance.make_plan(progress, run, reader, finished)
                 except run_context.TooLarge as error:
-                    if len(events) > 1:
+                    if not single:
                         raise
                     raise errors.UnreadableRow(str(error)) from None
             expanding = expansion.Expansion(conn, run, progress.graph)
-            count = advance.write(expanding, conn, run, made, items, is_part=len(events) > 1)
+            count = advance.write(expanding, conn, run, made, items, is_part=not single)
             more = expanding.ended
     kept = {event["id"] for event in parked}
-    statements.outbox.close(
-        conn, events=[event["id"] for event in events if event["id"] not in kept], error=None
-    )
+    closed = [event["id"] for event in events.rows if event["id"] not in kept]
+    statements.outbox.close(conn, events=closed, error=None)
     return _Done(count, parked, more)
 
 
-def _fails_queued(conn: db.Connection, run: Row, failed: Row) -> bool:
-    """Return whether the node failed in the generation that waits for its start."""
-    if not advance.is_queued(run):
-        return False
-    job = statements.nodes.get_by_node(conn, run_id=run["id"], node_id=failed["node_id"])
-    return job is not None and job["generation"] == run["generation"]
-
-
-def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: list[Row]) -> _Done:
+def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: _Events) -> _Done:
     """Learn the run, and plan it with an app's resolver, outside any transaction.
 
     Then try again.
@@ -223,22 +213,14 @@ def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: list[Row]) 
     run_cache.learn(begin, run)
     if not hooks.app_resolves():
         return _Done(more=True)
-    with begin() as conn:
-        locked = statements.runs.lock(conn, run_id=run_id)
-        failed = _fatal(conn, locked, events) if locked is not None else None
-        if failed is not None:
-            reason = advance.node_failure(failed["node_id"], failed["node_error"])
-            statements.runs.fail(conn, run_id=run_id, error=reason)
-    if failed is not None:
-        return _Done(more=True)
-    closed = [event["id"] for event in events if event["kind"] != "awaiting_input"]
+    closed = [event["id"] for event in events.rows if event["kind"] != "awaiting_input"]
     count = advance.advance(
         begin,
         run_id,
-        _finished(events),
+        events.finished,
         expected=advance.is_live,
-        settle=lambda conn: statements.outbox.close(conn, events=list(closed), error=None),
-        events=_of_items(events),
+        settle=lambda conn: statements.outbox.close(conn, events=closed, error=None),
+        events=events.of_items,
     )
     return _Done(count or 0, more=True)
 
@@ -262,16 +244,16 @@ def drain_outbox(
         ids = statements.outbox.runs_with_events(
             conn, undefined=hooks.has_provider(), set_aside=list(aside), limit=limit
         )
-    went_on = 0
-    for run_id in ids:
-        done = kept.attempt(
+    return sum(
+        kept.attempt(
             DISPATCH,
             run_id,
             functools.partial(_drained, run_id, begin),
             lambda error, _, run_id=run_id: _dispatch_one_by_one(begin, run_id, error),
         )
-        went_on += bool(done)
-    return went_on
+        or 0
+        for run_id in ids
+    )
 
 
 def _drained(run_id: str, begin: run_cache.Begin) -> bool:

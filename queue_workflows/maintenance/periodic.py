@@ -294,10 +294,10 @@ class PeriodicTasks:
 
 def _flag(conn: db.Connection, row: Row) -> None:
     """Flag a model of `unserved`, with an event for the first 100 of its jobs; log it if new."""
-    with db.transaction(conn) as own:
-        is_new = statements.models.flag(own, **row) > 0
+    with conn.transaction():
+        is_new = statements.models.flag(conn, **row) > 0
         if is_new:
-            _record(own, row | {"event": "unassignable"})
+            _record(conn, row | {"event": "unassignable"})
     if is_new:
         _log.warning("no live worker can take %s: %s", _of_model(row["model"]), row["detail"])
 
@@ -305,10 +305,10 @@ def _flag(conn: db.Connection, row: Row) -> None:
 def _unflag(conn: db.Connection, model: str) -> None:
     """Delete the flag of a model, with an event for the first 100 of its jobs that still wait."""
     values: Row = {"model": model, "event": "assignable", "reason": None, "detail": None}
-    with db.transaction(conn) as own:
-        was_flagged = statements.models.unflag(own, **values) > 0
+    with conn.transaction():
+        was_flagged = statements.models.unflag(conn, **values) > 0
         if was_flagged:
-            _record(own, values)
+            _record(conn, values)
     if was_flagged:
         _log.info("%s: no job waits any more that no worker can take", _of_model(model))
 
