@@ -252,10 +252,10 @@ class PeriodicTasks:
         rights, as after an upgrade, counts nothing, which is logged once.
         """
         with self._dedicated.using() as conn:
-            seen = event_totals.progress(conn)
-            if seen.behind in (0, 1):  # the count before is a transaction, too
+            seen = statements.metrics.progress(conn)
+            if seen["behind"] in (0, 1):  # the count before is a transaction, too
                 return
-            may_count = seen.may_count
+            may_count = seen["may_count"]
             if not may_count and self._has_counted:
                 _log.warning("no events are counted for metrics: %s", event_totals.NO_RIGHTS)
             self._has_counted = may_count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -17,17 +17,6 @@ NO_RIGHTS: Final = (
 )
 
 
-class Progress(NamedTuple):
-    """How far the history is counted."""
-
-    counted_s: float | None
-    """Seconds since events were last counted; None: never."""
-    behind: int | None
-    """Transactions that the server has made since."""
-    may_count: bool
-    """Whether this role and server may write the totals."""
-
-
 def count_step(conn: db.Connection | None = None, *, most: int = STEP) -> bool:
     """Add events that are not counted yet to the totals; return whether more are left.
 
@@ -37,8 +26,3 @@ def count_step(conn: db.Connection | None = None, *, most: int = STEP) -> bool:
     with db.statement(conn) as own, own.transaction():
         statements.retention.set_timeout(own, timeout=TIMEOUT)
         return bool(statements.metrics.count_events(own, most=most))
-
-
-def progress(conn: db.Connection) -> Progress:
-    """Return how far the history is counted."""
-    return Progress(**statements.metrics.progress(conn))

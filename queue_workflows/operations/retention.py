@@ -69,7 +69,7 @@ def _count_events() -> Exception | None:
     """Count the events that metrics have not counted, before they are deleted."""
     try:
         with db.statement() as conn:
-            if not event_totals.progress(conn).may_count:
+            if not statements.metrics.progress(conn)["may_count"]:
                 _log.warning("events are deleted uncounted: %s", event_totals.NO_RIGHTS)
                 return None
         while event_totals.count_step():

@@ -12,6 +12,7 @@ from queue_workflows.db import statements
 from queue_workflows.engine import row_isolation
 from queue_workflows.operations import event_totals
 from queue_workflows.telemetry.metrics import exposition, gauges, totals
+from queue_workflows.types import Row
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE
 NEAR: Final = 1_000
@@ -33,14 +34,14 @@ def scrape(conn: db.Connection | None = None) -> str:
     """
     started = time.monotonic()
     with db.statement(conn) as own:
-        seen = event_totals.progress(own)
-        if seen.may_count:
-            if seen.behind is None or (seen.counted_s or 0.0) > LATE_S:
+        seen = statements.metrics.progress(own)
+        if seen["may_count"]:
+            if seen["behind"] is None or (seen["counted_s"] or 0.0) > LATE_S:
                 count(own, within_s=COUNT_FOR_S)
-            elif seen.behind <= NEAR:
+            elif seen["behind"] <= NEAR:
                 count(own, within_s=0)
         with own.transaction():
-            seen = event_totals.progress(own)
+            seen = statements.metrics.progress(own)
             rows = statements.metrics.totals(own, limit=MOST_TOTALS)
             bounds = statements.metrics.bounds(own)
             state = gauges.state(own, stale_after_s=config.STALE_WORKER_AFTER_S.read())
@@ -57,7 +58,7 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
     scrape from what is counted; an outage is raised. `conn`: as in `scrape`.
     """
     with db.statement(conn) as own:
-        if not event_totals.progress(own).may_count:
+        if not statements.metrics.progress(own)["may_count"]:
             return False
     until = time.monotonic() + within_s
     try:
@@ -72,15 +73,15 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
     return True
 
 
-def _about(seen: event_totals.Progress, started: float) -> list[exposition.Family]:
+def _about(seen: Row, started: float) -> list[exposition.Family]:
     info = gauges.gauge("build_info", "The version of the package that made this page.")
     info.add(1, {"version": queue_workflows.__version__})
     age = gauges.gauge("history_counted_age_seconds", "Time since events were last counted.")
-    age.add(seen.counted_s, {})
+    age.add(seen["counted_s"], {})
     behind = gauges.gauge(
         "history_uncounted_transactions", "Transactions of the server since events were counted."
     )
-    behind.add(seen.behind, {})
+    behind.add(seen["behind"], {})
     took = gauges.gauge("scrape_duration_seconds", "Time that it took to make this page.")
     took.add(time.monotonic() - started, {})
     return [info, age, behind, took]
