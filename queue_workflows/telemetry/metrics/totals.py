@@ -53,7 +53,7 @@ PREFIX: Final = "queue_workflows_"
 
 
 def families(rows: Sequence[Row], bounds: Sequence[float]) -> list[exposition.Family]:
-    """Return the counters and histograms; `rows` are in order, as the statement `metrics:totals` reads them.
+    """Return the counters and histograms; `rows` are in the order of `metrics:totals`.
 
     A total that this release does not know is left out.
     """
