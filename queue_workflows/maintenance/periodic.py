@@ -58,28 +58,30 @@ class Availability:
 
     def note(self) -> None:
         """Record that the database answered now."""
-        if self._has_broken():
-            self._since = self._now()
-        if self._is_late():
-            self._unmissed = self._now()
+        is_late, is_broken = self._gap()
         self._seen = self._now()
+        if is_broken:
+            self._since = self._seen
+        if is_late:
+            self._unmissed = self._seen
 
     def unmissed_s(self) -> float:
         """Return for how many seconds no statement has been late."""
-        return 0.0 if self._is_late() else self._now() - self._unmissed
+        return 0.0 if self._gap()[0] else self._now() - self._unmissed
 
     def lasts(self, seconds: float) -> bool:
         """Return whether there was no break for that long; False until `note` ended a break."""
-        return self._now() - self._since >= seconds and not self._has_broken()
+        return self._now() - self._since >= seconds and not self._gap()[1]
 
-    def _is_late(self) -> bool:
-        """Return whether a statement has failed or waited for its reply since the last `note`."""
-        return self._now() - self._seen > self.LATE_S + 2 * config.LEASE_RECLAIM_INTERVAL_S.read()
+    def _gap(self) -> tuple[bool, bool]:
+        """Return whether a statement is late since the last `note`, and whether that is a break.
 
-    def _has_broken(self) -> bool:
+        A statement is late that has failed, or waited for its reply.
+        """
+        quiet_s, check_s = self._now() - self._seen, config.LEASE_RECLAIM_INTERVAL_S.read()
         half_s = config.SILENT_WORKER_AFTER_S.read() / 2
         break_s = max(self.BREAK_MIN_S, min(self.BREAK_S, half_s))
-        return self._now() - self._seen > max(break_s, 3 * config.LEASE_RECLAIM_INTERVAL_S.read())
+        return quiet_s > self.LATE_S + 2 * check_s, quiet_s > max(break_s, 3 * check_s)
 
 
 class PeriodicTasks:
