@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from queue_workflows import config, db, errors
 from queue_workflows.dag import answers, confinement, typed_values
 from queue_workflows.db import statements
-from queue_workflows.dispatch import run_context
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import finish, job_tables, outcomes
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.operations import inline_steps
@@ -121,7 +121,7 @@ def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> JsonDict:
 def _context(job: Row, heads: list[str] | None) -> JsonDict:
     with db.transaction() as conn:
         try:
-            return db.run(conn, run_context.read(job["run_id"], heads))
+            return db.run(conn, run_cache.read_context(job["run_id"], heads))
         except errors.UnreadableRow as error:
             raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from queue_workflows import config, db, errors
 from queue_workflows.dag import confinement, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import expansion, hooks, run_cache, run_context
+from queue_workflows.dispatch import expansion, hooks, run_cache
 from queue_workflows.engine import row_isolation
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
@@ -134,7 +134,7 @@ def write(
         expanding.write(made.rows, resumed=resumed)
         expanding.advance(events)
     except errors.InvalidPayload as error:
-        if is_part and isinstance(error, run_context.TooLarge):
+        if is_part and isinstance(error, run_cache.TooLarge):
             raise
         statements.runs.fail(conn, run_id=run["id"], error=payload.error_text(error))
         return 0

@@ -16,7 +16,6 @@ from queue_workflows.dispatch import (
     hooks,
     input_nodes,
     run_cache,
-    run_context,
 )
 from queue_workflows.engine import row_isolation
 from queue_workflows.types import Row
@@ -91,7 +90,7 @@ def _is_too_large(error: Exception) -> bool:
     """Return whether fewer events may fit into a transaction."""
     if isinstance(error, db.OperationalError):
         return error.sqlstate == LIMIT_EXCEEDED
-    return isinstance(error, run_context.TooLarge)
+    return isinstance(error, run_cache.TooLarge)
 
 
 def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
@@ -188,7 +187,7 @@ def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) 
                 reader = run_cache.Reader(begin, run["id"])
                 try:
                     made = advance.make_plan(progress, run, reader, finished)
-                except run_context.TooLarge as error:
+                except run_cache.TooLarge as error:
                     if not single:
                         raise
                     raise errors.UnreadableRow(str(error)) from None

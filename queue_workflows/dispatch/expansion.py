@@ -12,7 +12,7 @@ from typing import Any
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import graph, item_ids, items, map_steps, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import run_cache, run_context
+from queue_workflows.dispatch import run_cache
 from queue_workflows.types import JsonDict, Row, Unreadable
 
 _DONE = ("completed", "skipped")
@@ -42,7 +42,7 @@ class Expansion:
         self._context: dict[str, Any] = {}
         self._asked: set[str] = set()
         self._room = TRANSACTION_BYTES
-        self._readable = run_context.Room()
+        self._readable = run_cache.Room()
         self.rows = 0
         """How many rows of nodes are new."""
         self.ended = False
@@ -56,7 +56,7 @@ class Expansion:
         rows, planned = list(rows), _Planned(self._room)
         try:
             planned.add_rows(rows)
-        except run_context.TooLarge:
+        except run_cache.TooLarge:
             if not resumed:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
@@ -122,7 +122,7 @@ class Expansion:
         text = payload.encode_items(keys, over)
         self._room -= len(text)
         if self._room < 0:
-            raise run_context.TooLarge(
+            raise run_cache.TooLarge(
                 f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}"
             )
         root = map_id.partition("[")[0]
@@ -233,7 +233,7 @@ class Expansion:
             try:
                 if fits:
                     planned.add(scope.key, self._plan(around, self._reader(around, own), None))
-            except run_context.TooLarge:
+            except run_cache.TooLarge:
                 if must_fit:
                     raise
                 fits = False
@@ -357,7 +357,9 @@ class Expansion:
         """Return these members of the run's context; those outside of items are read once."""
         missing = {head for head in heads if item_ids.of_item(head) or head not in self._asked}
         if missing:
-            found = db.run(self._conn, run_context.read(self._run_id, missing, self._readable))
+            found = db.run(
+                self._conn, run_cache.read_context(self._run_id, missing, self._readable)
+            )
             self._context.update(found)
             self._asked |= missing
         return {head: self._context[head] for head in heads if head in self._context}
@@ -388,7 +390,7 @@ class _Planned:
                 every = [each.node.id for each in (*self.rows, *rows)]
                 named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
                 seen = len(self.texts) + len(texts)
-                raise run_context.TooLarge(
+                raise run_cache.TooLarge(
                     f"{len(every)} nodes become ready together ({named}): with the inputs of "
                     f"{seen} of them {_too_much(room)}"
                 )
@@ -400,7 +402,7 @@ class _Planned:
         """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
         try:
             self.add_rows(made.rows, present)
-        except run_context.TooLarge:
+        except run_cache.TooLarge:
             raise
         except errors.InvalidPayload as error:
             self.failing[key] = str(error)

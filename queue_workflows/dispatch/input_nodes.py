@@ -9,7 +9,7 @@ from typing import Any
 from queue_workflows import config, db, errors, refs
 from queue_workflows.dag import answers, payload, widgets
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks, run_cache, run_context
+from queue_workflows.dispatch import hooks, run_cache
 from queue_workflows.runtime import display
 from queue_workflows.types import Row, Unreadable
 
@@ -64,7 +64,7 @@ def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, A
         return widgets.head(step) | made
     wanted = None if hooks.app_resolves() else refs.heads(step)
     with begin() as conn:
-        context = db.run(conn, run_context.read(run["id"], wanted))
+        context = db.run(conn, run_cache.read_context(run["id"], wanted))
     resolver = config.get_config().get_resolve_ref()
     return widgets.build_spec(step, context=context, out_dir=run["out_dir"], resolver=resolver)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from queue_workflows import db, errors
 from queue_workflows.dag import confinement, payload
 from queue_workflows.db import statements
-from queue_workflows.dispatch import run_context
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import (
     claims,
     job_events,
@@ -250,7 +250,7 @@ def _out_dir(job: ClaimedJob) -> db.Script[str]:
 def _context(job: ClaimedJob, heads: Sequence[str] | None) -> db.Script[JsonDict]:
     run_id = job.run_id or ""
     try:
-        return (yield from run_context.read(run_id, heads))
+        return (yield from run_cache.read_context(run_id, heads))
     except errors.UnreadableRow as error:
         raise errors.UnreadableRow(f"run {run_id}: {error}") from None
 

@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import config, db
 from queue_workflows.dag import definition
-from queue_workflows.dispatch import run_cache, run_context
+from queue_workflows.dispatch import run_cache
 from queue_workflows.engine import outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.worker import claimed_job, lane, node_plans, shapes
@@ -151,7 +151,7 @@ def test_inputs_that_change_while_the_start_is_planned_count_as_they_are_then(
 ) -> None:
     toy.define(flow.step("s", inputs={"x": {"$from": "x"}}), s=[TAKES_X])
     run_id = toy.submit(context={"x": 1})
-    read, seen = run_context.read, list[Any]()
+    read, seen = run_cache.read_context, list[Any]()
 
     def changed(*given: Any) -> db.Script[dict[str, Any]]:
         found = yield from read(*given)
@@ -162,7 +162,7 @@ def test_inputs_that_change_while_the_start_is_planned_count_as_they_are_then(
             )
         return found
 
-    monkeypatch.setattr(run_context, "read", changed)
+    monkeypatch.setattr(run_cache, "read_context", changed)
     with db.connect() as conn:
         assert flow.start_on(conn, run_id) == 1
     assert seen == [{"x": 1}, {"x": 2}]
