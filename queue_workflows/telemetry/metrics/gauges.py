@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
 from queue_workflows import db
 from queue_workflows.db import statements
@@ -21,52 +21,28 @@ _GONE: Final = frozenset({"dead", "stopped"})
 _OFF: Final = frozenset({"parked", "paused", "draining"})
 
 
-class State(NamedTuple):
-    """Rows that describe jobs, workers and machines now."""
-
-    waiting: list[Row]
-    """queue, why, n"""
-    oldest: list[Row]
-    """queue, age_s"""
-    running: list[Row]
-    """queue, n, lapsed"""
-    awaiting: list[Row]
-    """queue, n"""
-    runs: list[Row]
-    """status, n"""
-    paused: list[Row]
-    """queue, paused"""
-    workers: list[Row]
-    """queue, state, n, slots"""
-    outbox: list[Row]
-    """n, lag_s; one row"""
-    schedules: list[Row]
-    """name, late_s, has_error, last_fire"""
-    machines: list[Row]
-    """host_label, sample"""
+State: TypeAlias = "dict[str, list[Row]]"
+"""Rows that describe jobs, workers and machines now; `sql/queries/metrics.sql` has their columns."""
 
 
 def state(conn: db.Connection, *, stale_after_s: float) -> State:
     """Return the state now. `conn` is in a transaction, whose planner settings this changes."""
-    limit = {"limit": MOST_NAMES}
-    statements.metrics.in_order(conn)
-    oldest = [
-        *statements.metrics.oldest_ingest(conn),
-        *statements.metrics.oldest_nodes(conn),
-    ]
-    statements.metrics.by_index(conn)
-    return State(
-        oldest=oldest,
-        running=_of_both(conn, statements.metrics.running),
-        awaiting=statements.metrics.awaiting(conn),
-        runs=statements.metrics.runs(conn),
-        paused=statements.metrics.paused(conn, **limit),
-        workers=statements.metrics.workers(conn, stale_s=stale_after_s),
-        outbox=[statements.overview.open_events(conn)],
-        schedules=statements.metrics.schedules(conn, **limit),
-        machines=statements.metrics.machines(conn, **limit),
-        waiting=_waiting(conn),  # the last: it changes the planner's settings again
-    )
+    limit, of = {"limit": MOST_NAMES}, statements.metrics
+    of.in_order(conn)
+    oldest = [*of.oldest_ingest(conn), *of.oldest_nodes(conn)]
+    of.by_index(conn)
+    return {
+        "oldest": oldest,
+        "running": [row for table in statements.JOB_TABLES for row in of.running[table](conn)],
+        "awaiting": of.awaiting(conn),
+        "runs": of.runs(conn),
+        "paused": of.paused(conn, **limit),
+        "workers": of.workers(conn, stale_s=stale_after_s),
+        "outbox": [statements.overview.open_events(conn)],
+        "schedules": of.schedules(conn, **limit),
+        "machines": of.machines(conn, **limit),
+        "waiting": _waiting(conn),  # the last: it changes the planner's settings again
+    }
 
 
 def _waiting(conn: db.Connection) -> list[Row]:
@@ -75,11 +51,6 @@ def _waiting(conn: db.Connection) -> list[Row]:
         statements.metrics.by_pages[table](conn)
         found += statements.metrics.waiting[table](conn)
     return found
-
-
-def _of_both(conn: db.Connection, query: Mapping[str, Callable[..., list[Row]]]) -> list[Row]:
-    """Return the rows of a statement for both tables of jobs."""
-    return [row for table in statements.JOB_TABLES for row in query[table](conn)]
 
 
 def gauge(name: str, text: str, *, largest: bool = False) -> exposition.Family:
@@ -102,15 +73,15 @@ class Names:
 
 def families(state: State, known: Iterable[str]) -> list[exposition.Family]:
     """Return the gauges. `known`: the queues that have counters, the first to get a label."""
-    tables = (state.waiting, state.running, state.awaiting, state.workers, state.paused)
-    found = (row["queue"] for rows in tables for row in rows)
+    of_queues = ("waiting", "running", "awaiting", "workers", "paused")
+    found = (row["queue"] for name in of_queues for row in state[name])
     names = Names(known, found, MOST_NAMES)
     return [
         *_jobs(state, names),
         *_workers(state, names),
         *_runs_and_outbox(state),
-        *_schedules(state.schedules),
-        *_machines(state.machines),
+        *_schedules(state["schedules"]),
+        *_machines(state["machines"]),
     ]
 
 
@@ -124,20 +95,20 @@ def _jobs(state: State, names: Names) -> list[exposition.Family]:
     )
     lapsed = gauge("jobs_lease_lapsed", "Running jobs whose lease has lapsed.")
     paused = gauge("queue_paused", "Whether a queue that has settings is paused.", largest=True)
-    for row in state.waiting:
+    for row in state["waiting"]:
         queue = names.label(row["queue"])
         jobs.add(row["n"], {"queue": queue, "state": "queued"})
         waiting.add(row["n"], {"queue": queue, "why": row["why"]})
-    for row in state.running:
+    for row in state["running"]:
         queue = names.label(row["queue"])
         jobs.add(row["n"], {"queue": queue, "state": "running"})
         lapsed.add(row["lapsed"], {"queue": queue})
-    for row in state.awaiting:
+    for row in state["awaiting"]:
         labels = {"queue": names.label(row["queue"]), "state": "awaiting_input"}
         jobs.add(row["n"], labels)
-    for row in state.oldest:
+    for row in state["oldest"]:
         oldest.add(max(0.0, row["age_s"]), {"queue": names.label(row["queue"])})
-    for row in state.paused:
+    for row in state["paused"]:
         paused.add(int(bool(row["paused"])), {"queue": names.label(row["queue"])})
     return [jobs, waiting, oldest, lapsed, paused]
 
@@ -146,11 +117,11 @@ def _workers(state: State, names: Names) -> list[exposition.Family]:
     workers = gauge("workers", "Worker processes, by state; dead ones for a day.")
     slots = gauge("worker_slots", "Jobs that live workers can run at once, by what the slot does.")
     running: Counter[str] = Counter()
-    for row in state.running:
+    for row in state["running"]:
         running[names.label(row["queue"])] += row["n"]
     on: Counter[str] = Counter()
     off: Counter[str] = Counter()
-    for row in state.workers:
+    for row in state["workers"]:
         queue = names.label(row["queue"])
         workers.add(row["n"], {"queue": queue, "state": row["state"]})
         if row["state"] not in _GONE:
@@ -168,10 +139,10 @@ def _runs_and_outbox(state: State) -> list[exposition.Family]:
     runs = gauge("runs", "Runs that have not ended.")
     events = gauge("outbox_events", "Ends of nodes that are not dispatched.")
     lag = gauge("outbox_lag_seconds", "Age of the oldest of them that is due.", largest=True)
-    counts = {row["status"]: row["n"] for row in state.runs}
+    counts = {row["status"]: row["n"] for row in state["runs"]}
     for status in ("queued", "running"):
         runs.add(counts.get(status, 0), {"state": status})
-    for row in state.outbox:
+    for row in state["outbox"]:
         events.add(row["n"], {})
         lag.add(max(0.0, row["lag_s"]), {})
     return [runs, events, lag]
