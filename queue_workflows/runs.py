@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-import psycopg
-
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import answers, payload
@@ -457,13 +455,9 @@ def add_skipped_node(
     return job["id"]
 
 
-class _NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
-    """What an app of 0.3.0 catches, which got the error of the database."""
-
-
 def _taken(run_id: str, node_id: str, what: str) -> errors.NodeTaken:
     """Return the error for a node that the run has already, as `what` says."""
-    return _NodeTaken(
+    return check_violations.NodeTaken(
         f"run {run_id!r} has a node {node_id!r} already, {what}: give the new one another id"
     )
 

@@ -7,6 +7,8 @@ from collections.abc import Generator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from typing import Any
 
+import psycopg
+
 from queue_workflows import errors
 
 _CHECK_VIOLATION = "23514"
@@ -17,6 +19,10 @@ _PAYLOAD = re.compile(r"\w+\.\w+ (?:is nested deeper|holds a number beyond|has \
 _COLUMN = re.compile(r"(\w+)\.\w+ must be ")
 _CONSTRAINT = re.compile(r"queue_workflows_\w+|\w+_bound")
 _JOBS = frozenset({"ingest_jobs", "workflow_node_jobs"})
+
+
+class NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
+    """The error for a node that its run has already, also as apps of 0.3.0 catch it."""
 
 
 class _Translated(ContextDecorator):

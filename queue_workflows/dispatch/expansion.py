@@ -300,8 +300,8 @@ class Expansion:
 
     def _items(self, map_id: str, keys: Iterable[str]) -> dict[str, Row]:
         """Return `item` and `error` of the items with these keys, by key."""
-        given = {"run_id": self._run_id, "map": map_id, "keys": [*keys]}
-        return {row["key"]: row for row in statements.maps.items(self._conn, **given)}
+        rows = statements.maps.items(self._conn, run_id=self._run_id, map=map_id, keys=[*keys])
+        return {row["key"]: row for row in rows}
 
     def _states(self, names: Iterable[str]) -> _States:
         """Return status and error of each of these nodes that has a row."""

@@ -157,6 +157,10 @@ def _pages(first: int, days: float) -> dict[str, object]:
     return {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
 
 
+def _set_timeout(conn: db.Connection) -> None:
+    statements.retention.set_timeout(conn, timeout=RUNS_TIMEOUT)
+
+
 def delete_jobs(conn: db.Connection, first: int, days: float, rows: row_isolation.Isolation) -> int:
     """Delete ingest jobs that ended so many days ago, in BLOCKS pages; return how many.
 
@@ -188,7 +192,7 @@ def delete_runs(conn: db.Connection, first: int, days: float, rows: row_isolatio
         statements.retention.delete_runs_by_id,
         _stays,
         lambda: _pages(first, days),
-        lambda own: statements.retention.set_timeout(own, timeout=RUNS_TIMEOUT),
+        _set_timeout,
     )
     return len(rows.batch(conn, duty))
 

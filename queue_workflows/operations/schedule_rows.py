@@ -295,13 +295,14 @@ class Batch:
             wake_at = None if next_at is None else _wake_at(row, next_at)
             task_name = row["task_name"]
             is_unknown = task_name is not None and task_name not in self._scope.tasks
-            if wake_at is None or wake_at > self._now or is_unknown:
+            if next_at is None or wake_at is None or wake_at > self._now or is_unknown:
                 wake_at = None if wake_at is None else max(wake_at, self._now)
                 planned = {"name": row["name"], "next_at": next_at, "wake_at": wake_at}
                 self._planned.append(planned)
                 return None
             row["next_at"] = next_at
         queued: list[str] = []
+        planned_at = row["next_at"]
         try:
             with self._conn.transaction():
                 left_out = self._fire_due(row, queued)
@@ -311,7 +312,7 @@ class Batch:
             return error
         self.queued += queued
         if left_out is not None:
-            self.missed.append((row["name"], row["next_at"], left_out))
+            self.missed.append((row["name"], planned_at, left_out))
         return None
 
     def _fire_due(self, row: Row, queued: list[str]) -> datetime | None:

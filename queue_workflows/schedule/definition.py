@@ -68,7 +68,7 @@ class Schedule:
         if self.start_at and self.end_at and self.end_at < self.start_at:
             raise self._refused("end_at is before start_at")
         try:
-            parsed(self.expression, self.tz, self.start_at)
+            self.parsed()
         except errors.InvalidConfig as error:
             raise self._refused(str(error)) from None
 
@@ -105,6 +105,10 @@ class Schedule:
 
     def _refused(self, reason: str) -> errors.InvalidConfig:
         return errors.InvalidConfig(f"schedule {self.name!r}: {reason}")
+
+    def parsed(self) -> expression.Expression:
+        """Return the expression; an interval counts from `start_at`."""
+        return parsed(self.expression, self.tz, self.start_at)
 
 
 def _whole(low: int, high: int) -> Callable[[Any], bool]:

@@ -22,7 +22,7 @@ _OFF: Final = frozenset({"parked", "paused", "draining"})
 
 
 State: TypeAlias = "dict[str, list[Row]]"
-"""Rows that describe jobs, workers and machines now; `sql/queries/metrics.sql` has their columns."""
+"""Rows that describe jobs, workers and machines now, as `sql/queries/metrics.sql` returns them."""
 
 
 def state(conn: db.Connection, *, stale_after_s: float) -> State:
