@@ -256,6 +256,25 @@ def main(
         os._exit(1)
 
 
+class _Child:
+    """An executor that the launcher has forked and not reaped."""
+
+    def __init__(self, cgroup: memory_cgroups.Cgroup | None) -> None:
+        self.cgroup = cgroup
+        self.pidfd = -1
+        """-1 where the system has none, or once it has ended."""
+        self.begun = forking.SharedNumber(0)
+        """The key of the last job that it has begun.
+
+        So a crash is charged to the job that ran, and not to those that waited. A message for each
+        job would cost a system call.
+        """
+        self.by_deadline = False
+        """Whether it was killed since the worker was silent."""
+        self.told = False
+        """Whether the worker knows its end already, as a tracer keeps the status from us."""
+
+
 class _Launcher:
     def __init__(
         self, worker: socket.socket, app: loaded_app.App, deadline: _Deadline, *, late: bool
@@ -263,25 +282,14 @@ class _Launcher:
         self._worker = worker
         self._app = app
         self._late = late
-        self._executors: dict[int, int] = {}
-        """The pidfd of each executor by pid; -1 where there is none, or it has ended already."""
-        self._zombies: set[int] = set()
-        """Executors that have ended, and whose status a tracer keeps from us."""
+        self._executors: dict[int, _Child] = {}
         self._policies: set[int] = set()
         """Processes that run stop policies."""
         self._cgroups = memory_cgroups.Cgroups()
-        self._cgroup_of: dict[int, memory_cgroups.Cgroup] = {}
         self._poll = select.poll()
         self._poll.register(worker.fileno(), select.POLLIN)
         self._deadline = deadline
         self._until: float | None = None
-        self._killed: set[int] = set()
-        self._begun: dict[int, forking.SharedNumber] = {}
-        """The key of the last job that each executor has begun.
-
-        So a crash is charged to the job that ran, and not to those that waited. A message for each
-        job would cost a system call.
-        """
         self._on_child: Any = signal.SIG_DFL
         """What the app has set for SIGCHLD, which its handlers get again."""
 
@@ -313,7 +321,7 @@ class _Launcher:
 
     def _timeout_ms(self) -> float | None:
         left_s = None if self._until is None else max(0.0, self._until - clock.boot_s())
-        if -1 in self._executors.values():
+        if any(each.pidfd < 0 for each in self._executors.values()):
             left_s = CHECK_S if left_s is None else min(left_s, CHECK_S)
         return None if left_s is None else left_s * 1000 + 1
 
@@ -331,7 +339,7 @@ class _Launcher:
 
     def _fork(self, number: int, fds: list[int], sent: int, *, shared: bool) -> None:
         forking.flush()
-        cgroup, begun = self._cgroups.make(), forking.SharedNumber(0)
+        child = _Child(self._cgroups.make())
         parent, pid, error = os.getpid(), -1, ""
         try:
             _check(fds, sent)
@@ -341,22 +349,20 @@ class _Launcher:
         if not pid:
             if self._on_child is not None:
                 signal.signal(signal.SIGCHLD, self._on_child)
-            if cgroup is not None:
-                cgroup.join()
-            inherited = [self._worker.fileno(), *(fd for fd in self._executors.values() if fd >= 0)]
-            late = self._late
-            _execute(fds, inherited, self._app, parent, begun, late=late, shared=shared)
+            if child.cgroup is not None:
+                child.cgroup.join()
+            others = [each.pidfd for each in self._executors.values() if each.pidfd >= 0]
+            inherited, late = [self._worker.fileno(), *others], self._late
+            _execute(fds, inherited, self._app, parent, child.begun, late=late, shared=shared)
         for fd in fds:
             os.close(fd)
-        if cgroup is not None and error:
-            self._cgroups.end(cgroup)
-        elif cgroup is not None:
-            self._cgroup_of[pid] = cgroup
         if not error:
-            self._begun[pid] = begun
-            self._executors[pid] = pidfd = pidfd_of(pid)
-            if pidfd >= 0:
-                self._poll.register(pidfd, select.POLLIN)
+            self._executors[pid] = child
+            child.pidfd = pidfd_of(pid)
+            if child.pidfd >= 0:
+                self._poll.register(child.pidfd, select.POLLIN)
+        elif child.cgroup is not None:
+            self._cgroups.end(child.cgroup)
         self._say({"forked": number, "pid": pid, "error": error or None})
 
     def _run_policy(self, name: str, about: dict[str, Any], fds: list[int]) -> None:
@@ -381,32 +387,27 @@ class _Launcher:
             self._policies.discard(pid)
 
     def _reap(self, ready: set[int]) -> None:
-        for pid, pidfd in [*self._executors.items()]:
-            if pidfd >= 0 and pidfd not in ready:
+        for pid, child in [*self._executors.items()]:
+            has_ended = child.pidfd in ready
+            if child.pidfd >= 0 and not has_ended:
                 continue
             try:
-                if pidfd >= 0 and not _ended_well(pid):
+                if has_ended and not _ended_well(pid):
                     # What its handlers run. Its group has no other owner before it is reaped.
                     signal_group(pid, signal.SIGKILL)
                 found, status, usage = os.wait4(pid, os.WNOHANG)
             except ChildProcessError:  # reaped by whatever the app has installed
                 found, status, usage = pid, None, None
-            if pidfd >= 0 and pidfd in ready:
-                self._poll.unregister(pidfd)
-                os.close(pidfd)
-                self._executors[pid] = -1
-            if not found:
-                if pidfd >= 0 and pid not in self._zombies:
-                    # Its tracer, a debugger or a sibling, has to take the status first.
-                    self._zombies.add(pid)
-                    self._died(pid, None, None)
-                continue
-            del self._executors[pid]
-            if pid in self._zombies:
-                self._zombies.discard(pid)
-                self._cgroups.end(self._cgroup_of.pop(pid, None))
-            else:
-                self._died(pid, status, usage)
+            if has_ended:
+                self._poll.unregister(child.pidfd)
+                os.close(child.pidfd)
+                child.pidfd = -1
+            if found:
+                del self._executors[pid]
+                self._died(pid, child, status, usage)
+            elif has_ended:
+                # Its tracer, a debugger or a sibling, has to take the status first.
+                self._died(pid, child, None, None)
 
     def _reap_orphans(self) -> None:
         """Reap what an app has let this process be the parent of, by prctl or a fork of its own."""
@@ -416,7 +417,12 @@ class _Launcher:
                     return
                 os.waitpid(found.si_pid, 0)
 
-    def _died(self, pid: int, status: int | None, usage: Any) -> None:
+    def _died(self, pid: int, child: _Child, status: int | None, usage: Any) -> None:
+        """Tell the worker of an end, once; `status` None: nothing is known of it."""
+        oom_kills, child.cgroup = self._cgroups.end(child.cgroup), None
+        if child.told:
+            return
+        child.told = True
         code = None if status is None else os.waitstatus_to_exitcode(status)
         rss_mb = 0 if usage is None else usage.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
         packet = {
@@ -425,18 +431,17 @@ class _Launcher:
             "signal": -code if code is not None and code < 0 else None,
             "core": status is not None and os.WCOREDUMP(status),
             "max_rss_mb": rss_mb,
-            "by_deadline": pid in self._killed,
-            "begun": self._begun.pop(pid).get(),
-            "oom_kills": self._cgroups.end(self._cgroup_of.pop(pid, None)),
+            "by_deadline": child.by_deadline,
+            "begun": child.begun.get(),
+            "oom_kills": oom_kills,
         }
-        self._killed.discard(pid)
         self._say(packet)
 
     def _kill_all(self) -> None:
         self._until = None
         self._deadline.arm(None)
-        for pid in self._executors:
-            self._killed.add(pid)
+        for pid, child in self._executors.items():
+            child.by_deadline = True
             signal_group(pid, signal.SIGKILL)
 
 
