@@ -119,14 +119,13 @@ class AsyncJobs(job_loop.Jobs):
             self._end_if_done()
 
     def _begin(self, key: int, row: Row, *, in_run: bool) -> None:
-        control = running.Running(key, self._channel.send, self._wake)
-        job = job_loop.Job(row, in_run, control)
+        job = job_loop.Job(row, in_run, running.Running(key, self._channel.send, self._wake))
         self._begins(key)
         with self._changing:
             self._jobs[key] = job
         if len(self._jobs) == 1:
             self._watch.wake()
-        if (refused := job.refused()) is not None:
+        if (refused := (node_call if in_run else task_call).refused(row)) is not None:
             self._ended(job, refused)
         elif _is_async(job):
             self._loop.spawn(lambda: self._run(job))

@@ -16,19 +16,26 @@ from queue_workflows.tasks import control, handlers
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row, Unreadable
 
-_NOTHING: Final = contextlib.nullcontext()
-
 
 class Attempt(abc.ABC):
     """One claim of a job while its handler runs.
 
-    It is a block in which `current_job()`, log lines and spans are those of the job. That is no
-    generator, since the generators of three context managers cost more than a short handler.
+    It is a block in which `current_job()`, log lines and spans are those of the job, and in which
+    its handler may be called. That is no generator, since the generators of three context
+    managers cost more than a short handler.
     """
 
-    __slots__ = ("_detach", "_ids", "_token", "control", "job", "row", "started")
+    __slots__ = ("_detach", "_ids", "_result", "_token", "control", "job", "row", "started")
 
-    def __init__(self, row: Row, job: jobs.Job, control_: control.Control) -> None:
+    def __init__(
+        self,
+        row: Row,
+        job: jobs.Job,
+        control_: control.Control,
+        result: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`result` returns what is stored for a value that the handler has returned."""
+        self._result = result
         self.row = row
         self.job = job
         self.control = control_
@@ -37,7 +44,7 @@ class Attempt(abc.ABC):
     def run(self, runner: handlers.Runner) -> outcomes.Outcome:
         """Run the handler and return its outcome. Raises KeyboardInterrupt only."""
         try:
-            with self, self.prepared():
+            with self:
                 try:
                     value = runner.run(self.begin(), self.control)
                 except BaseException:
@@ -45,7 +52,8 @@ class Attempt(abc.ABC):
                         self.job.store_rest()
                     raise
                 self.job.store_rest()
-                result = self.result(self.job.result_set if value is None else value)
+                value = handlers.unless_signal(self.job.result_set if value is None else value)
+                result = value if self._result is None else self._result(value)
             return self.completed(result)
         except KeyboardInterrupt:
             raise
@@ -55,7 +63,7 @@ class Attempt(abc.ABC):
     async def run_async(self) -> outcomes.Outcome:
         """Do as `run` does, for an async handler on the running event loop."""
         try:
-            with self, self.prepared():
+            with self:
                 try:
                     value = await handlers.run_async(self.begin(), self.control)
                 except BaseException:
@@ -63,7 +71,8 @@ class Attempt(abc.ABC):
                         await self.job.store_rest_async()
                     raise
                 await self.job.store_rest_async()
-                result = self.result(self.job.result_set if value is None else value)
+                value = handlers.unless_signal(self.job.result_set if value is None else value)
+                result = value if self._result is None else self._result(value)
             return self.completed(result)
         except KeyboardInterrupt:
             raise
@@ -84,25 +93,13 @@ class Attempt(abc.ABC):
         log_context.unbind(self._ids)
         jobs.current.reset(self._token)
 
-    def seconds(self) -> float:
-        """Return how long it has taken until now."""
-        return time.monotonic() - self.started
-
-    def prepared(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which `begin` and `result` may be called."""
-        return _NOTHING
-
     @abc.abstractmethod
     def begin(self) -> Any:
         """Call the handler; return its result, or a generator or coroutine that must be run."""
 
     @abc.abstractmethod
-    def result(self, value: Any) -> Any:
-        """Return what is to be stored. Raises a signal that the handler returned."""
-
-    @abc.abstractmethod
     def completed(self, value: Any) -> outcomes.Outcome:
-        """Return the outcome of a handler with this `result`. Raises `InvalidPayload`."""
+        """Return the outcome of a handler with this result. Raises `InvalidPayload`."""
 
     @abc.abstractmethod
     def failed(self, error: BaseException) -> outcomes.Outcome:

@@ -39,10 +39,6 @@ class Job(NamedTuple):
     in_run: bool
     control: running.Running
 
-    def refused(self) -> outcomes.Outcome | None:
-        """Return the failure of a job whose row no handler can get, or None."""
-        return (node_call if self.in_run else task_call).refused(self.row)
-
     def failed(self, error: BaseException) -> outcomes.Outcome:
         """Return the outcome of a job that failed beside its handler."""
         return (node_call if self.in_run else task_call).failed(self.row, error, 0.0)
@@ -79,13 +75,13 @@ class Jobs(abc.ABC):
         self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None
     ) -> outcomes.Outcome:
         """Run a handler that is not to run beside others. Raises KeyboardInterrupt only."""
-        control = job.control
-        ask_step = functools.partial(self._ask_step, control.key)
+        row, link = job.row, job.control
+        ask_step = functools.partial(self._ask_step, link.key)
         if not job.in_run:
-            return task_call.call(job.row, control, runner, ask_step)
-        return node_call.run(
-            job.row,
-            control,
+            return task_call.refused(row) or task_call.call(row, link, runner, ask_step)
+        return node_call.refused(row) or node_call.run(
+            row,
+            link,
             model_cache=cache,
             runner=runner,
             ask=self._ask,
@@ -247,19 +243,19 @@ class JobLoop(Jobs):
     def _run(self, kind: int, key: int, body: bytes) -> None:
         """Run a job; the signals of the app are blocked afterwards."""
         self._values.clear()
-        control = running.Running(key, self._channel.send, self._requests.wake)
+        link = running.Running(key, self._channel.send, self._requests.wake)
         self._peak.reset()
-        job = Job(json_loading.load_row(body), kind == wire.RUN_NODE, control)
+        job = Job(json_loading.load_row(body), kind == wire.RUN_NODE, link)
         if self._state is None:
             own = threading.current_thread()
             self._earlier = [each for each in threading.enumerate() if each is not own]
-        self.current = control
+        self.current = link
         try:
             if self._ends.setdefault(key, ""):
                 return  # the thread of requests has answered
             self._begins(key)
             try:
-                outcome = job.refused() or self._call(job, self._runner, self._cache)
+                outcome = self._call(job, self._runner, self._cache)
                 # An alarm that the handler left behind must not prevent the send.
                 _block(wire.handled_signals())
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers

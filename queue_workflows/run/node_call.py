@@ -82,7 +82,8 @@ class NodeCall(attempt.Attempt):
         self._inputs: JsonDict = {}
         self._resolved: str | None = None
         self._job = jobs.NodeJob(row, self._inputs, cancel, report, ask, control_)
-        super().__init__(row, self._job, control_ or control.EventControl(cancel, report))
+        link = control_ or control.EventControl(cancel, report)
+        super().__init__(row, self._job, link, self._delta)
         self._lookups = lookups
         self._cache = model_cache
         self._cancel = cancel
@@ -93,8 +94,18 @@ class NodeCall(attempt.Attempt):
         self._finalize: Callable[[JsonDict], JsonDict]
         self._declared: node_functions.NodeFunction | None = None
 
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            super().__enter__()
+            stack.push(super().__exit__)
+            stack.enter_context(self._prepared())
+            self._context = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
     @contextlib.contextmanager
-    def prepared(self) -> Generator[None]:
+    def _prepared(self) -> Generator[None]:
         """Prepare inputs, model, folders and arguments of the handler."""
         inputs, self._resolved = self._lookups.inputs()
         self._inputs.update(inputs)
@@ -141,19 +152,17 @@ class NodeCall(attempt.Attempt):
         self._job.takes_result = isinstance(value, AsyncGenerator)
         return value
 
-    def result(self, value: Any) -> JsonDict:
-        """Return the delta that is stored for a result. Raises a signal that was returned."""
-        value = handlers.unless_signal(value)
+    def _delta(self, value: Any) -> JsonDict:
         if self._declared is not None:
             value = self._declared.stored(value)
-        return self._finalize(_delta(value))
+        return self._finalize(_delta_of(value))
 
     def completed(self, value: Any) -> outcomes.Outcome:
         """Return the outcome of a handler that returned this delta. Raises `InvalidPayload`."""
         text = payload.encode(value, f"result of node {self.row['node_id']!r}")
         outcome = outcomes.Outcome(
             "completed",
-            self.seconds(),
+            time.monotonic() - self.started,
             text,
             value=value,
             resolved_inputs=self._resolved,
@@ -163,11 +172,12 @@ class NodeCall(attempt.Attempt):
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
         """Return the outcome of a handler that raised, or that was requested to end."""
+        seconds = time.monotonic() - self.started
         if isinstance(error, control.Interrupted) and not self._cancel.is_set():
-            return outcomes.Outcome("cancelled", self.seconds(), error=error.reason)
+            return outcomes.Outcome("cancelled", seconds, error=error.reason)
         if self._cancel.is_set():
-            return outcomes.Outcome("cancelled", self.seconds())
-        outcome = failed(self.row, error, self.seconds())
+            return outcomes.Outcome("cancelled", seconds)
+        outcome = failed(self.row, error, seconds)
         if not self._is_known:
             # A handler may raise the same error, and must not run again uncounted.
             outcome = outcome._replace(raised=outcome.raised._replace(wish="elsewhere"))
@@ -391,7 +401,7 @@ def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict
     return cast("JsonDict", final)
 
 
-def _delta(value: Any) -> JsonDict:
+def _delta_of(value: Any) -> JsonDict:
     """A dict is the delta, or holds it as `context_delta`; anything else is none."""
     if not isinstance(value, dict):
         return {}
