@@ -38,8 +38,9 @@ def recover_at_start(pause: Callable[[float], bool]) -> bool:
     while True:
         left -= 1
         try:
-            reclaim(had_s=0.0)
-            cancel_orphans()
+            with db.statement() as conn:
+                reclaim(conn, had_s=0.0)
+                cancel_orphans(conn)
         except db.Error as error:
             if not left:
                 raise
@@ -51,7 +52,7 @@ def recover_at_start(pause: Callable[[float], bool]) -> bool:
 
 
 def reclaim(
-    conn: db.Connection | None = None,
+    conn: db.Connection,
     rows: row_isolation.Isolation | None = None,
     *,
     had_s: float | None = None,
@@ -63,13 +64,12 @@ def reclaim(
     counts no lapse, as its worker could not renew either. None: every lapsed claim counts one.
     """
     kept = rows or row_isolation.Isolation()
-    with db.statement(conn) as own:
-        for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-            if had_s is not None:
-                while taken := recovery.hand_back_lapsed(own, table, had_s=had_s, rows=kept):
-                    _log_lapsed(taken, "lease lapsed while the database was away")
-            while taken := recovery.reclaim_lapsed(own, table, had_s=had_s, rows=kept):
-                _log_lapsed(taken, "lease lapsed")
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
+        if had_s is not None:
+            while taken := recovery.hand_back_lapsed(conn, table, had_s=had_s, rows=kept):
+                _log_lapsed(taken, "lease lapsed while the database was away")
+        while taken := recovery.reclaim_lapsed(conn, table, had_s=had_s, rows=kept):
+            _log_lapsed(taken, "lease lapsed")
 
 
 def reclaim_lost_sessions(
@@ -86,17 +86,14 @@ def reclaim_lost_sessions(
             )
 
 
-def cancel_orphans(
-    conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
-) -> None:
+def cancel_orphans(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> None:
     """Cancel the jobs that were inserted while their run ended, one transaction per batch.
 
     `rows`: as in `reclaim`.
     """
     kept = rows or row_isolation.Isolation()
-    with db.statement(conn) as own:
-        while kept.batch(own, cancellation.ORPHANS):
-            pass
+    while kept.batch(conn, cancellation.ORPHANS):
+        pass
 
 
 class StalledRuns:
@@ -191,22 +188,19 @@ def _log_lapsed(rows: list[Row], what: str) -> None:
 # --- input nodes -------------------------------------------------------------------------------
 
 
-def expire_inputs(
-    conn: db.Connection | None = None, rows: row_isolation.Isolation | None = None
-) -> None:
+def expire_inputs(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> None:
     """Complete or fail every input node that is past its `timeout_s`, one transaction each.
 
     Rows that raise are set aside in `rows`; None: for this call only.
     """
     kept = rows or row_isolation.Isolation()
-    with db.statement(conn) as own:
-        while job_id := statements.input_timeouts.next_overdue(own, set_aside=kept.aside(TIMEOUT)):
-            kept.attempt(
-                TIMEOUT,
-                job_id,
-                lambda job_id=job_id: _end_wait(own, job_id),
-                lambda error, failures, job_id=job_id: _give_up(own, job_id, error, failures),
-            )
+    while job_id := statements.input_timeouts.next_overdue(conn, set_aside=kept.aside(TIMEOUT)):
+        kept.attempt(
+            TIMEOUT,
+            job_id,
+            lambda job_id=job_id: _end_wait(conn, job_id),
+            lambda error, failures, job_id=job_id: _give_up(conn, job_id, error, failures),
+        )
 
 
 def lock_overdue(conn: db.Connection, job_id: str) -> Row | None:

@@ -208,8 +208,9 @@ class Harness:
         with db.transaction() as conn:
             clock.pass_time(conn, seconds)
         self._passed_s += seconds
-        sweeps.reclaim()
-        sweeps.expire_inputs()
+        with db.statement() as conn:
+            sweeps.reclaim(conn)
+            sweeps.expire_inputs(conn)
 
     def advance_to(self, instant: datetime.datetime) -> None:
         """Call `advance` up to a time of `now()`, such as a schedule entry's `next_fire_at`."""

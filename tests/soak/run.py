@@ -196,7 +196,8 @@ def _run(options: Options, pg: server.Server) -> report.Report:
         attacking.stop(background.END_S)
         strange.stop(background.END_S)
         running.stop()
-        sweeps.cancel_orphans()
+        with db.statement() as conn:
+            sweeps.cancel_orphans(conn)
         hits = [*struck.done, *(faults.Fault("stall", "machine", a, b) for a, b in stalls.found)]
         seen = evidence.gather(
             watching.invariants, lines=journal.read(running.journal), books=books, faults=hits,

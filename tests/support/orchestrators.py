@@ -63,7 +63,7 @@ def before_recovery(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> No
     reclaim = sweeps.reclaim
 
     def reclaiming(*sweep: Any, **more: Any) -> None:
-        if not sweep:
+        if len(sweep) == 1:
             call()
         reclaim(*sweep, **more)
 

@@ -73,12 +73,14 @@ def reclaim(conn: db.Connection, *, had_s: float | None = None) -> None:
 
     `had_s`: a claim that was renewed last before so many seconds ago counts no crash.
     """
-    maintenance_sweeps.reclaim(conn, had_s=had_s)
+    with db.statement(conn) as own:
+        maintenance_sweeps.reclaim(own, had_s=had_s)
 
 
 def cancel_orphans(conn: db.Connection) -> None:
     """Cancel the jobs that were inserted while their run ended."""
-    maintenance_sweeps.cancel_orphans(conn)
+    with db.statement(conn) as own:
+        maintenance_sweeps.cancel_orphans(own)
 
 
 def end_stalled(conn: db.Connection, *, quiet_s: float = 0.0) -> None:
@@ -98,7 +100,8 @@ def short_passes(conn: db.Connection) -> Callable[[], None]:
 
 def expire_inputs(conn: db.Connection) -> None:
     """End the waits of input nodes that are past their timeout."""
-    maintenance_sweeps.expire_inputs(conn)
+    with db.statement(conn) as own:
+        maintenance_sweeps.expire_inputs(own)
 
 
 def hold_overdue_input(conn: db.Connection, job_id: str) -> bool:
