@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 from queue_workflows import db, errors
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
-from queue_workflows.db import app_connections, check_violations, statements
+from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import (
     cancellation,
     ingest_jobs,
@@ -24,7 +24,7 @@ from queue_workflows.engine import (
     job_tables,
 )
 from queue_workflows.operations import many_jobs, run_retries
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import (
@@ -124,7 +124,7 @@ async def enqueue_async(task_name: str, *, conn: Any = None, **job: Unpack[JobKe
     cancelled may still queue the job.
     """
     if conn is None:
-        return await app_connections.call_async(enqueue, None, task_name, **job)
+        return await db.call_async(enqueue, None, task_name, **job)
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
     return (await _insert_async(batch, conn))[0]
 
@@ -141,7 +141,7 @@ async def enqueue_many_async(
     """Do as `enqueue_many` does, without blocking the event loop; `conn` as in `enqueue_async`."""
     defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
     if conn is None:
-        return await app_connections.call_async(enqueue_many, None, jobs, args=args, **defaults)
+        return await db.call_async(enqueue_many, None, jobs, args=args, **defaults)
     found = job_validation.from_keywords(defaults, jobs, args)
     batches = job_validation.batches(found, whole=True)
     return [one for batch in batches for one in await _insert_async(batch, conn)]
@@ -149,7 +149,7 @@ async def enqueue_many_async(
 
 def _is_psycopg(conn: Any) -> bool:
     """Return whether a call uses psycopg: a connection of the engine, or of the app."""
-    return conn is None or app_connections.is_psycopg(conn)
+    return conn is None or db.is_psycopg(conn)
 
 
 def _enqueue_args(
@@ -170,7 +170,7 @@ def _insert(batches: builtins.list[job_validation.Batch], conn: Any) -> builtins
 def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
     if conn is None and statements == 1:
         return db.statement()
-    return app_connections.transaction(conn, async_twin="jobs.enqueue_async()")
+    return db.transaction(conn, async_twin="jobs.enqueue_async()")
 
 
 async def _insert_async(batch: job_validation.Batch, conn: Any) -> builtins.list[JobId]:
@@ -198,7 +198,7 @@ def enqueue_once(
     if job.get("idempotency_key") is not None:
         job.setdefault("idempotency_window_s", LONGEST_WINDOW_S)
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         return ingest_jobs.insert_once(own, batch, by or "")
 
 
@@ -217,7 +217,7 @@ def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     `kind`: `node` or `ingest` looks for that kind alone. `conn` (psycopg, SQLAlchemy, Django): read
     in its transaction.
     """
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         row = None if kind == "ingest" else statements.nodes.get(own, job=job_id)
         return (
             row
@@ -228,7 +228,7 @@ def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
 
 async def get_async(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Row | None:
     """Do as `get` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(get, conn, job_id, kind=kind)
+    return await db.call_async(get, conn, job_id, kind=kind)
 
 
 def state(job_id: str, *, conn: Any = None) -> Row | None:
@@ -240,7 +240,7 @@ def state(job_id: str, *, conn: Any = None) -> Row | None:
     """
     if not payload.is_storable(job_id):
         return None
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         return statements.ingest_jobs.state(own, job=job_id)
 
 
@@ -290,7 +290,7 @@ def _check_since(since: Any) -> None:
         )
     if isinstance(since, datetime) and since.tzinfo is None:
         raise errors.InvalidConfig(f"since {since}: it has no time zone")
-    if isinstance(since, timedelta) and abs(since) > durations.MAX_SPAN:
+    if isinstance(since, timedelta) and abs(since) > clock.MAX_SPAN:
         raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
 
 
@@ -317,7 +317,7 @@ def cancel(job_id: str, *, conn: Any = None) -> Row | None:
     its run with it, because the nodes that depend on it can never run. `conn` (psycopg, SQLAlchemy,
     Django): join its transaction.
     """
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         # This statement begins the app's transaction, if need be: the block below would otherwise
         # begin and commit one. The block is for connections in autocommit.
         job = statements.nodes.get(own, job=job_id)
@@ -333,7 +333,7 @@ def cancel(job_id: str, *, conn: Any = None) -> Row | None:
 
 async def cancel_async(job_id: str, *, conn: Any = None) -> Row | None:
     """Do as `cancel` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(cancel, conn, job_id)
+    return await db.call_async(cancel, conn, job_id)
 
 
 @check_violations.translated()
@@ -346,7 +346,7 @@ def retry(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row
     such a step, and `IdempotencyClash` if another job has its idempotency key by now. `conn`
     (psycopg, SQLAlchemy, Django): join its transaction.
     """
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         job = statements.nodes.get(own, job=job_id)  # begins the app's transaction, as in `cancel`
         with own.transaction():
             row = _retry_ingest(own, job_id) if job is None else _retry_node(own, job)
@@ -389,7 +389,7 @@ def _retry_node(conn: db.Connection, job: Row) -> Row:
 
 async def retry_async(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(retry, conn, job_id, from_step=from_step)
+    return await db.call_async(retry, conn, job_id, from_step=from_step)
 
 
 def delete(job_id: str, *, by: str | None = None, conn: db.Connection | None = None) -> bool:

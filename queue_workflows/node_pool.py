@@ -112,7 +112,7 @@ class NodePool:
 
     def _poll_s(self) -> float:
         due = self._check_at if self._drain_at is None else min(self._check_at, self._drain_at)
-        return max(0.0, min(config.DISPATCH_POLL_S.read(), due - self._now()))
+        return max(0.0, min(config.CLAIM_POLL_S.read(), due - self._now()))
 
     def _act(self, wake: db.Wake) -> None:
         try:
@@ -163,7 +163,7 @@ class NodePool:
 
     def _check_once(self) -> bool:
         """Do one round of what there is to do; return whether there may be more."""
-        poll_s = config.DISPATCH_POLL_S.read()
+        poll_s = config.CLAIM_POLL_S.read()
         self._check_at = self._now() + poll_s
         self._drain_at = None
         conn = self._kept.get()

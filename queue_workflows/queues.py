@@ -12,7 +12,7 @@ from queue_workflows.admin import overview
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import controls, ingest_jobs, queues
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
 
@@ -47,7 +47,7 @@ def pause(
     from now by the database's clock; None: at `resume`. `conn`: join the caller's transaction.
     Raises before any write `UnknownQueue`, `InvalidConfig` (both ValueErrors).
     """
-    at, lasts = durations.check_until(until)
+    at, lasts = clock.check_until(until)
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if at is not None and statements.controls.is_over(own, instant=at):
@@ -182,9 +182,9 @@ def _shown(queue: str, settings: Row, count: Row) -> Row:
         "in_per_min": round(came * per_min, 1),
         "out_per_min": round(count.get("went", 0) * per_min, 1),
         "max_running": settings.get("max_running"),
-        "rate": durations.rate_text(settings.get("rate_limit"), settings.get("rate_period_s")),
+        "rate": clock.rate_text(settings.get("rate_limit"), settings.get("rate_period_s")),
         "partition_max_running": settings.get("partition_max_running"),
-        "partition_rate": durations.rate_text(
+        "partition_rate": clock.rate_text(
             settings.get("partition_rate_limit"), settings.get("partition_rate_period_s")
         ),
     }
@@ -195,7 +195,7 @@ def _partition(row: Row) -> Row:
         "partition": row["partition_key"],
         **_state(row),
         "max_running": row["max_running"],
-        "rate": durations.rate_text(row["rate_limit"], row["rate_period_s"]),
+        "rate": clock.rate_text(row["rate_limit"], row["rate_period_s"]),
     }
 
 
@@ -223,7 +223,7 @@ def _limits(most: Any, rate: Any, prefix: str) -> dict[str, Any]:
 def _rate(text: Any, prefix: str) -> tuple[int, float]:
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is not None:
-        count, period_s = int(match[1]), float(match[2] or 1) * durations.UNITS_S[match[3]]
+        count, period_s = int(match[1]), float(match[2] or 1) * clock.UNITS_S[match[3]]
         if 1 <= count <= MOST and 0 < period_s <= LONGEST_S:
             return count, period_s
     raise errors.InvalidConfig(

@@ -450,7 +450,7 @@ class Service:
             api.check(one)
         self._alerts = sender.read_settings()
         self._count = len(old) + len(new)
-        self.ticker = Ticker(boot_kick=not config.DISABLE_BOOT_KICK.read(), listens=listens)
+        self.ticker = Ticker(boot_kick=True, listens=listens)
         self.listens = {schedule_rows.CHANNEL: self.ticker.wake}
         """What to call on a notification of which channel, if the ticker does not listen."""
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, workers
 from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import app_loading, display, durations, entry_point, service
+from queue_workflows.runtime import app_loading, clock, display, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
 
 EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
@@ -135,7 +135,7 @@ class WorkerControlWatcher:
 
 def _until(text: str) -> datetime | timedelta:
     try:
-        return durations.parse_until(text)
+        return clock.parse_until(text)
     except errors.InvalidConfig as refused:
         raise argparse.ArgumentTypeError(str(refused)) from None
 

@@ -16,7 +16,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.engine import controls, queues
 from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import durations, stored_json
+from queue_workflows.runtime import clock, stored_json
 from queue_workflows.types import Row, Rows, WorkerControl
 
 _log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def set_control(
     _check_states(desired_state, stop_policy)
     if until is not None and desired_state == "on":
         raise errors.InvalidConfig("until: it is the end of OFF, and has no meaning for ON")
-    at, lasts = durations.check_until(until)
+    at, lasts = clock.check_until(until)
     _check_names(host, queue)
     values: dict[str, Any] = {
         "host": host,

@@ -106,7 +106,7 @@ def parameters(
         "whole": since_s is None,
         "commit_s": commit_s,
         "sweep_s": sweep_s,
-        "max_crashes": config.MAX_CRASHES.read(),
+        "max_crashes": recovery.MAX_CRASHES,
         "max_lapses": recovery.MAX_LAPSES,
         "limit": limit,
     }

@@ -26,7 +26,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement
-from queue_workflows.db import development_chain, functions, ledger, statements
+from queue_workflows.db import functions, ledger, schema, statements
 from queue_workflows.engine import unserved_jobs
 from queue_workflows.runtime import app_loading, display, entry_point
 
@@ -153,7 +153,7 @@ def _schema(conn: db.Connection) -> Findings:
     elif version < required:
         text = f"at version {version}, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
-    elif development_chain.version(conn) is not None:
+    elif schema.development_version(conn) is not None:
         text = f"at version {version} of a development build, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
     elif version > required:

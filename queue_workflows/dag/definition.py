@@ -42,12 +42,12 @@ def expand(
     "skip_if", "pipeline", "step"}]}`, and `policy`, `map`, `arm`, `choice`, `loop`, `round` in
     nodes that have one, and `version` where the app gives one. Raises
     `InvalidWorkflow` that names step or node and reason; what `load_pipeline` raises passes
-    through. `max_nodes`: None takes `MAX_NODES_PER_RUN`.
+    through. `max_nodes`: None takes `graph.MAX_NODES_PER_RUN`.
     """
     document = document_values.record(workflow, "the workflow")
     name = document_values.text(document, "name", "the workflow") or ""
     where = f"workflow {name!r}"
-    budget = _Budget(config.MAX_NODES_PER_RUN.read() if max_nodes is None else max_nodes, where)
+    budget = _Budget(graph.MAX_NODES_PER_RUN if max_nodes is None else max_nodes, where)
     reading = _Reading(load_pipeline, budget, 0, {})
     nodes = _nodes(_read_steps(document, reading, where), budget, where)
     if document.get("output") is not None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from queue_workflows import config, errors
+from queue_workflows import errors
 from queue_workflows.dag import payload
 
 MAX_DEPTH = 200
@@ -22,12 +22,12 @@ def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
     """Return a copy of a value as JSON represents it (tuples become lists).
 
     Raises `InvalidWorkflow` that starts with `where` for another type, NaN or infinity, a key that
-    is not a string, a text that PostgreSQL cannot store, or more than `MAX_PAYLOAD_DEPTH` levels.
+    is not a string, a text that PostgreSQL cannot store, or more than `payload.MAX_DEPTH` levels.
     `wrapped`: levels that the engine itself has added.
     """
     if not isinstance(raw, (dict, list, tuple, Mapping)):
         return _copy(raw, where, MAX_DEPTH)  # most values: no need to look up the limit
-    return _copy(raw, where, min(config.MAX_PAYLOAD_DEPTH.read(), MAX_DEPTH) + wrapped)
+    return _copy(raw, where, payload.MAX_DEPTH + wrapped)
 
 
 def _copy(raw: Any, where: str, levels: int) -> Any:
@@ -42,7 +42,9 @@ def _copy(raw: Any, where: str, levels: int) -> Any:
             return raw
         raise errors.InvalidWorkflow(f"{where}: a number that JSON cannot carry")
     if levels <= 0:
-        raise errors.InvalidWorkflow(f"{where}: nested too deep (MAX_PAYLOAD_DEPTH)")
+        raise errors.InvalidWorkflow(
+            f"{where}: nested too deep, more than {payload.MAX_DEPTH} levels"
+        )
     if isinstance(raw, Mapping):
         members = cast("Mapping[Any, Any]", raw).items()
         return {_key(key, where): _copy(member, where, levels - 1) for key, member in members}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from queue_workflows import config, db
+from queue_workflows import db
 from queue_workflows.dag import payload, policy
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables
 from queue_workflows.types import JsonDict, Row
+
+RESUME_ON_HOST_S = 30.0
+"""Seconds for which a job whose handler has waited is kept for its host, which has its files and
+its model: about as long as a model loads elsewhere."""
 
 
 def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
@@ -29,6 +33,6 @@ def suspend(lease: job_tables.Lease, *, reason: str) -> db.Script[Row | None]:
     workers of the host that ran it. None: the claim is lost.
     """
     detail = payload.encode({"reason": reason}, "reason")
-    keep_s = config.RESUME_ON_HOST_S.read()
-    given = job_tables.fence(lease, detail=detail, longest_s=policy.MAX_WAIT_S, keep_s=keep_s)
+    longest_s, keep_s = policy.MAX_WAIT_S, RESUME_ON_HOST_S
+    given = job_tables.fence(lease, detail=detail, longest_s=longest_s, keep_s=keep_s)
     return statements.events.suspend[lease.table.name].script(**given)

@@ -10,7 +10,7 @@ import psycopg
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
-from queue_workflows.db import app_connections, check_violations, statements
+from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import identity
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import JobId, Row
@@ -63,9 +63,7 @@ async def insert_batch_async(conn: Any, batch: job_validation.Batch) -> list[Job
     """
     values = {"prefix": batch.prefix, "jobs": batch.jobs}
     text = statements.ingest_jobs.insert_batch.text
-    return batch.ids(
-        await app_connections.fetch_async(conn, text, values, blocking_twin="jobs.enqueue")
-    )
+    return batch.ids(await db.fetch_async(conn, text, values, blocking_twin="jobs.enqueue"))
 
 
 def insert_once(conn: db.Connection, batch: job_validation.Batch, actor: str) -> tuple[JobId, str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.dag import payload, policy
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import masking
 from queue_workflows.tasks import control
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     text = (f"{name}: {message}" if message else name)[: payload.ERROR_LIMIT]
     if isinstance(error, SystemExit):
         text = payload.error_text(f"the handler called sys.exit({error.code!r})")
-    trace = entry_point.mask(_traceback(error))[-payload.ERROR_LIMIT :]
+    trace = masking.mask(_traceback(error))[-payload.ERROR_LIMIT :]
     taken = {"duration_s": round(seconds, 3)}
     _log.warning("%s failed after %.1f s: %s", what, seconds, text, extra=taken)
     detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from queue_workflows import config, db
+from queue_workflows import db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.engine import job_tables, manual_changes, row_isolation
 
+MAX_FAILURES: Final = 10
+"""Failures of the engine on one row, such as dispatches of an event, before the row is poison: with
+the growing back-off, some minutes."""
+
 
 def node_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
-    """Fail a node job after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
+    """Fail a node job after MAX_FAILURES failures; return whether it did."""
     return _job(conn, job_tables.NODE_JOBS, job_id, error, failures)
 
 
 def ingest_job(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
-    """Fail an ingest job after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
+    """Fail an ingest job after MAX_FAILURES failures; return whether it did."""
     return _job(conn, job_tables.INGEST_JOBS, job_id, error, failures)
 
 
@@ -29,8 +33,8 @@ ENDING: Final[Mapping[str, row_isolation.Ending]] = {
 
 
 def run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -> bool:
-    """Fail a run after DISPATCH_MAX_ATTEMPTS failures; return whether it did."""
-    if failures < config.DISPATCH_MAX_ATTEMPTS.read():
+    """Fail a run after MAX_FAILURES failures; return whether it did."""
+    if failures < MAX_FAILURES:
         return False
     statements.runs.fail(conn, run_id=run_id, error=_poison(error, failures))
     return True
@@ -43,7 +47,7 @@ def _job(
     error: BaseException,
     failures: int,
 ) -> bool:
-    if failures < config.DISPATCH_MAX_ATTEMPTS.read():
+    if failures < MAX_FAILURES:
         return False
     manual_changes.fail(conn, table, job_id, error=_poison(error, failures))
     return True

@@ -7,7 +7,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 from queue_workflows.types import Row
 
 RATE_WINDOW_S = 300
@@ -55,7 +55,7 @@ def held_back(conn: db.Connection) -> dict[str, str]:
             if row["max_running"] is not None and now["running"] >= row["max_running"]:
                 found[row["queue"]] = f"{row['max_running']} at once"
             elif now["due_s"] is not None and (
-                rate := durations.rate_text(row["rate_limit"], row["rate_period_s"])
+                rate := clock.rate_text(row["rate_limit"], row["rate_period_s"])
             ):
                 found[row["queue"]] = rate
         elif row["limited"]:

@@ -22,6 +22,8 @@ from queue_workflows.types import JsonDict, Row
 _log = logging.getLogger(__name__)
 LIFE_LOCK: Final = "queue_workflows.worker."
 """With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+MAX_CRASHES = 3
+"""Workers that a job may take down before it fails as poison."""
 MAX_LAPSES: Final = 10
 """How often in a row a lease may lapse without evidence of its cause until its job is poison."""
 _DATABASE_AWAY: Final = "its lease lapsed while the database was away"
@@ -77,7 +79,7 @@ def reclaim_gone(
 
 def is_last(crash_count: int, lapse_count: int) -> bool:
     """Return whether one more crash or lapse makes a job poison, so that it has to run alone."""
-    last = config.MAX_CRASHES.read() - 1
+    last = MAX_CRASHES - 1
     return 0 < last <= crash_count or lapse_count >= MAX_LAPSES - 1
 
 
@@ -88,7 +90,7 @@ def spare_last(
 
     Call it only if the process held other jobs too: such a job had not begun then.
     """
-    most = {"crashes": config.MAX_CRASHES.read(), "lapses": MAX_LAPSES}
+    most = {"crashes": MAX_CRASHES, "lapses": MAX_LAPSES}
     rows = statements.claims.held_last[table.name](conn, prefix=prefix, **most)
     leases = [job_tables.lease_of(table, row) for row in rows]
     return db.run(conn, handback.hand_back_all(leases, reason=f"its worker {evidence}"))
@@ -173,7 +175,7 @@ def _crash_parameters(error: str | None) -> dict[str, Any]:
     return {
         "worker": None,
         "error": error,
-        "cap": config.MAX_CRASHES.read(),
+        "cap": MAX_CRASHES,
         "band": handback.FRONT_PRIORITY,
         "backoff_s": config.CRASH_BACKOFF_S.read(),
     }

@@ -47,7 +47,7 @@ class Availability:
 
     BREAK_S = 15.0
     BREAK_MIN_S = 1.0
-    """A break lasts half of SILENT_WORKER_AFTER_S, within these bounds."""
+    """A break lasts half of STALE_WORKER_AFTER_S, within these bounds."""
     LATE_S = 1.0
     """Seconds that a busy machine may add between two statements."""
 
@@ -79,7 +79,7 @@ class Availability:
         A statement is late that has failed, or waited for its reply.
         """
         quiet_s, check_s = self._now() - self._seen, config.LEASE_RECLAIM_INTERVAL_S.read()
-        half_s = config.SILENT_WORKER_AFTER_S.read() / 2
+        half_s = config.STALE_WORKER_AFTER_S.read() / 2
         break_s = max(self.BREAK_MIN_S, min(self.BREAK_S, half_s))
         return quiet_s > self.LATE_S + 2 * check_s, quiet_s > max(break_s, 3 * check_s)
 
@@ -133,7 +133,7 @@ class PeriodicTasks:
         dead_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
 
         def lost_s() -> float:
-            return config.SILENT_WORKER_AFTER_S.read() / 3
+            return config.STALE_WORKER_AFTER_S.read() / 3
 
         def stalled_s() -> float:
             return STALLED_NEXT_S if self._stalled.after else STALLED_S
@@ -146,7 +146,7 @@ class PeriodicTasks:
             *([service.Task("stalled", stalled_s, self.end_stalled)] if self._plans else []),
             service.Task("dead-workers", dead_s, self.flag_dead_workers),
             service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
-            service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),
+            service.Task("metrics", event_totals.COUNT_EVERY_S, self.count_events),
             service.Task("events", EVENTS_S, self.wake_waiting),
             service.Task("input-timeouts", math.inf, self.expire_inputs),
             service.Task("lock-keys", self._lock_keys_every_s, self.repair_lock_queues),
@@ -184,9 +184,9 @@ class PeriodicTasks:
     def reclaim_lost_sessions(self) -> None:
         """Take back jobs whose worker's session has ended and that are renewed no more.
 
-        Does nothing within SILENT_WORKER_AFTER_S of a break: an outage ends every session.
+        Does nothing within STALE_WORKER_AFTER_S of a break: an outage ends every session.
         """
-        silent_s = config.SILENT_WORKER_AFTER_S.read()
+        silent_s = config.STALE_WORKER_AFTER_S.read()
         if not self._database.lasts(silent_s):
             return
         with self._dedicated.using() as conn:

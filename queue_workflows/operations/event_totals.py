@@ -9,6 +9,8 @@ from queue_workflows.db import statements
 
 STEP: Final = 20_000
 """Transactions whose events one call counts at most: 0.2 s of work where each has two."""
+COUNT_EVERY_S: Final = 5.0
+"""Seconds between two counts: a scrape, which comes every 15 s, then finds little to count."""
 TIMEOUT: Final = "60s"
 """One transaction may have ended very many jobs. Nobody waits for the rows that it locks."""
 NO_RIGHTS: Final = (

@@ -70,8 +70,6 @@ def claim_gpu_job(
         model=current_model,
         models=None if known_models is None else sorted(known_models),
         policy=config.gpu_claim_policy(),
-        grace_s=config.GPU_URGENT_GRACE_S.read(),
-        bound_s=config.GPU_MAX_WAIT_S.read(),
     )
     return _claim(job_tables.NODE_JOBS, who)
 

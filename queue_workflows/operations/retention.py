@@ -91,13 +91,6 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[_Kind]:
     days = config.NODE_EVENT_RETENTION_DAYS.read()
     if days > 0:
         yield from _by_age(days)
-    days = config.EVENT_RETENTION_DAYS.read()
-    if days > 0:
-        batch, prune_events = ROWS, statements.events.prune
-        yield (
-            "events",
-            _again("events", lambda conn: prune_events(conn, days=days, batch=batch), batch),
-        )
     yield "workers", _again("workers", statements.workers.prune, 0)
     yield "hw_samples", _again("hw_samples", statements.samples.prune, 0)
     yield "gpu_models", _again("gpu_models", statements.models.prune, 0)
@@ -117,6 +110,7 @@ def _by_age(days: int) -> Iterator[_Kind]:
         ),
         "ingest_job_events": (lambda conn: delete_ingest_events(conn, days), rows),
         "logs": (lambda conn: statements.logs.prune(conn, days=days, batch=rows), rows),
+        "events": (lambda conn: statements.events.prune(conn, days=days, batch=rows), rows),
         "fires": (lambda conn: statements.schedules.prune(conn, days=days, batch=rows), rows),
         "heartbeats": (lambda conn: statements.retention.delete_heartbeats(conn, days=days), 0),
     }

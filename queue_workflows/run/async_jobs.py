@@ -30,7 +30,7 @@ from queue_workflows.run import (
     task_call,
     wire,
 )
-from queue_workflows.runtime import json_loading, service
+from queue_workflows.runtime import service, stored_json
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -101,7 +101,7 @@ class AsyncJobs(job_loop.Jobs):
     def _receive(self, frame: wire.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
-            self._begin(key, json_loading.load_row(body), in_run=kind == wire.RUN_NODE)
+            self._begin(key, stored_json.load_row(body), in_run=kind == wire.RUN_NODE)
         elif kind == wire.ANSWER:
             answer = wire.decoded(body)
             asked = self._asked.pop(answer["no"], None)

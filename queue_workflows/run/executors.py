@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from queue_workflows.engine import outcomes
 from queue_workflows.run import job_output, launcher, wire
 from queue_workflows.run.executor import UNKNOWN, Death, Executor
-from queue_workflows.runtime import clock, io_loop, log_context, printed_lines
+from queue_workflows.runtime import clock, io_loop, log_context, logs
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
@@ -391,8 +391,8 @@ class Executors:
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
-        if printed_lines.is_wanted():
-            place.lines = [printed_lines.Pipes(place.pid) for _ in place.tails]
+        if logs.are_json():
+            place.lines = [logs.Pipes(place.pid) for _ in place.tails]
         for signum in place.signals:
             self._launcher.kill(place.pid, signum)
         return place.pid

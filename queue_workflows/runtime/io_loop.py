@@ -36,11 +36,11 @@ class IoLoop:
         """The flows whose bells have rung."""
 
     def read(self, fd: int, call: Call | None) -> None:
-        """Call this whenever the descriptor can be read; None: never again."""
+        """Call this whenever the descriptor can be read; None ends that."""
         self._watch(fd, READ, call)
 
     def write(self, fd: int, call: Call | None) -> None:
-        """Call this whenever the descriptor can be written; None: never again."""
+        """Call this whenever the descriptor can be written; None ends that."""
         self._watch(fd, WRITE, call)
 
     def _watch(self, fd: int, event: int, call: Call | None) -> None:

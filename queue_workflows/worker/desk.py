@@ -28,7 +28,7 @@ from queue_workflows.engine import (
     recovery,
 )
 from queue_workflows.run import node_call, wire
-from queue_workflows.runtime import clock, json_loading, log_context
+from queue_workflows.runtime import clock, log_context, stored_json
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
     claimed_job,
@@ -353,7 +353,7 @@ class Desk:
             elif job.is_last and self._lone is not None:
                 self.hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = node_call.refused(json_loading.load_row(job.body))
+                refused = node_call.refused(stored_json.load_row(job.body))
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)

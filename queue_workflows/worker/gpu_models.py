@@ -401,13 +401,10 @@ class GpuMemory:
 
 
 def vram_total_mb(tool: external_tool.Tool) -> int | None:
-    """Return GPU_VRAM_GB in MB of 10**6, else the MiB that nvidia-smi reports for the largest GPU.
+    """Return the MiB that nvidia-smi reports for the largest GPU.
 
     Only visible GPUs count. None means unknown: then every model fits. Blocks for up to TIMEOUT_S.
     """
-    named_gb = config.GPU_VRAM_GB.read()
-    if named_gb > 0:
-        return round(named_gb * 1000)
     return largest_mb(
         shapes.listed_gpus(tool),
         os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -20,6 +20,8 @@ EXIT_LOST = 77
 EXIT_GPU_HEALTH = 78
 EXIT_CONTROL = 79
 
+STALL_TIMEOUT_S = 120.0
+"""Seconds without a sign of life after which a stall is suspected, as the contract names them."""
 SAMPLE_S = 30.0
 """Longest time in seconds between two GPU samples; a tenth of the window if that is shorter."""
 MIN_IDLE_SAMPLES = 3
@@ -204,7 +206,7 @@ class Stall(Guard):
     """
 
     def __init__(self, started: float) -> None:
-        self._timeout_s = config.STALL_TIMEOUT_S.read()
+        self._timeout_s = STALL_TIMEOUT_S
         self._samples = config.STALL_CONFIRM_SAMPLES.read()
         self._poll_s = config.STALL_CONFIRM_POLL_S.read()
         self._idle_pct = config.GPU_IDLE_PCT.read()

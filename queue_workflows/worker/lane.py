@@ -250,8 +250,8 @@ class Lane:
             "models": self.models,
             "lane": None,
             "policy": config.gpu_claim_policy(),
-            "grace_s": config.GPU_URGENT_GRACE_S.read(),
-            "bound_s": config.GPU_MAX_WAIT_S.read(),
+            "grace_s": self.who.grace_s,
+            "bound_s": self.who.bound_s,
         }
 
     def take(

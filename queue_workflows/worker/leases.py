@@ -305,7 +305,7 @@ class Leases:
             self._run_policy(own, policy)
 
     def _beat(self, now: float) -> link.Request | None:
-        self._beat_at = now + config.HEARTBEAT_INTERVAL_S.read()
+        self._beat_at = now + config.DL_HEARTBEAT_SEC.read()
         if config.DISABLE_WORKER_HEARTBEAT.read():
             self._desk.begin()
             return None

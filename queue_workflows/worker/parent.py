@@ -19,24 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from queue_workflows import config, db
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import (
-    claim_isolation,
-    claims,
-    handback,
-    job_tables,
-    recovery,
-    workers,
-)
+from queue_workflows.engine import claim_isolation, claims, handback, job_tables, recovery, workers
 from queue_workflows.run import memory_cgroups
-from queue_workflows.runtime import (
-    app_loading,
-    child,
-    identity,
-    log_context,
-    service,
-    signals,
-    supervisor,
-)
+from queue_workflows.runtime import app_loading, identity, log_context, service, signals, supervisor
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards, shapes
 
@@ -265,7 +250,7 @@ class Parent:
         *,
         shutdown_timeout_s: float | None = None,
         fail_fast: bool = False,
-        spawn: supervisor.SpawnFn = child.Child,
+        spawn: supervisor.SpawnFn = supervisor.Child,
     ) -> None:
         self._recovery = CrashRecovery()
         self._children = supervisor.Supervisor(

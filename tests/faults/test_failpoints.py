@@ -31,7 +31,6 @@ HOST = "box"
 QUICK = {
     "QUEUE_WORKFLOWS_HOST_LABEL": HOST,
     "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.02",
-    "QUEUE_WORKFLOWS_DISPATCH_POLL_S": "0.1",
 }
 WORKER = ("queue-claim-worker", "--queue", "cpu")
 NOTES = ("queue-claim-worker", "--queue", failpoints.QUEUE)

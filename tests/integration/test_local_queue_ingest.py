@@ -568,7 +568,7 @@ def opened(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[local_queue.IngestPlan, Idle]]:
     """A plan whose manager takes nothing by itself; it reports often."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     plan, owner = local_queue.IngestPlan(QUEUE, host="box"), Idle()
     plan.open(cast("Any", owner))
     yield plan, owner
@@ -617,7 +617,7 @@ def test_it_waits_for_memory_that_a_job_of_another_worker_fills(
     for name in ("MEMORY_THROTTLE_THRESHOLD", "MEMORY_RESUME_THRESHOLD"):
         monkeypatch.setenv(name, "0.001")
     monkeypatch.setenv("MEMORY_CHECK_INTERVAL", "0.05")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     memory_reports.other_worker(conn)
     handlers.go.set()
     manager = local_queue.JobQueueManager(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from queue_workflows.db import statements
+from queue_workflows.db import pool, statements
 from tests.soak.mutant import Conn, Mutant, edit, replace
 
 HOLE = "{x}"
@@ -16,12 +16,11 @@ def _take_any_payload(conn: Conn) -> None:
 
 
 def _load_anything() -> None:
-    from queue_workflows.db import loading
 
     def load(data: str | bytes) -> object:
         return json.loads(data)
 
-    replace(loading, "load_json", load)
+    replace(pool, "load_json", load)
 
 
 def _open_functions(conn: Conn) -> None:

@@ -360,9 +360,11 @@ def note_death(conn: db.Connection, job: Row, error: str = "killed by SIGKILL") 
     db.run(conn, job_events.note(_table_of(job), job, "death", detail="{}", error=error))
 
 
-def session(worker_id: str) -> db.Listener:
-    """Listen as a worker does; while the listener is connected, the worker counts as alive."""
-    return db.listen("a_test", locks=[recovery.LIFE_LOCK + worker_id])
+def session(worker_id: str) -> db.Connection:
+    """Return a session that holds the lock of a worker's life; until it ends, the worker lives."""
+    conn = db.connect()
+    statements.sessions.hold(conn, lock=recovery.LIFE_LOCK + worker_id)
+    return conn
 
 
 def start_run(conn: db.Connection, run_id: str, *node_ids: str) -> None:

@@ -470,7 +470,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = {"nodes": [{"id": "t", "inputs": [{"name": "x", "from": "pipeline.k"}]}]}
     message = refusal(step("s", "p", inputs={"k": "x" * 2000}), pipelines={"p": taking})
     assert "'s/t'" in message and "MAX_PAYLOAD_KB" in message
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_NODES_PER_RUN", "1")
+    monkeypatch.setattr(graph, "MAX_NODES_PER_RUN", 1)
     assert "more than 1 nodes" in refusal(step("a"), step("b"))
 
 
