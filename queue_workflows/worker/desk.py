@@ -287,7 +287,7 @@ class Desk:
                 count = 0 if done else min(count, 1)
         if not done and count < 1:
             return None
-        promote = count > 0 and (own.promote or own.times.is_due)
+        promote = count > 0 and own.promote
         by_row = own.by_row and count > 0
         if count:
             # Before the claim, so that a notification during it counts.
@@ -448,18 +448,10 @@ class Desk:
             elif job.refusals == REFUSALS:
                 why = f"its end cannot be recorded: {str(error).strip()}"
                 _log.error("job %s: %s", job.id, why, extra=job.ids)
-                is_data = claim_isolation.is_about_data(error)
-                self.write(
-                    job,
-                    functools.partial(_give_up, job, payload.error_text(why), data=is_data),
-                )
+                self.write(job, functools.partial(_give_up, job, why, error))
             elif job.refusals == REFUSALS + 1:
-                self.write(
-                    job,
-                    functools.partial(
-                        handback.hand_back, job.lease, reason=str(error), after_s=REFUSED_WAIT_S
-                    ),
-                )
+                given = {"reason": str(error), "after_s": REFUSED_WAIT_S}
+                self.write(job, functools.partial(handback.hand_back, job.lease, **given))
             else:
                 _log.warning("the end of job %s is left to its lease: %s", job.id, error)
                 self._forget(job)
@@ -906,11 +898,12 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
     return (yield from finish.end(job.lease, failed))
 
 
-def _give_up(job: claimed_job.ClaimedJob, why: str, *, data: bool) -> db.Script[bool]:
+def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Script[bool]:
     """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs."""
-    ended = data and (yield from claim_isolation.set_aside(job.lease, error=why))
-    if not ended:
-        yield from recovery.charge(job.lease, evidence=why)
+    text = payload.error_text(why)
+    is_data = claim_isolation.is_about_data(error)
+    if not (is_data and (yield from claim_isolation.set_aside(job.lease, error=text))):
+        yield from recovery.charge(job.lease, evidence=text)
     return True
 
 

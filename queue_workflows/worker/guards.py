@@ -286,8 +286,11 @@ def _interval(window_s: float) -> float:
 
 def budget_for(job: Row) -> float:
     """Return the wall-clock budget in seconds: its `timeout_s`, else its task's, else by kind."""
-    if (own_s := _own_s(job)) is not None:
-        return own_s
+    # A node's row comes as JSON, in which NaN and infinity are strings; from plain SQL they and -1
+    # count as none.
+    own_s = float(job.get("timeout_s") or 0.0)
+    if own_s > 0:
+        return min(own_s, policy.MAX_WAIT_S)
     cfg, queue, kind = config.get_config(), job["queue"], _kind(job)
     if kind == "ingest":
         task = cfg.ingest_task_policies.get(job.get("task_name", ""), {})
@@ -295,13 +298,6 @@ def budget_for(job: Row) -> float:
             return float(task["timeout_s"])
         return INGEST_S.get(queue, float(cfg.ingest_default_budget_s))
     return {"input": INPUT_S, "video": VIDEO_S, "gpu": GPU_S}.get(kind, CPU_S)
-
-
-def _own_s(job: Row) -> float | None:
-    """Return the `timeout_s` of the row, or None; NaN or -1 from plain SQL count as none."""
-    # A node's row comes as JSON, in which NaN and infinity are strings.
-    timeout_s = float(job.get("timeout_s") or 0.0)
-    return min(timeout_s, policy.MAX_WAIT_S) if timeout_s > 0 else None
 
 
 def guards_for(job: Row, started: float) -> list[Guard]:
@@ -314,7 +310,7 @@ def guards_for(job: Row, started: float) -> list[Guard]:
     if kind not in ("gpu", "video"):
         return [Budget(started, budget_s)]
     found: list[Guard] = [GpuHealth(started, budget_s)]
-    if _own_s(job) is not None:
+    if float(job.get("timeout_s") or 0.0) > 0:
         found.append(Budget(started, budget_s))
     if kind != "video":
         found.append(Stall(started))

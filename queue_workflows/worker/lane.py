@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
@@ -213,7 +213,7 @@ class Lane:
             for job, outcome in done:
                 if outcome.error:
                     yield from job_events.note_logged_error(job.lease, outcome.error)
-            given |= {"claim": count, "done": _array(map(_ingest_json, done)) if done else None}
+            given |= {"claim": count, "done": _ingest_array(done) if done else None}
             return (yield db.Statement(statements.claims.ingest_rows.text, given, is_raw=True))
         given |= {"newest": self.who.newest, "versions": self.who.versions}
         plans: list[claims.Ahead | None] = []
@@ -282,16 +282,18 @@ def _queues_many(ahead: claims.Ahead | None) -> bool:
     return node_plans.rows_planned(ahead) > 1
 
 
-def _array(texts: Any) -> bytes:
+def _array(texts: Iterable[str]) -> bytes:
     return f"[{','.join(texts)}]".encode("utf-8", "surrogatepass")
 
 
-def _ingest_json(done: node_plans.Done) -> str:
-    # The result is checked JSON text already; encoding it again would cost a second walk.
-    job, outcome = done
-    return (
-        f'{{"id":{_quoted(job.id)},"claim_no":{job.lease.claim_no},'
-        f'"seconds":{outcome.seconds!r},"result":{outcome.result}}}'
+def _ingest_array(done: Sequence[node_plans.Done]) -> bytes:
+    # The results are checked JSON texts already; encoding them again would cost a second walk.
+    return _array(
+        [
+            f'{{"id":{_quoted(job.id)},"claim_no":{job.lease.claim_no},'
+            f'"seconds":{outcome.seconds!r},"result":{outcome.result}}}'
+            for job, outcome in done
+        ]
     )
 
 

@@ -147,7 +147,7 @@ class Worker:
         self._thread = 0
         """The thread of the loop."""
         self._lost: launcher.LauncherLost | None = None
-        self._over_at = self._leave_by = float("inf")
+        self._leave_by = math.inf
 
     def _lane(
         self,
@@ -257,7 +257,7 @@ class Worker:
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 loop.wake_at(0.0)
-                loop.run(self._tick, self._is_over)
+                loop.run(self._tick)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
@@ -302,9 +302,6 @@ class Worker:
             raise failed[0]
         return self._desk.lanes[0].left == 0
 
-    def _is_over(self) -> bool:
-        return clock.boot_s() >= self._over_at
-
     def _rang(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096)
@@ -334,8 +331,8 @@ class Worker:
             self._end_by_itself(now)
         if self._desk.stopping:
             self._leave(now)
-        due += [self._over_at, self._desk.exit_by]
-        return min([*due, self._leave_by] if now < self._leave_by else due)
+        due += [self._desk.exit_by, self._leave_by if now < self._leave_by else math.inf]
+        return min(due)
 
     def _store_samples(self, metrics: hw_metrics.Sampler) -> None:
         for each in metrics.take():
@@ -375,12 +372,12 @@ class Worker:
         """End step by step: store what is left, end the executors, then the loop."""
         own = self._desk
         if now >= own.exit_by or (self._lost is not None and not own.busy):
-            self._over_at = now
+            self._loop.stop()
         elif not own.busy:
             self._leave_by = min(self._leave_by, now + LEAVE_S)
             are_gone = not any(True for each in own.lanes for _ in each.runner)
             if are_gone and (self._leases.left or now >= self._leave_by):
-                self._over_at = now
+                self._loop.stop()
                 return
             if self._runs_no_more_since is not None:
                 own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)

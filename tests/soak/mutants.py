@@ -169,7 +169,7 @@ def _charge_no_worker() -> None:
 
 def _never_alone() -> None:
     """Let a job run beside others even if its next crash is its last."""
-    replace(claimed_job.ClaimedJob, "is_last", property(lambda _: False))
+    replace(claimed_job.recovery, "is_last", lambda *_: False)
 
 
 def _trust_replies() -> None:
