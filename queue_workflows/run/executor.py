@@ -67,8 +67,6 @@ class Executor:
         """How many completed jobs it keeps the value of, for the app's hook."""
         self.changing = False
         """Whether it loads or unloads a model on request."""
-        self.isolated = False
-        """Whether its job is to be its only one."""
         self.full = False
         """Whether it gets no further job."""
         self.let_go_at = math.inf

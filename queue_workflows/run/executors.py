@@ -218,11 +218,10 @@ class Executors:
         if place is None:
             self._owner.died(job, Death("", {}, False, "want of descriptors"))
             return
-        place.isolated = place.full = place.full or isolated
         waits = not place.ready or bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
-        if self._max_jobs is not None and place.count >= self._max_jobs:
+        if isolated or (self._max_jobs is not None and place.count >= self._max_jobs):
             place.full = True
         job.key, job.place = place.count, place
         place.jobs[job.key] = job

@@ -24,7 +24,6 @@ import select
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
@@ -136,8 +135,7 @@ class Forward:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._backlog: deque[bytes] = deque()
-        self._waiting = 0
+        self._backlog = bytearray()
         self.dropped = 0
         """Bytes that were dropped, since nobody read."""
         self._poll = select.poll()
@@ -150,29 +148,20 @@ class Forward:
 
     def add(self, data: bytes) -> None:
         """Print this, after what waits; drop it if too much waits."""
-        if self._waiting and self._waiting + len(data) > BACKLOG_BYTES:
+        if self._backlog and len(self._backlog) + len(data) > BACKLOG_BYTES:
             self.dropped += len(data)
             return
-        self._backlog.append(data)
-        self._waiting += len(data)
+        self._backlog += data
         self.flush()
 
     def flush(self) -> None:
         """Print what waits, as far as it is taken at once; drop all of it if printing fails."""
         while self._backlog and self._poll.poll(0):
-            data = self._backlog[0]
             try:
                 # A pipe that can be written has room for as many bytes.
-                sent = os.write(self.fd, data[: select.PIPE_BUF])
+                del self._backlog[: os.write(self.fd, self._backlog[: select.PIPE_BUF])]
             except OSError:
                 self._backlog.clear()
-                self._waiting = 0
-                return
-            self._waiting -= sent
-            if sent == len(data):
-                self._backlog.popleft()
-            else:
-                self._backlog[0] = data[sent:]
 
 
 class Printer:
