@@ -6,10 +6,10 @@ import logging
 import threading
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import drain, input_nodes, run_cache
-from queue_workflows.engine import poison, row_isolation
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 
@@ -60,8 +60,8 @@ class InputListener:
 
         The answer, the node's completion and its outbox row are one transaction. An answer that
         raises is postponed with back-off, so that it does not delay others; it fails after
-        `poison.MAX_FAILURES`. Then the run's outbox is drained as far as no app code is needed; the
-        orchestrator does the rest.
+        `recovery.MAX_FAILURES`. Then the run's outbox is drained as far as no app code is needed;
+        the orchestrator does the rest.
         """
         after_s = RECLAIM_S
         with run_cache.reading(self._begin) as conn:
@@ -105,7 +105,7 @@ class InputListener:
                 )
                 or 0
             )
-            if failed >= poison.MAX_FAILURES:
+            if failed >= recovery.MAX_FAILURES:
                 message = f"poison: it could not be taken in {failed} tries: {text}"
                 statements.input_answers.refuse(
                     conn, id=submission_id, error=payload.error_text(message)

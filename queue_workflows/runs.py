@@ -17,7 +17,7 @@ from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import answers, payload
 from queue_workflows.db import check_violations, statements
-from queue_workflows.operations import run_retries, run_upgrades
+from queue_workflows.dispatch import run_retries, run_upgrades
 from queue_workflows.runtime import trace_context
 from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
 

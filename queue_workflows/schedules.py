@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations, statements
-from queue_workflows.operations import schedule_rows
+from queue_workflows.dispatch import schedule_rows
 from queue_workflows.schedule import definition, entry, expression
 from queue_workflows.tasks import args as task_args
 from queue_workflows.tasks import job_validation

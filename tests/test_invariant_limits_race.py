@@ -130,7 +130,7 @@ def windows(conn: Any) -> dict[str | None, list[float]]:
 def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
     db: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants.put(monkeypatch, "engine.recovery.MAX_CRASHES", 50)
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 50)
     monkeypatch.setenv("QUEUE_WORKFLOWS_CRASH_BACKOFF_S", "0.01")
     with db.connect() as conn:
         most, period_s = QUEUE_RATE

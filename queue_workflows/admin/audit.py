@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import psycopg
 
 from queue_workflows import config, db
+from queue_workflows.claim import recovery
 from queue_workflows.db import statements
-from queue_workflows.engine import recovery
 from queue_workflows.types import Row
 
 STATEMENT_TIMEOUT_S = 60.0

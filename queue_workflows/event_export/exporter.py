@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables
 from queue_workflows.db import Connection, statements
-from queue_workflows.engine import job_tables
 from queue_workflows.event_export import sinks, span_records
 from queue_workflows.runtime import identity, logs, service
 from queue_workflows.types import Row

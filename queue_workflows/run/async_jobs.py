@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from queue_workflows import config, errors
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import policy
-from queue_workflows.engine import outcomes
 from queue_workflows.run import (
     job_loop,
     job_output,

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.run import job_output, launcher, wire
 from queue_workflows.run.executor import UNKNOWN, Death, Executor
 from queue_workflows.runtime import clock, io_loop, log_context, logs

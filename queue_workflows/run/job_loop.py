@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, errors
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import job_output, node_call, restored_state, running, task_call, wire
 from queue_workflows.runtime import forking, service, stored_json

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from queue_workflows import config, errors
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload
-from queue_workflows.engine import outcomes
 from queue_workflows.run import attempt
 from queue_workflows.tasks import args, control, handlers
 from queue_workflows.tasks import job as jobs

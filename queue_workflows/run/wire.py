@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, TypeAlias, cast
 
 from queue_workflows import errors
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload, policy
-from queue_workflows.engine import outcomes
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row, Unreadable
 

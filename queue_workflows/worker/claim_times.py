@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from queue_workflows.engine import claims
+from queue_workflows.claim import claims
 from queue_workflows.types import NowFn
 
 PAUSE_FIRST_S = 0.01

@@ -8,17 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.claim import job_steps, job_tables, outcomes, record, recovery
 from queue_workflows.dag import confinement, payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import (
-    claims,
-    job_events,
-    job_steps,
-    job_tables,
-    outcomes,
-    recovery,
-)
 from queue_workflows.run import running, wire
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards
@@ -260,7 +253,7 @@ def note(
     once: bool = False,
 ) -> db.Script[None]:
     """Append an event to the history of a job. `once`: unless its claim has one of this type."""
-    if once and (yield from claims.has_recorded(job.lease, [event_type])):
+    if once and (yield from record.has_recorded(job.lease, [event_type])):
         return
     row = job.row | {"attempts": 0}
-    yield from job_events.note(job.lease.table, row, event_type, detail=detail, elapsed_s=elapsed_s)
+    yield from record.note(job.lease.table, row, event_type, detail=detail, elapsed_s=elapsed_s)

@@ -17,16 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from queue_workflows import config, db
+from queue_workflows.claim import claims, outcomes, record, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import link
-from queue_workflows.engine import (
-    claim_isolation,
-    claims,
-    finish,
-    handback,
-    outcomes,
-    recovery,
-)
 from queue_workflows.run import node_call, wire
 from queue_workflows.runtime import clock, log_context, stored_json
 from queue_workflows.types import JsonDict, NowFn
@@ -379,7 +372,7 @@ class Desk:
             self._record_apart(own, done)  # one of them is at fault
         elif state == LOCKED:
             own.may_claim = False  # until the next poll
-        elif not by_row and not done and claim_isolation.is_about_rows(error):
+        elif not by_row and not done and row_isolation.is_about_rows(error):
             own.by_row = True
         else:
             self._retry_later(error)
@@ -415,7 +408,7 @@ class Desk:
         def resolved(_: object) -> None:
             own.unsure = False
 
-        strays = handback.release_strays(own.table, own.who.worker_id, known)
+        strays = record.release_strays(own.table, own.who.worker_id, known)
         return link.Request(strays, resolved, self._retry_later, lambda: None)
 
     # --- Ends of jobs that are not completed.
@@ -451,7 +444,7 @@ class Desk:
                 self.write(job, functools.partial(_give_up, job, why, error))
             elif job.refusals == REFUSALS + 1:
                 given = {"reason": str(error), "after_s": REFUSED_WAIT_S}
-                self.write(job, functools.partial(handback.hand_back, job.lease, **given))
+                self.write(job, functools.partial(record.hand_back, job.lease, **given))
             else:
                 _log.warning("the end of job %s is left to its lease: %s", job.id, error)
                 self._forget(job)
@@ -459,7 +452,7 @@ class Desk:
         self._write(Write(make, done, refused, ends=job))
 
     def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
-        self.write(job, functools.partial(finish.end, job.lease, outcome))
+        self.write(job, functools.partial(record.end, job.lease, outcome))
 
     def _not_written(self, job: claimed_job.ClaimedJob) -> None:
         """Note that the end of a job was not written, as its claim is lost."""
@@ -694,7 +687,7 @@ class Desk:
     ) -> None:
         """Hand a job back, uncounted, once its handler has ended."""
         make = functools.partial(
-            handback.hand_back, job.lease, reason=reason, front=front, after_s=after_s
+            record.hand_back, job.lease, reason=reason, front=front, after_s=after_s
         )
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
@@ -849,7 +842,7 @@ class Desk:
         seconds = now - job.started
         detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
         make = functools.partial(
-            finish.end_by_guard,
+            record.end_by_guard,
             job.lease,
             failure.event,
             error=failure.reason,
@@ -882,10 +875,10 @@ def _sqlstate(error: Exception) -> str:
 def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:
     """Record a completed job by itself, unless that is done; fail it if its result is refused.
 
-    Returns COMPLETED, or what `finish.end` returns of one that failed; None: its claim is lost.
+    Returns COMPLETED, or what `record.end` returns of one that failed; None: its claim is lost.
     """
     try:
-        if not (yield from finish.is_recorded(job.lease, outcome)):
+        if not (yield from record.is_recorded(job.lease, outcome)):
             yield from job.lane.claim(0, [(job, outcome)], promote=False, ahead_s=0.0)
     except db.Error as error:
         if error.sqlstate == claims.CLAIM_LOST:
@@ -895,14 +888,14 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
         failed = outcomes.of_error(error, outcome.seconds, f"recording job {job.id}")
     else:
         return COMPLETED
-    return (yield from finish.end(job.lease, failed))
+    return (yield from record.end(job.lease, failed))
 
 
 def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Script[bool]:
     """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs."""
     text = payload.error_text(why)
-    is_data = claim_isolation.is_about_data(error)
-    if not (is_data and (yield from claim_isolation.set_aside(job.lease, error=text))):
+    is_data = row_isolation.is_about_data(error)
+    if not (is_data and (yield from record.set_aside(job.lease, error=text))):
         yield from recovery.charge(job.lease, evidence=text)
     return True
 

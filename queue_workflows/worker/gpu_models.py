@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from queue_workflows import config, model_registry
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import outcomes
 from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.run import executors
 from queue_workflows.runtime import clock, external_tool, service

@@ -19,10 +19,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_cache
+from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_cache, workers
+from queue_workflows.claim import claims, recovery
 from queue_workflows.db import link, statements
-from queue_workflows.engine import claims, recovery
-from queue_workflows.operations import stop_policies
 from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
 from queue_workflows.runtime import app_loading, clock, forking, identity, io_loop, service
 from queue_workflows.types import ExitFn, JsonDict
@@ -392,7 +391,7 @@ class Worker:
 
     def _is_own_policy(self, policy: str) -> bool:
         """Return whether the app runs this stop policy."""
-        return policy in self._own_policies or policy in stop_policies.of_app()
+        return policy in self._own_policies or policy in workers.app_stop_policies()
 
     def _begin_policy(
         self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
@@ -408,7 +407,7 @@ class Worker:
 
         def run(_: object) -> None:
             with theirs:
-                stop_policy.call(theirs, about, stop_policies.handler(policy), on_exit)
+                stop_policy.call(theirs, about, workers.stop_policy(policy), on_exit)
 
         service.Pool("stop-policy", 1, run).start()
         return ours
@@ -545,7 +544,7 @@ def launch(
     To be called before the first thread or connection. Returns None, with one warning, where that
     is not safe: then handlers run in this process. Raises the errors of loading the app.
     """
-    app = loaded_app.App(load, models, stop_policies=stop_policies.of_app)
+    app = loaded_app.App(load, models, stop_policies=workers.app_stop_policies)
     try:
         found, registered = launcher.Launcher.load(app)
     except launcher.ForkRefused as refused:

@@ -63,7 +63,7 @@ def test_a_sleep_ends_in_time(
     cli: Commands, tmp_path: Path, kind: Kind, queue: str, shape: tuple[str, ...],
     keep_s: str,
 ) -> None:  # fmt: skip
-    kept = constants.env({"engine.events.RESUME_ON_HOST_S": float(keep_s)})
+    kept = constants.env({"claim.job_steps.RESUME_ON_HOST_S": float(keep_s)})
     start(cli, queue, shape, **kept)
     ids = [queued(kind, queue, tmp_path / str(n), seconds) for n, seconds in ((1, 0.4), (2, 0.9))]
     for job_id in ids:

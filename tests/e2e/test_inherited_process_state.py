@@ -46,7 +46,7 @@ def runs_and_sees_a_death(running: Command) -> None:
     stopped(running)
 
 
-ONE_CRASH = constants.env({"engine.recovery.MAX_CRASHES": 1})
+ONE_CRASH = constants.env({"claim.recovery.MAX_CRASHES": 1})
 INHERITED = {
     "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "SIGTERM and SIGINT ignored": "[signal.signal(each, signal.SIG_IGN) for each in (2, 15)]",

@@ -60,7 +60,7 @@ def test_the_page_is_printed_once(cli: Commands, conn: Any) -> None:
 
 
 def test_the_page_is_served_with_its_type_and_counts_by_itself(cli: Commands, conn: Any) -> None:
-    with listening(cli, **constants.env({"operations.event_totals.COUNT_EVERY_S": 0.1})) as (_, at):
+    with listening(cli, **constants.env({"history.COUNT_EVERY_S": 0.1})) as (_, at):
         transitions.run_ingest(conn)
         counted = "SELECT coalesce(sum(n), 0)::bigint FROM metric_totals WHERE metric = 'jobs'"
         until(lambda: factories.one(conn, counted) == 1)

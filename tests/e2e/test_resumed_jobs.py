@@ -36,7 +36,7 @@ def worker(cli: Commands, host: str, kind: Kind, shape: tuple[str, ...], keep_s:
     queue = () if "--workers" in shape else ("--queue", queue_of(kind))
     env: dict[str, Any] = {
         "QUEUE_WORKFLOWS_HOST_LABEL": host,
-        **constants.env({"engine.events.RESUME_ON_HOST_S": keep_s}),
+        **constants.env({"claim.job_steps.RESUME_ON_HOST_S": keep_s}),
     }  # fmt: skip
     made = cli.start("queue-claim-worker", *queue, "--app", APP, *shape, **env)
     until(lambda: host in live_hosts())

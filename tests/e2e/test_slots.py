@@ -558,7 +558,7 @@ def test_nodes_after_an_apps_own_refs_are_dispatched_by_the_orchestrator(cli: Co
 
 def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:
     job_id = node("no_such_node")
-    soon = constants.env({"engine.handback.UNKNOWN_NODE_S": 1})
+    soon = constants.env({"claim.record.UNKNOWN_NODE_S": 1})
     running = worker(cli, 1, queue="cpu", **soon)
     until(lambda: node_row(job_id)["status"] == "failed")
     stopped(running)

@@ -290,7 +290,7 @@ def test_a_killed_executor_charges_what_ran_and_not_what_waited(
 def test_a_job_whose_crash_would_be_its_last_runs_in_a_process_of_its_own(
     cli: Commands, tmp_path: Path
 ) -> None:
-    cli.env |= constants.env({"engine.recovery.MAX_CRASHES": 2})
+    cli.env |= constants.env({"claim.recovery.MAX_CRASHES": 2})
     dies, first = in_folder(tmp_path, "async_dies", everyone=1)
     other, second = in_folder(tmp_path, "async_waits")
     running = worker(cli, 2)

@@ -144,8 +144,8 @@ def test_a_recorded_step_is_done_once_under_200_random_kills(
     cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(20)
-    constants.put(monkeypatch, "engine.recovery.MAX_CRASHES", 1000)
-    env = constants.env({"engine.recovery.MAX_CRASHES": 1000})
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 1000)
+    env = constants.env({"claim.recovery.MAX_CRASHES": 1000})
     env["QUEUE_WORKFLOWS_CRASH_BACKOFF_S"] = "0"
     subject = worker(cli, "--slots", "1", **env)
     for number in range(JOBS):

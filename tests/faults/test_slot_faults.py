@@ -74,7 +74,7 @@ def test_a_handler_that_ends_its_process_is_charged_alone_with_the_cause(
 ) -> None:
     words, detail = DEATHS[task]
     neighbour, folder = enqueued(tmp_path, "waits")
-    cli.env |= constants.env({"engine.recovery.MAX_CRASHES": 1})
+    cli.env |= constants.env({"claim.recovery.MAX_CRASHES": 1})
     running = worker(cli, 2)
     until(lambda: begun(folder))
     job_id, broken = enqueued(tmp_path, task)

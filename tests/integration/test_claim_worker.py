@@ -842,7 +842,7 @@ def test_a_failure_that_the_database_never_takes_holds_up_no_worker(
     counted: int,
     event: str,
 ) -> None:
-    constants.put(monkeypatch, "engine.recovery.MAX_CRASHES", crashes)
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", crashes)
 
     def fails() -> None:
         raise ValueError("no")

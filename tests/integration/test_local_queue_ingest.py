@@ -17,7 +17,6 @@ from typing import Any, cast
 import pytest
 
 from queue_workflows import config, db, errors, jobs, local_queue, queues, steps, streams, workers
-from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
 from tests.support import (
@@ -351,7 +350,7 @@ def test_a_stop_policy_of_the_app_runs_in_this_process(
         worker.requeue_inflight_for_control("as the app wants")
         on_exit(3)
 
-    monkeypatch.setitem(stop_policies.BY_NAME, "mine", policy)
+    monkeypatch.setitem(workers.STOP_POLICIES, "mine", policy)
     (job_id,) = enqueue()
     started(workers=1)
     until(lambda: handlers.began == [job_id])

@@ -303,7 +303,7 @@ def rounds(db: ModuleType) -> Iterator[Rounds]:
 @pytest.fixture
 def counted_daily(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting events runs more statements while other databases of the server are busy."""
-    constants.put(monkeypatch, "operations.event_totals.COUNT_EVERY_S", 86400.0)
+    constants.put(monkeypatch, "history.COUNT_EVERY_S", 86400.0)
 
 
 def test_idle_sweeps_run_few_statements(counted_daily: None, rounds: Rounds) -> None:

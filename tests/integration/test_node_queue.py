@@ -538,7 +538,7 @@ def test_a_better_priority_than_the_front_is_kept(run: str, conn: Any) -> None:
 
 
 def test_the_last_crash_fails_the_job(run: str, conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    constants.put(monkeypatch, "engine.recovery.MAX_CRASHES", 1)
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 1)
     assert crash(conn, enqueue(run))["status"] == "failed"
 
 

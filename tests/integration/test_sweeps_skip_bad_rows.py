@@ -64,7 +64,7 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
 def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants.put(monkeypatch, "engine.poison.MAX_FAILURES", 3)
+    constants.put(monkeypatch, "claim.recovery.MAX_FAILURES", 3)
     factories.ingest(conn, id="bad", available_at="2100-01-01")
     with factories.unguarded(conn, "ingest_jobs"):
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")

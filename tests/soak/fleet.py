@@ -51,7 +51,7 @@ CONSTANTS = {
     "db.database_url.CONNECT_TIMEOUT_S": 3,
     "db.notifications.PING_S": 2,
     "runtime.supervisor.BACKOFF_MAX_S": BACKOFF_S,
-    "engine.events.RESUME_ON_HOST_S": 1,
+    "claim.job_steps.RESUME_ON_HOST_S": 1,
 }
 
 

@@ -41,9 +41,9 @@ def _hole(conn: Conn) -> None:
 
 def _isolate_nothing() -> None:
     """Count every error as the server's, so that no row is found to be the cause."""
-    from queue_workflows.engine import claim_isolation, row_isolation
+    from queue_workflows.claim import row_isolation
 
-    replace(claim_isolation, "is_about_rows", lambda _: False)
+    replace(row_isolation, "is_about_rows", lambda _: False)
     replace(row_isolation, "is_outage", lambda _: True)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def env(values: Mapping[str, float]) -> dict[str, str]:
-    """Return the variables for constants by name, such as `engine.recovery.MAX_CRASHES`."""
+    """Return the variables for constants by name, such as `claim.recovery.MAX_CRASHES`."""
     for name, value in values.items():
         module, _, constant = f"queue_workflows.{name}".rpartition(".")
         known = getattr(importlib.import_module(module), constant)

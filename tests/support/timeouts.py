@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from queue_workflows import config
 from queue_workflows.db import pool, schema
-from queue_workflows.operations import schedule_rows
+from queue_workflows.dispatch import schedule_rows
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, lane, shapes
 

@@ -44,7 +44,7 @@ PACE = {
     "QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "600",
     "QUEUE_WORKFLOWS_DISABLE_HW_METRICS": "1",
     "MEMORY_CHECK_INTERVAL": "600",
-    **constants.env({"db.notifications.PING_S": 600, "operations.event_totals.COUNT_EVERY_S": 600}),
+    **constants.env({"db.notifications.PING_S": 600, "history.COUNT_EVERY_S": 600}),
 }
 """Long intervals: the work of a way is found by notifications, and the periodic work is rare."""
 

@@ -121,8 +121,8 @@ def test_the_page_names_knobs_that_there_are() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "engine.claims.renown",
-        "engine.clams",
+        "claim.claims.renown",
+        "claim.clams",
         "worker.desk.Desk.run_never",
         "claims:renew_edges",
         "clams:renew",

@@ -18,9 +18,9 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables, manual_changes, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import cancellation, ingest_jobs, job_tables, row_isolation
 from queue_workflows.schedule import definition, expression
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, Row
@@ -160,7 +160,10 @@ def _queue(
     made: dict[str, str | None] = {"job_id": None, "run_id": None}
     if row["workflow_name"] is None:
         job = new_job(row, at)._replace(reason=reason)
-        (queued,) = ingest_jobs.insert_batch(conn, job_validation.batches([job])[0])
+        (batch,) = job_validation.batches([job])
+        (queued,) = batch.ids(
+            statements.ingest_jobs.insert_batch(conn, prefix=batch.prefix, jobs=batch.jobs)
+        )
         made["job_id"] = str(queued) if queued.created else None
     else:
         check_inputs(row["workflow_name"], row["inputs"])
@@ -217,7 +220,7 @@ def _cancel_last(conn: db.Connection, row: Row) -> None:
     if row["last_run_id"] is not None:
         statements.runs.cancel(conn, run_id=row["last_run_id"], error=None)
     elif row["last_job_id"] is not None:
-        cancellation.cancel_job(conn, job_tables.INGEST_JOBS, row["last_job_id"])
+        manual_changes.cancel(conn, job_tables.INGEST_JOBS, row["last_job_id"])
 
 
 # --- fire what is due --------------------------------------------------------------------------

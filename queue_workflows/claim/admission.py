@@ -1,10 +1,11 @@
-"""Block jobs in queues without a worker, so that others get their lock keys; unblock them later."""
+"""Admit jobs that wait: delayed ones whose time has come, and lock keys that nobody serves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from queue_workflows import db
+from queue_workflows.claim import job_tables, recovery, row_isolation
 from queue_workflows.db import statements
 from queue_workflows.types import Row
 
@@ -13,6 +14,45 @@ BATCH = 1_000
 BATCHES = 3
 """Transactions of one sweep for each table and direction; the next sweep does the rest."""
 _MOST_COUNTED = 10_000
+
+
+def _promotion(table: job_tables.JobTable) -> row_isolation.Duty:
+    return row_isolation.Duty(
+        f"promotion of {table.name}",
+        statements.promotion.promote_jobs[table.name],
+        statements.promotion.due_jobs[table.name],
+        statements.promotion.promote_these_jobs[table.name],
+        recovery.ENDING[table.name],
+    )
+
+
+PROMOTIONS = (
+    _promotion(job_tables.NODE_JOBS),
+    _promotion(job_tables.INGEST_JOBS),
+    row_isolation.Duty(
+        "promotion of workflow_runs",
+        statements.promotion.promote_runs,
+        statements.promotion.due_runs,
+        statements.promotion.promote_these_runs,
+        recovery.fail_run,
+    ),
+)
+
+
+def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> int:
+    """Promote all delayed jobs and runs whose time has come, in batches; return how many.
+
+    Their commits wake workers and orchestrators.
+    A row that raises is set aside in `rows` (None: for this call), and the others are processed.
+    """
+    isolation = rows or row_isolation.Isolation()
+    total = 0
+    for duty in PROMOTIONS:
+        while done := isolation.batch(conn, duty):
+            total += len(done)
+            if len(done) < row_isolation.PICKED:
+                break
+    return total
 
 
 def block_unserved(conn: db.Connection, queues: list[str]) -> int:

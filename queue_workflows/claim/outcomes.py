@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     raised: policy.Raised = policy.Raised()
     """What a failure decides about the next attempt; `after_s` is a snoozed job's wait."""
     task: Mapping[str, Any] | None = None
-    """The policy of the task, for what the row of the job leaves open."""
+    """The policy of the task, for the columns that the row of the job leaves open."""
     cursors: tuple[Cursor, ...] = ()
     """How far the cursors were that the handler had not ended."""
 
@@ -126,7 +126,7 @@ def _raised(error: BaseException) -> policy.Raised:
 
 
 def without_others(outcome: Outcome) -> Outcome:
-    """Return the outcome for a process that does not report: what it does not know fails."""
+    """Return the outcome for a process that does not report: an unknown node fails there."""
     if outcome.raised.wish not in ("elsewhere", "no_gpu"):
         return outcome
     return outcome._replace(raised=outcome.raised._replace(wish=""))

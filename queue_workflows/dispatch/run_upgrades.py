@@ -11,9 +11,11 @@ from queue_workflows import config, db, errors
 from queue_workflows.dag import definition, graph, payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
-from queue_workflows.engine import workers
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade
 
+_Needed = tuple[str, str, str | None]
+"""A queue, a node module, and the version that is needed of it or None: `<module>@<version>`."""
 NAMED = 20
 """Nodes that a message and the history name at most."""
 _KEY = re.compile(r"\[[^\]]*\]")
@@ -63,8 +65,25 @@ def _unknown(conn: db.Connection, made: JsonDict, found: Difference) -> list[str
         for name in names
         if not (each := entries[name])["module"].startswith("__")
     }
-    missing = workers.unknown_nodes(conn, {*needed.values()}, config.STALE_WORKER_AFTER_S.read())
+    missing = _unknown_among(conn, {*needed.values()})
     return [name for name, each in needed.items() if each in missing]
+
+
+def _unknown_among(conn: db.Connection, needed: Collection[_Needed]) -> set[_Needed]:
+    """Return what of `needed` no live worker may know.
+
+    A worker that is switched off counts as live. One that does not list its nodes may know any.
+    """
+    missing = set(needed)
+    for row in statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
+        claim = stored_json.mapping(stored_json.mapping(row["detail"]).get("claim"))
+        nodes, versions = claim.get("nodes"), stored_json.texts(claim.get("versions"))
+        for each in [each for each in missing if each[0] == row["queue"]]:
+            _, module, version = each
+            knows = nodes is None or module in stored_json.texts(nodes)
+            if row["state"] != "dead" and knows and (version is None or version in versions):
+                missing.discard(each)
+    return missing
 
 
 def _checked(run: Row | None, run_id: str) -> Row:

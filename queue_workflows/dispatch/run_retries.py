@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from queue_workflows import db, errors
 from queue_workflows.admin import item_nodes
+from queue_workflows.claim import manual_changes
 from queue_workflows.dag import graph, item_ids
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
-from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
+from queue_workflows.types import Row
 
 
 def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
@@ -23,26 +23,12 @@ def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
     `InvalidConfig` for a run that is not over, a completed one without `from_node`, and while a
     node that would run again still runs.
     """
-    run = statements.runs.lock(conn, run_id=run_id)
-    if run is None:
-        raise errors.UnknownJob(f"no run {run_id!r}")
-    if run["status"] not in TERMINAL_RUN_STATUSES:
-        raise errors.InvalidConfig(
-            f"run {run_id!r} is {run['status']}: only a finished one is retried"
-        )
-    if run["generation"] > job_tables.LAST_GENERATION - 2:
-        raise errors.InvalidConfig(
-            f"run {run_id!r} is in generation {run['generation']}, the last one that can be "
-            "stored: submit it again as a new run"
-        )
-    if from_node is not None:
-        again = _again(conn, run_id, from_node)
-        _refuse(conn, run_id, again)
-        reopened = _reopen_nodes(conn, run_id, again)
-    elif run["status"] == "completed":
-        raise errors.InvalidConfig(f"run {run_id!r} is completed: name the node to retry from")
-    else:
-        reopened = statements.runs.reopen(conn, run_id=run_id)
+    if from_node is None:
+        return manual_changes.reopen_run(conn, run_id)
+    manual_changes.lock_over(conn, run_id)
+    again = _again(conn, run_id, from_node)
+    _refuse(conn, run_id, again)
+    reopened = _reopen_nodes(conn, run_id, again)
     assert reopened is not None
     return reopened
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
 from queue_workflows import db
+from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
 from queue_workflows.types import NowFn, Row
 
@@ -35,6 +36,12 @@ TOO_SLOW = "57014"
 """SQLSTATE of a statement that its timeout cancelled."""
 SERVER = ("08", "25", "53", "57P")
 """SQLSTATE classes of a server that fails: connection, read-only, resources, shutdown."""
+SYSTEMIC = frozenset(
+    ("08", "25", "28", "2D", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "72")
+) | {"F0", "HV", "XX"}
+"""SQLSTATE classes that say nothing about a row; `queue_workflows_is_systemic` has the same."""
+DATA = frozenset(("0A", "21", "22", "23", "54"))
+"""SQLSTATE classes of values that cannot be computed with or stored."""
 
 
 def backoff_s(failures: int) -> float:
@@ -76,6 +83,29 @@ def _is_raised(error: BaseException) -> bool:
     """Return whether a function raised the error: it may use the SQLSTATE of an outage."""
     context = error.diag.context if isinstance(error, psycopg.Error) else None
     return " at RAISE" in (context or "")
+
+
+def is_about_rows(error: Exception) -> bool:
+    """Return whether the server refused a statement because of the values of a row.
+
+    An error that a trigger raises counts; a lost connection, a missing right and a timeout do not.
+    """
+    state = getattr(error, "sqlstate", None) or ""
+    return bool(state) and state[:2] not in SYSTEMIC
+
+
+def is_about_data(error: Exception) -> bool:
+    """Return whether the row can never be written as it is; `queue_workflows_is_about_data` agrees.
+
+    An error that a trigger raises does not count: the trigger may accept the row later. One that is
+    not the database's counts: the value did not even reach it.
+    """
+    if not isinstance(error, psycopg.Error):
+        return True
+    return (error.sqlstate or "")[:2] in DATA
+
+
+# --- A batch of rows in a sweep.
 
 
 class Duty(NamedTuple):
@@ -277,3 +307,47 @@ def all_of(steps: Iterable[Callable[[], object]]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+# --- Claims that one statement changes.
+
+
+def change_all(
+    change: db.Script[list[Row]],
+    leases: Sequence[job_tables.Lease],
+    one: Callable[[job_tables.Lease], db.Script[Row | None]],
+) -> db.Script[list[Row]]:
+    """Return the rows of `change`; if a row makes it fail, those of `one` for each claim.
+
+    Then each claim is changed in a transaction or savepoint of its own. A claim whose change the
+    database refuses is logged, and ends with its lease.
+    """
+    yield db.BEGIN
+    try:
+        rows = yield from change
+    except psycopg.Error as error:
+        if not is_about_rows(error):
+            raise
+        yield db.ROLLBACK
+    else:
+        yield db.COMMIT
+        return rows
+    changed: list[Row] = []
+    for lease in leases:
+        yield db.BEGIN
+        try:
+            row = yield from one(lease)
+        except psycopg.Error as error:
+            if not is_about_rows(error):
+                raise
+            yield db.ROLLBACK
+            _log.warning(
+                "job %r is left to its lease, the database refuses its change: %s",
+                lease.job_id,
+                str(error).strip(),
+            )
+            continue
+        yield db.COMMIT
+        if row is not None:
+            changed.append(row)
+    return changed

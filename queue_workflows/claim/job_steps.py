@@ -1,4 +1,4 @@
-"""Record the steps of handlers under the claims of their jobs, read them, and forget them."""
+"""Record the steps, waits and streams of handlers under the claims of their jobs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from queue_workflows import db, errors
-from queue_workflows.dag import payload
+from queue_workflows.claim import job_tables, outcomes
+from queue_workflows.dag import payload, policy
 from queue_workflows.db import statements
-from queue_workflows.engine import events, job_tables, outcomes
 from queue_workflows.types import JsonDict, Row
 
+RESUME_ON_HOST_S = 30.0
+"""Seconds for which a job whose handler has waited is kept for its host, which has its files and
+its model: about as long as a model loads elsewhere."""
 LOST: Final[JsonDict] = {"state": "lost"}
 """The answer to a handler whose job was given to another worker: nothing was written."""
 
 
 def answer(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
-    """Carry out what a handler asks about a step of its job, in one statement; return the answer.
+    """Carry out a request of a handler about a step of its job by one statement; return the answer.
 
-    `request` has `op` (a name of `_OPERATIONS`) and what that takes. The answer's `state` is `lost`
+    `request` has `op` (a name of `_OPERATIONS`) and its parameters. The answer's `state` is `lost`
     if the claim is lost; then nothing was written. Raises the errors of the database.
     """
     return _OPERATIONS[request["op"]](lease, request)
@@ -53,6 +56,30 @@ def _end(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     return LOST if row is None else {"state": request["state"], "output": row["output"]}
 
 
+def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
+    """Begin or continue a wait of a claimed job: `done` with the `output`, `waiting`, `lost`.
+
+    `request`: `kind` (`event` or `sleep`), `name`, `key`, `after_s` (None: without an end) and
+    `default`, the output of a wait that has lasted so long, as JSON text.
+    """
+    given = _given(lease, request, "kind", "name", "key", "after_s", "default")
+    row = yield from statements.events.wait[lease.table.name].script(**given)
+    state = {None: "lost", "busy": "waiting"}.get(row["state"], row["state"])
+    return {"state": state, "output": row["output"]}
+
+
+def suspend(lease: job_tables.Lease, *, reason: str) -> db.Script[Row | None]:
+    """Give up the claim of a job whose handler waits, uncounted; return the row.
+
+    The job is claimable again when the first of its waits is over, for RESUME_ON_HOST_S only by
+    workers of the host that ran it. None: the claim is lost.
+    """
+    detail = payload.encode({"reason": reason}, "reason")
+    longest_s, keep_s = policy.MAX_WAIT_S, RESUME_ON_HOST_S
+    given = job_tables.fence(lease, detail=detail, longest_s=longest_s, keep_s=keep_s)
+    return statements.events.suspend[lease.table.name].script(**given)
+
+
 def _add_parts(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Add parts of a claimed job, and wake its readers: `done`, or `lost` if the claim is lost.
 
@@ -81,7 +108,7 @@ _Operation = Callable[[job_tables.Lease, JsonDict], "db.Script[JsonDict]"]
 _OPERATIONS: Final[dict[str, _Operation]] = {
     "begin": _begin,
     "end": _end,
-    "wait": events.wait,
+    "wait": wait,
     "stream": _add_parts,
 }
 
@@ -104,25 +131,3 @@ def store_cursors(
             keys=[key for _, _, key, _ in rows],
             positions=[position for *_, position in rows],
         )
-
-
-def of_job(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> list[Row]:
-    """Return the steps of a job in the order in which they began first; `output` is JSON text."""
-    if not payload.is_storable(job_id):
-        return []
-    return statements.job_steps.of_job(conn, table=table.name, job=job_id)
-
-
-def forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, name: str) -> int:
-    """Delete the first step of this name of a job and those that began after it; return how many.
-
-    Raises `InvalidConfig` (a ValueError), which lists the steps, if the job has none of this name.
-    """
-    known = dict.fromkeys(row["name"] for row in of_job(conn, table, job_id))
-    if name not in known:
-        has = ", ".join([*known][:20]) or "none"
-        raise errors.InvalidConfig(
-            f"job {job_id!r} has no step {name!r:.120}; its steps: {has}{errors.hint(name, known)}"
-        )
-    row = statements.job_steps.forget_from(conn, table=table.name, job=job_id, name=name)
-    return row["n"]
