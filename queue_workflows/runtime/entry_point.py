@@ -12,18 +12,19 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import display, logs
+from queue_workflows.runtime import display, log_files, log_format, printed_lines
 from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
 """Converts a foreign error that it recognizes to an error of this package, else returns None."""
 
-MaskSecrets = logs.MaskSecrets
+MaskSecrets = log_format.MaskSecrets
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -33,6 +34,7 @@ MESSAGE_CHARACTERS = 8000
 """Length of an error's line, since an error may contain an id of any length."""
 
 logger = logging.getLogger(__name__)
+_explanations: list[Explain] = []
 
 
 def print_by_lines() -> None:
@@ -49,17 +51,16 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
     """
     root = logging.getLogger()
     if root.handlers:
-        config.warn_of_removed()
         return
-    kind = form or logs.default_format()
+    kind = form or log_files.default_format()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     warning = None
     try:
-        handlers += logs.application_log()
+        handlers += log_files.application()
     except errors.InvalidConfig as error:
         warning = error
     for handler in handlers:
-        handler.setFormatter(logs.formatter(kind))
+        handler.setFormatter(log_format.formatter(kind))
         handler.addFilter(MaskSecrets(indent=kind != "json"))
         root.addHandler(handler)
     root.setLevel(level.upper())
@@ -67,7 +68,6 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
         logging.captureWarnings(True)
     if warning is not None:
         logger.warning("%s; logging to stderr alone", warning)
-    config.warn_of_removed()
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def add_common_arguments(parser: ArgumentParser) -> None:
         help=f"one of {', '.join(LOG_LEVELS)} (default: info)",
     )  # fmt: skip
     parser.add_argument(
-        "--log-format", type=str.lower, choices=logs.FORMATS, metavar="FORMAT",
+        "--log-format", type=str.lower, choices=log_format.FORMATS, metavar="FORMAT",
         help="text or json (default: QUEUE_WORKFLOWS_LOG_FORMAT, else text)",
     )  # fmt: skip
 
@@ -101,11 +101,16 @@ def start(options: Namespace) -> None:
     config.get_config().embedded_db = options.db
 
 
+def explain_by(explain: Explain) -> None:
+    """Add a function that converts foreign errors which leave a command."""
+    _explanations.append(explain)
+
+
 def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> int:
     """Run a command and return its exit code: 2 for an error of ours, 130 for Ctrl-C, 1 otherwise.
 
-    An error of ours, or one that `errors.explained` converts, is one line on stderr; `debug`
-    adds the traceback. If nobody reads the output: 1, silently. If it cannot be
+    An error of ours, or one that `explain_by` converts, is one line on stderr; `debug` or the
+    setting DEBUG adds the traceback. If nobody reads the output: 1, silently. If it cannot be
     written: 1 and a line. Any other exception is logged with its traceback. SystemExit passes.
     """
     _open_streams()
@@ -124,9 +129,10 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
             if not isinstance(lost, BrokenPipeError):
                 _write_error(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
             return 1
-        if (ours := errors.explained(error)) is not None:
-            ours.__cause__ = error
-            return _refuse(prog, ours, debug=debug)
+        for explain in _explanations:
+            if (ours := explain(error)) is not None:
+                ours.__cause__ = error
+                return _refuse(prog, ours, debug=debug)
         setup_logging()
         logger.exception("%s: unexpected error", prog)
         return 1
@@ -134,11 +140,11 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
 
 
 def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int:
-    if debug:
+    if debug or config.DEBUG.read():
         trace = traceback.format_exception(type(error), error, error.__traceback__)
         _write_error(display.block("".join(trace)))
     message = " ".join(str(error).split()) or type(error).__name__
-    if logs.default_format() == "json" or logs.are_json():
+    if log_files.default_format() == "json" or printed_lines.is_wanted():
         setup_logging(form="json")
         logger.error("%s: %s", prog, display.line(message, MESSAGE_CHARACTERS))
         return USAGE_ERROR

@@ -1,0 +1,1 @@
+"""Change the state of runs, jobs and workers: one function a transition, on a given connection."""
