@@ -18,8 +18,8 @@ from benchmarks import fleet_sim as sim
 from benchmarks import fleet_trace as traces
 from benchmarks import server
 from queue_workflows import db
+from queue_workflows.claim import claims, job_tables, outcomes
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, job_tables
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 
@@ -117,7 +117,7 @@ class Play:
     def _serve(self, number: int, stop: threading.Event) -> None:
         with closing(db.connect(url=self._url)) as conn:
             machine = _Machine(conn, number, self._policy, self._scale)
-            done: claims.NodeResult | None = None
+            done: claims.Done | None = None
             while not stop.is_set() and not self._over.is_set():
                 job = machine.claim(done)
                 if done is not None:
@@ -130,7 +130,7 @@ class Play:
 
     def _work(
         self, machine: _Machine, job: Row, speed: float, stop: threading.Event
-    ) -> claims.NodeResult | None:
+    ) -> claims.Done | None:
         model = job["required_model"]
         if machine.model != model:
             machine.hold(None)
@@ -149,7 +149,8 @@ class Play:
         if stop.wait(run_s):
             return None
         # A real worker's seconds hold the load too, and its event takes it off again.
-        return claims.NodeResult(job_tables.lease_of(job_tables.NODE_JOBS, job), "{}", run_s)
+        lease = job_tables.lease_of(job_tables.NODE_JOBS, job)
+        return claims.Done(lease, outcomes.Outcome("completed", run_s))
 
     def _completed(self) -> None:
         with self._lock:
@@ -183,10 +184,11 @@ class _Machine:
         self.model = model
         self._report()
 
-    def claim(self, done: claims.NodeResult | None) -> Row | None:
+    def claim(self, done: claims.Done | None) -> Row | None:
         """Complete one job and take the next, in the worker's one round trip."""
         who = self._who._replace(model=self.model, models=None)
-        job = claims.node_step(self.conn, who, done=done)
+        claim = claims.claim(job_tables.NODE_JOBS, who, done=[done] if done else [])
+        job = next((row["body"] for row in db.run(self.conn, claim)), None)
         was, self._job = self._job, job["id"] if job else None
         if (was is None) != (job is None) or time.monotonic() - self._reported > BEAT_S:
             self._report()

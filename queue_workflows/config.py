@@ -39,6 +39,8 @@ GPU_POLICIES = ("strict", "balanced")
 THROTTLES = frozenset({"ram", "swap", "gpu"})
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
+EMBEDDED_DB_ENV = "QUEUE_WORKFLOWS_EMBEDDED_DB"
+"""Names a database of the embedded server to a process and to those that it starts, as `--db`."""
 MAX_APP_NAME = 200
 MAX_VERSION = 1_000_000_000
 MAX_LISTED_NODES = 500
@@ -83,28 +85,6 @@ class Knob(Generic[T]):
                 return self.default
         return self.default
 
-    def read_within(self, least: T, most: T) -> T:
-        """Return the present value; raise `InvalidConfig` unless it is a number within the range.
-
-        For settings that are read once, at the start of a process.
-        """
-        for variable in self.variables:
-            raw = os.environ.get(variable)
-            if raw is None:
-                continue
-            try:
-                value = _parse(raw, type(self.default))
-            except ValueError:
-                value = None
-            if value is None or not least <= value <= most:
-                whole = "whole " if isinstance(self.default, int) else ""
-                raise errors.InvalidConfig(
-                    f"{variable}={raw!r:.60} must be a {whole}number from {least} to {most} "
-                    f"({self.unit}); the default is {self.default}"
-                )
-            return value
-        return self.default
-
 
 def _parse(raw: str, kind: type[T]) -> T:
     if kind is bool:
@@ -131,24 +111,6 @@ KNOBS: dict[str, Knob[Any]] = {}
 DB_POOL_MAX = Knob(
     "DB_POOL_MAX", 10, "connections", "size of the pool that `db.connection()` draws from"
 )
-DB_ENGINE_POOL_MAX = Knob(
-    "DB_ENGINE_POOL_MAX",
-    4,
-    "connections",
-    "1 to 100; size of the pool of the engine's own calls, such as `jobs.enqueue()`",
-)
-DB_POOL_RECYCLE_S = Knob(
-    "DB_POOL_RECYCLE_S", 3600.0, "s", "age at which a pooled connection is replaced by a new one"
-)
-DB_CONNECT_TIMEOUT_S = Knob(
-    "DB_CONNECT_TIMEOUT_S", 10, "s", "longest wait for a connection to open"
-)
-DB_STATEMENT_TIMEOUT_S = Knob(
-    "DB_STATEMENT_TIMEOUT_S",
-    5.0,
-    "s",
-    "longest time of a statement of the engine; connections of apps have no limit",
-)
 POLL_ONLY = Knob(
     "POLL_ONLY",
     False,
@@ -156,33 +118,28 @@ POLL_ONLY = Knob(
     "set and non-empty: every process only polls, and leaves nothing in a session of the server, so"
     " that a pooler in transaction mode may be in between",
 )
-DB_PING_INTERVAL_S = Knob(
-    "DB_PING_INTERVAL_S", 10.0, "s", "how often a listening connection is pinged"
-)
 CLAIM_POLL_S = Knob(
-    "CLAIM_POLL_S", 1.0, "s", "how often an idle worker polls, in case a notification was lost"
-)
-DISPATCH_POLL_S = Knob(
-    "DISPATCH_POLL_S",
+    "CLAIM_POLL_S",
     1.0,
     "s",
-    "how often the orchestrator polls, in case a notification was lost",
-)
-HEARTBEAT_INTERVAL_S = Knob(
-    "HEARTBEAT_INTERVAL_S", 10.0, "s", "how often a worker writes its heartbeat"
+    "how often an idle worker or orchestrator polls, in case a notification was lost",
 )
 DL_HEARTBEAT_SEC = Knob(
     "DL_HEARTBEAT_SEC",
     10.0,
     "s",
-    "how often a worker renews its claims; a third of the lease at most",
+    "how often a worker writes its heartbeat and renews its claims (thrice a lease at least)",
     prefix="",
 )
 LEASE_RECLAIM_INTERVAL_S = Knob(
     "LEASE_RECLAIM_INTERVAL_S", 5.0, "s", "how often lapsed leases are swept"
 )
 STALE_WORKER_AFTER_S = Knob(
-    "STALE_WORKER_AFTER_S", 30.0, "s", "heartbeat age at which a worker counts as dead"
+    "STALE_WORKER_AFTER_S",
+    30.0,
+    "s",
+    "age of the last heartbeat, or of the last renewal of a worker whose session is gone, at which "
+    "it counts as dead",
 )
 CANCEL_GRACE_S = Knob(
     "CANCEL_GRACE_S",
@@ -190,44 +147,17 @@ CANCEL_GRACE_S = Knob(
     "s",
     "how long a cancelled handler may continue before its worker is stopped",
 )
-SILENT_WORKER_AFTER_S = Knob(
-    "SILENT_WORKER_AFTER_S",
-    30.0,
-    "s",
-    "without a renewal for this long a worker whose session is gone counts as dead",
-)
 DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
     "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are searched for"
 )
-METRICS_COUNT_INTERVAL_S = Knob(
-    "METRICS_COUNT_INTERVAL_S", 5.0, "s", "how often new events of jobs are counted for metrics"
-)
-UNKNOWN_NODE_S = Knob(
-    "UNKNOWN_NODE_S",
-    120.0,
-    "s",
-    "how long a node that workers do not know is left to others before it fails",
-)
 WATCHDOG_MAX_RETRIES = Knob(
     "WATCHDOG_MAX_RETRIES", 3, "failures", "watchdog failures before a job fails"
-)
-MAX_CRASHES = Knob(
-    "MAX_CRASHES", 3, "crashes", "workers a job may take down before it fails as poison"
 )
 CRASH_BACKOFF_S = Knob(
     "CRASH_BACKOFF_S",
     30.0,
     "s",
     "wait before a job runs again after its second and each later crash, times its crashes",
-)
-RESUME_ON_HOST_S = Knob(
-    "RESUME_ON_HOST_S",
-    30.0,
-    "s",
-    "how long a job whose handler has waited is kept for its host; 0: not at all",
-)
-STALL_TIMEOUT_S = Knob(
-    "STALL_TIMEOUT_S", 120.0, "s", "time without a sign of life after which a stall is suspected"
 )
 STALL_CONFIRM_SAMPLES = Knob(
     "STALL_CONFIRM_SAMPLES", 3, "samples", "idle samples that confirm a stall"
@@ -250,21 +180,6 @@ GPU_CLAIM_POLICY = Knob(
     "name",
     "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu.md)",
 )
-GPU_URGENT_GRACE_S = Knob(
-    "GPU_URGENT_GRACE_S",
-    300.0,
-    "s",
-    "balanced: wait after which a job of a better priority goes before warm models; < 0: never",
-)
-GPU_MAX_WAIT_S = Knob(
-    "GPU_MAX_WAIT_S",
-    2400.0,
-    "s",
-    "balanced: how much longer than the job chosen another may have waited before it goes first",
-)
-GPU_VRAM_GB = Knob(
-    "GPU_VRAM_GB", 0.0, "GB", "memory of this worker's GPU; 0: read it from nvidia-smi"
-)
 WORKER_CONTROL_POLL_S = Knob(
     "WORKER_CONTROL_POLL_S",
     5.0,
@@ -283,18 +198,12 @@ JOB_RETENTION_DAYS = Knob(
     "days",
     "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never",
 )
-EVENT_RETENTION_DAYS = Knob(
-    "EVENT_RETENTION_DAYS",
-    30.0,
-    "days",
-    "age at which events that apps sent (rows of `events`) are deleted; <= 0: never",
-)
 NODE_EVENT_RETENTION_DAYS = Knob(
     "NODE_EVENT_RETENTION_DAYS",
     30,
     "days",
-    "age at which events of jobs, logs, processed outbox rows and schedule fires are deleted; "
-    "<= 0: never",
+    "age at which events of jobs and those that apps sent, logs, processed outbox rows and "
+    "schedule fires are deleted; <= 0: never",
 )
 NODE_EVENT_PRUNE_INTERVAL_S = Knob(
     "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often rows past their retention are deleted"
@@ -304,21 +213,6 @@ NODE_POOL_RECOVERY_RETRIES = Knob(
 )
 NODE_POOL_RECOVERY_BACKOFF_S = Knob(
     "NODE_POOL_RECOVERY_BACKOFF_S", 2.0, "s", "wait between those tries"
-)
-DISPATCH_MAX_ATTEMPTS = Knob(
-    "DISPATCH_MAX_ATTEMPTS",
-    10,
-    "tries",
-    "failed dispatches of one outbox event, or starts of one run, before it is poison",
-)
-SUBMISSION_RECLAIM_S = Knob(
-    "SUBMISSION_RECLAIM_S", 60.0, "s", "age at which an answer left `processing` is taken again"
-)
-SUPERVISOR_BACKOFF_MAX_S = Knob(
-    "SUPERVISOR_BACKOFF_MAX_S",
-    30.0,
-    "s",
-    "longest wait before a process is restarted; a quarter of its life at most if it lived 5 s",
 )
 SHUTDOWN_TIMEOUT_S = Knob(
     "SHUTDOWN_TIMEOUT_S", 8.0, "s", "time a running job gets to end after SIGTERM"
@@ -390,35 +284,31 @@ WORKFLOW_GPU_WORKERS = Knob("WORKFLOW_GPU_WORKERS", 1, "workers", "gpu workers t
 MAX_PAYLOAD_KB = Knob(
     "MAX_PAYLOAD_KB", 1024, "KiB", "largest result, inputs or answer as JSON text"
 )
-MAX_PAYLOAD_DEPTH = Knob("MAX_PAYLOAD_DEPTH", 64, "levels", "deepest nesting of such a value")
-STREAM_PART_KB = Knob("STREAM_PART_KB", 64, "KiB", "largest part of a stream as JSON text; <= 1024")
-STREAM_MAX_PARTS = Knob("STREAM_MAX_PARTS", 100_000, "parts", "parts that an attempt may stream")
-STREAM_MAX_MB = Knob("STREAM_MAX_MB", 64, "MiB", "JSON text that an attempt may stream")
-MAX_NODES_PER_RUN = Knob(
-    "MAX_NODES_PER_RUN", 20000, "nodes", "largest expanded workflow, with the items of its maps"
-)
-MAP_WINDOW = Knob("MAP_WINDOW", 1000, "items", "open items of a map without `at_once`")
 LOG_CAPTURE_KB = Knob(
     "LOG_CAPTURE_KB", 64, "KiB", "stored output of a handler per attempt; <= 0: nothing"
 )
 LOG_FORMAT = Knob("LOG_FORMAT", "text", "name", "how processes log: `text` or `json`")
 LOG_PATH = Knob(
-    "LOG_PATH", "", "path", "folder of the application log; empty: stderr alone", prefix=""
-)
-LOG_FILE_NAME = Knob("LOG_FILE_NAME", "app.log", "name", "its file in LOG_PATH", prefix="")
-METRIC_PATH = Knob(
-    "METRIC_PATH", "", "path", "folder of the metric log, a line of JSON per attempt; empty: none",
+    "LOG_PATH",
+    "",
+    "path",
+    "folder of the application log, or its file (`.log`, `.json`, `.jsonl` or `.txt`); empty: "
+    "stderr alone",
     prefix="",
-)  # fmt: skip
-METRIC_FILE_NAME = Knob(
-    "METRIC_FILE_NAME", "metric.log", "name", "its file in METRIC_PATH", prefix=""
+)
+METRIC_PATH = Knob(
+    "METRIC_PATH",
+    "",
+    "path",
+    "likewise for the metric log, a line of JSON per attempt; empty: none",
+    prefix="",
 )
 AUDIT_LOG_PATH = Knob(
-    "AUDIT_LOG_PATH", "", "path",
-    "folder of the audit log, a line of JSON per event of a job; empty: none", prefix="",
-)  # fmt: skip
-AUDIT_LOG_FILE_NAME = Knob(
-    "AUDIT_LOG_FILE_NAME", "audit.log", "name", "its file in AUDIT_LOG_PATH", prefix=""
+    "AUDIT_LOG_PATH",
+    "",
+    "path",
+    "likewise for the audit log, a line of JSON per event of a job; empty: none",
+    prefix="",
 )
 SPANS = Knob(
     "SPANS",
@@ -426,13 +316,6 @@ SPANS = Knob(
     "name",
     "spans for OpenTelemetry: `all`, or `traced` for jobs and runs with a trace; empty: none",
 )
-LOG_FILE_MAX_MB = Knob(
-    "LOG_FILE_MAX_MB",
-    50.0,
-    "MB",
-    "size at which a log file is renamed and a new one begins; <= 0: never",
-)
-LOG_FILES_KEPT = Knob("LOG_FILES_KEPT", 5, "files", "renamed log files that are kept of each")
 OUT_ROOTS = Knob(
     "OUT_ROOTS",
     "",
@@ -446,39 +329,11 @@ OUTPUTS_DIR = Knob(
     "folder of the runs that name no `out_dir`, one folder each; empty: `runs` in the first of "
     "OUT_ROOTS, else `outputs` in the user's data folder",
 )
-STATE_DIR = Knob(
-    "STATE_DIR",
-    "",
-    "path",
-    "folder of the service's token, and of files in which `up` on a server of your own names its "
-    "code; empty: systemd's, else the data folder and a temporary one",
-)
 ON_FAILED = Knob(
     "ON_FAILED",
     "",
     "command",
     "what a scheduler runs for a failure, with the alert as JSON on stdin (docs/alerts.md)",
-)
-ALERTS_PER_MINUTE = Knob(
-    "ALERTS_PER_MINUTE",
-    10,
-    "calls",
-    "1 to 600; failure alerts within a minute, of all schedulers; the last one sums up the rest",
-)
-ALERT_TIMEOUT_S = Knob(
-    "ALERT_TIMEOUT_S",
-    10.0,
-    "s",
-    "0.1 to 300; how long the failure hook, and the command, may take",
-)
-ALERT_MAX_AGE_S = Knob(
-    "ALERT_MAX_AGE_S",
-    3600.0,
-    "s",
-    "60 to 604800; age at which a failure is not sent any more",
-)
-ALERT_POLL_S = Knob(
-    "ALERT_POLL_S", 5.0, "s", "0.1 to 60; how often a scheduler looks for failures to send"
 )
 DISABLE_HW_METRICS = Knob(
     "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
@@ -489,12 +344,6 @@ DISABLE_WORKER_HEARTBEAT = Knob(
 DISABLE_GPU_IDLE_REAPER = Knob(
     "DISABLE_GPU_IDLE_REAPER", False, "flag", "set and non-empty: models stay loaded"
 )
-DISABLE_BOOT_KICK = Knob(
-    "DISABLE_BOOT_KICK",
-    False,
-    "flag",
-    "set and non-empty: a scheduler that starts does not queue each overdue `ScheduleEntry` once",
-)
 DISABLE_WORKER_CONTROL = Knob(
     "DISABLE_WORKER_CONTROL", False, "flag", "set and non-empty: ON/OFF rows are ignored"
 )
@@ -504,10 +353,49 @@ EMBEDDED = Knob(
 EMBEDDED_DIR = Knob(
     "EMBEDDED_DIR", "", "path", "the embedded server's folder; empty: the user's data folder"
 )
-EMBEDDED_DB = Knob(
-    "EMBEDDED_DB", "", "name", "the embedded server's database; empty: the one of the app's project"
-)
-DEBUG = Knob("DEBUG", False, "flag", "set and non-empty: commands show tracebacks")
+
+_REMOVED: Mapping[str, str] = dict.fromkeys(
+    (
+        "ALERTS_PER_MINUTE", "ALERT_MAX_AGE_S", "ALERT_POLL_S", "ALERT_TIMEOUT_S",
+        "DB_PING_INTERVAL_S", "DB_STATEMENT_TIMEOUT_S", "DISPATCH_MAX_ATTEMPTS",
+        "GPU_MAX_WAIT_S", "GPU_URGENT_GRACE_S", "LOG_FILES_KEPT", "LOG_FILE_MAX_MB",
+        "MAX_CRASHES", "MAX_NODES_PER_RUN", "MAX_PAYLOAD_DEPTH", "METRICS_COUNT_INTERVAL_S",
+        "RESUME_ON_HOST_S", "STALL_TIMEOUT_S", "STREAM_MAX_MB", "STREAM_MAX_PARTS",
+        "STREAM_PART_KB", "SUBMISSION_RECLAIM_S", "SUPERVISOR_BACKOFF_MAX_S", "UNKNOWN_NODE_S",
+    ),
+    "the value is fixed now",
+) | {
+    "AUDIT_LOG_FILE_NAME": "name the file in AUDIT_LOG_PATH",
+    "DB_CONNECT_TIMEOUT_S": "set connect_timeout in the DSN",
+    "DB_ENGINE_POOL_MAX": "only PG_POOL_SIZE of `serve` changes the pool",
+    "DB_POOL_RECYCLE_S": "only PG_POOL_RECYCLE of `serve` changes the age of connections",
+    "DEBUG": "use the option --debug; only `serve` still reads it",
+    "DISABLE_BOOT_KICK": "declare a `Schedule` instead of a `ScheduleEntry`",
+    "DISPATCH_POLL_S": "set CLAIM_POLL_S",
+    "EVENT_RETENTION_DAYS": "set NODE_EVENT_RETENTION_DAYS",
+    "GPU_VRAM_GB": "give the models a smaller est_vram_gb, or 0",
+    "HEARTBEAT_INTERVAL_S": "set DL_HEARTBEAT_SEC",
+    "LOG_FILE_NAME": "name the file in LOG_PATH",
+    "MAP_WINDOW": "set `at_once` of the map",
+    "METRIC_FILE_NAME": "name the file in METRIC_PATH",
+    "SILENT_WORKER_AFTER_S": "set STALE_WORKER_AFTER_S",
+    "STATE_DIR": "set STATE_DIRECTORY, as systemd does",
+}  # fmt: skip
+"""Settings that are not read any more, and the remedy for an environment that still has one."""
+
+
+def warn_of_removed() -> None:
+    """Log once for each removed setting that the environment has.
+
+    `serve` has put the names of files, which it still takes, into the paths of the logs.
+    """
+    for name, remedy in _REMOVED.items():
+        second = name if name.endswith("_FILE_NAME") else f"AI_LEADS_{name}"
+        for variable in (f"QUEUE_WORKFLOWS_{name}", second):
+            raw = os.environ.get(variable)
+            path = KNOBS.get(name.replace("FILE_NAME", "PATH"))
+            if raw is not None and (path is None or not path.read().endswith(raw)):
+                _warn_once(variable, raw, f"no effect since 0.4.0; {remedy}")
 
 
 class RegisteredNode:
@@ -520,7 +408,7 @@ class RegisteredNode:
 
 
 def _register_no_models() -> None:
-    """Register nothing; the registrar of an app that has set none."""
+    """Do not register a model; the registrar of an app that has not set one."""
 
 
 class EngineConfig:
@@ -540,6 +428,11 @@ class EngineConfig:
         self.embedded = False
         self.embedded_db = ""
         """The database of the embedded server that `--db` names; a DSN beside it is refused."""
+        self.engine_pool_max = 4
+        """Size of the pool of the engine's own calls, such as `jobs.enqueue()`; `serve` sets it
+        from PG_POOL_SIZE and PG_MAX_OVERFLOW. The threads of an app seldom need more."""
+        self.pool_recycle_s = 3600.0
+        """Age at which a pooled connection is replaced: PG_POOL_RECYCLE of `serve`."""
         self.app: str | None = None
         self.app_name: str | None = None
         self.node_resolver: Callable[[str], Any] | None = None
@@ -560,7 +453,7 @@ class EngineConfig:
         self.ingest_schedule: list[Any] = []
         self.node_map: dict[str, Any] = {}
         self.listed_nodes: list[str] | None = None
-        """What `node_names` returned in the process that has the app, if that is another one."""
+        """The result of `node_names` in the process that has the app, if that is another one."""
         self.input_widgets: dict[str, WidgetSpec] = {}
         self.on_node_completed: NodeHook | None = None
         self.on_failed: FailureHook | None = None
@@ -675,7 +568,7 @@ class EngineConfig:
 
 
 def _is_unknown(error: Exception, name: str) -> bool:
-    """Return whether a resolver's error says that it does not know a name: no bug of its module."""
+    """Return whether a resolver's error means an unknown name, and not a bug of its module."""
     if isinstance(error, AttributeError):  # `getattr(nodes, name)`
         return error.name == name
     at = error.__traceback__
@@ -811,7 +704,7 @@ def set_node_versions(versions: Mapping[str, int]) -> None:
 
 
 def check_version(what: str, version: Any) -> None:
-    """Raise `InvalidConfig` unless a node may have this version; None: it has none."""
+    """Raise `InvalidConfig` unless a node may have this version; None stands for no version."""
     if version is None:
         return
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= MAX_VERSION:
@@ -826,12 +719,12 @@ def check_version(what: str, version: Any) -> None:
 
 
 def node_version_keys() -> list[str] | None:
-    """Return the versions of nodes that this process has, `<module>@<version>`; None: of none."""
+    """Return the versions of nodes that this process has, `<module>@<version>`, or None."""
     return [f"{name}@{version}" for name, version in sorted(_config.node_versions.items())] or None
 
 
 def node_names() -> list[str] | None:
-    """Return the names of all nodes that this app has; None: a package or resolver may have more.
+    """Return the names of all nodes that this app has, or None if a package may have more.
 
     Also None if it has none, or more than a worker reports (MAX_LISTED_NODES).
     """
@@ -897,10 +790,10 @@ def set_on_node_completed(hook: NodeHook) -> None:
 
 
 def set_on_failed(hook: FailureHook | None) -> None:
-    """Let schedulers call `hook(alert)` for failed runs, jobs and schedules; None: nothing.
+    """Let schedulers call `hook(alert)` for failed runs, jobs and schedules.
 
-    `alert` is a dict, see docs/alerts.md. Its errors are only logged. Raises `InvalidConfig` for
-    what cannot be called.
+    `alert` is a dict, see docs/alerts.md. Errors of the hook are only logged. None removes the
+    hook. Raises `InvalidConfig` for a hook that cannot be called.
     """
     if hook is not None and not callable(hook):
         raise errors.InvalidConfig(f"set_on_failed() takes a function or None, not {hook!r:.80}")
@@ -963,6 +856,11 @@ def database_url() -> str | None:
 def embedded_wanted() -> bool:
     """Return whether the app, an option or the environment requested the embedded server."""
     return _config.embedded or bool(_config.embedded_db) or EMBEDDED.read()
+
+
+def requested_database() -> str:
+    """Return the database of the embedded server that was requested, or an empty text."""
+    return _config.embedded_db or os.environ.get(EMBEDDED_DB_ENV, "")
 
 
 def host_label() -> str:

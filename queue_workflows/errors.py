@@ -1,6 +1,7 @@
 """Define every error that the package raises; a leaf also is the builtin that apps catch.
 
-Two functions suggest the known name that a wrong one perhaps stands for.
+Two functions suggest the known name that a wrong one perhaps stands for. The last four translate
+the errors of a library that this package does not import everywhere.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 COMPARED_CHARS = 200
 """Longer names are not compared with known names, since a row may have one of 16 MiB."""
@@ -292,3 +293,27 @@ def hint(name: object, known: Iterable[str]) -> str:
     """Return "; did you mean ...?" for a wrong name, or an empty text."""
     meant = closest(name, known)
     return f"; did you mean {meant!r}?" if meant else ""
+
+
+_explanations: list[Callable[[Exception], QueueWorkflowsError | None]] = []
+_outage_names: list[Callable[[BaseException], str | None]] = []
+
+
+def explain_by(explain: Callable[[Exception], QueueWorkflowsError | None]) -> None:
+    """Add a function that converts foreign errors which leave a command, or returns None."""
+    _explanations.append(explain)
+
+
+def explained(error: Exception) -> QueueWorkflowsError | None:
+    """Return the error of ours that explains a foreign error to a person, or None."""
+    return next(filter(None, (explain(error) for explain in _explanations)), None)
+
+
+def name_outages_by(name: Callable[[BaseException], str | None]) -> None:
+    """Add a function that returns the name of a service that is away by this error, or None."""
+    _outage_names.append(name)
+
+
+def outage(error: BaseException) -> str | None:
+    """Return the name of the service that is away by this error, or None."""
+    return next(filter(None, (name(error) for name in _outage_names)), None)

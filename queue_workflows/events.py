@@ -11,7 +11,7 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.dag import payload
-from queue_workflows.db import app_connections, check_violations, statements
+from queue_workflows.db import check_violations, statements
 from queue_workflows.tasks import attempt_requests
 from queue_workflows.types import Rows
 
@@ -38,7 +38,7 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
         raise errors.InvalidPayload(
             f"event {name!r}: its value is larger than 1 MiB; store a path instead"
         )
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         sent = statements.events.send(own, name=name, key=key, value=text) is not None
     if sent and conn is None:
         try:
@@ -56,7 +56,7 @@ async def send_async(
     name: str, *, key: str | int | None = None, value: Any = None, conn: Any = None
 ) -> bool:
     """Do as `send` does, without blocking the event loop."""
-    return await app_connections.call_async(send, conn, name, key=key, value=value)
+    return await db.call_async(send, conn, name, key=key, value=value)
 
 
 def list(  # noqa: A001  the verb that users look for

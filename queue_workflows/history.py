@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from queue_workflows import db, errors
+from queue_workflows import config, db, errors
 from queue_workflows.admin import attempt_history, job_history
+from queue_workflows.claim import job_tables, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
-from queue_workflows.operations import retention
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -178,28 +178,224 @@ def record_event(
     return added["id"]
 
 
+# --- totals ------------------------------------------------------------------------------------
+
+COUNT_EVERY_S: Final = 5.0
+"""Seconds between two counts: a scrape, which comes every 15 s, then finds little to count."""
+COUNTED_AT_ONCE: Final = 20_000
+"""Transactions whose events one call counts at most: 0.2 s of work where each has two."""
+COUNT_TIMEOUT: Final = "60s"
+"""One transaction may have ended very many jobs. Nobody waits for the rows that it locks."""
+NO_RIGHTS: Final = (
+    "this role may not write metric_totals and metric_position; "
+    "`queue-workflows connect --for work` prints the GRANTs"
+)
+
+
+def count_step(conn: db.Connection | None = None, *, most: int = COUNTED_AT_ONCE) -> bool:
+    """Add events that are not counted yet to totals that never fall; return whether more are left.
+
+    Those of `most` transactions at most, in one transaction, which never is an app's. Does nothing
+    while another one counts. `conn`: a connection outside of a transaction; None: one of the pool.
+    """
+    with db.statement(conn) as own, own.transaction():
+        statements.retention.set_timeout(own, timeout=COUNT_TIMEOUT)
+        return bool(statements.metrics.count_events(own, most=most))
+
+
+# --- prune -------------------------------------------------------------------------------------
+
+PRUNED = (
+    "runs", "jobs", "outbox", "node_events", "ingest_job_events", "logs", "fires", "events",
+    "workers", "heartbeats", "hw_samples", "gpu_models", "failure_alerts",
+)  # fmt: skip
+"""The kinds of rows that are pruned."""
+BLOCKS = 256
+"""Pages of a table that a batch reads: 2 MiB, in which some thousands of jobs fit."""
+RUNS = 20
+"""Runs that a batch deletes at most; their nodes, answers and outbox rows go with them."""
+RUNS_TIMEOUT = "60s"
+"""Each may have MAX_NODES_PER_RUN nodes. Nobody waits for the rows that are locked meanwhile."""
+_Delete = Callable[[db.Connection], int]
+
+
 def prune() -> dict[str, int]:
     """Delete all that is past its retention; return the number of deleted rows of each kind.
 
     Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, workers,
     heartbeats, hw_samples, gpu_models (of hosts that are gone). The nodes, answers and outbox rows
-    of a run are deleted with it, uncounted. What another transaction has locked stays until the
-    next call. Commits in batches. The orchestrator prunes by itself.
+    of a run are deleted with it, uncounted. Rows that another transaction has locked stay until
+    the next call. Commits in batches. The orchestrator prunes by itself.
     """
-    return retention.prune()
+    gone: Counter[str] = Counter(dict.fromkeys(PRUNED, 0))
+    for kind, count in prune_batches():
+        gone[kind] += count
+    return dict(gone)
 
 
 def prunable(*, conn: db.Connection | None = None) -> dict[str, int]:
     """Return how many runs and ingest jobs `prune` would delete now: `{"runs": n, "jobs": n}`."""
-    return retention.due(conn)
+    run_days, job_days = config.RUN_RETENTION_DAYS.read(), config.JOB_RETENTION_DAYS.read()
+    with db.transaction(conn) as own:
+        return {
+            "runs": statements.retention.count_runs(own, days=run_days),
+            "jobs": statements.retention.count_jobs(own, days=job_days),
+        }
 
 
 def prune_events(older_than_days: float = 30) -> int:
     """Delete node events that are older; return how many. Commits in batches."""
-    total = 0
+
+    def delete(conn: db.Connection) -> int:
+        return statements.job_events.prune_nodes(conn, days=older_than_days, batch=PRUNE_BATCH)
+
+    return sum(count for _, count in _again("node_events", delete, PRUNE_BATCH))
+
+
+def prune_batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
+    """Prune step by step: after each transaction, yield its kind and how many rows it deleted.
+
+    A row that raises when it is deleted is set aside in `rows` (None: for this call). An error of
+    one kind is raised at the end, after the other kinds have been pruned.
+    """
+    kept = rows or row_isolation.Isolation()
+    failed: Exception | None = _count_events()
+    for kind, steps in _kinds(kept):
+        while True:
+            step = None
+            try:
+                step = next(steps, None)
+            except db.Error as error:
+                if row_isolation.is_outage(error):
+                    raise
+                _log.error("pruning of %s ends early: %s", kind, row_isolation.described(error))
+                failed = failed or error
+            if step is None:
+                break
+            yield step
+    if failed is not None:
+        raise failed
+
+
+def _count_events() -> Exception | None:
+    """Count the events that metrics have not counted, before they are deleted."""
+    try:
+        with db.statement() as conn:
+            if not statements.metrics.progress(conn)["may_count"]:
+                _log.warning("events are deleted uncounted: %s", NO_RIGHTS)
+                return None
+        while count_step():
+            pass
+    except db.Error as error:
+        if row_isolation.is_outage(error):
+            raise
+        _log.error("events are deleted uncounted: %s", row_isolation.described(error))
+        return error
+    return None
+
+
+_Steps = Iterator[tuple[str, int]]
+
+
+def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
+    """Yield each kind with the steps that prune it."""
+    # Jobs even without a default: a queue may have its own.
+    yield "jobs", _pages("jobs", "ingest_jobs", config.JOB_RETENTION_DAYS.read(), rows)
+    if (days := config.RUN_RETENTION_DAYS.read()) > 0:
+        yield "runs", _pages("runs", "workflow_runs", days, rows)
+    if (days := config.NODE_EVENT_RETENTION_DAYS.read()) > 0:
+        yield from _by_age(days)
+    yield "workers", _again("workers", statements.workers.prune, 0)
+    yield "hw_samples", _again("hw_samples", statements.samples.prune, 0)
+    yield "gpu_models", _again("gpu_models", statements.models.prune, 0)
+    yield "failure_alerts", _again("failure_alerts", statements.failure_alerts.prune, 0)
+
+
+def _by_age(days: int) -> Iterator[tuple[str, _Steps]]:
+    most = PRUNE_BATCH
+
+    def delete_ingest_events(conn: db.Connection) -> int:
+        statements.retention.mark(conn)
+        return statements.retention.delete_ingest_events(conn, days=days, limit=most)
+
+    aged: dict[str, tuple[_Delete, int]] = {
+        "outbox": (
+            lambda conn: statements.retention.delete_outbox(conn, days=days, limit=most),
+            most,
+        ),
+        "node_events": (
+            lambda conn: statements.job_events.prune_nodes(conn, days=days, batch=most),
+            most,
+        ),
+        "ingest_job_events": (delete_ingest_events, most),
+        "logs": (lambda conn: statements.logs.prune(conn, days=days, batch=most), most),
+        "fires": (lambda conn: statements.schedules.prune(conn, days=days, batch=most), most),
+        "events": (lambda conn: statements.events.prune(conn, days=days, batch=most), most),
+        "heartbeats": (lambda conn: statements.retention.delete_heartbeats(conn, days=days), 0),
+    }
+    for kind, (delete, batch) in aged.items():
+        yield kind, _again(kind, delete, batch)
+
+
+def _again(kind: str, delete: _Delete, batch: int) -> _Steps:
+    """Delete batch after batch while they are full; once for a kind without a batch size."""
     while True:
         with db.transaction() as conn:
-            count = statements.job_events.prune_nodes(conn, days=older_than_days, batch=PRUNE_BATCH)
-        total += count
-        if count < PRUNE_BATCH:
-            return total
+            count = delete(conn)
+        yield kind, count
+        if not batch or count < batch:
+            return
+
+
+def _pages(kind: str, table: str, days: float, rows: row_isolation.Isolation) -> _Steps:
+    """Delete rows that ended so many days ago, page by page of a table; 0 days keep them forever.
+
+    A queue's own `retention_days` stands before `days`. A run with an open outbox row, or a node
+    that has not ended, stays. A page is read again while it gives a full batch of runs.
+    """
+    with db.transaction() as conn:
+        end = statements.retention.pages(conn, table=table)
+    for first in range(0, end, BLOCKS):
+        duty = deletion(kind, first, days)
+        while True:
+            with db.statement() as conn:
+                count = len(rows.batch(conn, duty))
+            yield kind, count
+            if kind != "runs" or count < RUNS:
+                break
+
+
+def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
+    """Return the deletion of `runs` or `jobs` of that age in BLOCKS pages of their table.
+
+    `first`: the first of the pages. Runs are deleted RUNS at a time.
+    """
+    given = {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
+
+    def set_timeout(conn: db.Connection) -> None:
+        statements.retention.set_timeout(conn, timeout=RUNS_TIMEOUT)
+
+    if kind == "runs":
+        return row_isolation.Duty(
+            "deletion of run",
+            statements.retention.delete_runs,
+            statements.retention.find_runs,
+            statements.retention.delete_runs_by_id,
+            _stays,
+            lambda: given,
+            set_timeout,
+        )
+    return row_isolation.Duty(
+        "deletion of ingest job",
+        statements.retention.delete_jobs,
+        statements.retention.find_jobs,
+        statements.retention.delete_jobs_by_id,
+        _stays,
+        lambda: given,
+        statements.retention.mark,
+    )
+
+
+def _stays(*_: object) -> bool:
+    """Return False: a row that cannot be deleted has no other end."""
+    return False

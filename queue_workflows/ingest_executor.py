@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import db
-from queue_workflows.engine import finish, job_tables, outcomes
-from queue_workflows.operations import inline_steps
+from queue_workflows.claim import job_tables, manual_claims, outcomes, record
 from queue_workflows.run import task_call
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
@@ -16,15 +15,13 @@ def execute_ingest_job(job: Row) -> str:
     Return `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: it
     cannot be claimed, has ended or is held by somebody else, and nothing was written.
     """
-    from queue_workflows.operations import manual_claims  # late: no worker needs it
-
     claimed = manual_claims.take(job_tables.INGEST_JOBS, job)
     if claimed is None:
         return "skipped"
     lease = job_tables.lease_of(job_tables.INGEST_JOBS, claimed)
     outcome = run_task(claimed)
     with db.transaction() as conn:
-        return finish.record(conn, lease, outcome)
+        return record.record(conn, lease, outcome)
 
 
 def run_task(
@@ -42,7 +39,9 @@ def run_task(
     own = runner or handlers.Runner()
     try:
         found = control_ or control.NoControl()
-        ask = inline_steps.asker(job_tables.INGEST_JOBS, job, lambda: found.interrupted is not None)
+        ask = manual_claims.asker(
+            job_tables.INGEST_JOBS, job, lambda: found.interrupted is not None
+        )
         return task_call.call(job, found, own, ask)
     finally:
         if runner is None:

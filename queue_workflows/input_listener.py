@@ -6,15 +6,17 @@ import logging
 import threading
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import drain, input_nodes, run_cache
-from queue_workflows.engine import row_isolation
 from queue_workflows.runtime import service
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 ANSWER, DRAIN = "answer", "dispatch after an answer of run"
+RECLAIM_S = 60.0
+"""Age in seconds at which an answer left `processing` is taken again (the contract's figure)."""
 NOT_PARKED_RETRY_S = 1.0
 REFUSED_RETRY_S = 60.0
 
@@ -35,7 +37,7 @@ class InputListener:
         self._rows = rows or row_isolation.Isolation()
         self._loop = service.Loop(
             "input-listener",
-            [service.Task("inputs", config.DISPATCH_POLL_S.read, self.process_all)],
+            [service.Task("inputs", config.CLAIM_POLL_S.read, self.process_all)],
         )
 
     def start(self) -> None:
@@ -58,10 +60,10 @@ class InputListener:
 
         The answer, the node's completion and its outbox row are one transaction. An answer that
         raises is postponed with back-off, so that it does not delay others; it fails after
-        DISPATCH_MAX_ATTEMPTS. Then the run's outbox is drained as far as no app code is needed; the
-        orchestrator does the rest.
+        `recovery.MAX_FAILURES`. Then the run's outbox is drained as far as no app code is needed;
+        the orchestrator does the rest.
         """
-        after_s = config.SUBMISSION_RECLAIM_S.read()
+        after_s = RECLAIM_S
         with run_cache.reading(self._begin) as conn:
             submission_id = statements.input_answers.next_due(
                 conn, after_s=after_s, set_aside=self._rows.aside(ANSWER)
@@ -103,7 +105,7 @@ class InputListener:
                 )
                 or 0
             )
-            if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
+            if failed >= recovery.MAX_FAILURES:
                 message = f"poison: it could not be taken in {failed} tries: {text}"
                 statements.input_answers.refuse(
                     conn, id=submission_id, error=payload.error_text(message)

@@ -1,31 +1,27 @@
 """Enqueue, read, list, cancel, retry, delete and explain jobs.
 
 `enqueue`, `list` and the functions for many jobs work on ingest jobs; the others on node jobs too.
-Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API
-is one module.
+Each call is one transaction, or joins that of `conn`.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
+import psycopg
+
 from queue_workflows import db, errors
 from queue_workflows.admin import waiting_reasons
+from queue_workflows.claim import job_tables, manual_changes
 from queue_workflows.dag import payload
-from queue_workflows.db import app_connections, check_violations, statements
-from queue_workflows.engine import (
-    cancellation,
-    ingest_jobs,
-    job_steps,
-    job_tables,
-)
-from queue_workflows.operations import many_jobs, run_retries
-from queue_workflows.runtime import durations
-from queue_workflows.tasks import job_validation, registry
+from queue_workflows.db import check_violations, statements
+from queue_workflows.runtime import clock, identity
+from queue_workflows.tasks import args as task_args
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import (
     IngestJob,
     JobId,
@@ -47,6 +43,13 @@ Kind = Literal["node", "ingest"]
 LONGEST_WINDOW_S = 366 * 86400.0
 STATUSES: tuple[str, ...] = get_args(JobStatus)
 """The statuses of an ingest job."""
+BATCH = 500
+"""Jobs that one transaction changes, so that it stays far below the engine's 5 s."""
+_NO_SUCH_JOB = "there is no such job"
+_Outcome = tuple[str, str | None]
+"""An outcome and the reason of a refusal."""
+_Change = Callable[[db.Connection, Mapping[str, Row]], Mapping[str, _Outcome]]
+"""Takes the locked rows by id; returns the outcome of each id."""
 
 
 # --- enqueue -----------------------------------------------------------------------------------
@@ -123,7 +126,7 @@ async def enqueue_async(task_name: str, *, conn: Any = None, **job: Unpack[JobKe
     cancelled may still queue the job.
     """
     if conn is None:
-        return await app_connections.call_async(enqueue, None, task_name, **job)
+        return await db.call_async(enqueue, None, task_name, **job)
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
     return (await _insert_async(batch, conn))[0]
 
@@ -140,7 +143,7 @@ async def enqueue_many_async(
     """Do as `enqueue_many` does, without blocking the event loop; `conn` as in `enqueue_async`."""
     defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
     if conn is None:
-        return await app_connections.call_async(enqueue_many, None, jobs, args=args, **defaults)
+        return await db.call_async(enqueue_many, None, jobs, args=args, **defaults)
     found = job_validation.from_keywords(defaults, jobs, args)
     batches = job_validation.batches(found, whole=True)
     return [one for batch in batches for one in await _insert_async(batch, conn)]
@@ -148,7 +151,7 @@ async def enqueue_many_async(
 
 def _is_psycopg(conn: Any) -> bool:
     """Return whether a call uses psycopg: a connection of the engine, or of the app."""
-    return conn is None or app_connections.is_psycopg(conn)
+    return conn is None or db.is_psycopg(conn)
 
 
 def _enqueue_args(
@@ -157,24 +160,37 @@ def _enqueue_args(
     texts = job_validation.encode_args_of_each(row["task_name"], args)
     # An app's connection may be in autocommit, where each statement is a transaction.
     parts = [texts] if conn is not None and texts else [*payload.parts(texts)]
+    ids: builtins.list[JobId] = []
     with _whole(conn, len(parts)) as own:
-        return [one for part in parts for one in ingest_jobs.insert_many(own, row, part)]
+        for part in parts:
+            prefix = identity.new_job_prefix()
+            given: dict[str, Any] = {**row, "prefix": prefix, "args": f"[{','.join(part)}]"}
+            statements.ingest_jobs.insert_many(own, **given)
+            ids += identity.job_ids(prefix, len(part))
+    return ids
 
 
 def _insert(batches: builtins.list[job_validation.Batch], conn: Any) -> builtins.list[JobId]:
+    insert = statements.ingest_jobs.insert_batch
     with _whole(conn, len(batches)) as own:
-        return [one for batch in batches for one in ingest_jobs.insert_batch(own, batch)]
+        return [
+            one
+            for batch in batches
+            for one in batch.ids(insert(own, prefix=batch.prefix, jobs=batch.jobs))
+        ]
 
 
 def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
     if conn is None and statements == 1:
         return db.statement()
-    return app_connections.transaction(conn, async_twin="jobs.enqueue_async()")
+    return db.transaction(conn, async_twin="jobs.enqueue_async()")
 
 
 async def _insert_async(batch: job_validation.Batch, conn: Any) -> builtins.list[JobId]:
+    text = statements.ingest_jobs.insert_batch.text
+    given = {"prefix": batch.prefix, "jobs": batch.jobs}
     with check_violations.translated():
-        return await ingest_jobs.insert_batch_async(conn, batch)
+        return batch.ids(await db.fetch_async(conn, text, given, blocking_twin="jobs.enqueue"))
 
 
 @check_violations.translated()
@@ -193,12 +209,17 @@ def enqueue_once(
     One transaction, or that of `conn`. Raises as `enqueue` does, and `ArgsRefused` for args that
     the task does not read.
     """
-    registry.refuse_dropped(task_name, job.get("args"))
+    task_args.refuse_dropped(task_name, job.get("args"))
     if job.get("idempotency_key") is not None:
         job.setdefault("idempotency_window_s", LONGEST_WINDOW_S)
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
-    with app_connections.statement(conn) as own:
-        return ingest_jobs.insert_once(own, batch, by or "")
+    with db.statement(conn) as own:
+        row = statements.ingest_jobs.insert_once(
+            own, prefix=batch.prefix, jobs=batch.jobs, actor=payload.error_text(by or "")
+        )
+    if row is None:
+        return batch.ids([])[0], "queued"
+    return batch.ids([row | {"place": 1}])[0], "lost" if row["lost"] else row["status"]
 
 
 # --- read --------------------------------------------------------------------------------------
@@ -216,18 +237,16 @@ def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     `kind`: `node` or `ingest` looks for that kind alone. `conn` (psycopg, SQLAlchemy, Django): read
     in its transaction.
     """
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         row = None if kind == "ingest" else statements.nodes.get(own, job=job_id)
-        return (
-            row
-            if row is not None or kind == "node"
-            else statements.ingest_jobs.get(own, job=job_id)
-        )
+        if row is None and kind != "node":
+            row = statements.ingest_jobs.get(own, job=job_id)
+        return row
 
 
 async def get_async(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Row | None:
     """Do as `get` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(get, conn, job_id, kind=kind)
+    return await db.call_async(get, conn, job_id, kind=kind)
 
 
 def state(job_id: str, *, conn: Any = None) -> Row | None:
@@ -239,7 +258,7 @@ def state(job_id: str, *, conn: Any = None) -> Row | None:
     """
     if not payload.is_storable(job_id):
         return None
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         return statements.ingest_jobs.state(own, job=job_id)
 
 
@@ -277,9 +296,20 @@ def list(  # noqa: A001  the verb that users look for
     _check_since(since)
     if not all(payload.is_storable(one) for one in texts.values() if one is not None):
         return []
-    wanted = ingest_jobs.Filter(queue, task_name, statuses, since, key, text, before, lost)
     with db.transaction(conn) as own:
-        return ingest_jobs.find(own, wanted, limit)
+        return statements.ingest_jobs.find(
+            own,
+            queue=queue,
+            task_name=task_name,
+            statuses=statuses,
+            at=since if isinstance(since, datetime) else None,
+            ago=since if isinstance(since, timedelta) else None,
+            key=key,
+            text=text,
+            before=before,
+            lost=lost,
+            limit=limit,
+        )
 
 
 def _check_since(since: Any) -> None:
@@ -289,7 +319,7 @@ def _check_since(since: Any) -> None:
         )
     if isinstance(since, datetime) and since.tzinfo is None:
         raise errors.InvalidConfig(f"since {since}: it has no time zone")
-    if isinstance(since, timedelta) and abs(since) > durations.MAX_SPAN:
+    if isinstance(since, timedelta) and abs(since) > clock.MAX_SPAN:
         raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
 
 
@@ -316,15 +346,15 @@ def cancel(job_id: str, *, conn: Any = None) -> Row | None:
     its run with it, because the nodes that depend on it can never run. `conn` (psycopg, SQLAlchemy,
     Django): join its transaction.
     """
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         # This statement begins the app's transaction, if need be: the block below would otherwise
         # begin and commit one. The block is for connections in autocommit.
         job = statements.nodes.get(own, job=job_id)
         with own.transaction():
             if job is None:
-                return cancellation.cancel_job(own, job_tables.INGEST_JOBS, job_id)
+                return manual_changes.cancel(own, job_tables.INGEST_JOBS, job_id)
             statements.runs.lock(own, run_id=job["run_id"])
-            row = cancellation.cancel_job(own, job_tables.NODE_JOBS, job_id)
+            row = manual_changes.cancel(own, job_tables.NODE_JOBS, job_id)
             if row is not None:
                 statements.runs.cancel(own, run_id=job["run_id"], error=None)
             return row
@@ -332,7 +362,7 @@ def cancel(job_id: str, *, conn: Any = None) -> Row | None:
 
 async def cancel_async(job_id: str, *, conn: Any = None) -> Row | None:
     """Do as `cancel` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(cancel, conn, job_id)
+    return await db.call_async(cancel, conn, job_id)
 
 
 @check_violations.translated()
@@ -345,12 +375,16 @@ def retry(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row
     such a step, and `IdempotencyClash` if another job has its idempotency key by now. `conn`
     (psycopg, SQLAlchemy, Django): join its transaction.
     """
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         job = statements.nodes.get(own, job=job_id)  # begins the app's transaction, as in `cancel`
         with own.transaction():
-            row = _retry_ingest(own, job_id) if job is None else _retry_node(own, job)
+            row = _reopen(own, job_id) if job is None else _retry_node(own, job)
+            if row is None:
+                raise errors.UnknownJob(
+                    f"no failed or cancelled job {job_id!r} with a generation to go"
+                )
             if from_step is not None:
-                job_steps.forget_from(own, _table_of(job), job_id, from_step)
+                _forget_from(own, _table_of(job), job_id, from_step)
             return row
 
 
@@ -366,15 +400,45 @@ def steps(job_id: str, *, conn: db.Connection | None = None) -> Rows:
     `ended_at`.
     """
     with db.transaction(conn) as own:
-        node = statements.nodes.get(own, job=job_id) if payload.is_storable(job_id) else None
-        return job_steps.of_job(own, _table_of(node), job_id)
+        if not payload.is_storable(job_id):
+            return []
+        table = _table_of(statements.nodes.get(own, job=job_id))
+        return statements.job_steps.of_job(own, table=table.name, job=job_id)
 
 
-def _retry_ingest(conn: db.Connection, job_id: str) -> Row:
-    row = ingest_jobs.reopen(conn, job_id)
-    if row is None:
-        raise errors.UnknownJob(f"no failed or cancelled job {job_id!r} with a generation to go")
-    return row
+def _forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, step: str) -> None:
+    """Delete the first step of this name and those that began after it."""
+    rows = statements.job_steps.of_job(conn, table=table.name, job=job_id)
+    known = dict.fromkeys(row["name"] for row in rows)
+    if step not in known:
+        has = ", ".join([*known][:20]) or "none"
+        raise errors.InvalidConfig(
+            f"job {job_id!r} has no step {step!r:.120}; its steps: {has}{errors.hint(step, known)}"
+        )
+    statements.job_steps.forget_from(conn, table=table.name, job=job_id, name=step)
+
+
+def _reopen(conn: db.Connection, job_id: str) -> Row | None:
+    """Queue a failed or cancelled ingest job again, with all counters at zero; return its row.
+
+    None: it is in another state, or unknown. Raises `IdempotencyClash`, with nothing written, when
+    another job owns its idempotency key now.
+    """
+    try:
+        with conn.transaction():
+            rows = statements.retry_jobs.reopen_ingest(conn, jobs=[job_id])
+            return rows[0] if rows else None
+    except Exception as error:
+        if not check_violations.is_violation_of(error, "ingest_jobs_idempotency_idx"):
+            raise
+        found = statements.retry_jobs.key_owner(conn, job=job_id)
+        if found is None:
+            raise
+    raise errors.IdempotencyClash(
+        f"job {job_id!r} cannot run again: its idempotency key {found['key']!r} is that of job "
+        f"{found['id']!r} now",
+        found["id"],
+    )
 
 
 def _retry_node(conn: db.Connection, job: Row) -> Row:
@@ -382,13 +446,13 @@ def _retry_node(conn: db.Connection, job: Row) -> Row:
         raise errors.InvalidConfig(
             f"job {job['id']!r} is {job['status']}: only a failed or cancelled one is retried"
         )
-    run_retries.reopen(conn, job["run_id"], from_node=None)
+    manual_changes.reopen_run(conn, job["run_id"])
     return statements.nodes.get(conn, job=job["id"]) or job
 
 
 async def retry_async(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await app_connections.call_async(retry, conn, job_id, from_step=from_step)
+    return await db.call_async(retry, conn, job_id, from_step=from_step)
 
 
 def delete(job_id: str, *, by: str | None = None, conn: db.Connection | None = None) -> bool:
@@ -398,9 +462,12 @@ def delete(job_id: str, *, by: str | None = None, conn: db.Connection | None = N
     and for the job of a node, which is deleted with its run. `conn`: join its transaction.
     """
     (done,) = delete_many(job_id, by=by, conn=conn)
-    if done["outcome"] == "deleted" or done["reason"] == many_jobs.NO_SUCH_JOB:
+    if done["outcome"] == "deleted" or done["reason"] == _NO_SUCH_JOB:
         return done["outcome"] == "deleted"
     raise errors.InvalidConfig(f"job {job_id!r}: {done['reason']}")
+
+
+# --- change many ---------------------------------------------------------------------------------
 
 
 def cancel_many(
@@ -417,7 +484,7 @@ def cancel_many(
     transaction for each 500 jobs, or that of `conn`. Raises `InvalidConfig` (a ValueError) for an
     id that is no text.
     """
-    return many_jobs.cancel(ids, by, conn, running=running)
+    return _each(ids, _cancel if running else _cancel_queued, by, conn)
 
 
 def retry_many(
@@ -427,7 +494,7 @@ def retry_many(
 
     As `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
     """
-    return many_jobs.retry(ids, by, conn)
+    return _each(ids, _retry, by, conn)
 
 
 def delete_many(
@@ -437,4 +504,95 @@ def delete_many(
 
     As `cancel_many`; `outcome`: `deleted`, `refused`, `unknown`.
     """
-    return many_jobs.delete(ids, by, conn)
+    return _each(ids, _delete, by, conn)
+
+
+def _each(
+    ids: str | Iterable[str], change: _Change, by: str | None, conn: db.Connection | None
+) -> builtins.list[JsonDict]:
+    done: builtins.list[JsonDict] = []
+    wanted = builtins.list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
+    for one in wanted:
+        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidConfig(f"job {one!r:.80}: an id is a text")
+    for start in range(0, len(wanted), BATCH):
+        some = wanted[start : start + BATCH]
+        with db.transaction(conn) as own:
+            if by is not None:
+                statements.ingest_jobs.name_actor(own, actor=payload.error_text(by))
+            known = [one for one in some if payload.is_storable(one)]
+            rows = {row["id"]: row for row in statements.ingest_jobs.lock(own, ids=known)}
+            outcomes = change(own, rows)
+            nodes = {
+                row["id"]: row["run_id"]
+                for row in statements.ingest_jobs.find_node_jobs(
+                    own, ids=[one for one in known if one not in rows]
+                )
+            }
+            done += [_report(one, rows.get(one), outcomes, nodes) for one in some]
+    return done
+
+
+def _report(
+    job_id: str, row: Row | None, outcomes: Mapping[str, _Outcome], nodes: Mapping[str, str]
+) -> JsonDict:
+    if row is None:
+        reason = f"it is a node of run {nodes[job_id]}" if job_id in nodes else _NO_SUCH_JOB
+        outcome, status = "unknown", None
+    else:
+        (outcome, reason), status = outcomes[job_id], row["status"]
+    return {"id": job_id, "outcome": outcome, "status": status, "reason": reason}
+
+
+def _having(rows: Mapping[str, Row], *statuses: str) -> builtins.list[str]:
+    return [job_id for job_id, row in rows.items() if row["status"] in statuses]
+
+
+def _refused(rows: Mapping[str, Row], rule: str = "") -> dict[str, _Outcome]:
+    return {job_id: ("refused", f"it is {row['status']}{rule}") for job_id, row in rows.items()}
+
+
+def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
+    ended = _having(rows, "failed", "cancelled")
+    chosen = [one for one in ended if rows[one]["generation"] < job_tables.LAST_GENERATION]
+    key_taken = _reopen_all(conn, chosen) if chosen else set[str]()
+    outcomes = _refused(rows, ": only a failed or cancelled one is retried")
+    outcomes |= dict.fromkeys(ended, ("refused", "it is in its last generation: queue a new job"))
+    outcomes |= dict.fromkeys(chosen, ("queued", None))
+    reason = "another job has its idempotency key by now"
+    return outcomes | dict.fromkeys(key_taken, ("refused", reason))
+
+
+def _reopen_all(conn: db.Connection, ids: Sequence[str]) -> set[str]:
+    """Queue failed and cancelled jobs again; return those whose idempotency key another job has."""
+    try:
+        with conn.transaction():
+            statements.retry_jobs.reopen_ingest(conn, jobs=[*ids])
+    except psycopg.errors.UniqueViolation:
+        taken: set[str] = set()
+        for job_id in ids:
+            try:
+                _reopen(conn, job_id)
+            except errors.IdempotencyClash:
+                taken.add(job_id)
+        return taken
+    return set()
+
+
+def _cancel_queued(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
+    chosen = _having(rows, "queued")
+    statements.ingest_jobs.cancel_queued(conn, ids=chosen)
+    return _refused(rows) | dict.fromkeys(chosen, ("cancelled", None))
+
+
+def _cancel(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
+    chosen = _having(rows, "running")
+    statements.ingest_jobs.request_cancel(conn, ids=chosen)
+    return _cancel_queued(conn, rows) | dict.fromkeys(chosen, ("asked to stop", None))
+
+
+def _delete(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
+    chosen = [job_id for job_id, row in rows.items() if row["status"] != "running"]
+    statements.ingest_jobs.delete(conn, ids=chosen)
+    outcomes = _refused(rows, ": cancel it first")
+    return outcomes | dict.fromkeys(chosen, ("deleted", None))

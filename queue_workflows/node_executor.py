@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables, manual_claims, outcomes, record
 from queue_workflows.dag import answers, confinement, typed_values
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import finish, job_tables, outcomes
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
-from queue_workflows.operations import inline_steps
 from queue_workflows.run import node_call
 from queue_workflows.runtime import log_context
 from queue_workflows.tasks import handlers
@@ -44,8 +43,6 @@ def execute_node(
     not run. `model_cache`: any object with `require_model(id)`; its other members are used if it
     has them. `cancel_event` ends a generator at its next yield.
     """
-    from queue_workflows.operations import manual_claims  # late: no worker needs it
-
     claimed = manual_claims.take(job_tables.NODE_JOBS, job)
     if claimed is None:
         return "skipped"
@@ -56,7 +53,7 @@ def execute_node(
             job, model_cache=cache, cancel_event=cancel_event, status_callback=status_callback
         )
     with db.transaction() as conn:
-        recorded = finish.record(conn, lease, outcomes.without_others(outcome))
+        recorded = record.record(conn, lease, outcomes.without_others(outcome))
     if recorded == "completed" and outcome.kind == "completed":
         call_completed_hook(job, outcome)
     return recorded
@@ -97,7 +94,7 @@ def run_handler(
         model_cache,
         cancel,
         status_callback or _ignore,
-        ask=inline_steps.asker(job_tables.NODE_JOBS, job, cancel.is_set),
+        ask=manual_claims.asker(job_tables.NODE_JOBS, job, cancel.is_set),
     )
     with contextlib.closing(handlers.Runner()) as runner:
         return node.run(runner)

@@ -9,12 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from queue_workflows import config, db, input_listener
+from queue_workflows import config, db, history, input_listener
+from queue_workflows.claim import admission, row_isolation
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, drain, run_cache
-from queue_workflows.engine import promotion, row_isolation
 from queue_workflows.maintenance import periodic, sweeps
-from queue_workflows.operations import retention
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn
 
@@ -103,7 +102,7 @@ class NodePool:
 
     def _prune(self) -> None:
         gone: Counter[str] = Counter()
-        for kind, count in retention.batches(self._prune_rows):
+        for kind, count in history.prune_batches(self._prune_rows):
             gone[kind] += count
             if self._stopped.is_set():
                 break
@@ -112,7 +111,7 @@ class NodePool:
 
     def _poll_s(self) -> float:
         due = self._check_at if self._drain_at is None else min(self._check_at, self._drain_at)
-        return max(0.0, min(config.DISPATCH_POLL_S.read(), due - self._now()))
+        return max(0.0, min(config.CLAIM_POLL_S.read(), due - self._now()))
 
     def _act(self, wake: db.Wake) -> None:
         try:
@@ -163,7 +162,7 @@ class NodePool:
 
     def _check_once(self) -> bool:
         """Do one round of what there is to do; return whether there may be more."""
-        poll_s = config.DISPATCH_POLL_S.read()
+        poll_s = config.CLAIM_POLL_S.read()
         self._check_at = self._now() + poll_s
         self._drain_at = None
         conn = self._kept.get()
@@ -176,7 +175,7 @@ class NodePool:
         more: list[bool] = []
         row_isolation.all_of(
             [
-                lambda: seen["due"] and promotion.promote_due(conn, self._rows),
+                lambda: seen["due"] and admission.promote_due(conn, self._rows),
                 lambda: more.append(
                     self.work(
                         runs=seen["runs"] or seen["due"],

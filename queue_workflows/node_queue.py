@@ -1,22 +1,21 @@
-"""Keep the 0.3.0 functions for node jobs and ingest jobs; each calls the present API.
+"""Keep the 0.3.0 functions for node jobs and ingest jobs.
 
-Its length: apps import all of them from here.
+Most call the present API. Those without a present name claim, change and requeue jobs for a caller
+that is no worker. Its length: apps import all of them from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from queue_workflows import db, history, jobs, queues, runs, workers
+from queue_workflows.claim import job_tables, manual_changes, manual_claims, recovery, row_isolation
+from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.operations import (
-    manual_claims,
-    manual_node_changes,
-    manual_outcomes,
-    requeue,
-)
 from queue_workflows.types import IngestJob, JobId, NodeJob, Row
+
+_IN_BRIEF = ("id", "run_id", "node_id", "status")
 
 # --- node jobs ---------------------------------------------------------------------------------
 
@@ -79,8 +78,13 @@ def claim_next_cpu_job(
     worker_lane: int = 0, *, host: str | None = None, lease_s: float = 600, host_priority: int = 0
 ) -> Row | None:
     """Claim the next cpu job for this process; return its row, or None if there is none."""
-    return manual_claims.claim_cpu_job(
-        worker_lane, host=host, lease_s=lease_s, host_priority=host_priority
+    return manual_claims.claim_next(
+        job_tables.NODE_JOBS,
+        "cpu",
+        host=host,
+        lease_s=lease_s,
+        newest=host_priority < 0,
+        lane=worker_lane,
     )
 
 
@@ -98,13 +102,15 @@ def claim_next_gpu_job(
     With GPU_CLAIM_POLICY `strict`: the best priority band first, inside it `current_model`, then
     age. `known_models` None: the process can load any model.
     """
-    return manual_claims.claim_gpu_job(
-        worker_lane,
-        current_model,
+    return manual_claims.claim_next(
+        job_tables.NODE_JOBS,
+        "gpu",
         host=host,
         lease_s=lease_s,
-        host_priority=host_priority,
-        known_models=known_models,
+        newest=host_priority < 0,
+        lane=worker_lane,
+        model=current_model,
+        models=None if known_models is None else sorted(known_models),
     )
 
 
@@ -116,54 +122,94 @@ def mark_completed(
     vm_rss_mb_peak: int | None = None,
 ) -> NodeJob | None:
     """Complete a job, with its outbox event; return its row, or None if it was over."""
-    return manual_outcomes.complete_node(
-        job_id, context_delta=context_delta, seconds=seconds, rss_mb=vm_rss_mb_peak
-    )
+    text = payload.encode(context_delta or {}, "context_delta")
+    with db.transaction() as conn:
+        row = manual_changes.complete(
+            conn,
+            job_tables.NODE_JOBS,
+            job_id,
+            result=text,
+            seconds=seconds,
+            rss_mb=vm_rss_mb_peak,
+        )
+    return cast("NodeJob | None", row)
 
 
 def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> NodeJob | None:
     """Fail a job, with its outbox event; return its row, or None if it was over."""
-    return manual_outcomes.fail_node(job_id, error=error, seconds=seconds)
+    return cast("NodeJob | None", _fail(job_tables.NODE_JOBS, job_id, error, seconds))
+
+
+def _fail(table: job_tables.JobTable, job_id: str, error: str, seconds: float | None) -> Row | None:
+    text = payload.error_text(error)
+    with db.transaction() as conn:
+        return manual_changes.fail(conn, table, job_id, error=text, seconds=seconds)
 
 
 def mark_awaiting_input(job_id: str) -> NodeJob | None:
     """Park a job until its answer, with its outbox event; return its row, or None if it is over."""
-    return manual_outcomes.park_node(job_id)
+    with db.transaction() as conn:
+        row = statements.manual_changes.park_node(conn, job=job_id)
+        if row is None:
+            job = statements.nodes.get(conn, job=job_id)
+            row = job if job and job["status"] == "awaiting_input" else None
+    return cast("NodeJob | None", row)
 
 
 def set_resolved_inputs(job_id: str, resolved_inputs: dict[str, Any]) -> NodeJob | None:
     """Store the resolved inputs of a node; return its row, or None if there is no such job."""
-    return manual_node_changes.set_resolved_inputs(job_id, resolved_inputs)
+    text = payload.encode(resolved_inputs, "resolved_inputs")
+    with db.transaction() as conn:
+        row = statements.nodes.set_resolved_inputs(conn, job=job_id, inputs=text)
+    return cast("NodeJob | None", row)
 
 
 def set_input_spec(run_id: str, node_id: str, spec: dict[str, Any]) -> NodeJob | None:
     """Store the question of an input node; return its row, or None if there is no such node."""
-    return manual_node_changes.set_input_spec(run_id, node_id, spec)
+    text = payload.encode(spec, "input_spec")
+    with db.transaction() as conn:
+        job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
+        row = statements.nodes.set_input_spec(conn, job=job["id"], spec=text) if job else None
+    return cast("NodeJob | None", row)
 
 
 def reclaim_expired_leases() -> list[Row]:
-    """Take back node jobs whose lease has lapsed; return id, run_id, node_id, status of each."""
-    return requeue.reclaim_nodes()
+    """Take back node jobs whose lease has lapsed; return id, run_id, node_id, status of each.
+
+    A row that raises is left out, and the others are taken back.
+    """
+    with db.statement() as conn:
+        isolation = row_isolation.Isolation()
+        return _brief(recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS, rows=isolation))
+
+
+def _brief(rows: list[Row]) -> list[Row]:
+    return [{name: row[name] for name in _IN_BRIEF} for row in rows]
 
 
 def requeue_job_for_retry(job_id: str) -> NodeJob | None:
     """Queue a running job at the front and count a watchdog retry; None if it does not run."""
-    return requeue.requeue_node(job_id)
+    with db.transaction() as conn:
+        return cast("NodeJob | None", statements.manual_changes.requeue_node(conn, job=job_id))
 
 
 def reclaim_all_running_for_resume() -> list[Row]:
     """Queue every running node job at the front, uncounted; as `reclaim_expired_leases`."""
-    return requeue.requeue_all_nodes()
+    with db.transaction() as conn:
+        return _brief(statements.manual_changes.requeue_all_nodes(conn))
 
 
 def requeue_running_for_worker(host_label: str, queue: str) -> int:
     """Queue a host's running jobs of a queue at the front, uncounted; return how many."""
-    return requeue.requeue_of_host(host_label, queue)
+    requeue = statements.manual_changes.requeue_of_host[job_tables.of_queue(queue).name]
+    with db.transaction() as conn:
+        return len(requeue(conn, host=host_label, queue=queue))
 
 
 def cancel_queued_jobs_for_run(run_id: str) -> int:
     """Cancel a run's queued jobs and leave the run as it is; return how many."""
-    return manual_node_changes.cancel_queued_nodes(run_id)
+    with db.transaction() as conn:
+        return len(statements.cancellation.cancel_queued_nodes(conn, run_id=run_id))
 
 
 def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
@@ -280,26 +326,33 @@ def claim_next_ingest_job(
     queue: str, *, host: str | None = None, lease_s: float = 600
 ) -> Row | None:
     """Claim the next job of an ingest queue for this process; return its row, or None."""
-    return manual_claims.claim_ingest_job(queue, host=host, lease_s=lease_s)
+    return manual_claims.claim_next(job_tables.INGEST_JOBS, queue, host=host, lease_s=lease_s)
 
 
 def mark_ingest_completed(
     job_id: str, *, result: Any = None, seconds: float | None = None
 ) -> IngestJob | None:
     """Complete a job; return its row, or None if it was over."""
-    return manual_outcomes.complete_ingest_job(job_id, result=result, seconds=seconds)
+    text = payload.encode(result, "result")
+    with db.transaction() as conn:
+        row = manual_changes.complete(
+            conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
+        )
+    return cast("IngestJob | None", row)
 
 
 def mark_ingest_failed(
     job_id: str, *, error: str, seconds: float | None = None
 ) -> IngestJob | None:
     """Fail a job; return its row, or None if it was over."""
-    return manual_outcomes.fail_ingest_job(job_id, error=error, seconds=seconds)
+    return cast("IngestJob | None", _fail(job_tables.INGEST_JOBS, job_id, error, seconds))
 
 
 def reclaim_expired_ingest_leases() -> list[Row]:
-    """Take back ingest jobs whose lease has lapsed; return their rows."""
-    return requeue.reclaim_ingest_jobs()
+    """Take back ingest jobs whose lease has lapsed; return their rows, but for one that raises."""
+    with db.statement() as conn:
+        isolation = row_isolation.Isolation()
+        return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS, rows=isolation)
 
 
 def ingest_snapshot() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime, timedelta
 from enum import Enum
@@ -11,8 +12,7 @@ from queue_workflows import config, db, errors
 from queue_workflows.admin import overview
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
-from queue_workflows.engine import controls, ingest_jobs, queues
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
 
@@ -22,6 +22,8 @@ MOST = 1_000_000
 LONGEST_S = 366 * 86400.0
 LIVE_WORKER_S = 30.0
 """Heartbeat age up to which a worker counts as capacity (the contract's figure)."""
+RATE_WINDOW_S = 300
+"""Rates are measured over the last five minutes."""
 
 
 class _Keep(Enum):
@@ -47,7 +49,7 @@ def pause(
     from now by the database's clock; None: at `resume`. `conn`: join the caller's transaction.
     Raises before any write `UnknownQueue`, `InvalidConfig` (both ValueErrors).
     """
-    at, lasts = durations.check_until(until)
+    at, lasts = clock.check_until(until)
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if at is not None and statements.controls.is_over(own, instant=at):
@@ -100,7 +102,14 @@ def limit(
             raise errors.InvalidConfig(
                 f"queue {queue!r} can be paused; limits are of ingest queues"
             )
-        return queues.limit(own, queue, partition, values)
+        limits = json.dumps(values)
+        if partition is None:
+            return statements.queues.limit_queue(own, queue=queue, limits=limits)
+        row = statements.queues.limit_partition(
+            own, queue=queue, partition=partition, limits=limits
+        )
+        statements.queues.delete_unset_partition(own, queue=queue, partition=partition)
+        return row
 
 
 def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:  # noqa: A001
@@ -115,13 +124,9 @@ def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:
     """
     with db.transaction(conn) as own:
         settings = {row["queue"]: row for row in statements.queues.settings(own, queue=None)}
-        counts = queues.counts(own)
+        counts = _counts(own)
         parts = statements.queues.partition_settings(own)
-        served = (
-            {*statements.controls.known_queues(own)} - {controls.ALL}
-            if used_only
-            else config.queues()
-        )
+        served = {*statements.controls.known_queues(own)} if used_only else config.queues()
     named = config.used_queues() | served if used_only else served
     names = sorted(named | settings.keys() | counts.keys())
     return [
@@ -157,19 +162,38 @@ def ingest_counts() -> dict[str, Any]:
 
     For every configured ingest queue. `workers`: heartbeats younger than LIVE_WORKER_S seconds.
     """
-    with db.transaction() as conn:
-        counts = ingest_jobs.counts(conn, LIVE_WORKER_S)
     keys = ("queued", "running", "completed", "failed", "workers")
-    return {
-        "queues": {
-            queue: {key: counts.get(queue, {}).get(key, 0) for key in keys}
-            for queue in sorted(config.get_config().ingest_queues)
-        }
-    }
+    queues = sorted(config.get_config().ingest_queues)
+    found: dict[str, dict[str, int]] = {queue: dict.fromkeys(keys, 0) for queue in queues}
+    with db.transaction() as conn:
+        counts = statements.ingest_jobs.count_by_status(conn)
+        live = statements.workers.count_heartbeats(conn, live_s=LIVE_WORKER_S)
+    for row in counts:
+        of_queue = found.get(row["queue"], {})
+        if row["status"] in of_queue:
+            of_queue[row["status"]] = row["n"]
+    for row in live:
+        if row["queue"] in found:
+            found[row["queue"]]["workers"] = row["n"]
+    return {"queues": found}
+
+
+def _counts(conn: db.Connection) -> dict[str, Row]:
+    """Return for each queue with live jobs or recent events: counts by state, oldest_s, came, went.
+
+    `came`, `went`: jobs of the last RATE_WINDOW_S. Reads every live job and the events of that
+    time.
+    """
+    found: dict[str, Row] = {}
+    for table in reversed(statements.JOB_TABLES):
+        for rows in (statements.queues.count_jobs, statements.queues.count_events):
+            for row in rows[table](conn, window=RATE_WINDOW_S):
+                found.setdefault(row["queue"], {}).update(row)
+    return found
 
 
 def _shown(queue: str, settings: Row, count: Row) -> Row:
-    per_min = 60 / queues.RATE_WINDOW_S
+    per_min = 60 / RATE_WINDOW_S
     came = count.get("fresh", 0) + count.get("came", 0)
     return {
         "queue": queue,
@@ -182,9 +206,9 @@ def _shown(queue: str, settings: Row, count: Row) -> Row:
         "in_per_min": round(came * per_min, 1),
         "out_per_min": round(count.get("went", 0) * per_min, 1),
         "max_running": settings.get("max_running"),
-        "rate": durations.rate_text(settings.get("rate_limit"), settings.get("rate_period_s")),
+        "rate": clock.rate_text(settings.get("rate_limit"), settings.get("rate_period_s")),
         "partition_max_running": settings.get("partition_max_running"),
-        "partition_rate": durations.rate_text(
+        "partition_rate": clock.rate_text(
             settings.get("partition_rate_limit"), settings.get("partition_rate_period_s")
         ),
     }
@@ -195,7 +219,7 @@ def _partition(row: Row) -> Row:
         "partition": row["partition_key"],
         **_state(row),
         "max_running": row["max_running"],
-        "rate": durations.rate_text(row["rate_limit"], row["rate_period_s"]),
+        "rate": clock.rate_text(row["rate_limit"], row["rate_period_s"]),
     }
 
 
@@ -223,7 +247,7 @@ def _limits(most: Any, rate: Any, prefix: str) -> dict[str, Any]:
 def _rate(text: Any, prefix: str) -> tuple[int, float]:
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is not None:
-        count, period_s = int(match[1]), float(match[2] or 1) * durations.UNITS_S[match[3]]
+        count, period_s = int(match[1]), float(match[2] or 1) * clock.UNITS_S[match[3]]
         if 1 <= count <= MOST and 0 < period_s <= LONGEST_S:
             return count, period_s
     raise errors.InvalidConfig(
@@ -234,7 +258,7 @@ def _rate(text: Any, prefix: str) -> tuple[int, float]:
 def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
-    known = (config.queues() | {*statements.controls.known_queues(conn)}) - {controls.ALL}
+    known = config.queues() | {*statements.controls.known_queues(conn)}
     if queue not in known and not bool(statements.queues.is_used(conn, queue=queue)):
         raise errors.UnknownQueue(
             f"queue {queue!r}: not configured, never served, and empty; known are "

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from queue_workflows import config, db, errors, types
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import answers, payload
-from queue_workflows.db import app_connections, check_violations, statements
-from queue_workflows.operations import run_retries, run_upgrades
+from queue_workflows.db import check_violations, statements
+from queue_workflows.dispatch import run_retries, run_upgrades
 from queue_workflows.runtime import trace_context
 from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
 
@@ -87,7 +87,7 @@ def submit(
     if declared is not None:
         declared.check_inputs(inputs or {})
     with (
-        app_connections.statement(conn) as own,
+        db.statement(conn) as own,
         check_violations.of_columns("workflow_runs", values),
     ):
         return cast("Run", insert(own, **values))
@@ -131,7 +131,7 @@ async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[Ne
     joined; None: another thread works on a connection of the engine. There, a call that is
     cancelled may still take effect, and always as a whole.
     """
-    return await app_connections.call_async(submit, conn, workflow_name, **run)
+    return await db.call_async(submit, conn, workflow_name, **run)
 
 
 def _headers(given: Mapping[str, str] | None) -> str | None:
@@ -163,7 +163,7 @@ def get(run_id: str, *, conn: Any = None) -> Run | None:
 
     `conn` (psycopg, SQLAlchemy, Django): read in its transaction.
     """
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         return cast("Run | None", statements.runs.get(own, run_id=run_id))
 
 
@@ -173,13 +173,13 @@ def output(run_id: str, *, conn: Any = None) -> JsonDict | None:
     Returns None if it returns nothing, and if the run has not completed or there is no such run.
     `conn` as in `get`.
     """
-    with app_connections.statement(conn) as own:
+    with db.statement(conn) as own:
         return statements.runs.output(own, run_id=run_id)
 
 
 async def get_async(run_id: str, *, conn: Any = None) -> Run | None:
     """Do as `get` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await app_connections.call_async(get, conn, run_id)
+    return await db.call_async(get, conn, run_id)
 
 
 def list(  # noqa: A001  the usual verb
@@ -261,13 +261,13 @@ def cancel(run_id: str, *, conn: Any = None) -> Row | None:
     Returns None if there is no such run or it is over. `conn` (psycopg, SQLAlchemy, Django): join
     the app's transaction.
     """
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         return statements.runs.cancel(own, run_id=run_id, error=None)
 
 
 async def cancel_async(run_id: str, *, conn: Any = None) -> Row | None:
     """Do as `cancel` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await app_connections.call_async(cancel, conn, run_id)
+    return await db.call_async(cancel, conn, run_id)
 
 
 @check_violations.translated()
@@ -279,7 +279,7 @@ def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row
     is not over, for a completed one without `from_node`, and while a node that would run again
     still runs. `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
     """
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         # This statement begins the app's transaction, if need be: the block below would otherwise
         # begin and commit one. The block is for connections in autocommit, on which the row's lock
         # would not last from one statement to the next.
@@ -291,7 +291,7 @@ def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row
 
 async def retry_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await app_connections.call_async(retry, conn, run_id, from_node=from_node)
+    return await db.call_async(retry, conn, run_id, from_node=from_node)
 
 
 def upgrade(run_id: str, *, dry_run: bool = False, by: str | None = None) -> Upgrade:
@@ -335,7 +335,7 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
-    with app_connections.transaction(conn) as own:
+    with db.transaction(conn) as own:
         # Outside of the block below, which would begin and commit its own transaction if none
         # was under way.
         job = _refuse_unless_open(
@@ -364,7 +364,7 @@ async def answer_async(
     run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None
 ) -> str:
     """Do as `answer` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await app_connections.call_async(answer, conn, run_id, node_id, value, check=check)
+    return await db.call_async(answer, conn, run_id, node_id, value, check=check)
 
 
 def _refuse_unless_open(job: Row | None, where: str) -> Row:

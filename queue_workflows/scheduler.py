@@ -15,9 +15,9 @@ from typing import Any
 from queue_workflows import config, db, errors, tasks, types
 from queue_workflows import schedules as api
 from queue_workflows.alerts import sender
+from queue_workflows.claim import row_isolation
 from queue_workflows.db import check_violations, statements
-from queue_workflows.engine import row_isolation
-from queue_workflows.operations import schedule_rows
+from queue_workflows.dispatch import schedule_rows
 from queue_workflows.runtime import app_loading, entry_point, signals
 from queue_workflows.schedule import definition, expression
 from queue_workflows.schedule import entry as entries
@@ -450,7 +450,7 @@ class Service:
             api.check(one)
         self._alerts = sender.read_settings()
         self._count = len(old) + len(new)
-        self.ticker = Ticker(boot_kick=not config.DISABLE_BOOT_KICK.read(), listens=listens)
+        self.ticker = Ticker(boot_kick=True, listens=listens)
         self.listens = {schedule_rows.CHANNEL: self.ticker.wake}
         """What to call on a notification of which channel, if the ticker does not listen."""
 

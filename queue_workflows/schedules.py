@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations, statements
-from queue_workflows.operations import schedule_rows
+from queue_workflows.dispatch import schedule_rows
 from queue_workflows.schedule import definition, entry, expression
-from queue_workflows.tasks import job_validation, registry
+from queue_workflows.tasks import args as task_args
+from queue_workflows.tasks import job_validation
 from queue_workflows.types import Row, Rows
 
 ScheduleEntry = entry.ScheduleEntry
@@ -127,7 +128,7 @@ def check(found: Schedule) -> None:
         return
     row = {name: getattr(found, name) for name in definition.COLUMNS}
     try:
-        registry.refuse_dropped(found.task_name or "", found.args)
+        task_args.refuse_dropped(found.task_name or "", found.args)
         job_validation.batches([schedule_rows.new_job(row, _ANY_INSTANT)])
     except (ValueError, TypeError) as error:
         if not isinstance(error, errors.QueueWorkflowsError):

@@ -36,7 +36,7 @@ def stream(name: str, part: Any, /) -> None:
 
     Parts are sent in batches, at least ten times a second while parts come, and all of them before
     the attempt ends. If the database is slow, this waits. Raises `InvalidPayload` (a ValueError)
-    for what is no JSON and past STREAM_PART_KB, STREAM_MAX_PARTS and STREAM_MAX_MB; `StepRefused`
+    for what is no JSON and past the limits of `attempt_requests`; `StepRefused`
     for a bad name; `ClaimLost` if the job was given to another worker.
     """
     sent = job.current_job().parts.add(name, part)

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from queue_workflows import config, db, errors, workers
-from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import app_loading, display, durations, entry_point, service
+from queue_workflows.runtime import app_loading, clock, display, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
 
-EXIT_CONTROL_HARD_STOP = stop_policies.EXIT_HARD
-STOP_POLICIES = stop_policies.BY_NAME
+EXIT_CONTROL_HARD_STOP = workers.EXIT_HARD
+STOP_POLICIES = workers.STOP_POLICIES
 PATIENCE_S = 10.0
 """How long the command waits for a database that does not answer."""
 
@@ -79,7 +78,7 @@ class WorkerControlWatcher:
 
     def __init__(
         self,
-        worker: stop_policies.StoppableWorker,
+        worker: workers.StoppableWorker,
         *,
         on_exit: ExitFn = os._exit,
         host: str | None = None,
@@ -103,7 +102,7 @@ class WorkerControlWatcher:
 
     def obey(self, policy: str) -> None:
         """Run the handler of a policy."""
-        stop_policies.handler(policy)(self._worker, on_exit=self._on_exit)
+        workers.stop_policy(policy)(self._worker, on_exit=self._on_exit)
 
     def check_once(self) -> bool:
         """Run the policy if the worker is OFF; return whether it is."""
@@ -135,7 +134,7 @@ class WorkerControlWatcher:
 
 def _until(text: str) -> datetime | timedelta:
     try:
-        return durations.parse_until(text)
+        return clock.parse_until(text)
     except errors.InvalidConfig as refused:
         raise argparse.ArgumentTypeError(str(refused)) from None
 

@@ -1,7 +1,4 @@
-"""List workers, turn them on or off, drain them, and write or check their heartbeats.
-
-Its length: one noun of the public API is one module.
-"""
+"""List workers, turn them on or off, drain them, and write or check their heartbeats."""
 
 from __future__ import annotations
 
@@ -9,18 +6,20 @@ import logging
 import signal
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, Final, Protocol, cast
+
+import psycopg
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
-from queue_workflows.engine import controls, queues
-from queue_workflows.operations import stop_policies
-from queue_workflows.runtime import durations, stored_json
-from queue_workflows.types import Row, Rows, WorkerControl
+from queue_workflows.runtime import clock, stored_json
+from queue_workflows.types import ExitFn, Row, Rows, WorkerControl
 
 _log = logging.getLogger(__name__)
 STATES = ("on", "off")
+ALL: Final = "all"
+"""The queue of a control row that counts for every queue of its host."""
 ABSENT = "absent"
 """The state of a queue that is switched off and has no live worker."""
 _KEYS = (
@@ -51,7 +50,7 @@ def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users loo
         running = {
             row["worker_id"]: row["ids"] for row in statements.overview.claims_in_flight(conn)
         }
-        limited = queues.held_back(conn)
+        limited = _limited_queues(conn)
         switches = statements.workers.switched_off(conn)
     for row in rows:
         row["job_ids"] = running.get(row["worker_id"], [])
@@ -71,13 +70,35 @@ def _absent(rows: Rows, switches: Rows) -> Rows:
         (row["host_label"], queue)
         for row in rows
         if row["state"] != "dead"
-        for queue in (row["queue"], controls.ALL)
+        for queue in (row["queue"], ALL)
     }
     return [
         dict.fromkeys(_KEYS) | {"state": ABSENT, "desired_state": "off", "job_ids": []} | switch
         for switch in switches
         if (switch["host_label"], switch["queue"]) not in live
     ]
+
+
+def _limited_queues(conn: db.Connection) -> dict[str, str]:
+    """Return the queues that have due jobs of which none may start now, each with the cause.
+
+    The cause, in words, is a pause, a limit of the queue, or the limits of its partitions.
+    """
+    found: dict[str, str] = {}
+    for row in statements.queues.waiting(conn):
+        if row["paused"] and (row["ready"] or row["limited"]):
+            found[row["queue"]] = "its queue is paused"
+        elif row["ready"]:
+            now = statements.queues.use(conn, **row)
+            if row["max_running"] is not None and now["running"] >= row["max_running"]:
+                found[row["queue"]] = f"{row['max_running']} at once"
+            elif now["due_s"] is not None and (
+                rate := clock.rate_text(row["rate_limit"], row["rate_period_s"])
+            ):
+                found[row["queue"]] = rate
+        elif row["limited"]:
+            found[row["queue"]] = "limits of its partitions"
+    return found
 
 
 def _state(row: Row) -> str:
@@ -115,6 +136,69 @@ def _death(detail: Any) -> str:
     return "no heartbeat" if code is None else f"ended with exit code {code}"
 
 
+# --- how workers stop ---------------------------------------------------------------------------
+
+EXIT_HARD = 79
+"""The exit code of a worker that was turned OFF by policy `hard` (the contract's figure)."""
+
+
+class StoppableWorker(Protocol):
+    """The part of a worker that a stop policy may read and call."""
+
+    host: str
+    queue: str
+
+    def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
+        """Return the running job to the front of its queue, counting nothing."""
+        ...
+
+    def clear_model(self) -> None:
+        """Report that this host's model is unloaded."""
+        ...
+
+
+class StopPolicy(Protocol):
+    """Stops a worker that was turned OFF."""
+
+    def __call__(self, worker: Any, *, on_exit: ExitFn) -> None:
+        """Stop `worker` (a `StoppableWorker`); `on_exit` leaves the process."""
+        ...
+
+
+def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
+    """Requeue the job, clear the model and exit; no other stop is sure to free RAM and VRAM."""
+    try:
+        worker.requeue_inflight_for_control()
+        worker.clear_model()
+    except db.Error as error:
+        _log.warning("stopping without bookkeeping, the lease brings the job back: %s", error)
+    on_exit(EXIT_HARD)
+
+
+def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
+    """Let the running job finish: while the row is OFF, nothing else is claimed."""
+    del worker, on_exit
+
+
+HARD: StopPolicy = _hard
+STOP_POLICIES: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
+"""Policy name → handler(worker, *, on_exit); an app may add its own. `pause` keeps a model warm."""
+
+
+def app_stop_policies() -> dict[str, StopPolicy]:
+    """Return the policies that the app has added, or put in the place of one of ours."""
+    ours = _hard, _finish
+    return {name: found for name, found in STOP_POLICIES.items() if found not in ours}
+
+
+def stop_policy(name: str) -> StopPolicy:
+    """Return the handler of a policy; `hard`, with an error logged, for one not registered."""
+    found = STOP_POLICIES.get(name)
+    if found is None:
+        _log.error("stop policy %r is not registered; stopping hard", name)
+    return found or _hard
+
+
 # --- turn on and off ---------------------------------------------------------------------------
 
 
@@ -140,7 +224,7 @@ def set_control(
     _check_states(desired_state, stop_policy)
     if until is not None and desired_state == "on":
         raise errors.InvalidConfig("until: it is the end of OFF, and has no meaning for ON")
-    at, lasts = durations.check_until(until)
+    at, lasts = clock.check_until(until)
     _check_names(host, queue)
     values: dict[str, Any] = {
         "host": host,
@@ -164,11 +248,11 @@ def set_control(
 def _check_states(desired_state: str, stop_policy: str) -> None:
     if desired_state not in STATES:
         raise errors.UnknownPolicy(f"desired_state {desired_state!r}: it is 'on' or 'off'")
-    if stop_policy not in stop_policies.BY_NAME:
-        known = ", ".join(sorted(stop_policies.BY_NAME))
+    if stop_policy not in STOP_POLICIES:
+        known = ", ".join(sorted(STOP_POLICIES))
         raise errors.UnknownPolicy(
             f"stop policy {stop_policy!r}: registered are {known}"
-            f"{errors.hint(stop_policy, stop_policies.BY_NAME)}"
+            f"{errors.hint(stop_policy, STOP_POLICIES)}"
         )
 
 
@@ -186,7 +270,7 @@ def refuse_unknown(queue: str, *, host: str | None = None) -> None:
     takes unknown names, too, so that a machine can be switched before its first start.
     """
     with db.transaction() as conn:
-        known = config.queues() | {controls.ALL, *statements.controls.known_queues(conn)}
+        known = config.queues() | {ALL, *statements.controls.known_queues(conn)}
         hosts = [] if host is None else statements.controls.known_hosts(conn)
     if queue not in known:
         raise errors.UnknownQueue(
@@ -204,7 +288,12 @@ def refuse_unknown(queue: str, *, host: str | None = None) -> None:
 def get_control(host: str, queue: str) -> WorkerControl | None:
     """Return the control row of a host and queue; None without one, or without its table."""
     with db.transaction() as conn:
-        return cast("WorkerControl | None", controls.get(conn, host, queue))
+        try:
+            with conn.transaction():
+                row = statements.controls.get(conn, host=host, queue=queue)
+        except psycopg.errors.UndefinedTable:
+            return None
+    return cast("WorkerControl | None", row)
 
 
 def desired_state(host: str, queue: str) -> str:
@@ -213,9 +302,22 @@ def desired_state(host: str, queue: str) -> str:
 
 
 def policy_in_force(host: str, queue: str) -> str | None:
-    """Return the policy by which workers of a host and queue must stop now; None: they are ON."""
+    """Return the policy by which workers of a host and queue must stop now; None: they are ON.
+
+    None too in a database without the table of switches. A row of queue `all` counts for every
+    queue of its host; if both are off, `hard` wins. Raises psycopg's `UndefinedFunction` for a
+    schema whose functions are missing: an unknown state does not count as ON.
+    """
     with db.transaction() as conn:
-        return controls.off_policy(conn, host, queue)
+        try:
+            with conn.transaction():
+                return statements.controls.off_policy(conn, host=host, queue=queue)
+        except psycopg.errors.UndefinedTable:
+            return None
+        except psycopg.errors.UndefinedFunction:
+            if statements.controls.has_table(conn):
+                raise
+            return None
 
 
 def enable(

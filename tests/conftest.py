@@ -243,7 +243,7 @@ def clean_process() -> Generator[None]:
     # Nothing that a test runs leaves files in the data folder of the person here.
     state = Path(tempfile.gettempdir(), "state")  # in the folder of this process: `reaper`
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(state.with_name("outputs"))
-    os.environ["QUEUE_WORKFLOWS_STATE_DIR"] = str(state)
+    os.environ["STATE_DIRECTORY"] = str(state)
     before = set(threading.enumerate())
     logs = _what_is_logged()
     yield

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors, queues
-from tests.support import database, factories, invariants, sweeps, transitions
+from tests.support import constants, database, factories, invariants, sweeps, transitions
 
 Row = dict[str, Any]
 JOBS, CLAIMERS, DEADLINE_S = 90, 4, 60.0
@@ -130,7 +130,7 @@ def windows(conn: Any) -> dict[str | None, list[float]]:
 def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
     db: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", "50")
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 50)
     monkeypatch.setenv("QUEUE_WORKFLOWS_CRASH_BACKOFF_S", "0.01")
     with db.connect() as conn:
         most, period_s = QUEUE_RATE

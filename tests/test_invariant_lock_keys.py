@@ -326,7 +326,7 @@ def test_a_key_that_was_left_comes_soon_after_its_lock_is_free(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S", "3600")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3600")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
     pool = node_pool.NodePool()
     with db.connect() as conn:
         second = [factories.ingest(conn, lock_key="k")["id"] for _ in range(2)][1]

@@ -12,8 +12,8 @@ import psycopg
 from benchmarks import baseline, results
 from benchmarks.bench import Bench
 from queue_workflows import db
+from queue_workflows.claim import claims, job_tables, outcomes
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, job_tables
 
 ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
 connection: the median of 300 (`--quick`: 90). It runs alternately on a database with 1,000 queued
@@ -161,28 +161,25 @@ def load_bare(conn: Conn, count: int, state: str) -> None:
     )
 
 
-def _ingest_step(conn: db.Connection) -> Step:
-    who = claims.Claimant("bench", "bench", "load")
-    held = claims.ingest_step(conn, who)
+def _claiming(conn: db.Connection, table: job_tables.JobTable, queue: str) -> Step:
+    """Return what completes the held job and claims the next one in one statement."""
+    who = claims.Claimant("bench", "bench", queue)
+    held = db.run(conn, claims.claim(table, who))
 
     def step() -> None:
-        done = claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, held[0]), "{}", 0.0)
-        held[:] = claims.ingest_step(conn, who, done=[done])
+        lease = job_tables.Lease(table, held[0]["id"], who.worker_id, held[0]["claim_no"])
+        done = claims.Done(lease, outcomes.Outcome("completed", 0.0))
+        held[:] = db.run(conn, claims.claim(table, who, done=[done]))
 
     return step
+
+
+def _ingest_step(conn: db.Connection) -> Step:
+    return _claiming(conn, job_tables.INGEST_JOBS, "load")
 
 
 def _node_step(conn: db.Connection) -> Step:
-    who = claims.Claimant("bench", "bench", "cpu")
-    held = [claims.node_step(conn, who)]
-
-    def step() -> None:
-        job = held[0]
-        assert job is not None
-        done = claims.NodeResult(job_tables.lease_of(job_tables.NODE_JOBS, job), "{}", 0.0)
-        held[0] = claims.node_step(conn, who, done=done)
-
-    return step
+    return _claiming(conn, job_tables.NODE_JOBS, "cpu")
 
 
 def _bare_step(conn: db.Connection) -> Step:

@@ -10,7 +10,7 @@ import psycopg
 from benchmarks import results
 from benchmarks.bench import Bench
 from queue_workflows import db, queues
-from queue_workflows.engine import claims, job_tables
+from queue_workflows.claim import claims, job_tables, outcomes
 
 ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 (`--quick`:
 10,000) jobs, of one partition or of a hundred. After that a worker's statement, which finishes the
@@ -48,17 +48,18 @@ def _load(url: str, count: int, partitions: int) -> None:
 def _longest(conn: db.Connection) -> tuple[float, float]:
     """Return the longest step after the limit, and the time to set it, in ms."""
     who = claims.Claimant("bench", "bench", "load")
-    (job,) = claims.ingest_step(conn, who)
+    (job,) = db.run(conn, claims.claim(job_tables.INGEST_JOBS, who))
     begun = time.perf_counter()
     queues.limit("load", partition_max_running=1)
     set_s = time.perf_counter() - begun
     longest_s = 0.0
     for _ in range(STEPS):
-        done = claims.IngestResult(job_tables.lease_of(job_tables.INGEST_JOBS, job), "{}", 0.0)
+        lease = job_tables.Lease(job_tables.INGEST_JOBS, job["id"], "bench", job["claim_no"])
+        done = claims.Done(lease, outcomes.Outcome("completed", 0.0))
         begun = time.perf_counter()
-        found = claims.ingest_step(conn, who, done=[done])
-        while not found:  # what it looked at went to its line
-            found = claims.ingest_step(conn, who)
+        found = db.run(conn, claims.claim(lease.table, who, done=[done]))
+        while not found or not found[0]["id"]:  # what it looked at went to its line
+            found = db.run(conn, claims.claim(lease.table, who))
         longest_s = max(longest_s, time.perf_counter() - begun)
         job = found[0]
     return longest_s * 1000, set_s * 1000

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import psycopg
 
 from queue_workflows import config, db
+from queue_workflows.claim import recovery
 from queue_workflows.db import statements
-from queue_workflows.engine import recovery
 from queue_workflows.types import Row
 
 STATEMENT_TIMEOUT_S = 60.0
@@ -106,7 +106,7 @@ def parameters(
         "whole": since_s is None,
         "commit_s": commit_s,
         "sweep_s": sweep_s,
-        "max_crashes": config.MAX_CRASHES.read(),
+        "max_crashes": recovery.MAX_CRASHES,
         "max_lapses": recovery.MAX_LAPSES,
         "limit": limit,
     }

@@ -9,9 +9,9 @@ from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.admin import attempt_history, item_nodes
+from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row
 

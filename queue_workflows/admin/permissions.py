@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db
-from queue_workflows.db import function_rights, statements
+from queue_workflows.db import functions, statements
 from queue_workflows.types import Row
 
 TABLES = (
@@ -92,9 +92,9 @@ def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
     ]
     rows += statements.permissions.closed_functions(
         conn,
-        internal=list(function_rights.INTERNAL),
+        internal=list(functions.INTERNAL),
         works=purpose in {"work", "migrate"},
-        named=list(function_rights.SUBMIT) if purpose == "submit" else [],
+        named=list(functions.SUBMIT) if purpose == "submit" else [],
     )
     if purpose == "migrate":
         rows += statements.permissions.not_owned(conn, tables=list(_READ))
@@ -110,7 +110,7 @@ def missing(conn: db.Connection) -> list[str]:
     ]
     # A role that was granted its rights before an upgrade lacks those on new functions.
     rows += statements.permissions.closed_functions(
-        conn, internal=list(function_rights.INTERNAL), works=True, named=list[str]()
+        conn, internal=list(functions.INTERNAL), works=True, named=list[str]()
     )
     return [f"{row['right']} on {row['name']}" for row in rows] + closed
 
@@ -157,8 +157,8 @@ def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
             tables=list(_READ),
             allowed=[f"{table}.{name}" for table, names in allowed.items() for name in names],
             filled=list(allowed),
-            callable=list(function_rights.SUBMIT) if purpose == "submit" else [],
-            internal=list(function_rights.INTERNAL),
+            callable=list(functions.SUBMIT) if purpose == "submit" else [],
+            internal=list(functions.INTERNAL),
         )
     ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.admin import waiting_facts, worker_reasons
+from queue_workflows.claim import job_tables, record
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
-from queue_workflows.runtime import display, durations, stored_json
+from queue_workflows.runtime import clock, display, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _DONE = frozenset({"completed", "skipped"})
@@ -155,7 +155,7 @@ def _unknown_node(row: Row) -> str:
     return (
         f"no live worker of queue {row['queue']} knows node module {row['node_module']}{met}; "
         "start a worker with that code, or it fails "
-        f"{display.number(config.UNKNOWN_NODE_S.read())} s after the first worker met it"
+        f"{display.number(record.UNKNOWN_NODE_S)} s after the first worker met it"
     )
 
 
@@ -269,7 +269,7 @@ def _of_partition(limits: Row, key: str) -> tuple[str, str]:
     """Return the clause and text of what keeps the waiting jobs of a partition."""
     if limits["paused"]:
         return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
-    rate = durations.rate_text(limits["rate_limit"], limits["rate_period_s"])
+    rate = clock.rate_text(limits["rate_limit"], limits["rate_period_s"])
     if limits["due_at"] is not None and rate:
         return "limited", f"partition {key} starts {rate}: the next is due{_at(limits['due_at'])}"
     if limits["max_running"]:
@@ -289,7 +289,7 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
     if limits["max_running"] and limits["running"] >= limits["max_running"]:
         return "limited", f"queue {queue} runs its limit of {limits['max_running']}"
     if limits["due_s"] is not None:
-        rate = durations.rate_text(limits["rate_limit"], limits["rate_period_s"])
+        rate = clock.rate_text(limits["rate_limit"], limits["rate_period_s"])
         due = display.number(limits["due_s"], ".1f", " s")
         return "limited", f"queue {queue} starts {rate}: the next in {due}"
     return None, None

@@ -6,8 +6,8 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.admin import waiting_facts
+from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict, Row
 

@@ -20,9 +20,18 @@ from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import statements
-from queue_workflows.runtime import app_loading, display, entry_point, piped_command, service
+from queue_workflows.runtime import app_loading, display, entry_point, external_tool, service
 from queue_workflows.types import FailureHook, JsonDict, NowFn, Row
 
+PER_MINUTE = 10
+"""Calls within a minute, of all schedulers; the last one sums up the rest, so that an outage does
+not flood people."""
+TIMEOUT_S = 10.0
+"""Seconds that the failure hook, and the command, may take; so long it holds up the next alert."""
+MAX_AGE_S = 3600.0
+"""Age in seconds at which a failure is not sent any more, as after a long outage."""
+POLL_S = 5.0
+"""Seconds between two looks for failures to send."""
 ANNOUNCE_S = 15.0
 """Seconds between two notes that a sender is there."""
 LEASE_SPARE_S = 30.0
@@ -81,10 +90,10 @@ def read_settings() -> Settings:
     return Settings(
         config.get_config().on_failed,
         _command(config.ON_FAILED.read()),
-        config.ALERTS_PER_MINUTE.read_within(1, 600),
-        config.ALERT_TIMEOUT_S.read_within(0.1, 300.0),
-        config.ALERT_MAX_AGE_S.read_within(60.0, 604800.0),
-        config.ALERT_POLL_S.read_within(0.1, 60.0),
+        PER_MINUTE,
+        TIMEOUT_S,
+        MAX_AGE_S,
+        POLL_S,
         {
             one.name: one.on_failure
             for one in config.get_config().ingest_schedule
@@ -121,7 +130,7 @@ class Sender:
         self._settings = given
         self._now = now_fn
         self._hook = HookThread(given.hooks_of) if given.has_hook else None
-        self._command = piped_command.PipedCommand(given.command) if given.command else None
+        self._command = external_tool.PipedCommand(given.command) if given.command else None
         self._loop = service.Loop(
             "failure alerts", [service.Task("send", given.poll_s, self.run_once)]
         )
@@ -132,7 +141,7 @@ class Sender:
         self._ends_at = float("inf")
 
     def start(self) -> None:
-        """Start its thread, which looks for failures every ALERT_POLL_S."""
+        """Start its thread, which looks for failures every POLL_S."""
         whom = ["the app's functions"] if self._hook else []
         whom += [self._settings.command[0]] if self._command else []
         _log.info(

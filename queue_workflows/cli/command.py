@@ -15,7 +15,7 @@ from queue_workflows import config, db, errors
 from queue_workflows.cli import output
 from queue_workflows.db import databases
 from queue_workflows.embedded import running_apps
-from queue_workflows.runtime import app_loading, entry_point, printed_lines, signals
+from queue_workflows.runtime import app_loading, entry_point, logs, signals
 
 PROG = "queue-workflows"
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRetu
 
 def print_message(text: str) -> None:
     """Print one line to stderr, so that stdout stays readable for programs; JSON if logs are."""
-    if printed_lines.is_wanted() and _log.isEnabledFor(logging.INFO):
+    if logs.are_json() and _log.isEnabledFor(logging.INFO):
         _log.info("%s", text)
     else:
         output.complain(f"{PROG}: {text}")
@@ -95,7 +95,7 @@ def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
         server = stack.enter_context(joined.server)
         config.configure(embedded=True)
         # The processes that this command starts must use the same database.
-        stack.enter_context(_variable(config.EMBEDDED_DB.variables[0], joined.project.name))
+        stack.enter_context(_variable(config.EMBEDDED_DB_ENV, joined.project.name))
         if joined.made and not requested and databases.has_earlier(server):
             print_message(
                 f"the database of earlier versions is still there: --db {databases.EARLIER}; "

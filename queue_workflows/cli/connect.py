@@ -16,7 +16,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import command, findings, network_checks, options, output, server_checks
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
-from queue_workflows.db import connectivity, development_chain, ledger, statements
+from queue_workflows.db import connectivity, ledger, schema, statements
 from queue_workflows.runtime import app_loading, entry_point
 
 TIMEOUT_S = 5.0
@@ -199,7 +199,7 @@ def _schema(purpose: str) -> Callable[[db.Connection], Findings]:
             yield Finding("schema", ERROR, "its version cannot be read", remedy)
         elif (of_others := ledger.of_others(conn)) is not None:
             yield Finding("schema", ERROR, of_others, ledger.OF_OTHERS_REMEDY)
-        elif (version := development_chain.version(conn)) is not None:
+        elif (version := schema.development_version(conn)) is not None:
             yield _not_migrated(f"at version {version} of a development build", purpose)
         else:
             yield _version(*facts.schema_version(conn), purpose)

@@ -144,7 +144,7 @@ def _refuse_company() -> None:
 def _show_way_back(run_id: str) -> None:
     """Print the command that shows the run, since the demo's database belongs to no folder."""
     if config.database_url() is None:
-        name = config.EMBEDDED_DB.read()
+        name = config.requested_database()
         output.echo(f"what happened: {command.PROG} show {run_id} --db {name}")
 
 

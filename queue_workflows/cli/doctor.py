@@ -15,6 +15,7 @@ from pathlib import Path
 from queue_workflows import __version__, config, db, errors, schedules
 from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
+from queue_workflows.claim import admission
 from queue_workflows.cli import (
     command,
     findings,
@@ -26,8 +27,7 @@ from queue_workflows.cli import (
 )
 from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement
-from queue_workflows.db import development_chain, functions, ledger, statements
-from queue_workflows.engine import unserved_jobs
+from queue_workflows.db import functions, ledger, schema, statements
 from queue_workflows.runtime import app_loading, display, entry_point
 
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
@@ -153,7 +153,7 @@ def _schema(conn: db.Connection) -> Findings:
     elif version < required:
         text = f"at version {version}, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
-    elif development_chain.version(conn) is not None:
+    elif schema.development_version(conn) is not None:
         text = f"at version {version} of a development build, this code needs {required}"
         yield Finding("schema", ERROR, text, "run `queue-workflows migrate`")
     elif version > required:
@@ -318,7 +318,7 @@ def _versions(conn: db.Connection) -> Findings:
 
 
 def _lock_keys(conn: db.Connection) -> Findings:
-    rows = unserved_jobs.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
+    rows = admission.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
     if not rows:
         yield Finding("lock keys", OK, "none passed over a queue whose jobs no worker takes")
     for row in rows:

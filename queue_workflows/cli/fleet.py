@@ -22,14 +22,7 @@ from queue_workflows.alerts import sender
 from queue_workflows.cli import output
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
-from queue_workflows.runtime import (
-    child,
-    entry_point,
-    forking,
-    kernel,
-    signals,
-    supervisor,
-)
+from queue_workflows.runtime import entry_point, forking, kernel, signals, supervisor
 from queue_workflows.worker import parent, shapes
 
 _log = logging.getLogger(__name__)
@@ -182,7 +175,7 @@ class Fleet:
     """
 
     def __init__(self) -> None:
-        self._parent: child.Child | None = None
+        self._parent: supervisor.Child | None = None
         self._orders = self._said = -1
         self._order = ""
 
@@ -191,7 +184,7 @@ class Fleet:
             orders, self._orders = os.pipe()
             self._said, said = os.pipe()
             ours = os.getpid(), (self._orders, self._said)
-            self._parent = child.Forked(lambda: _await_order(orders, said, *ours))
+            self._parent = supervisor.Forked(lambda: _await_order(orders, said, *ours))
             os.close(orders)
             os.close(said)
         return self
@@ -224,7 +217,7 @@ class Fleet:
         self._print_said(last=True)
         self._said, said = os.pipe()
         argv = [sys.executable, "-c", _EXECUTED, str(os.getpid()), self._order, str(said)]
-        self._parent = child.Child(argv, inherit=(said,))
+        self._parent = supervisor.Child(argv, inherit=(said,))
         os.close(said)
 
     def _print_said(self, *, last: bool = False) -> None:
@@ -315,11 +308,11 @@ def serve(order: str, said: int) -> int:
     return entry_point.run_main("queue-workflows", run)
 
 
-def _spawn(said: int, argv: Sequence[str], env: Mapping[str, str] | None) -> child.Child:
+def _spawn(said: int, argv: Sequence[str], env: Mapping[str, str] | None) -> supervisor.Child:
     """Start `python -m MODULE ...`: fork it if that is safe."""
     if forking.unsafe() is not None:
-        return child.Child(argv, env)
-    return child.Forked(functools.partial(_be, said, *argv[2:]), env)
+        return supervisor.Child(argv, env)
+    return supervisor.Forked(functools.partial(_be, said, *argv[2:]), env)
 
 
 def _be(said: int, module: str, *arguments: str) -> int:

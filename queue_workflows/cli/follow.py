@@ -11,9 +11,9 @@ from typing import Any
 
 from queue_workflows import db, errors, history
 from queue_workflows.admin import attempt_history
+from queue_workflows.claim import job_tables
 from queue_workflows.cli import job_texts, output, parts, report, run_snapshot, run_views
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
 from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from queue_workflows import db, errors, jobs
 from queue_workflows.cli import ids
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -23,7 +23,7 @@ def instant(text: str | None) -> datetime | timedelta | None:
     if ago is not None:
         return timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        moment = durations.iso_time(text)
+        moment = clock.iso_time(text)
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:

@@ -11,14 +11,7 @@ import typer
 
 from queue_workflows import db, errors
 from queue_workflows.cli import command, options, output
-from queue_workflows.db import (
-    development_chain,
-    functions,
-    ledger,
-    migration_files,
-    schema,
-    statements,
-)
+from queue_workflows.db import functions, ledger, schema, statements
 from queue_workflows.runtime import app_loading
 
 
@@ -49,7 +42,7 @@ def migrate(
     """Bring the schema and its functions up to date, or to version N."""
 
     def run_command() -> int:
-        chain = migration_files.chain(folder)
+        chain = ledger.chain(folder)
         app_loading.load_app(app)
         with command.database(create=False) as words:
             db.wait_until_reachable(timeout_s=0)
@@ -73,7 +66,7 @@ class _Plan(NamedTuple):
     before: int
     target: int
     is_down: bool
-    steps: list[migration_files.Migration]
+    steps: list[ledger.Migration]
     """In the order of their execution."""
     parts: list[functions.Part]
     """Parts of the set of functions and triggers that differ from this code's and are installed."""
@@ -82,15 +75,13 @@ class _Plan(NamedTuple):
     problems: list[functions.Problem]
 
 
-def _plan(
-    chain: list[migration_files.Migration], to: int | None, folder: Path | None, table: str
-) -> _Plan:
+def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, table: str) -> _Plan:
     before = db.current_schema_version(version_table=table)
     with db.connect() as conn:
         ours = folder is None and table == ledger.NAME
         if ours:
             ledger.refuse_others(conn)
-        is_development = ours and development_chain.version(conn) is not None and to is None
+        is_development = ours and schema.development_version(conn) is not None and to is None
         target = chain[-1].version if is_development else _target(chain, to, before)
         is_down = target < before and not is_development
         steps = _steps(chain, target, before, folder, table)
@@ -146,7 +137,7 @@ def _carry_out(plan: _Plan, folder: Path | None, table: str, *, allow_data_loss:
     return plan._replace(steps=[step for step in plan.steps if step.version in done])
 
 
-def _target(chain: list[migration_files.Migration], to: int | None, before: int) -> int:
+def _target(chain: list[ledger.Migration], to: int | None, before: int) -> int:
     """Return the version to reach; a database that is newer than this code stays as it is."""
     newest = chain[-1].version
     if to is None:
@@ -159,12 +150,12 @@ def _target(chain: list[migration_files.Migration], to: int | None, before: int)
 
 
 def _steps(
-    chain: list[migration_files.Migration],
+    chain: list[ledger.Migration],
     target: int,
     before: int,
     folder: Path | None,
     table: str,
-) -> list[migration_files.Migration]:
+) -> list[ledger.Migration]:
     """Return the migrations that lead to the target, in order."""
     if target < before:
         return [step for step in reversed(chain) if target < step.version <= before]
@@ -173,7 +164,7 @@ def _steps(
 
 
 def _upgrade(target: int, folder: Path | None, table: str) -> list[int]:
-    if target >= migration_files.chain(folder)[-1].version:
+    if target >= ledger.chain(folder)[-1].version:
         return db.bootstrap(migrations_dir=folder, version_table=table)
     with tempfile.TemporaryDirectory() as part:
         for path in _files(folder):

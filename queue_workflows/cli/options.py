@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows.runtime import entry_point, log_format
+from queue_workflows.runtime import entry_point, logs
 
 App = Annotated[
     str | None,
@@ -29,8 +29,8 @@ def _level(value: str) -> str:
 
 
 def _form(value: str | None) -> str | None:
-    if value is not None and value.lower() not in log_format.FORMATS:
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(log_format.FORMATS)}")
+    if value is not None and value.lower() not in logs.FORMATS:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(logs.FORMATS)}")
     return value.lower() if value else None
 
 

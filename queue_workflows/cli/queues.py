@@ -9,7 +9,7 @@ import typer
 from queue_workflows import errors
 from queue_workflows import queues as api
 from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import display, durations
+from queue_workflows.runtime import clock, display
 from queue_workflows.types import Row
 
 ACTIONS = ("list", "pause", "resume", "limit")
@@ -68,7 +68,7 @@ def queues(
                 api.pause(
                     queue or "",
                     partition=partition,
-                    until=None if until is None else durations.parse_until(until),
+                    until=None if until is None else clock.parse_until(until),
                     requested_by=requested_by,
                 )
             elif action == "resume":

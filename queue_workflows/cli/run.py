@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from queue_workflows import config, db
+from queue_workflows import db
 from queue_workflows.cli import (
     command,
     fleet,
@@ -242,5 +242,5 @@ def finish(
         output.dump(found)
     else:
         summary.show(found)
-        summary.show_traces(found, whole=debug or config.DEBUG.read())
+        summary.show_traces(found, whole=debug)
     return interactive_run.exit_code(seen)

@@ -12,7 +12,7 @@ import typer
 from queue_workflows import errors
 from queue_workflows import schedules as api
 from queue_workflows.cli import command, options, output
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 from queue_workflows.schedule import expression as expressions
 from queue_workflows.types import Row
 
@@ -148,7 +148,7 @@ def _time(option: str, text: str | None, tz: str) -> datetime | None:
     if text is None:
         return None
     try:
-        found = durations.iso_time(text)
+        found = clock.iso_time(text)
     except ValueError:
         raise errors.InvalidConfig(
             f"{option} {text!r:.40} is no ISO time such as 2026-03-01T06:00 or 2026-03-01T05:00Z"

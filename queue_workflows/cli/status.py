@@ -9,11 +9,11 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db, schedules
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
+from queue_workflows.claim import admission, record
 from queue_workflows.cli import command, options, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import confinement
 from queue_workflows.db import ledger, statements
-from queue_workflows.engine import handback, unserved_jobs
 from queue_workflows.runtime import app_loading
 from queue_workflows.types import Row
 
@@ -75,9 +75,9 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["switched_off"] = statements.workers.switched_off(conn)
         found["unassignable"] = statements.models.flagged(conn)
         stale_s = config.STALE_WORKER_AFTER_S.read()
-        found["unserved"] = unserved_jobs.count_by_queue(conn, stale_s)
+        found["unserved"] = admission.count_by_queue(conn, stale_s)
         found["unknown_nodes"] = statements.handback.waiting_unknown(
-            conn, within_s=handback.UNKNOWN_MAX_S
+            conn, within_s=record.UNKNOWN_MAX_S
         )
         found["paused"] = statements.queues.paused(conn)
         troubled = schedules.troubled(conn=conn)

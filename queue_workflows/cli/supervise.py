@@ -18,7 +18,7 @@ import typer
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, options
 from queue_workflows.db import statements
-from queue_workflows.runtime import app_loading, child, entry_point, service, signals
+from queue_workflows.runtime import app_loading, entry_point, service, signals, supervisor
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
@@ -136,7 +136,7 @@ class Runner:
         with tempfile.NamedTemporaryFile() as printed:
             argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', printed.name, *words]
             try:
-                how = self._wait(child.Child(argv))
+                how = self._wait(supervisor.Child(argv))
             except OSError as error:
                 how = f"could not be started: {error}"
             _log_output(queue, printed.fileno())
@@ -144,7 +144,7 @@ class Runner:
             _log.error("%s: %s %s", queue, shlex.join(words), how)
         return not how
 
-    def _wait(self, running: child.Child) -> str:
+    def _wait(self, running: supervisor.Child) -> str:
         """Return how it failed, or ""."""
         deadline = time.monotonic() + self._timeout_s
         while (death := running.reap()) is None:
@@ -157,7 +157,7 @@ class Runner:
         return "" if death.code == 0 else f"ended with exit code {death.code}"
 
 
-def _end(running: child.Child, why: str) -> str:
+def _end(running: supervisor.Child, why: str) -> str:
     """End the command and its descendants in its session."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

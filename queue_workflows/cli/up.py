@@ -12,7 +12,7 @@ import typer
 
 from queue_workflows import config, errors
 from queue_workflows.cli import command, fleet, options
-from queue_workflows.runtime import app_loading, child, entry_point
+from queue_workflows.runtime import app_loading, entry_point, supervisor
 from queue_workflows.worker import parent, shapes
 
 _TRIAL = """
@@ -116,14 +116,14 @@ class _Edits:
     def __init__(self, app: str) -> None:
         self._app = app
         self._seen = self._times()
-        self._trial: child.Child | None = None
+        self._trial: supervisor.Child | None = None
         self.loadable = False
 
     def found(self) -> bool:
         """Return whether to start again: another process has loaded the files that changed."""
         if self._trial is None and (now := self._times()) != self._seen:
             self._seen = now
-            self._trial = child.Child(
+            self._trial = supervisor.Child(
                 [sys.executable, "-c", _TRIAL, f"{command.PROG} up", self._app]
             )
         death = self._trial.reap() if self._trial else None

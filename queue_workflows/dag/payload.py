@@ -21,6 +21,8 @@ from queue_workflows.types import Unreadable
 ERROR_LIMIT = 8000
 """Characters of an error text that are stored; the contract names the figure."""
 
+MAX_DEPTH = 64
+"""Deepest nesting of a result, inputs or answer: every JSON parser that apps use reads so much."""
 KIB = 1024
 PART_BYTES = 8 * KIB * KIB
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -56,11 +58,11 @@ def encode(value: Any, what: str) -> str:
     Dates, times, UUIDs, Decimals, paths, enum members, dataclasses and pydantic models are encoded
     as by `plain`. Raises `InvalidPayload` (a ValueError), one line that starts with
     `what` and names the place of what JSON cannot carry (sets, NaN, other objects, keys that are
-    not strings), of NUL characters and lone surrogates; also past MAX_PAYLOAD_DEPTH levels of
+    not strings), of NUL characters and lone surrogates; also past MAX_DEPTH levels of
     nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.
     """
     if not _is_flat(value):
-        _check(value, what, config.MAX_PAYLOAD_DEPTH.read(), config.MAX_PAYLOAD_KB.read())
+        _check(value, what, MAX_DEPTH, config.MAX_PAYLOAD_KB.read())
     try:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -183,11 +185,11 @@ def plain(value: Any, what: str) -> Any:
 
     Raises `InvalidPayload` for the first value that JSON or PostgreSQL cannot represent. The text
     begins with `what` and names the place, such as `result['a'][3]`. Also raises it for more than
-    MAX_PAYLOAD_DEPTH levels, and for more values than MAX_PAYLOAD_KB has bytes.
+    MAX_DEPTH levels, and for more values than MAX_PAYLOAD_KB has bytes.
     """
     # Each value needs at least one byte of JSON, so more values than bytes can never fit.
     max_items = config.MAX_PAYLOAD_KB.read() * 1024
-    converter = _Converter(what, config.MAX_PAYLOAD_DEPTH.read(), max_items)
+    converter = _Converter(what, MAX_DEPTH, max_items)
     try:
         return converter.converted(value, what.partition(" ")[0], 0)
     except RecursionError:

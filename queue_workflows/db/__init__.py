@@ -1,35 +1,47 @@
-"""Connect to the database: pools, transactions, LISTEN and the schema."""
+"""Connect to the database: pools, transactions, LISTEN and the schema.
+
+The parts that only processes and operators need are loaded on their first use.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from psycopg import Error, InterfaceError, OperationalError
 
+from queue_workflows.db import pool
 from queue_workflows.db.database_url import db_url, describe
-from queue_workflows.db.dedicated import DedicatedConnection
-from queue_workflows.db.listen import Listener, Wake, listen
-from queue_workflows.db.loading import load_json
-from queue_workflows.db.migration_files import REQUIRED_VERSION
 from queue_workflows.db.pool import (
     LOOP_LOCK_S,
     Connection,
+    DedicatedConnection,
     close_pool,
     connect,
     connection,
     cursor,
     get_pool,
-    statement,
-    transaction,
-)
-from queue_workflows.db.reachability import wait_until_reachable
-from queue_workflows.db.readiness import wait_for_schema, wait_until_ready
-from queue_workflows.db.schema import (
-    bootstrap,
-    current_schema_version,
-    downgrade,
-    pending,
+    is_psycopg,
 )
 from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, run
-from queue_workflows.db.subscriptions import Subscriptions
+from queue_workflows.runtime.stored_json import load_json
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from queue_workflows.db.app_connections import call_async, fetch_async
+    from queue_workflows.db.ledger import REQUIRED_VERSION
+    from queue_workflows.db.notifications import Listener, Subscriptions, Wake, listen
+    from queue_workflows.db.readiness import wait_for_schema, wait_until_reachable, wait_until_ready
+    from queue_workflows.db.schema import bootstrap, current_schema_version, downgrade, pending
+
+_LATER = {
+    "app_connections": ("call_async", "fetch_async"),
+    "ledger": ("REQUIRED_VERSION",),
+    "notifications": ("Listener", "Subscriptions", "Wake", "listen"),
+    "readiness": ("wait_for_schema", "wait_until_reachable", "wait_until_ready"),
+    "schema": ("bootstrap", "current_schema_version", "downgrade", "pending"),
+}
 
 __all__ = [
     "BEGIN",
@@ -48,6 +60,7 @@ __all__ = [
     "Subscriptions",
     "Wake",
     "bootstrap",
+    "call_async",
     "close_pool",
     "connect",
     "connection",
@@ -56,7 +69,9 @@ __all__ = [
     "db_url",
     "describe",
     "downgrade",
+    "fetch_async",
     "get_pool",
+    "is_psycopg",
     "listen",
     "load_json",
     "pending",
@@ -67,3 +82,32 @@ __all__ = [
     "wait_until_reachable",
     "wait_until_ready",
 ]
+
+
+def transaction(conn: Any = None, *, async_twin: str = "") -> AbstractContextManager[Connection]:
+    """Return an engine transaction: with timeouts, committed on a clean exit, else rolled back.
+
+    With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
+    committed or rolled back. It is of psycopg, SQLAlchemy or Django. Raises `UnknownConnection`
+    before any statement; `async_twin` is what the message recommends for an asynchronous one.
+    """
+    if conn is None or is_psycopg(conn):
+        return pool.transaction(conn)
+    # Late: few apps have such a connection.
+    from queue_workflows.db import app_connections
+
+    return app_connections.adapted(conn, async_twin)
+
+
+def statement(conn: Any = None) -> AbstractContextManager[Connection]:
+    """Return `transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
+    return pool.statement(conn) if conn is None or is_psycopg(conn) else transaction(conn)
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a name on the first use of the name."""
+    for module, names in _LATER.items():
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

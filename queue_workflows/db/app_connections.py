@@ -20,7 +20,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from queue_workflows import errors
-from queue_workflows.db import loading, pool
+from queue_workflows.db import pool
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
 R = TypeVar("R")
@@ -106,7 +107,7 @@ def _loaded(row: Row) -> Row:
     for name in _JSON_COLUMNS & row.keys():
         value = row[name]
         if isinstance(value, str) and value[:1] in ("{", "["):
-            row[name] = loading.load_json(value)
+            row[name] = stored_json.load_json(value)
     return row
 
 
@@ -161,7 +162,7 @@ class _Django(_Adapter):
             for name in [column[0] for column in columns if column[1] == _JSONB_OID]:
                 for row in rows:
                     if isinstance(row[name], str):
-                        row[name] = loading.load_json(row[name])
+                        row[name] = stored_json.load_json(row[name])
             return rows
 
     def transaction(self) -> AbstractContextManager[Any]:
@@ -182,45 +183,18 @@ _BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
 }
 
 
-def is_psycopg(conn: Any) -> bool:
-    """Return whether `conn` is a psycopg connection, which needs no adapter."""
-    return isinstance(conn, psycopg.Connection)
-
-
-@contextmanager
-def transaction(conn: Any = None, *, async_twin: str = _ASYNC_TWIN) -> Generator[pool.Connection]:
-    """Yield a connection for the engine's statements: `db.transaction` on any app's connection.
-
-    Nothing is committed or rolled back on a connection that was given. Raises `UnknownConnection`
-    before any statement; `async_twin` is what the message recommends for an asynchronous one.
-    """
+def adapted(conn: Any, async_twin: str) -> AbstractContextManager[pool.Connection]:
+    """Return a connection of the app that is none of psycopg, as `db.transaction` joins it."""
     if isinstance(conn, _Adapter):
-        with conn.settled() as own:
-            yield own
-    elif conn is None or is_psycopg(conn):
-        with pool.transaction(conn) as own:
-            yield own
-    else:
-        adapt = _by_class(conn, _BLOCKING)
-        if adapt is None:
-            instead = f"; it takes {async_twin}" if _by_class(conn, _ASYNC) else ""
-            raise errors.UnknownConnection(
-                "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
-                f"{_class_name(conn)}{instead}"
-            )
-        with adapt(conn).settled() as own:
-            yield own
-
-
-@contextmanager
-def statement(conn: Any = None) -> Generator[pool.Connection]:
-    """Yield a connection for single statements: `db.statement`, also on any app's connection."""
-    if conn is None:
-        with pool.statement() as own:
-            yield own
-    else:
-        with transaction(conn) as own:
-            yield own
+        return conn.settled()
+    adapt = _by_class(conn, _BLOCKING)
+    if adapt is None:
+        instead = f"; it takes {async_twin or _ASYNC_TWIN}" if _by_class(conn, _ASYNC) else ""
+        raise errors.UnknownConnection(
+            "conn= takes a connection of psycopg, SQLAlchemy (a Session too) or Django, not a "
+            f"{_class_name(conn)}{instead}"
+        )
+    return adapt(conn).settled()
 
 
 def _by_class(conn: Any, table: Mapping[str, T]) -> T | None:
@@ -256,7 +230,7 @@ async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin
         return await _fetch(cast("psycopg.AsyncConnection[Any]", conn), query, params)
 
     def fetch(own: _Adapter) -> list[Row]:
-        with transaction(own) as settled:
+        with own.settled() as settled:
             return settled.execute(query, params).fetchall()
 
     return await run(conn, fetch)
@@ -265,7 +239,7 @@ async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin
 def _runner(conn: Any, blocking_twin: str) -> _Runner:
     run = _by_class(conn, _ASYNC)
     if run is None:
-        blocks = is_psycopg(conn) or _by_class(conn, _BLOCKING) is not None
+        blocks = pool.is_psycopg(conn) or _by_class(conn, _BLOCKING) is not None
         raise errors.UnknownConnection(
             "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
             f"{_class_name(conn)}{f'; one that blocks takes {blocking_twin}()' if blocks else ''}"

@@ -11,6 +11,9 @@ import psycopg.conninfo
 
 from queue_workflows import config, errors
 
+CONNECT_TIMEOUT_S = 10
+"""Seconds for opening a connection, unless the DSN names its own: longer than a busy server needs,
+and short enough for the loops that retry."""
 _UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')
 _SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
 
@@ -88,7 +91,7 @@ def conninfo(url: str, **forced: Any) -> str:
     return and raise any character.
     """
     defaults: dict[str, Any] = {
-        "connect_timeout": config.DB_CONNECT_TIMEOUT_S.read(),
+        "connect_timeout": CONNECT_TIMEOUT_S,
         "keepalives_idle": 10,
         "keepalives_interval": 3,
         "keepalives_count": 3,

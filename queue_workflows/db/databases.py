@@ -1,10 +1,15 @@
-"""Choose, create and list the databases of the embedded server, one per project."""
+"""Choose, create and list the embedded server's databases: one per project of an app or script."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import psycopg
@@ -12,7 +17,6 @@ from psycopg import rows, sql
 
 from queue_workflows import config, embedded, errors
 from queue_workflows.db import statements
-from queue_workflows.embedded import project
 from queue_workflows.types import Row
 
 EARLIER = "queue_workflows"
@@ -24,7 +28,7 @@ class Joined(NamedTuple):
     """The embedded server, joined by this process, and the database to use on it."""
 
     server: embedded.Server
-    project: project.Project
+    project: Project
     made: bool
     """Whether this call created the database."""
 
@@ -50,7 +54,7 @@ class Database(NamedTuple):
 def join(*, create: bool) -> Joined:
     """Join the embedded server and choose the database: the requested one, else the project's.
 
-    `--db` and the setting EMBEDDED_DB request one. The project is that of the loaded app, else of
+    `--db` and its variable request one. The project is that of the loaded app, else of
     the running script, else of the current folder. `create` creates a missing server and database;
     without it `EmbeddedUnavailable` lists the existing ones.
     """
@@ -64,13 +68,13 @@ def join(*, create: bool) -> Joined:
 
 def requested() -> str:
     """Return the name of the database that was requested, or an empty text."""
-    return config.get_config().embedded_db or config.EMBEDDED_DB.read()
+    return config.requested_database()
 
 
 def url() -> str:
     """Return the DSN of this process's database on the embedded server, created if missing."""
     server = embedded.ensure()
-    key = (config.get_config().app, requested(), project.here())
+    key = (config.get_config().app, requested(), here())
     if key not in server.chosen:
         server.chosen[key] = _choose(server, requested(), create=True).project.name
     return server.dsn_of(server.chosen[key])
@@ -111,18 +115,18 @@ def _choose(server: embedded.Server, name: str, *, create: bool) -> Joined:
     return Joined(server, chosen, made=_make(server, chosen))
 
 
-def _wanted(name: str, existing: dict[str, Any]) -> project.Project:
+def _wanted(name: str, existing: dict[str, Any]) -> Project:
     if name:
-        return project.named(name)
+        return named(name)
     if app := config.get_config().app:
-        return project.of_module(app.partition(":")[0])
-    if (script := project.of_script()) is not None:
+        return of_module(app.partition(":")[0])
+    if (script := of_script()) is not None:
         return script
-    around = project.around(project.here())
-    return next((each for each in around if each.name in existing), around[0])
+    near = around(here())
+    return next((each for each in near if each.name in existing), near[0])
 
 
-def _missing(wanted: project.Project, requested_name: str, existing: dict[str, Any]) -> str:
+def _missing(wanted: Project, requested_name: str, existing: dict[str, Any]) -> str:
     others = ", ".join(name for name, folder in existing.items() if folder or name != EARLIER)
     there = f"name one of {others} by --db" if others else "none has been made yet"
     if requested_name:
@@ -135,7 +139,7 @@ def _missing(wanted: project.Project, requested_name: str, existing: dict[str, A
     )
 
 
-def _make(server: embedded.Server, wanted: project.Project) -> bool:
+def _make(server: embedded.Server, wanted: Project) -> bool:
     """Create the database; return False if another process has just created it."""
     name = sql.Identifier(wanted.name)
     with _connected(server, "postgres") as conn:
@@ -148,7 +152,7 @@ def _make(server: embedded.Server, wanted: project.Project) -> bool:
     return True
 
 
-def _note_folder(server: embedded.Server, wanted: project.Project, noted: str | None) -> None:
+def _note_folder(server: embedded.Server, wanted: Project, noted: str | None) -> None:
     """Store the project's folder with the database, for people and for lookups from below it."""
     if wanted.folder is None:
         return
@@ -178,3 +182,113 @@ def _rows(
 ) -> list[Row]:
     with _connected(server, name) as conn:
         return query(conn)
+
+
+_STEM_MAX = 40
+"""Most characters of the folder's name in a name of a database, which has at most 63 bytes."""
+_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
+_RESERVED = frozenset({"postgres", "template0", "template1"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+DEMO = "demo"
+
+
+class Project(NamedTuple):
+    """The name of a database, and the folder of the project that it belongs to."""
+
+    name: str
+    folder: Path | None
+    """None if the database was chosen with `--db`; several apps may share such a database."""
+
+
+def named(name: str) -> Project:
+    """Return the project for a name from `--db`.
+
+    Raises `InvalidConfig` for a reserved name, and for one with other characters or a wrong length.
+    """
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise errors.InvalidConfig(
+            f"--db {name!r} is not a valid database name: use 1 to 63 letters, digits or '_', and "
+            f"none of the reserved names {', '.join(sorted(_RESERVED))}; "
+            "`queue-workflows databases` lists the databases that exist"
+        )
+    return Project(name, None)
+
+
+def of_folder(folder: Path) -> Project:
+    """Return the project of a folder, whether or not anything is in it.
+
+    Two folders of one name have different digits at the end of the database's name.
+    """
+    real = folder.resolve()
+    stem = re.sub(r"[^a-z0-9]+", "_", real.name.lower()).strip("_")[:_STEM_MAX] or "app"
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:8]
+    return Project(f"{stem}_{digest}", real)
+
+
+def here() -> Path:
+    """Return the current folder, or `/` if the current folder no longer exists."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
+
+
+def around(folder: Path) -> list[Project]:
+    """Return the projects that a folder may belong to, nearest first.
+
+    These are the folder itself, its `src` subfolder, and then the same for each parent folder.
+    """
+    real = folder.resolve()
+    folders = [each / below for each in (real, *real.parents) for below in ("", "src")]
+    return [of_folder(each) for each in folders]
+
+
+def of_module(module: str) -> Project:
+    """Return the project of an app, given its imported module.
+
+    The project's folder is the one that contains the top-level module or package. For an installed
+    app it is the package itself, because all installed apps share `site-packages`. Modules of this
+    package give `DEMO`. A module that has no file gives the current folder.
+    """
+    top = module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    place = _place(loaded) if loaded is not None else None
+    if top == __name__.partition(".")[0]:
+        return Project(DEMO, place)
+    if place is None:
+        return of_folder(here())
+    if _INSTALLED & set(place.parts):
+        return of_folder(place)
+    return of_folder(_above_packages(place.parent))
+
+
+def of_script() -> Project | None:
+    """Return the project of the script that this process runs; None for an installed command."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
+    path = Path(file).resolve()
+    ours = Path(__file__).resolve().parents[1]
+    elsewhere = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), ours)
+    if _INSTALLED & set(path.parts) or any(path.is_relative_to(each) for each in elsewhere):
+        return None
+    return of_folder(_above_packages(path.parent))
+
+
+def _place(module: ModuleType) -> Path | None:
+    """Return the package's folder, or the module's file path without its suffix, or None."""
+    for folder in getattr(module, "__path__", ()):
+        return Path(folder).resolve()
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve().with_suffix("") if isinstance(file, str) else None
+
+
+def _above_packages(folder: Path) -> Path:
+    """Return the nearest folder without `__init__.py`, this one or a parent.
+
+    A module may be started from inside its package.
+    """
+    while (folder / "__init__.py").exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder

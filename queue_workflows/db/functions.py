@@ -19,7 +19,7 @@ from psycopg import sql
 import queue_workflows
 from queue_workflows import errors
 from queue_workflows import sql as texts
-from queue_workflows.db import function_rights, pool, statements
+from queue_workflows.db import pool, statements
 
 TABLE = "queue_schema_objects"
 """The table of what is installed, one row per part; migration 0013 creates it."""
@@ -74,7 +74,7 @@ class Problem(NamedTuple):
 def parts() -> tuple[Part, Part]:
     """Return the set of this code, in the order of installation."""
     functions = sorted((texts.FOLDER / "functions").glob("*.sql"))
-    rights = function_rights.filled((texts.FOLDER / "privileges.sql").read_text("utf-8"))
+    rights = filled((texts.FOLDER / "privileges.sql").read_text("utf-8"))
     triggers = sorted((texts.FOLDER / "triggers").glob("*.sql"))
     return (
         Part("functions", "\n".join([*(p.read_text("utf-8") for p in functions), rights])),
@@ -217,3 +217,25 @@ def _release(version: str) -> tuple[int, ...]:
         raise errors.MigrationFailed(f"{TABLE} has a package_version {version!r} without a number")
     numbers = [*map(int, match[1].split(".")), 0, 0, 0][:4]
     return (*numbers, int(match[2] is None))
+
+
+SUBMIT = ("queue_workflows_enqueue", "queue_workflows_put_jobs", "queue_workflows_hold_node")
+INTERNAL = (
+    "queue_workflows_admit", "queue_workflows_alert", "queue_workflows_ask_partition",
+    "queue_workflows_ask_turn",
+    "queue_workflows_audit", "queue_workflows_charge_steps", "queue_workflows_check_payload",
+    "queue_workflows_demand", "queue_workflows_end_parent_node",
+    "queue_workflows_forget_steps", "queue_workflows_give_turns",
+    "queue_workflows_give_turns_singly",
+    "queue_workflows_leave_partition", "queue_workflows_limit_gate", "queue_workflows_partitions",
+    "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
+    "queue_workflows_take_locks", "queue_workflows_wake_jobs",
+)  # fmt: skip
+"""Functions that only functions of the tables' owner call: nobody is granted them."""
+
+
+def filled(text: str) -> str:
+    """Return `sql/privileges.sql` with both lists in the place of its empty arrays."""
+    for name, functions in (("submit", SUBMIT), ("internal", INTERNAL)):
+        text = text.replace(f"'{{{name}}}'", f"'{{{','.join(functions)}}}'")
+    return text

@@ -21,7 +21,7 @@ from psycopg import errors as pg_errors
 from psycopg.pq import abc
 
 from queue_workflows import errors
-from queue_workflows.db import database_url, loading, pool, scripts, statements
+from queue_workflows.db import database_url, pool, scripts, statements
 from queue_workflows.runtime import clock, io_loop
 
 _log = logging.getLogger(__name__)
@@ -434,7 +434,7 @@ def _array(items: Sequence[Any]) -> str:
 
 def _adapters() -> adapt.AdaptersMap:
     found = adapt.AdaptersMap(psycopg.adapters)
-    loading.install(found)
+    pool.install_loaders(found)
     return found
 
 

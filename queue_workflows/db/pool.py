@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import threading
 import time
@@ -17,27 +18,38 @@ from psycopg import pq
 from psycopg.rows import dict_row
 
 from queue_workflows import config, errors
-from queue_workflows.db import database_url, loading, statements
+from queue_workflows.db import database_url, statements
 from queue_workflows.runtime import forking
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
+
+from datetime import datetime, timezone
+
+from psycopg import abc, adapt
+from psycopg.types.json import set_json_loads
+
+from queue_workflows.runtime.stored_json import load_json
+
 Connection: TypeAlias = "psycopg.Connection[Row]"
 """A connection whose rows are dicts."""
 
-ENGINE_POOL_LIMIT = 100
 TEXT_SETTINGS = {
     "DateStyle": "ISO, MDY", "IntervalStyle": "postgres", "standard_conforming_strings": "on",
     "client_encoding": "UTF8",
 }  # fmt: skip
 """How values become text and back on a session of the engine, as far as the server reports it."""
+STATEMENT_TIMEOUT_S = 5.0
+"""Longest time of a statement of the engine (invariant 14); connections of apps have no limit."""
 LOCK_TIMEOUT_S = 3.0
 LOOP_LOCK_S = 0.2
 """The same for a loop over rows of many: it leaves a row that a stranger keeps locked for later."""
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 _USABLE = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS)
+_GOING = ("57P01", "57P02", "57P03", "53300")
+"""SQLSTATEs: administrator shutdown, crash shutdown, cannot connect now, too many connections."""
 TRUSTED_S = 20.0
 """Seconds after which the keepalives of `conninfo` have found a half-open connection."""
 
@@ -68,8 +80,8 @@ def _set_up(
     *,
     limited: bool = True,
 ) -> None:
-    """Set what an engine connection depends on, in one round trip; an app's keeps its own."""
-    loading.install(conn)
+    """Set all that an engine connection depends on, in one round trip; an app's keeps its own."""
+    install_loaders(conn)
     given = settings(statement_s, lock_s, limited=limited)
     given["is_local"] = isinstance(conn, _Sessionless)
     if isinstance(conn, _Sessionless):
@@ -91,7 +103,7 @@ def settings(
     """
     scale_ms = 1000 if limited else 0
     return {
-        "statement_ms": int((statement_s or config.DB_STATEMENT_TIMEOUT_S.read()) * scale_ms),
+        "statement_ms": int((statement_s or STATEMENT_TIMEOUT_S) * scale_ms),
         "lock_ms": int((lock_s or LOCK_TIMEOUT_S) * scale_ms),
         "idle_ms": int(IDLE_IN_TRANSACTION_TIMEOUT_S * scale_ms),
         "is_local": config.POLL_ONLY.read(),
@@ -164,7 +176,7 @@ class _Pooled(psycopg.Connection[Row]):
 
 
 class _Sessionless(psycopg.Connection[Row]):
-    """A connection for POLL_ONLY: it leaves nothing in a session, and needs nothing there.
+    """A connection for POLL_ONLY, which neither leaves state in a session nor needs any there.
 
     A pooler in transaction mode gives each transaction to any of its sessions, and each session to
     other clients. So each transaction sets what it depends on, and no statement is prepared.
@@ -187,7 +199,7 @@ class _Sessionless(psycopg.Connection[Row]):
 
     @contextmanager
     def transaction(self, *arguments: Any, **more: Any) -> Generator[psycopg.Transaction]:
-        """Begin a transaction and set what it depends on, or begin a savepoint."""
+        """Begin a transaction with all settings that it depends on, or begin a savepoint."""
         is_outer = self.info.transaction_status == pq.TransactionStatus.IDLE
         with super().transaction(*arguments, **more) as block:
             if is_outer and self.settings is not None:
@@ -250,7 +262,7 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
             kwargs={"row_factory": dict_row, "autocommit": kind == "engine"},
             min_size=0,
             max_size=_size(kind),
-            max_lifetime=max(1.0, config.DB_POOL_RECYCLE_S.read()),
+            max_lifetime=config.get_config().pool_recycle_s,
             max_idle=MAX_IDLE_S,
             timeout=30.0,
             check=_check,
@@ -269,7 +281,7 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
 def _size(kind: str) -> int:
     if kind == "host":
         return max(1, config.DB_POOL_MAX.read())
-    return min(ENGINE_POOL_LIMIT, max(1, config.DB_ENGINE_POOL_MAX.read()))
+    return config.get_config().engine_pool_max
 
 
 def get_pool() -> ConnectionPool[Connection]:
@@ -322,12 +334,12 @@ def differing(info: Any, *, encoding: bool = True) -> dict[str, str]:
 
 
 def adopt(conn: Connection, differing: Mapping[str, str]) -> None:
-    """Set what is `differing` as on a session of the engine; a rollback withdraws that."""
+    """Set each `differing` setting as on a session of the engine; a rollback withdraws that."""
     _set_all(conn, {name: TEXT_SETTINGS[name] for name in differing})
 
 
 def give_back(conn: Connection, info: Any, differing: Mapping[str, str]) -> None:
-    """Set what was `differing` again, unless a rollback must do so."""
+    """Restore each `differing` setting, unless a rollback must do so."""
     if info.transaction_status in _USABLE:
         _set_all(conn, differing)
 
@@ -383,14 +395,120 @@ def _own_transaction() -> Generator[Connection]:
 
 
 def transaction(conn: Connection | None = None) -> AbstractContextManager[Connection]:
-    """Return an engine transaction: with timeouts, committed on a clean exit, else rolled back.
-
-    With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
-    committed or rolled back.
-    """
+    """Return `db.transaction` for a connection of psycopg."""
     return _own_transaction() if conn is None else _Joined(conn)
 
 
 def statement(conn: Connection | None = None) -> AbstractContextManager[Connection]:
-    """Return `transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
+    """Return `db.statement` for a connection of psycopg."""
     return _Lent() if conn is None else _Joined(conn)
+
+
+def is_psycopg(conn: Any) -> bool:
+    """Return whether `conn` is a psycopg connection, which needs no adapter."""
+    return isinstance(conn, psycopg.Connection)
+
+
+class DedicatedConnection:
+    """One autocommit engine connection, opened on first use and reopened after it was closed.
+
+    For one thread at a time. A forked child opens its own: the parent's session is left alone.
+    """
+
+    def __init__(self, *, lock_s: float | None = None) -> None:
+        """`lock_s`: as in `connect`."""
+        self._lock_s = lock_s
+        self._conn: Connection | None = None
+        self._pid = os.getpid()
+        self._parents: Connection | None = None
+        """References that prevent collection, which warns of an open connection."""
+
+    def get(self) -> Connection:
+        """Return the connection; open it if there is none."""
+        if self._pid != os.getpid():
+            self._pid, self._parents, self._conn = os.getpid(), self._conn, None
+        if self._conn is None or self._conn.closed:
+            self.close()
+            self._conn = connect(lock_s=self._lock_s)
+        return self._conn
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        if self._conn is not None and self._pid == os.getpid():
+            self._conn.close()
+            self._conn = None
+
+    @contextmanager
+    def using(self) -> Generator[Connection]:
+        """Yield the connection; after a database error close it and raise the error."""
+        try:
+            yield self.get()
+        except psycopg.Error:
+            self.close()
+            raise
+
+
+_LATEST = datetime.max.replace(tzinfo=timezone.utc)
+_EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def install_loaders(context: abc.AdaptContext) -> None:
+    """Register the loaders on this connection or map of adapters: for JSON and timestamptz."""
+    set_json_loads(load_json, context)
+    context.adapters.register_loader("timestamptz", _Moment)
+
+
+class _Moment(adapt.Loader):
+    """Load a timestamptz; return the nearest `datetime` for a time that Python cannot represent.
+
+    Such times are `infinity`, `-infinity`, and times in years after 9999 or before year 1.
+    """
+
+    def __init__(self, oid: int, context: abc.AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        kind = psycopg.adapters.get_loader(oid, pq.Format.TEXT)
+        assert kind is not None
+        self._load = kind(oid, context).load
+
+    def load(self, data: abc.Buffer) -> Any:
+        try:
+            return self._load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return _EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else _LATEST
+
+
+def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
+    """Return the message for a right that the server denied (SQLSTATE 42501)."""
+    if not isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return None
+    text = error.diag.message_primary or str(error)
+    try:
+        with connect(bare=True) as conn:
+            row = statements.sessions.role(conn)
+    except psycopg.Error:
+        row = None
+    where = database_url.describe()
+    role, schema = (row["role"], row["schema"]) if row else ("of this connection", "public")
+    if denied := re.search(r"for schema (\S+)", text):
+        return errors.DatabaseRefused(
+            f"user {role} may not use or create tables in schema {denied[1]} of {where}: "
+            f"GRANT USAGE, CREATE ON SCHEMA {denied[1]} TO {role}, or migrate as the owner"
+        )
+    return errors.DatabaseRefused(
+        f"user {role} lacks a right on {where}: {text}: let the owner GRANT SELECT, INSERT, "
+        f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}, and USAGE ON ALL SEQUENCES IN SCHEMA "
+        f"{schema}, TO {role}"
+    )
+
+
+def _outage(error: BaseException) -> str | None:
+    """Return "the database" if it is gone, shutting down or absent; None for other errors."""
+    if not isinstance(error, psycopg.OperationalError):
+        return None
+    state = error.sqlstate or ""
+    return "the database" if not state or state.startswith("08") or state in _GOING else None
+
+
+errors.explain_by(_explain)
+errors.name_outages_by(_outage)

@@ -1,26 +1,70 @@
-"""Wait until the database has the schema and the functions that this code works with."""
+"""Wait until the database replies, and has the schema and functions that this code works with."""
 
 from __future__ import annotations
 
 import logging
+import math
+import random
+import re
 import time
 from collections.abc import Callable
 
 import psycopg
 
 from queue_workflows import errors
-from queue_workflows.db import (
-    database_url,
-    functions,
-    ledger,
-    migration_files,
-    pool,
-    reachability,
-    schema,
-)
+from queue_workflows.db import database_url, functions, ledger, pool, schema
 from queue_workflows.types import SleepFn
 
 _log = logging.getLogger(__name__)
+AWAY_AGAIN_S = 30.0
+"""Seconds between two log lines about a wait for the database."""
+_REFUSED = re.compile(
+    r"authentication failed for user|no password supplied|no pg_hba\.conf entry"
+    r"|pg_hba\.conf rejects|is not permitted to log in|permission denied for database"
+    r'|(?:role|database) ".*" does not exist'
+)
+"""Definite replies. A failed connect has no SQLSTATE; after any other error the wait continues."""
+
+
+def wait_until_reachable(
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], object] = time.sleep,
+    timeout_s: float | None = None,
+) -> bool:
+    """Block until the database replies; log every 30 s that it does not, and once that it does.
+
+    Backs off with jitter from 0.2 s to 5 s. Returns False if `stopped()` came true first. Raises
+    `DatabaseUnavailable` after `timeout_s`. With a timeout it also raises at once for a wrong
+    password, user or database name. Without one it waits for these too, since the server's side can
+    fix them.
+    """
+    url = database_url.db_url()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    delay, log_at, logged = 0.2, -math.inf, False
+    while not stopped():
+        try:
+            pool.connect(url=url, bare=True).close()
+        except psycopg.OperationalError as error:
+            reason = " ".join(str(error).split())
+            refused = _REFUSED.search(reason) is not None
+            if deadline is not None and (refused or time.monotonic() >= deadline):
+                does = "refuses the connection" if refused else "does not answer"
+                raise errors.DatabaseUnavailable(
+                    f"{database_url.describe(url)} {does}: {reason}"
+                ) from None
+            if time.monotonic() >= log_at:
+                _log.warning(
+                    "%s does not answer, waiting for it: %s", database_url.describe(url), reason
+                )
+                log_at, logged = time.monotonic() + AWAY_AGAIN_S, True
+            pause(delay * random.uniform(0.7, 1.3))  # noqa: S311  jitter
+            delay = min(5.0, delay * 1.7)
+        else:
+            if logged:
+                _log.warning("%s answers", database_url.describe(url))
+            return True
+    return False
 
 
 def wait_for_schema(
@@ -81,7 +125,7 @@ def _check_ready() -> tuple[int, str]:
     """Return the version, and why this code cannot work yet: "" if it can."""
     _refuse_others()
     version = schema.current_schema_version()
-    if version < migration_files.REQUIRED_VERSION:
+    if version < ledger.REQUIRED_VERSION:
         return version, f"it is at version {version}"
     with pool.connect() as conn:
         if not functions.is_ready(conn):
@@ -100,7 +144,7 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
     Returns False if `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does,
     and `SchemaTooNew` as `bootstrap` does.
     """
-    if not reachability.wait_until_reachable(stopped=stopped, pause=pause):
+    if not wait_until_reachable(stopped=stopped, pause=pause):
         return False
     logged = False
 
@@ -112,14 +156,14 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
                 "%s: waiting for schema version %d (run `queue-workflows migrate` or start an "
                 "orchestrator)",
                 database_url.describe(),
-                migration_files.REQUIRED_VERSION,
+                ledger.REQUIRED_VERSION,
             )
         pause(seconds)
         if stopped():
             raise _Stopped
 
     try:
-        _wait(f"no schema version {migration_files.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
+        _wait(f"no schema version {ledger.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
     except _Stopped:
         return False
     return True

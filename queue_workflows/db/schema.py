@@ -1,24 +1,68 @@
-"""Migrate the schema: apply, revert and list migrations, and refuse a schema of newer code."""
+"""Migrate the schema: apply, revert and list migrations, and refuse a schema of newer code.
+
+One process at a time does so, by an advisory lock. A database of a development build, whose chain
+had 33 migrations, is converted first. A downgrade is rehearsed, to name the rows that it drops.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import psycopg
+from psycopg import sql
 
-from queue_workflows import errors
-from queue_workflows.db import (
-    development_chain,
-    functions,
-    ledger,
-    migration_files,
-    migration_lock,
-    pool,
-)
+from queue_workflows import config, errors
+from queue_workflows import sql as texts
+from queue_workflows.db import functions, ledger, pool, statements
+
+POLL_S = 0.1
+LOGGED_S = 5.0
+
+
+@contextmanager
+def exclusive(
+    version_table: str, stopped: Callable[[], bool] = lambda: False
+) -> Generator[pool.Connection]:
+    """Yield a connection without time-outs that holds the chain's advisory lock.
+
+    Waits for the lock, and logs every LOGGED_S who holds it. Raises `MigrationFailed` when
+    `stopped()` comes true first. With POLL_ONLY the connection is in a transaction, which holds the
+    lock: through a pooler the next transaction may have another session.
+    """
+    is_local = config.POLL_ONLY.read()
+    with pool.connect(limited=False) as conn:
+        log_at = time.monotonic() + LOGGED_S
+        while True:
+            with conn.transaction() if is_local else nullcontext():
+                if _try_lock(conn, version_table, is_local=is_local):
+                    yield conn
+                    if not is_local:
+                        statements.migrations.unlock(conn)
+                    break
+            if stopped():
+                raise errors.MigrationFailed("a stop was requested before the schema's lock came")
+            if time.monotonic() >= log_at:
+                log_at = time.monotonic() + LOGGED_S
+                held_by = _holders(conn, version_table)
+                _log.warning("another session holds the lock of the schema: %s", held_by)
+            time.sleep(POLL_S)
+
+
+def _try_lock(conn: pool.Connection, version_table: str, *, is_local: bool) -> bool:
+    # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
+    return bool(statements.migrations.try_lock(conn, ledger=version_table, is_local=is_local))
+
+
+def _holders(conn: pool.Connection, version_table: str) -> str:
+    rows = statements.migrations.lock_holders(conn, ledger=version_table)
+    return ", ".join(f"pid {row['pid']} of role {row['usename']}" for row in rows)
+
 
 _log = logging.getLogger(__name__)
 GIVEN_WAY_S = 1.0
@@ -31,7 +75,7 @@ def refuse_newer() -> None:
     """Raise `SchemaTooNew` if the ledger of our own chain needs newer code than this."""
     with pool.connect() as conn:
         if ledger.is_whole(conn, ledger.NAME):
-            ledger.refuse_newer(migration_files.REQUIRED_VERSION, ledger.read(conn, ledger.NAME))
+            ledger.refuse_newer(ledger.REQUIRED_VERSION, ledger.read(conn, ledger.NAME))
 
 
 def bootstrap(
@@ -48,7 +92,7 @@ def bootstrap(
     for the lock calls `stopped` ten times a second. Raises `MigrationFailed`, also when `stopped()`
     came true first, and `SchemaTooNew`.
     """
-    steps = migration_files.chain(migrations_dir)
+    steps = ledger.chain(migrations_dir)
     ours = _is_ours(steps, version_table)
     # Without the lock: any role that can log in may hold it, and so block every start.
     with pool.connect(limited=False) as conn:
@@ -57,7 +101,7 @@ def bootstrap(
         is_current = ledger.is_whole(conn, version_table) and not (ours and functions.stale(conn))
         if is_current and not _missing(conn, version_table, steps):
             return []
-    with migration_lock.exclusive(version_table, stopped) as conn:
+    with exclusive(version_table, stopped) as conn:
         if ours:
             return _bring(conn, steps, stopped)
         missing = _missing(conn, version_table, steps)
@@ -66,13 +110,13 @@ def bootstrap(
         return [step.version for step in missing]
 
 
-def _is_ours(steps: list[migration_files.Migration], version_table: str) -> bool:
+def _is_ours(steps: list[ledger.Migration], version_table: str) -> bool:
     """Return whether a chain contains our whole own chain, which the functions need."""
-    return version_table == ledger.NAME and migration_files.chain()[-1] in steps
+    return version_table == ledger.NAME and ledger.chain()[-1] in steps
 
 
 def _bring(
-    conn: pool.Connection, steps: list[migration_files.Migration], stopped: Callable[[], bool]
+    conn: pool.Connection, steps: list[ledger.Migration], stopped: Callable[[], bool]
 ) -> list[int]:
     """Apply our own chain and install the functions in one transaction.
 
@@ -83,7 +127,7 @@ def _bring(
     def once() -> None:
         done.clear()
         with conn.transaction():
-            development_chain.convert(conn, steps[12].checksum)
+            convert_development(conn, steps[12].checksum)
             for step in _missing(conn, ledger.NAME, steps):
                 _apply(conn, ledger.NAME, step)
                 done.append(step.version)
@@ -96,7 +140,7 @@ def _bring(
 
 def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
     """Try again while workers hold locks that the triggers need; raise once `stopped()`."""
-    log_at = time.monotonic() + migration_lock.LOGGED_S
+    log_at = time.monotonic() + LOGGED_S
     while True:
         try:
             _despite_deadlocks(transaction)
@@ -106,7 +150,7 @@ def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) ->
         else:
             return
         if time.monotonic() >= log_at:
-            log_at = time.monotonic() + migration_lock.LOGGED_S
+            log_at = time.monotonic() + LOGGED_S
             _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
         time.sleep(GIVEN_WAY_S)
 
@@ -133,14 +177,14 @@ def repair() -> list[str]:
                 _install(conn, part)
                 done.append(part.name)
 
-    with migration_lock.exclusive(ledger.NAME) as conn:
+    with exclusive(ledger.NAME) as conn:
         _giving_way(once, lambda: False)
     return done
 
 
 def _missing(
-    conn: pool.Connection, name: str, steps: list[migration_files.Migration]
-) -> list[migration_files.Migration]:
+    conn: pool.Connection, name: str, steps: list[ledger.Migration]
+) -> list[ledger.Migration]:
     """Return the migrations that the ledger lacks; log those that changed after they were applied.
 
     Raises `SchemaTooNew`, and `MigrationFailed` where a development build applied one of ours.
@@ -156,18 +200,16 @@ def _missing(
     return [step for step in steps if step.version not in applied]
 
 
-def _refuse_edited(
-    steps: list[migration_files.Migration], applied: Mapping[int, Mapping[str, Any]]
-) -> None:
+def _refuse_edited(steps: list[ledger.Migration], applied: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise `MigrationFailed` where a development build applied one of ours with another text."""
     for step in steps:
-        if step.version in development_chain.UNRELEASED and step.version in applied:
+        if step.version in UNRELEASED and step.version in applied:
             recorded = applied[step.version]["checksum"]
             if recorded is not None and recorded != step.checksum:
-                raise development_chain.edited(f"{step.version:04d}_{step.name}", step.version)
+                raise edited_by_development(f"{step.version:04d}_{step.name}", step.version)
 
 
-def _apply(conn: pool.Connection, version_table: str, step: migration_files.Migration) -> None:
+def _apply(conn: pool.Connection, version_table: str, step: ledger.Migration) -> None:
     """Apply one migration and record it, in one transaction or in the caller's."""
     try:
         with conn.transaction():
@@ -195,9 +237,9 @@ def _despite_deadlocks(transaction: Callable[[], None]) -> None:
 
 def pending(
     *, migrations_dir: str | Path | None = None, version_table: str = ledger.NAME
-) -> list[migration_files.Migration]:
+) -> list[ledger.Migration]:
     """Return the migrations that `bootstrap` would apply, lowest first; changes nothing."""
-    steps = migration_files.chain(migrations_dir)
+    steps = ledger.chain(migrations_dir)
     with pool.connect() as conn:
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)
@@ -205,7 +247,7 @@ def pending(
             return steps
         applied = ledger.versions(conn, version_table)
         ours = _is_ours(steps, version_table) and ledger.is_whole(conn, version_table)
-        if ours and development_chain.version(conn) is None:
+        if ours and development_version(conn) is None:
             _refuse_edited(steps, ledger.read(conn, version_table))
     return [step for step in steps if step.version not in applied]
 
@@ -229,11 +271,10 @@ def downgrade(
     that would be dropped, and changes nothing. Takes the same lock as `bootstrap`. Raises
     `SchemaTooNew` for a database that a later version of 0.3.0's line has migrated.
     """
-    from queue_workflows.db import downgrade_check
 
-    steps = migration_files.chain(migrations_dir)
+    steps = ledger.chain(migrations_dir)
     ours = _is_ours(steps, version_table)
-    with migration_lock.exclusive(version_table) as conn:
+    with exclusive(version_table) as conn:
         if not ledger.exists(conn, version_table):
             return []
         if version_table == ledger.NAME:
@@ -251,7 +292,7 @@ def downgrade(
             with conn.transaction():
                 if allow_data_loss:
                     change()
-                elif lost := downgrade_check.of(conn, change, besides=own_tables):
+                elif lost := dropped_by(conn, change, besides=own_tables):
                     raise errors.DataLossRefused(
                         f"downgrade to version {to_version} would drop {'; '.join(lost)}. "
                         "Pass allow_data_loss=True to do it all the same"
@@ -261,9 +302,7 @@ def downgrade(
     return [step.version for step in down]
 
 
-def _down_steps(
-    steps: list[migration_files.Migration], versions: Iterable[int]
-) -> list[migration_files.Migration]:
+def _down_steps(steps: list[ledger.Migration], versions: Iterable[int]) -> list[ledger.Migration]:
     """Return the migrations to revert, highest first; raise `MigrationFailed` if one cannot be."""
     known = {step.version: step for step in steps if step.down is not None}
     targets = sorted(versions, reverse=True)
@@ -273,9 +312,7 @@ def _down_steps(
     return [known[version] for version in targets]
 
 
-def _revert(
-    conn: pool.Connection, version_table: str, steps: list[migration_files.Migration]
-) -> None:
+def _revert(conn: pool.Connection, version_table: str, steps: list[ledger.Migration]) -> None:
     for step in steps:
         try:
             conn.execute((step.down or "").encode())
@@ -284,3 +321,145 @@ def _revert(
             raise errors.MigrationFailed(
                 f"down migration {step.version:04d}_{step.name}: {str(error).strip()}"
             ) from error
+
+
+_COMPLETE = frozenset(
+    {
+        "2d33adcbe67eded56423709ebf080d3417cbf992e4572523e9dee1e10cbde2bc",
+        "47c6aa167514f530b81c1a07da5980bd8fb135ee6aa5bba67a7c46d990888d79",
+    }
+)
+"""SHA-256 of the lines `version checksum` of a ledger above 12 with the whole old chain.
+
+Its last two builds differed in one function, which is installed again.
+"""
+UNRELEASED = frozenset({14})
+"""Versions that development builds have applied with another text."""
+
+
+def edited_by_development(name: str, version: int) -> errors.MigrationFailed:
+    """Return the error for a database in which a development build applied a migration."""
+    return errors.MigrationFailed(
+        f"migration {name} of this database is that of a development build; run `queue-workflows "
+        f"migrate --to {version - 1} --allow-data-loss`, which drops its tables with what they "
+        "hold, then `queue-workflows migrate`"
+    )
+
+
+def development_version(conn: pool.Connection) -> int | None:
+    """Return the version of a database that a development build made, else None.
+
+    0013 makes queue_schema_objects, so a ledger with 13 and without that table is such a build's.
+    """
+    rows = _development_rows(conn)
+    return rows[-1]["version"] if rows else None
+
+
+def convert_development(conn: pool.Connection, checksum: str) -> None:
+    """Replace what the ledger has above 12 by 0013 with its checksum; joins the transaction.
+
+    That chain's tables are those of 0013, but for what `sql/development_chain.sql` changes. Does
+    nothing to any other database. Raises `MigrationFailed` where the chain is not complete.
+    """
+    rows = _development_rows(conn)
+    if not rows:
+        return
+    lines = "\n".join(f"{row['version']} {row['checksum']}" for row in rows)
+    if hashlib.sha256(lines.encode()).hexdigest() not in _COMPLETE:
+        raise errors.MigrationFailed(
+            f"the database has schema version {rows[-1]['version']} of a development build; run"
+            " the last development build's `queue-workflows migrate` first, or, if that finds"
+            " nothing to do, start from an empty database"
+        )
+    conn.execute((texts.FOLDER / "development_chain.sql").read_bytes())
+    statements.development_chain.forget(conn)
+    statements.development_chain.record(conn, checksum=checksum)
+
+
+def _development_rows(conn: pool.Connection) -> list[dict[str, Any]]:
+    """Return the ledger's rows above 12 if a development build wrote them, else none."""
+    row = statements.development_chain.is_possible(conn)
+    if row is None or not row["is_possible"]:
+        return []
+    return statements.development_chain.applied(conn)
+
+
+_Columns: TypeAlias = "dict[tuple[str, str], str | None]"
+"""(table, column) → default expression."""
+
+
+def dropped_by(
+    conn: pool.Connection, change: Callable[[], None], *, besides: set[str]
+) -> list[str]:
+    """Make the change and return what it dropped; [] if nothing.
+
+    Joins the transaction of the caller, who may roll it back. The change is rehearsed first; what
+    it touched stays locked, so that no row is added meanwhile. Tables of `besides`, the engine's
+    own records, do not count.
+    """
+    before = _columns(conn)
+    with conn.transaction(force_rollback=True):
+        change()
+        touched = _touched(conn, {table for table, _ in before} - besides)
+        after = _columns(conn)
+    if touched:
+        names = sql.SQL(", ").join(map(sql.Identifier, touched))
+        conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+    kept = {table for table, _ in after}
+    losses = _dropped_tables(conn, before, kept | besides)
+    losses += _dropped_values(conn, before, after, kept)
+    rows = {table: _count_rows(conn, table) for table in touched if table in kept}
+    change()
+    for table, count in rows.items():
+        if gone := count - _count_rows(conn, table):
+            losses.append(f"{gone} rows of table {table}")
+    return losses
+
+
+def _columns(conn: pool.Connection) -> _Columns:
+    return {
+        (row["table_name"], row["column_name"]): row["column_default"]
+        for row in statements.downgrade_check.columns(conn)
+    }
+
+
+def _touched(conn: pool.Connection, tables: set[str]) -> list[str]:
+    """Return those of `tables` that are dropped, or locked for writing by this transaction."""
+    rows = statements.downgrade_check.untouched(conn)
+    return sorted(tables - {row["name"] for row in rows})
+
+
+def _dropped_tables(conn: pool.Connection, before: _Columns, kept: set[str]) -> list[str]:
+    counts = {table: _count_rows(conn, table) for table in {t for t, _ in before} - kept}
+    return [f"table {table} with {n} rows" for table, n in sorted(counts.items()) if n]
+
+
+def _dropped_values(
+    conn: pool.Connection, before: _Columns, after: _Columns, kept: set[str]
+) -> list[str]:
+    losses: list[str] = []
+    for (table, column), default in sorted(before.items()):
+        # A default that differs in each row, such as now(), is never a value that a person chose.
+        if table not in kept or (table, column) in after or _is_made(default or ""):
+            continue
+        query = sql.SQL("SELECT count(*) AS n FROM {} WHERE {} IS DISTINCT FROM {}").format(
+            sql.Identifier(table),
+            sql.Identifier(column),
+            # The default's text comes from the catalogue.
+            sql.SQL(cast("Any", default or "NULL")),
+        )
+        if count := _count(conn, query):
+            losses.append(f"column {table}.{column} with {count} values")
+    return losses
+
+
+def _is_made(default: str) -> bool:
+    return "nextval(" in default or "pg_current_xact_id(" in default
+
+
+def _count_rows(conn: pool.Connection, table: str) -> int:
+    return _count(conn, sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(table)))
+
+
+def _count(conn: pool.Connection, query: sql.Composed) -> int:
+    return int((conn.execute(query).fetchone() or {"n": 0})["n"])

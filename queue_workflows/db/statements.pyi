@@ -395,14 +395,6 @@ class _ClaimIsolation:
 
 claim_isolation: _ClaimIsolation
 
-class _ClaimedJobsNode(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> Row | None: ...
-    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[Row | None]: ...
-
-class _ClaimedJobsIngest(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> Row | None: ...
-    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[Row | None]: ...
-
 class _ClaimedJobsNodeRows(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
     def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
@@ -412,12 +404,6 @@ class _ClaimedJobsIngestRows(Named):
     def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimedJobs:
-    node: _ClaimedJobsNode
-    """Return what a worker needs of a node job that it holds, without the context of its run. No
-    row: the worker does not hold the job."""
-    ingest: _ClaimedJobsIngest
-    """Return what a worker needs of an ingest job that it holds. No row: it does not hold the
-    job."""
     node_rows: _ClaimedJobsNodeRows
     """Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
     does not hold the job.
@@ -427,18 +413,6 @@ class _ClaimedJobs:
     Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
 
 claimed_jobs: _ClaimedJobs
-
-class _ClaimsNodeStep(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> Any: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> scripts.Script[Any]: ...
-
-class _ClaimsNodesStep(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> list[Any]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> scripts.Script[list[Any]]: ...
-
-class _ClaimsIngestStep(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> list[Row]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimsNodeRows(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> list[Row]: ...
@@ -485,29 +459,22 @@ class _ClaimsHeldBy(Named):
     def script(self, *, prefix: str | None) -> scripts.Script[list[Row]]: ...
 
 class _Claims:
-    node_step: _ClaimsNodeStep
-    """Record a completed node, if `job` is given, and claim the next node job, if `claim` is
-    true. The job is one JSON document; NULL: nothing was claimed. A document with `due_s` alone:
-    nothing was claimed, and that many seconds later, at most `look_ahead_s`, a delayed job is due.
-    Raises QW001 if the claim to record is lost."""
-    nodes_step: _ClaimsNodesStep
-    """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
-    more, one JSON document for each. If fewer are claimed, the last may be one with `due_s`, as
-    of `node_step`. Raises QW001 if one of the claims to record is lost."""
-    ingest_step: _ClaimsIngestStep
-    """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
-    `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
-    next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
-    QW001 if one of the claims to record is lost."""
     node_rows: _ClaimsNodeRows
-    """Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
-    the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id.
+    """Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
+    Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
+    without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
+    job is due. Raises QW001 if the claim to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     nodes_rows: _ClaimsNodesRows
-    """Do as `nodes_step` does, and return what `node_rows` returns.
+    """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
+    Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
+    Raises QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     ingest_rows: _ClaimsIngestRows
-    """Do as `ingest_step` does, and return what `node_rows` returns.
+    """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
+    more. Return what `node_rows` returns; if fewer are claimed, the last row may be one without an
+    id: a limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
+    `look_ahead_s`. Raises QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     renew: Mapping[str, _ClaimsRenew]
     """Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
@@ -575,7 +542,8 @@ class _Controls:
     is_over: _ControlsIsOver
     """Return whether an instant has come, by the database's clock."""
     known_queues: _ControlsKnownQueues
-    """Return the queues that a worker of any host has served, or that a control row names."""
+    """Return the queues that a worker of any host has served, or that a control row names; `all` in
+    such a row is no queue."""
     known_hosts: _ControlsKnownHosts
     """Return the hosts that have had a worker of any queue, or that a control row names."""
     get: _ControlsGet

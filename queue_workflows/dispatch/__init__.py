@@ -1,1 +1,1 @@
-"""Dispatch runs: plan the next nodes of a run, and act on the events of the outbox."""
+"""Start runs and advance them by the events of the outbox; retry, upgrade and schedule them."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import recovery, row_isolation
 from queue_workflows.dag import confinement, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import expansion, hooks, run_cache
-from queue_workflows.engine import row_isolation
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 _log = logging.getLogger(__name__)
@@ -342,7 +342,7 @@ def start_queued(
     """Start the queued runs that are due.
 
     Return how many left the queue, and some without provider. A start that raises (other than
-    not-found) delays its run with back-off. After DISPATCH_MAX_ATTEMPTS the run fails. A run that
+    not-found) delays its run with back-off. After `recovery.MAX_FAILURES` the run fails. A run that
     cannot even be delayed is added to `rows`. A run whose row is locked keeps its place for the
     next round.
     """
@@ -386,7 +386,7 @@ def _delay(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
         failed = (
             statements.runs.delay_start(conn, run_id=run_id, error=reason, after_s=delay_s) or 0
         )
-        if failed >= config.DISPATCH_MAX_ATTEMPTS.read():
+        if failed >= recovery.MAX_FAILURES:
             message = f"poison: the run could not start in {failed} tries: {reason}"
             statements.runs.fail(conn, run_id=run_id, error=payload.error_text(message))
     _log.warning(

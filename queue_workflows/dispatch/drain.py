@@ -7,17 +7,11 @@ import logging
 import time
 from typing import NamedTuple
 
-from queue_workflows import config, db, errors
+from queue_workflows import db, errors
+from queue_workflows.claim import recovery, row_isolation
 from queue_workflows.dag import item_ids, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import (
-    advance,
-    expansion,
-    hooks,
-    input_nodes,
-    run_cache,
-)
-from queue_workflows.engine import row_isolation
+from queue_workflows.dispatch import advance, expansion, hooks, input_nodes, run_cache
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -296,7 +290,7 @@ def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseE
         attempts = (
             statements.outbox.postpone(conn, event=event["id"], error=reason, after_s=delay_s) or 0
         )
-        if attempts < config.DISPATCH_MAX_ATTEMPTS.read():
+        if attempts < recovery.MAX_FAILURES:
             return True
         message = (
             f"poison: dispatching {event['kind']} of node {event['node_id']} failed "

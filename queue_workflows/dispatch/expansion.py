@@ -18,6 +18,8 @@ from queue_workflows.types import JsonDict, Row, Unreadable
 _DONE = ("completed", "skipped")
 _OPEN = ("queued", "running", "awaiting_input")
 _States = Mapping[str, "tuple[str, str | None]"]
+WINDOW = 1000
+"""Open items of a map without `at_once`: more than the workers of a fleet run at once."""
 TRANSACTION_BYTES = 64 * payload.KIB**2
 """JSON of nodes and items that one transaction writes at most: 1 to 2 s, 4 s on a busy machine.
 
@@ -139,7 +141,7 @@ class Expansion:
 
     def _refuse_too_many(self, map_id: str, count: int, made: int) -> None:
         """Raise `InvalidPayload` if the run would have more nodes than MAX_NODES_PER_RUN."""
-        limit = config.MAX_NODES_PER_RUN.read()
+        limit = graph.MAX_NODES_PER_RUN
         if len(self._graph.nodes) + made > limit // 2:
             roots = [node.id for node in self._graph.nodes.values() if node.map is not None]
             known = statements.maps.generation(self._conn, run_id=self._run_id, map=map_id)
@@ -148,7 +150,7 @@ class Expansion:
         if len(self._graph.nodes) + made > limit:
             raise errors.InvalidPayload(
                 f"map {map_id!r}: with its {count} items the run has "
-                f"{len(self._graph.nodes) + made} nodes; at most {limit} (MAX_NODES_PER_RUN)"
+                f"{len(self._graph.nodes) + made} nodes; at most {limit}"
             )
 
     def _step(
@@ -438,7 +440,7 @@ def _limits(of: graph.Map, total: int) -> dict[str, int]:
 
     Without `at_once`, items follow in halves of a window: one statement inserts many of them.
     """
-    window = min(max(1, config.MAP_WINDOW.read()), graph.MOST_AT_ONCE)
+    window = WINDOW
     at_once = of.at_once or window
     refill = 1 if of.at_once else max(1, window // 2)
     return {"at_once": at_once, "refill": refill, "may_fail": of.allowed_failures(total)}

@@ -317,9 +317,8 @@ def _expanded(run: Row) -> Definition:
             pipelines[name] = load(name)
         return pipelines[name]
 
-    limits = config.MAX_NODES_PER_RUN, config.MAX_PAYLOAD_KB, config.MAX_PAYLOAD_DEPTH
     versions = config.get_config().node_versions
-    key = _hash([document, versions, [limit.read() for limit in limits]])
+    key = _hash([document, versions, config.MAX_PAYLOAD_KB.read()])
     known = None if key is None else _expansions.get(key)
     if known is not None and all(_hash(pipeline(each)) == known.of[each] for each in known.of):
         return known.made

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from queue_workflows import errors
-from queue_workflows.embedded import cluster, lock_files, postmaster
+from queue_workflows.embedded import cluster
 from queue_workflows.embedded.cluster import data_dir
 
 __all__ = ["Server", "data_dir", "ensure"]
@@ -101,7 +101,7 @@ def ensure(*, create: bool = True, settings: Mapping[str, str] | None = None) ->
         with _mutex:
             membership = _memberships.get(folder)
             started = False
-            if membership is None or not postmaster.alive(folder):
+            if membership is None or not cluster.alive(folder):
                 cluster.check(folder, create=create)
                 membership, started = _join(folder, settings or {})
             membership.handles += 1
@@ -117,10 +117,10 @@ def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]
     """Take this process's share of the users lock; return whether that started the server."""
     cluster.make_folder(folder)
     with _lifecycle(folder):
-        found, started = postmaster.find_or_start(folder, settings)
+        found, started = cluster.find_or_start(folder, settings)
         membership = _memberships.get(folder)
         if membership is None:
-            users_fd = lock_files.open_lock(folder / "users.lock")
+            users_fd = cluster.open_lock(folder / "users.lock")
             fcntl.flock(users_fd, fcntl.LOCK_SH)
             membership = _memberships[folder] = _Membership(folder, users_fd)
         membership.socket_dir = found.socket_dir
@@ -137,28 +137,28 @@ def _leave(membership: _Membership) -> None:
             contextlib.suppress(OSError, errors.EmbeddedUnavailable),
             _lifecycle(membership.folder),
         ):
-            if lock_files.try_lock(membership.users_fd):
-                postmaster.stop(membership.folder)
+            if cluster.try_lock(membership.users_fd):
+                cluster.stop(membership.folder)
     finally:
-        lock_files.release_lock(membership.users_fd)
+        cluster.release_lock(membership.users_fd)
 
 
 @contextlib.contextmanager
 def _lifecycle(folder: Path) -> Generator[None]:
     """Lock the folder's server, so that nobody else starts, joins, leaves or stops it."""
-    fd = lock_files.open_lock(folder / "lifecycle.lock")
+    fd = cluster.open_lock(folder / "lifecycle.lock")
     try:
-        deadline = time.monotonic() + postmaster.PATIENCE_S
-        while not lock_files.try_lock(fd):
+        deadline = time.monotonic() + cluster.PATIENCE_S
+        while not cluster.try_lock(fd):
             if time.monotonic() >= deadline:
                 raise errors.EmbeddedUnavailable(
                     f"another process has held {folder / 'lifecycle.lock'} for "
-                    f"{postmaster.PATIENCE_S:.0f} s: end it, or wait for it"
+                    f"{cluster.PATIENCE_S:.0f} s: end it, or wait for it"
                 )
-            time.sleep(postmaster.POLL_S)
+            time.sleep(cluster.POLL_S)
         yield
     finally:
-        lock_files.release_lock(fd)
+        cluster.release_lock(fd)
 
 
 def _release_all() -> None:
@@ -172,7 +172,7 @@ def _forget_in_child() -> None:
     global _mutex
     _mutex = threading.Lock()
     _memberships.clear()
-    lock_files.forget_locks()
+    cluster.forget_locks()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

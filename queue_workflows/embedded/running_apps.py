@@ -18,8 +18,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows import config
-from queue_workflows.embedded import cluster, lock_files
+from queue_workflows.embedded import cluster
 from queue_workflows.runtime import app_loading
 
 
@@ -49,7 +48,7 @@ def registered(
     path = folder / "up" / f"{database}.{secrets.token_hex(8)}"
     with _alone(folder):
         refuse(_live(folder, database))
-        fd = lock_files.open_lock(path)
+        fd = cluster.open_lock(path)
         fcntl.flock(fd, fcntl.LOCK_EX)
         record = {
             "pid": os.getpid(),
@@ -64,7 +63,7 @@ def registered(
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        lock_files.release_lock(fd)
+        cluster.release_lock(fd)
 
 
 def live(folder: Path, database: str | None = None) -> list[Up]:
@@ -76,12 +75,12 @@ def live(folder: Path, database: str | None = None) -> list[Up]:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Generator[None]:
     cluster.make_folder(folder / "up")
-    fd = lock_files.open_lock(folder / "ups.lock")
+    fd = cluster.open_lock(folder / "ups.lock")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        lock_files.release_lock(fd)
+        cluster.release_lock(fd)
 
 
 def _live(folder: Path, database: str | None) -> list[Up]:
@@ -90,24 +89,24 @@ def _live(folder: Path, database: str | None) -> list[Up]:
         name = path.name.partition(".")[0]
         if database not in (None, name):
             continue
-        fd = lock_files.open_lock(path)
+        fd = cluster.open_lock(path)
         try:
-            if lock_files.try_lock(fd):
+            if cluster.try_lock(fd):
                 path.unlink()
                 continue
             found.append(Up(database=name, **json.loads(os.pread(fd, path.stat().st_size, 0))))
         finally:
-            lock_files.close_lock(fd)
+            cluster.close_lock(fd)
     return found
 
 
 def state_folder() -> Path:
     """Return the folder of these files for a server of the user's own.
 
-    It is STATE_DIR, else systemd's $STATE_DIRECTORY, else a folder of this user among the temporary
+    It is $STATE_DIRECTORY, which systemd sets, else a folder of this user among the temporary
     files.
     """
-    named = config.STATE_DIR.read() or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    named = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     return Path(named or Path(tempfile.gettempdir(), f"queue_workflows-{os.getuid()}"))
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables
 from queue_workflows.db import Connection, statements
-from queue_workflows.engine import job_tables
 from queue_workflows.event_export import sinks, span_records
-from queue_workflows.runtime import identity, log_files, service
+from queue_workflows.runtime import identity, logs, service
 from queue_workflows.types import Row
 
 T = TypeVar("T")
@@ -48,13 +48,13 @@ def wanted(*, spans: str | None = None, exporter_: object = None) -> list[Export
     """
     found: list[Exporter] = []
     host = config.host_label()
-    path = log_files.path_of(config.AUDIT_LOG_PATH, config.AUDIT_LOG_FILE_NAME)
+    path = logs.path_of(config.AUDIT_LOG_PATH.read(), "audit.log")
     if path is not None:
-        sink = sinks.AuditLog(log_files.opened(path))
+        sink = sinks.AuditLog(logs.opened(path))
         found.append(Exporter(f"audit log {host}:{path}"[:300], sink))
-    path = log_files.path_of(config.METRIC_PATH, config.METRIC_FILE_NAME)
+    path = logs.path_of(config.METRIC_PATH.read(), "metric.log")
     if path is not None:
-        sink = sinks.MetricLog(log_files.opened(path))
+        sink = sinks.MetricLog(logs.opened(path))
         found.append(Exporter(f"metric log {host}:{path}"[:300], sink))
     kind = (spans or config.SPANS.read()).lower()
     if kind and kind not in SPANS:

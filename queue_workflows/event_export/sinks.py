@@ -9,7 +9,7 @@ from typing import Any, Final
 import queue_workflows
 from queue_workflows import errors
 from queue_workflows.event_export import span_records
-from queue_workflows.runtime import display, log_files, masking, stored_json
+from queue_workflows.runtime import display, logs, masking, stored_json
 from queue_workflows.types import Row
 
 CHUNK: Final = 500
@@ -38,7 +38,7 @@ class Sink:
 
 
 class _File(Sink):
-    def __init__(self, file: log_files.RotatingFile) -> None:
+    def __init__(self, file: logs.RotatingFile) -> None:
         self._file = file
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from queue_workflows.local_queue.job_queue import Job, JobQueue, Refusal
 from queue_workflows.local_queue.manager import JobQueueManager
 from queue_workflows.local_queue.plan import ClaimingPlan, ExecutionPlan, MemoryPlan
-from queue_workflows.runtime import log_format
+from queue_workflows.runtime import logs
 
 if TYPE_CHECKING:
     from queue_workflows.local_queue.ingest_plan import IngestPlan
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-logging.getLogger("queue_workflows.local_queue").addFilter(log_format.EscapeArguments())
+logging.getLogger("queue_workflows.local_queue").addFilter(logs.EscapeArguments())
 
 
 def __getattr__(name: str) -> Any:

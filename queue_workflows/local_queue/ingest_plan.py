@@ -19,14 +19,13 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any, Final, TypeAlias, cast
 
-from queue_workflows import config, errors
+from queue_workflows import config, errors, workers
+from queue_workflows.claim import claims, outcomes
 from queue_workflows.dag import payload
-from queue_workflows.engine import claims, outcomes
 from queue_workflows.local_queue import job_queue, plan
 from queue_workflows.local_queue import manager as managers
-from queue_workflows.operations import stop_policies
 from queue_workflows.run import executors, loaded_app, running, task_call, wire
-from queue_workflows.runtime import clock, identity, json_loading, service
+from queue_workflows.runtime import clock, identity, service, stored_json
 from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current
 from queue_workflows.telemetry import pressure
@@ -34,7 +33,7 @@ from queue_workflows.types import ExitFn, JsonDict, Row, Unreadable
 from queue_workflows.worker import claimed_job, lane, memory_watch, process, shapes
 
 _log = logging.getLogger("queue_workflows.local_queue")
-_STAYS: Final = (stop_policies.BY_NAME["drain"], stop_policies.BY_NAME["pause"])
+_STAYS: Final = (workers.STOP_POLICIES["drain"], workers.STOP_POLICIES["pause"])
 END_S = 6.0
 """Seconds that the loop may take to hand back the claims when the plan is closed."""
 Post: TypeAlias = Callable[[Callable[[], object]], object]
@@ -54,7 +53,7 @@ class Held:
     def __init__(self, job: claimed_job.ClaimedJob, threads: Threads) -> None:
         self.job = job
         self.jobs = {job.key: job}
-        self.row = json_loading.load_row(job.body)
+        self.row = stored_json.load_row(job.body)
         job.body = b""
         args = self.row["args"]
         self.queued = QueuedJob(
@@ -364,8 +363,8 @@ class ThreadWorker(process.Worker):
     # --- Stop policies, which run in this process, on a thread of their own.
 
     def _is_own_policy(self, policy: str) -> bool:
-        found = stop_policies.handler(policy)
-        return found not in _STAYS and (found is not stop_policies.HARD or bool(self._on_exit))
+        found = workers.stop_policy(policy)
+        return found not in _STAYS and (found is not workers.HARD or bool(self._on_exit))
 
     def _run_policy(self, own: lane.Lane, policy: str) -> None:
         if own.jobs:

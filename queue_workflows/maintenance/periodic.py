@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from queue_workflows import config, db, events, workers
+from queue_workflows import config, db, events, history, workers
+from queue_workflows.claim import admission, row_isolation
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import row_isolation, unserved_jobs
 from queue_workflows.maintenance import sweeps
-from queue_workflows.operations import event_totals
 from queue_workflows.runtime import service
 from queue_workflows.types import NowFn, Row
 
@@ -47,7 +46,7 @@ class Availability:
 
     BREAK_S = 15.0
     BREAK_MIN_S = 1.0
-    """A break lasts half of SILENT_WORKER_AFTER_S, within these bounds."""
+    """A break lasts half of STALE_WORKER_AFTER_S, within these bounds."""
     LATE_S = 1.0
     """Seconds that a busy machine may add between two statements."""
 
@@ -79,7 +78,7 @@ class Availability:
         A statement is late that has failed, or waited for its reply.
         """
         quiet_s, check_s = self._now() - self._seen, config.LEASE_RECLAIM_INTERVAL_S.read()
-        half_s = config.SILENT_WORKER_AFTER_S.read() / 2
+        half_s = config.STALE_WORKER_AFTER_S.read() / 2
         break_s = max(self.BREAK_MIN_S, min(self.BREAK_S, half_s))
         return quiet_s > self.LATE_S + 2 * check_s, quiet_s > max(break_s, 3 * check_s)
 
@@ -133,7 +132,7 @@ class PeriodicTasks:
         dead_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
 
         def lost_s() -> float:
-            return config.SILENT_WORKER_AFTER_S.read() / 3
+            return config.STALE_WORKER_AFTER_S.read() / 3
 
         def stalled_s() -> float:
             return STALLED_NEXT_S if self._stalled.after else STALLED_S
@@ -146,7 +145,7 @@ class PeriodicTasks:
             *([service.Task("stalled", stalled_s, self.end_stalled)] if self._plans else []),
             service.Task("dead-workers", dead_s, self.flag_dead_workers),
             service.Task("unassignable", UNASSIGNABLE_S, self.flag_unassignable),
-            service.Task("metrics", config.METRICS_COUNT_INTERVAL_S.read, self.count_events),
+            service.Task("metrics", history.COUNT_EVERY_S, self.count_events),
             service.Task("events", EVENTS_S, self.wake_waiting),
             service.Task("input-timeouts", math.inf, self.expire_inputs),
             service.Task("lock-keys", self._lock_keys_every_s, self.repair_lock_queues),
@@ -184,9 +183,9 @@ class PeriodicTasks:
     def reclaim_lost_sessions(self) -> None:
         """Take back jobs whose worker's session has ended and that are renewed no more.
 
-        Does nothing within SILENT_WORKER_AFTER_S of a break: an outage ends every session.
+        Does nothing within STALE_WORKER_AFTER_S of a break: an outage ends every session.
         """
-        silent_s = config.SILENT_WORKER_AFTER_S.read()
+        silent_s = config.STALE_WORKER_AFTER_S.read()
         if not self._database.lasts(silent_s):
             return
         with self._dedicated.using() as conn:
@@ -228,9 +227,9 @@ class PeriodicTasks:
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         with self._dedicated.using() as conn:
             served = statements.unserved_jobs.served(conn, stale_s=stale_after_s)
-            unserved_jobs.unblock_served(conn, served)
+            admission.unblock_served(conn, served)
             if self._database.lasts(stale_after_s) and (
-                count := unserved_jobs.block_unserved(conn, served)
+                count := admission.block_unserved(conn, served)
             ):
                 _log.warning(
                     "%d jobs gave up their lock key: no worker serves their queue; "
@@ -259,10 +258,10 @@ class PeriodicTasks:
                 return
             may_count = seen["may_count"]
             if not may_count and self._has_counted:
-                _log.warning("no events are counted for metrics: %s", event_totals.NO_RIGHTS)
+                _log.warning("no events are counted for metrics: %s", history.NO_RIGHTS)
             self._has_counted = may_count
             for _ in range(COUNT_STEPS if may_count else 0):
-                if not event_totals.count_step(conn):
+                if not history.count_step(conn):
                     break
 
     def flag_dead_workers(self) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, input_nodes, run_cache
-from queue_workflows.engine import cancellation, job_tables, poison, recovery, row_isolation
 from queue_workflows.runtime import log_context
 from queue_workflows.types import NowFn, Row, Unreadable
 
@@ -22,6 +22,14 @@ RUNS: Final = 2000
 """How many running runs one pass looks at, at most."""
 RUNS_AT_ONCE: Final = 20
 """How many of them one statement looks at: each may have many nodes, and all of them are read."""
+ORPHANS: Final = row_isolation.Duty(
+    "cancel of node job",
+    statements.cancellation.cancel_orphans,
+    statements.cancellation.orphans,
+    statements.cancellation.cancel_these_orphans,
+    recovery.ENDING[job_tables.NODE_JOBS.name],
+)
+"""Cancels nodes that wait although their run is over, and leaves out rows that raise."""
 TIMEOUT: Final = "end of the wait of node job"
 ANSWER_GRACE_S: Final = 5.0
 """How long an answer that came in time may still wait to be taken before the next check."""
@@ -92,7 +100,7 @@ def cancel_orphans(conn: db.Connection, rows: row_isolation.Isolation | None = N
     `rows`: as in `reclaim`.
     """
     kept = rows or row_isolation.Isolation()
-    while kept.batch(conn, cancellation.ORPHANS):
+    while kept.batch(conn, ORPHANS):
         pass
 
 
@@ -233,7 +241,7 @@ def _end_wait(conn: db.Connection, job_id: str) -> None:
 def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: int) -> bool:
     """Fail a node whose wait could not be ended in too many tries; return whether it was failed."""
     with conn.transaction():
-        if not poison.node_job(conn, job_id, error, failures):
+        if not recovery.ENDING[job_tables.NODE_JOBS.name](conn, job_id, error, failures):
             return False
         statements.input_timeouts.end_wait(conn, job=job_id)
         return True

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from queue_workflows import config, errors
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import policy
-from queue_workflows.engine import outcomes
 from queue_workflows.run import (
     job_loop,
     job_output,
@@ -30,7 +30,7 @@ from queue_workflows.run import (
     task_call,
     wire,
 )
-from queue_workflows.runtime import json_loading, service
+from queue_workflows.runtime import service, stored_json
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -101,12 +101,9 @@ class AsyncJobs(job_loop.Jobs):
     def _receive(self, frame: wire.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
-            self._begin(key, json_loading.load_row(body), in_run=kind == wire.RUN_NODE)
+            self._begin(key, stored_json.load_row(body), in_run=kind == wire.RUN_NODE)
         elif kind == wire.ANSWER:
-            answer = wire.decoded(body)
-            asked = self._asked.pop(answer["no"], None)
-            if asked is not None and asked.set_running_or_notify_cancel():
-                asked.set_result(answer)
+            self._answer(wire.decoded(body))
         elif kind == wire.INTERRUPT:
             self._interrupt(key, body.decode())
         elif kind == wire.ANNOUNCE:
@@ -117,6 +114,15 @@ class AsyncJobs(job_loop.Jobs):
         elif kind == wire.QUIT:
             self._quitting = True
             self._end_if_done()
+
+    def _answer(self, answer: JsonDict) -> None:
+        asked = self._asked.pop(answer["no"], None)
+        if asked is None or not asked.set_running_or_notify_cancel():
+            return  # its handler was cancelled
+        try:
+            asked.set_result(wire.answer_of(answer))
+        except errors.QueueWorkflowsError as error:
+            asked.set_exception(error)
 
     def _begin(self, key: int, row: Row, *, in_run: bool) -> None:
         job = job_loop.Job(row, in_run, running.Running(key, self._channel.send, self._wake))
@@ -169,7 +175,7 @@ class AsyncJobs(job_loop.Jobs):
         self._ended(job, outcome)
 
     async def _ask_async(self, key: int, what: str, request: Any = None) -> Any:
-        return wire.answer_of(await asyncio.wrap_future(self._ask_for(key, what, request)))
+        return await asyncio.wrap_future(self._ask_for(key, what, request))
 
     # --- The thread of handlers that are not async.
 
@@ -184,7 +190,7 @@ class AsyncJobs(job_loop.Jobs):
         self._ended(job, outcome)
 
     def _ask(self, key: int, what: str, request: Any = None) -> Any:
-        return wire.answer_of(self._ask_for(key, what, request).result())
+        return self._ask_for(key, what, request).result()
 
     def _announce(self, key: int, body: bytes) -> None:
         super()._announce(key, body)
@@ -202,10 +208,7 @@ class AsyncJobs(job_loop.Jobs):
     def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
         if key not in self._jobs:
             raise errors.NoCurrentJob("the job of this step has ended")
-        value = concurrent.futures.Future[JsonDict]()
-        asked = self._ask_for(key, "step", request)
-        asked.add_done_callback(lambda done: _pass_on(done.result(), value))
-        return value
+        return self._ask_for(key, "step", request)
 
     def _ended(self, job: job_loop.Job, outcome: outcomes.Outcome) -> None:
         key = job.control.key
@@ -270,15 +273,6 @@ def _is_async(job: job_loop.Job) -> bool:
         return handlers.is_async(config.get_config().ingest_task_map[job.row["task_name"]])
     except BaseException:  # noqa: BLE001  the boundary around app code: it imports the node's module
         return False
-
-
-def _pass_on(answer: Any, value: concurrent.futures.Future[JsonDict]) -> None:
-    if not value.set_running_or_notify_cancel():
-        return  # its handler was cancelled
-    try:
-        value.set_result(wire.answer_of(answer))
-    except errors.QueueWorkflowsError as error:
-        value.set_exception(error)
 
 
 class SyncThread:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows import errors
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.model_cache import loading
 from queue_workflows.runtime import log_context, trace_context
 from queue_workflows.tasks import control, handlers

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from queue_workflows.run import job_output, launcher, wire
-from queue_workflows.runtime import clock, printed_lines
-from queue_workflows.telemetry import memory_files
+from queue_workflows.runtime import clock, logs
+from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict
 
 PAGE_KB: Final = 4
@@ -67,8 +67,6 @@ class Executor:
         """How many completed jobs it keeps the value of, for the app's hook."""
         self.changing = False
         """Whether it loads or unloads a model on request."""
-        self.isolated = False
-        """Whether its job is to be its only one."""
         self.full = False
         """Whether it gets no further job."""
         self.let_go_at = math.inf
@@ -90,7 +88,7 @@ class Executor:
         """Whether a job may wait in it, behind the others that it has."""
         self.mb_before = 0.0
         """Its memory when it was forked."""
-        self.lines: list[printed_lines.Pipes] = []
+        self.lines: list[logs.Pipes] = []
         """The lines from each pair of pipes, if they are to be printed as JSON."""
 
     @property
@@ -125,7 +123,7 @@ class Executor:
 
     def memory_mb(self) -> float:
         """Return its memory with swapped pages, in MB."""
-        found = memory_files.File(Path(f"/proc/{self.pid}/status")).numbers(b"VmRSS", b"VmSwap")
+        found = pressure.File(Path(f"/proc/{self.pid}/status")).numbers(b"VmRSS", b"VmSwap")
         return sum(each or 0 for each in found) / 1024
 
     def has_grown(self) -> bool:

@@ -15,10 +15,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.run import job_output, launcher, wire
 from queue_workflows.run.executor import UNKNOWN, Death, Executor
-from queue_workflows.runtime import clock, io_loop, log_context, printed_lines
+from queue_workflows.runtime import clock, io_loop, log_context, logs
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
@@ -218,11 +218,10 @@ class Executors:
         if place is None:
             self._owner.died(job, Death("", {}, False, "want of descriptors"))
             return
-        place.isolated = place.full = place.full or isolated
         waits = not place.ready or bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
-        if self._max_jobs is not None and place.count >= self._max_jobs:
+        if isolated or (self._max_jobs is not None and place.count >= self._max_jobs):
             place.full = True
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
@@ -391,8 +390,8 @@ class Executors:
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
-        if printed_lines.is_wanted():
-            place.lines = [printed_lines.Pipes(place.pid) for _ in place.tails]
+        if logs.are_json():
+            place.lines = [logs.Pipes(place.pid) for _ in place.tails]
         for signum in place.signals:
             self._launcher.kill(place.pid, signum)
         return place.pid

@@ -21,10 +21,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, errors
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import job_output, node_call, restored_state, running, task_call, wire
-from queue_workflows.runtime import forking, json_loading, service
+from queue_workflows.runtime import forking, service, stored_json
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
@@ -245,7 +245,7 @@ class JobLoop(Jobs):
         self._values.clear()
         link = running.Running(key, self._channel.send, self._requests.wake)
         self._peak.reset()
-        job = Job(json_loading.load_row(body), kind == wire.RUN_NODE, link)
+        job = Job(stored_json.load_row(body), kind == wire.RUN_NODE, link)
         if self._state is None:
             own = threading.current_thread()
             self._earlier = [each for each in threading.enumerate() if each is not own]

@@ -24,12 +24,11 @@ import select
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from queue_workflows.runtime import clock, entry_point, log_format, printed_lines
+from queue_workflows.runtime import clock, entry_point, logs
 from queue_workflows.types import JsonDict
 
 PAIRS: Final = 8
@@ -136,8 +135,7 @@ class Forward:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._backlog: deque[bytes] = deque()
-        self._waiting = 0
+        self._backlog = bytearray()
         self.dropped = 0
         """Bytes that were dropped, since nobody read."""
         self._poll = select.poll()
@@ -150,29 +148,20 @@ class Forward:
 
     def add(self, data: bytes) -> None:
         """Print this, after what waits; drop it if too much waits."""
-        if self._waiting and self._waiting + len(data) > BACKLOG_BYTES:
+        if self._backlog and len(self._backlog) + len(data) > BACKLOG_BYTES:
             self.dropped += len(data)
             return
-        self._backlog.append(data)
-        self._waiting += len(data)
+        self._backlog += data
         self.flush()
 
     def flush(self) -> None:
         """Print what waits, as far as it is taken at once; drop all of it if printing fails."""
         while self._backlog and self._poll.poll(0):
-            data = self._backlog[0]
             try:
                 # A pipe that can be written has room for as many bytes.
-                sent = os.write(self.fd, data[: select.PIPE_BUF])
+                del self._backlog[: os.write(self.fd, self._backlog[: select.PIPE_BUF])]
             except OSError:
                 self._backlog.clear()
-                self._waiting = 0
-                return
-            self._waiting -= sent
-            if sent == len(data):
-                self._backlog.popleft()
-            else:
-                self._backlog[0] = data[sent:]
 
 
 class Printer:
@@ -196,12 +185,12 @@ class Printer:
         """Print a record of the log of an executor, or lines as JSON."""
         stream = record.get("stream")
         if stream:
-            number = 1 if stream == printed_lines.STREAMS[1] else 2
+            number = 1 if stream == logs.STREAMS[1] else 2
             for line in record["text"].split("\n"):
                 if line.strip():
-                    self.write(number, printed_lines.as_json(line, stream, pid).encode())
+                    self.write(number, logs.as_json(line, stream, pid).encode())
         elif record["printed"]:
-            extra = log_format.allowed(record["fields"])
+            extra = logs.allowed(record["fields"])
             logging.getLogger(record["name"]).log(
                 record["level"], "%s", record["text"], extra=extra
             )
@@ -217,7 +206,7 @@ class Printer:
 # --- Log records and lines.
 
 
-class Stream(printed_lines.Stream):
+class Stream(logs.Stream):
     """A stream of this process whose output is captured."""
 
 
@@ -255,7 +244,7 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
     """
 
     def send_record(record: logging.LogRecord, *, printed: bool) -> None:
-        fields = (log_format.fields(record) or None) if printed else None
+        fields = (logs.fields(record) or None) if printed else None
         text = _TEXT.format(copy.copy(record))  # a formatter changes it, and others use it later
         found: JsonDict = {"level": record.levelno, "name": record.name, "text": text}
         send(key(), found | {"printed": printed, "fields": fields})
@@ -329,7 +318,7 @@ class JobOutput:
 
         They go on printing what is of no job, and all if the logs are no JSON.
         """
-        self._as_json = printed_lines.is_wanted()
+        self._as_json = logs.are_json()
         for name in NAMES:
             setattr(sys, name, Stream(getattr(sys, name), functools.partial(self.add, name)))
 
@@ -360,7 +349,7 @@ class JobOutput:
 
     def _send_lines(self, key: int, text: str, stream: str) -> None:
         on = stream if self._as_json else ""
-        record: JsonDict = {"level": logging.INFO, "name": printed_lines.LOGGER, "text": text}
+        record: JsonDict = {"level": logging.INFO, "name": logs.PRINT_LOGGER, "text": text}
         self._send(key, record | {"printed": False, "fields": None, "stream": on})
 
 

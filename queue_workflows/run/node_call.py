@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import queue_workflows
 from queue_workflows import config, errors, refs
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import confinement, document_values, payload, typed_values
-from queue_workflows.engine import outcomes
 from queue_workflows.model_cache import ModelCache, loading
 from queue_workflows.run import attempt, running, wire
 from queue_workflows.runtime import app_loading, log_context

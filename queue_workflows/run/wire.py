@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, TypeAlias, cast
 
 from queue_workflows import errors
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload, policy
-from queue_workflows.engine import outcomes
-from queue_workflows.runtime import json_loading
+from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row, Unreadable
 
 Frame: TypeAlias = "tuple[int, int, bytes]"
@@ -134,7 +134,7 @@ def encoded(value: Any) -> bytes:
 def decoded(body: bytes) -> Any:
     """Return the value of a JSON body. Raises `ProtocolError`."""
     try:
-        return json_loading.decode(body.decode("utf-8", "surrogatepass"))
+        return stored_json.decode(body.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"garbage in the channel ({error}): {body[:40]!r}") from None
 

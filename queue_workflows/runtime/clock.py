@@ -1,8 +1,12 @@
-"""Read a clock that also counts while the machine sleeps."""
+"""Read a clock that also counts while the machine sleeps; read and show durations."""
 
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from queue_workflows import errors
 
 
 def _boot_clock() -> int | None:
@@ -25,3 +29,59 @@ def boot_s() -> float:
     always gets the same clock.
     """
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
+
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_SPAN = timedelta(days=36_525)
+"""The longest time span that is accepted: PostgreSQL's times end sooner than Python's spans."""
+
+
+def rate_text(count: int | None, period_s: float | None) -> str | None:
+    """Return a rate as `queues.limit` takes it, such as `100/m`; None if there is no rate."""
+    if count is None or period_s is None:
+        return None
+    for unit, seconds in UNITS_S.items():
+        if period_s == seconds:
+            return f"{count}/{unit}"
+    return f"{count}/{period_s:g}s"
+
+
+def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
+    """Return an `until` as a time or as a span from now; None if both are None.
+
+    Raises `InvalidConfig`.
+    """
+    if until is not None and not isinstance(until, (datetime, timedelta)):
+        raise errors.InvalidConfig(f"until {until!r:.40} is neither a datetime nor a timedelta")
+    lasts = until if isinstance(until, timedelta) else None
+    at = until if isinstance(until, datetime) else None
+    if (at is not None and at.tzinfo is None) or (
+        lasts is not None and not timedelta(0) < lasts <= MAX_SPAN
+    ):
+        raise errors.InvalidConfig(
+            f"until {until}: a time with a time zone, or a time span above zero and of a "
+            "hundred years at most"
+        )
+    return at, lasts
+
+
+def iso_time(text: str) -> datetime:
+    """Return the time that an ISO 8601 text names, naive if it has no zone. Raises ValueError."""
+    # Python 3.10 knows no Z.
+    return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+
+
+def parse_until(text: str) -> datetime | timedelta:
+    """Return the meaning of a text: a time span such as 30s, 45m, 2h, 1d, or an ISO time.
+
+    Raises `InvalidConfig`.
+    """
+    seconds = UNITS_S.get(text[-1:])
+    try:
+        if seconds is not None:
+            return timedelta(seconds=seconds * float(text[:-1]))
+        return iso_time(text)
+    except (ValueError, OverflowError):
+        raise errors.InvalidConfig(
+            f"{text!r} is neither a time span such as 45m nor an ISO time"
+        ) from None

@@ -12,19 +12,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import display, log_files, log_format, printed_lines
+from queue_workflows.runtime import display, logs
 from queue_workflows.runtime.masking import mask
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-Explain: TypeAlias = "Callable[[Exception], errors.QueueWorkflowsError | None]"
 """Converts a foreign error that it recognizes to an error of this package, else returns None."""
 
-MaskSecrets = log_format.MaskSecrets
+MaskSecrets = logs.MaskSecrets
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -34,7 +33,6 @@ MESSAGE_CHARACTERS = 8000
 """Length of an error's line, since an error may contain an id of any length."""
 
 logger = logging.getLogger(__name__)
-_explanations: list[Explain] = []
 
 
 def print_by_lines() -> None:
@@ -51,16 +49,17 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
     """
     root = logging.getLogger()
     if root.handlers:
+        config.warn_of_removed()
         return
-    kind = form or log_files.default_format()
+    kind = form or logs.default_format()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     warning = None
     try:
-        handlers += log_files.application()
+        handlers += logs.application_log()
     except errors.InvalidConfig as error:
         warning = error
     for handler in handlers:
-        handler.setFormatter(log_format.formatter(kind))
+        handler.setFormatter(logs.formatter(kind))
         handler.addFilter(MaskSecrets(indent=kind != "json"))
         root.addHandler(handler)
     root.setLevel(level.upper())
@@ -68,6 +67,7 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
         logging.captureWarnings(True)
     if warning is not None:
         logger.warning("%s; logging to stderr alone", warning)
+    config.warn_of_removed()
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def add_common_arguments(parser: ArgumentParser) -> None:
         help=f"one of {', '.join(LOG_LEVELS)} (default: info)",
     )  # fmt: skip
     parser.add_argument(
-        "--log-format", type=str.lower, choices=log_format.FORMATS, metavar="FORMAT",
+        "--log-format", type=str.lower, choices=logs.FORMATS, metavar="FORMAT",
         help="text or json (default: QUEUE_WORKFLOWS_LOG_FORMAT, else text)",
     )  # fmt: skip
 
@@ -101,16 +101,11 @@ def start(options: Namespace) -> None:
     config.get_config().embedded_db = options.db
 
 
-def explain_by(explain: Explain) -> None:
-    """Add a function that converts foreign errors which leave a command."""
-    _explanations.append(explain)
-
-
 def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> int:
     """Run a command and return its exit code: 2 for an error of ours, 130 for Ctrl-C, 1 otherwise.
 
-    An error of ours, or one that `explain_by` converts, is one line on stderr; `debug` or the
-    setting DEBUG adds the traceback. If nobody reads the output: 1, silently. If it cannot be
+    An error of ours, or one that `errors.explained` converts, is one line on stderr; `debug`
+    adds the traceback. If nobody reads the output: 1, silently. If it cannot be
     written: 1 and a line. Any other exception is logged with its traceback. SystemExit passes.
     """
     _open_streams()
@@ -129,10 +124,9 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
             if not isinstance(lost, BrokenPipeError):
                 _write_error(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
             return 1
-        for explain in _explanations:
-            if (ours := explain(error)) is not None:
-                ours.__cause__ = error
-                return _refuse(prog, ours, debug=debug)
+        if (ours := errors.explained(error)) is not None:
+            ours.__cause__ = error
+            return _refuse(prog, ours, debug=debug)
         setup_logging()
         logger.exception("%s: unexpected error", prog)
         return 1
@@ -140,11 +134,11 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
 
 
 def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int:
-    if debug or config.DEBUG.read():
+    if debug:
         trace = traceback.format_exception(type(error), error, error.__traceback__)
         _write_error(display.block("".join(trace)))
     message = " ".join(str(error).split()) or type(error).__name__
-    if log_files.default_format() == "json" or printed_lines.is_wanted():
+    if logs.default_format() == "json" or logs.are_json():
         setup_logging(form="json")
         logger.error("%s: %s", prog, display.line(message, MESSAGE_CHARACTERS))
         return USAGE_ERROR

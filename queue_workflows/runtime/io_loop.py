@@ -32,15 +32,16 @@ class IoLoop:
         self._selector = selectors.DefaultSelector()
         self._calls: dict[int, dict[int, Call]] = {}
         self._at = math.inf
+        self._stopped = False
         self.rung: dict[Flow, None] = {}
         """The flows whose bells have rung."""
 
     def read(self, fd: int, call: Call | None) -> None:
-        """Call this whenever the descriptor can be read; None: never again."""
+        """Call this whenever the descriptor can be read; None ends that."""
         self._watch(fd, READ, call)
 
     def write(self, fd: int, call: Call | None) -> None:
-        """Call this whenever the descriptor can be written; None: never again."""
+        """Call this whenever the descriptor can be written; None ends that."""
         self._watch(fd, WRITE, call)
 
     def _watch(self, fd: int, event: int, call: Call | None) -> None:
@@ -71,9 +72,16 @@ class IoLoop:
         """Let the timer fire at this time (`clock.boot_s`) at the latest."""
         self._at = min(self._at, at)
 
-    def run(self, tick: Callable[[float], float], over: Callable[[], bool]) -> None:
-        """Turn until `over`; `tick` does what is due and returns when it is to be called again."""
-        while not over():
+    def stop(self) -> None:
+        """End `run` after this turn."""
+        self._stopped = True
+
+    def run(self, tick: Callable[[float], float], over: Callable[[], bool] | None = None) -> None:
+        """Turn until `stop`, or `over`.
+
+        `tick` does what is due and returns when it is to be called again.
+        """
+        while not self._stopped and (over is None or not over()):
             left_s = 0.0 if self.rung else max(0.0, self._at - self._now())
             # A timer of epoll has a millisecond; it must not wake too early and turn in vain.
             for key, events in self._selector.select(None if left_s == math.inf else left_s):

@@ -1,4 +1,7 @@
-"""Run threads as services: `Loop` repeats tasks, `Follow` acts on items, `Pool` runs a function."""
+"""Run threads as services: `Loop` repeats tasks, `Follow` acts on items, `Pool` runs a function.
+
+`ErrorLog` logs the errors of repeated work: each once a while, and an outage in one line.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,76 @@ import abc
 import logging
 import math
 import random
+import re
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Generic, NamedTuple, TypeVar
 
-from queue_workflows.runtime import error_log
+from queue_workflows import errors
 from queue_workflows.types import NowFn
+
+QUIET_S = 60.0
+MAX_TEXTS = 100
+_DIGITS = re.compile(r"\d+")
+
+
+class ErrorLog:
+    """Log an error with its traceback; the same text again within `QUIET_S` is only counted.
+
+    An outage (`errors.outage`) is one line, the rest of it at debug level. Digits are ignored in
+    that comparison: ids and ports would make every line a new text.
+    """
+
+    def __init__(self, owner: str, now_fn: NowFn) -> None:
+        self._owner = owner
+        self._now = now_fn
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+        self._away: dict[str, float] = {}
+        """The tasks that failed by an outage, and when."""
+
+    def guard(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return the call's value; log any error and return None."""
+        try:
+            value = call()
+        except BaseException as error:  # noqa: BLE001  SystemExit in a task must not end its loop
+            self.report(what, error)
+            return None
+        self.went_well(what)
+        return value
+
+    def went_well(self, what: str) -> None:
+        """Note that a task ran without an error."""
+        self._away.pop(what, None)
+
+    def report(self, what: str, error: BaseException) -> None:
+        """Log the error of a task."""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        if away := errors.outage(error):
+            self._report_outage(what, away, error)
+            return
+        key = (what, _DIGITS.sub("#", text))
+        now = self._now()
+        logged_at, repeats = self._seen.get(key, (-math.inf, 0))
+        if now - logged_at < QUIET_S:
+            self._seen[key] = (logged_at, repeats + 1)
+            return
+        if len(self._seen) >= MAX_TEXTS:
+            self._seen.clear()
+        self._seen[key] = (now, 0)
+        again = f" ({repeats} more since the last line)" if repeats else ""
+        logger.error("%s: %s failed%s: %s", self._owner, what, again, text, exc_info=error)
+
+    def _report_outage(self, what: str, away: str, error: BaseException) -> None:
+        now = self._now()
+        if now - max(self._away.values(), default=-math.inf) >= QUIET_S:
+            text = " ".join(str(error).split()) or type(error).__name__
+            logger.warning("%s: %s waits for %s: %s", self._owner, what, away, text)
+        self._away[what] = now
+        logger.debug("%s: %s failed", self._owner, what, exc_info=error)
+
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Service")
@@ -117,7 +182,7 @@ class Loop(Service):
         if len(set(names)) != len(names):
             raise ValueError(f"{name}: two tasks share a name: {', '.join(sorted(names))}")
         self._now = now_fn
-        self._errors = error_log.ErrorLog(name, now_fn)
+        self._errors = ErrorLog(name, now_fn)
         self._wakeup = threading.Condition()
         self._woken = set(names)
         self._due: dict[str, float] = {}
@@ -190,7 +255,7 @@ class Follow(Service, Generic[T]):
             )
         self._source = source
         self._act = act
-        self._errors = error_log.ErrorLog(name, time.monotonic)
+        self._errors = ErrorLog(name, time.monotonic)
         self._failures = 0
 
     def _run(self) -> None:

@@ -53,7 +53,7 @@ class Flag:
             os.write(self._writer, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` (None: forever) for the flag; return whether it is set."""
+        """Wait at most `timeout_s` (without end if None) for the flag; return whether it is set."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)

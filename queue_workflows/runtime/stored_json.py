@@ -1,11 +1,118 @@
-"""Read stored JSON of unchecked shape, without raising."""
+"""Load stored JSON of any text and shape without raising: a row may hold whatever SQL wrote."""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from queue_workflows.types import Row
+from queue_workflows.types import Row, Unreadable
+
+MAX_DEPTH = 200
+"""Levels of nesting, well below the interpreter's recursion limit of 1,000 frames."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of JSON text. A loaded value takes up to ten times as much memory."""
+KEPT_BYTES = 64 * 1024
+"""Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
+_SKIP: Final = re.compile(rb'[^"\[\]{},]+|"(?:[^"\\]|\\.)*"')
+
+
+class Decoder(json.JSONDecoder):
+    """Decode JSON; an app that replaces functions of `json` changes nothing."""
+
+    decode = json.JSONDecoder.decode
+    raw_decode = json.JSONDecoder.raw_decode
+
+
+decode = Decoder().decode
+"""`json.loads` of bytes would search for their encoding, which is UTF-8."""
+
+
+def load_json(data: str | bytes) -> Any:
+    """Return the value of a JSON text, or an `Unreadable` with the reason why it is not loaded.
+
+    `Unreadable` is returned for invalid JSON, a text over MAX_BYTES, and more than MAX_DEPTH
+    levels. It is also returned for an integer with more digits than Python converts (4,300 by
+    default, `sys.set_int_max_str_digits`).
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    size = len(raw)
+    if size > MAX_BYTES:
+        return Unreadable(f"it has {size} bytes, more than {MAX_BYTES}", raw[:KEPT_BYTES])
+    try:
+        value = decode(raw.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
+    except ValueError as error:
+        # The parser's own words: "Exceeds the limit (4300 digits) for integer string conversion".
+        return Unreadable(str(error).partition(";")[0], raw)
+    # A level needs two brackets. Most texts are too short for that many.
+    levels_fit = size > 2 * MAX_DEPTH
+    if levels_fit and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
+        return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        deeper: list[Any] = []
+        for item in level:
+            members = cast("list[Any]", item.values() if type(item) is dict else item)
+            deeper += [m for m in members if type(m) is dict or type(m) is list]
+        if not deeper:
+            return False
+        level = deeper
+    return True
+
+
+def load_row(body: bytes) -> Row:
+    """Return a claimed job; a column that cannot be loaded is an `Unreadable`."""
+    row = load_json(body)
+    if not isinstance(row, Unreadable):
+        return row
+    found: Row = {}
+    for name, text in _members(body):
+        found[name] = load_json(text)
+    if isinstance(found.get("context"), Unreadable):
+        found["context"] = None  # the handler asks for the members that it needs
+    return found
+
+
+def _members(body: bytes) -> list[tuple[str, bytes]]:
+    """Cut a JSON object into its names and the texts of their values."""
+    found: list[tuple[str, bytes]] = []
+    at = body.index(b"{") + 1
+    while (start := body.find(b'"', at)) != -1:
+        match = _SKIP.match(body, start)
+        assert match is not None
+        name, at, depth = (
+            decode(match[0].decode()),
+            body.index(b":", match.end()) + 1,
+            0,
+        )
+        begin = at
+        while at < len(body):
+            byte = body[at : at + 1]
+            if byte in (b"[", b"{"):
+                depth += 1
+            elif byte in (b"]", b"}"):
+                if not depth:
+                    break
+                depth -= 1
+            elif byte == b"," and not depth:
+                break
+            if byte in b"[]{},":
+                at += 1
+            else:
+                skipped = _SKIP.match(body, at)
+                at = at + 1 if skipped is None else skipped.end()
+        found.append((name, body[begin:at].strip()))
+        if body[at : at + 1] != b",":
+            break
+        at += 1
+    return found
+
 
 _KEY = re.compile(r"\[[^\]]*\]")
 """The key of an item in the id of a node."""

@@ -88,7 +88,7 @@ def of_job_attempt(traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
 def with_current(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return the headers with the `traceparent` of the span that is current here, if there is one.
 
-    A `traceparent` that is given stays. None: no headers and no span.
+    A `traceparent` that is given stays. Returns None without headers and span.
     """
     current = _current()
     if current is None or not isinstance(headers, (Mapping, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]

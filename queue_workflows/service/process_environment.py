@@ -6,28 +6,22 @@ import os
 
 from queue_workflows import config, errors
 from queue_workflows.event_export import exporter
+from queue_workflows.runtime import logs
 from queue_workflows.service import env_file, settings
 
-_LOGS = (
-    "log_path", "log_file_name", "metric_path", "metric_file_name", "audit_log_path",
-    "audit_log_file_name",
-)  # fmt: skip
+_LOGS = (("log_path", "log_file_name"), ("metric_path", "metric_file_name"),
+         ("audit_log_path", "audit_log_file_name"))  # fmt: skip
+"""Settings of folders and of the files in them."""
 
 
 def variables(found: settings.Settings) -> dict[str, str]:
     """Return the variables that this process and its workers need."""
-    size = found.pg_pool_size + found.pg_max_overflow
-    recycle = found.pg_pool_recycle if found.pg_pool_recycle > 0 else 366 * 86_400
-    made = {
-        "DL_HEARTBEAT_SEC": str(found.dl_heartbeat_sec),
-        "DB_ENGINE_POOL_MAX": str(size),
-        "DB_POOL_RECYCLE_S": str(recycle),
-    }
+    made = {"DL_HEARTBEAT_SEC": str(found.dl_heartbeat_sec)}
     if (dsn := found.dsn) is not None:
         made["DB_URL"] = dsn
-    for name in _LOGS:
-        if text := getattr(found, name):
-            made[name.upper()] = text
+    for folder, name in _LOGS:
+        if (path := logs.path_of(getattr(found, folder), getattr(found, name))) is not None:
+            made[folder.upper()] = str(path)
     return {settings.PREFIX + name: text for name, text in made.items()}
 
 
@@ -37,6 +31,9 @@ def apply(found: settings.Settings) -> None:
     Called again after the app was loaded, which may name the variable of the DSN.
     """
     os.environ.update(variables(found))
+    cfg = config.get_config()
+    cfg.engine_pool_max = found.pg_pool_size + found.pg_max_overflow
+    cfg.pool_recycle_s = found.pg_pool_recycle if found.pg_pool_recycle > 0 else 366 * 86_400
     own = {name for name, _, _ in settings.describe()}
     for name, text in env_file.variables(settings.PREFIX).items():
         if name not in own and name.removeprefix(settings.PREFIX) not in own:

@@ -13,7 +13,7 @@ import pydantic_settings
 from pydantic import Field
 
 from queue_workflows import db, errors
-from queue_workflows.runtime import masking
+from queue_workflows.runtime import logs, masking
 from queue_workflows.service import env_file
 from queue_workflows.worker import shapes
 
@@ -169,6 +169,8 @@ class Settings(pydantic_settings.BaseSettings):
     def _file(cls, value: str) -> str:
         if not value or Path(value).name != value:
             raise ValueError(f"{value!r:.80} is no file name")
+        if not value.endswith(logs.SUFFIXES):
+            raise ValueError(f"{value!r:.80} must end in {' or '.join(logs.SUFFIXES)}")
         return value
 
     @pydantic.field_validator("pg_schema")

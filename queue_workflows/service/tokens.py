@@ -62,8 +62,11 @@ def load(settings: service_settings.Settings) -> Tokens:
 
 
 def file_path() -> Path:
-    """Return the path of the token that is created once: in STATE_DIR, else in the data folder."""
-    named = config.STATE_DIR.read() or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    """Return the path of the token that is created once.
+
+    It is in $STATE_DIRECTORY, which systemd sets, else in the data folder.
+    """
+    named = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     return (Path(named) if named else config.data_folder()) / FILE
 
 
@@ -87,7 +90,7 @@ def _read_or_create(path: Path) -> str:
     except OSError as error:
         raise errors.InvalidConfig(
             f"the token's file {path} cannot be used ({error.strerror}): set QUEUE_WORKFLOWS_TOKEN "
-            "or QUEUE_WORKFLOWS_STATE_DIR"
+            "or STATE_DIRECTORY"
         ) from None
     return text
 

@@ -6,7 +6,7 @@
 -- role gets more than its list. A function is new if PUBLIC may still execute it. See decision 0031.
 DO $$
 DECLARE
-    c_submit   CONSTANT text[] := '{submit}';    -- db.function_rights has the names
+    c_submit   CONSTANT text[] := '{submit}';    -- db.functions has the names
     c_internal CONSTANT text[] := '{internal}';
     v_grant    text;
 BEGIN

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Sized
 from pathlib import PurePath
 from typing import Any, Final, cast
 
-from queue_workflows import config, errors
+from queue_workflows import errors
 from queue_workflows.dag import payload, policy
 from queue_workflows.runtime import entry_point, masking
 from queue_workflows.tasks import control
@@ -30,8 +30,12 @@ EVERY_S: Final = 0.1
 BATCH_BYTES: Final = 256 * payload.KIB
 BATCH_PARTS: Final = 1000
 """Size of a batch that is sent at once; it bounds a message to the worker, and its statement."""
-PART_KB_MAX: Final = 1024
-"""KiB that the table allows for a part, whatever STREAM_PART_KB says."""
+PART_KB: Final = 64
+"""KiB of JSON of a part: a reader gets it within one notification's round trip."""
+MAX_PARTS: Final = 100_000
+"""Parts of an attempt: a token at a time, they are a book."""
+MAX_MB: Final = 64
+"""MiB of JSON of an attempt: larger results belong into a file."""
 
 
 class AttemptSteps:
@@ -300,22 +304,20 @@ class StreamParts:
         return None
 
     def _check(self, name: str, size: int) -> None:
-        limit_kb = min(config.STREAM_PART_KB.read(), PART_KB_MAX)
-        if size > limit_kb * payload.KIB:
+        if size > PART_KB * payload.KIB:
             raise errors.InvalidPayload(
                 f"stream {name!r}: a part has {size / payload.KIB:.0f} KiB of JSON, more than the "
-                f"{limit_kb} KiB of STREAM_PART_KB; divide it, or stream a path instead"
+                f"limit of {PART_KB} KiB; divide it, or stream a path instead"
             )
-        if self._count >= (most := config.STREAM_MAX_PARTS.read()):
+        if self._count >= MAX_PARTS:
             raise errors.InvalidPayload(
-                f"stream {name!r}: this attempt has streamed {most} parts, the limit of "
-                "STREAM_MAX_PARTS; stream larger parts, or raise it"
+                f"stream {name!r}: this attempt has streamed {MAX_PARTS} parts, which is the "
+                "limit; stream larger parts"
             )
-        limit_mb = config.STREAM_MAX_MB.read()
-        if self._bytes + size > limit_mb * payload.KIB * payload.KIB:
+        if self._bytes + size > MAX_MB * payload.KIB * payload.KIB:
             raise errors.InvalidPayload(
                 f"stream {name!r}: with this part, this attempt has streamed more than the "
-                f"{limit_mb} MiB of STREAM_MAX_MB; write a file and stream its path, or raise it"
+                f"{MAX_MB} MiB of an attempt; write a file and stream its path"
             )
 
     def rest(self) -> control.Answered | None:

@@ -16,7 +16,7 @@ LAST_YIELDS = 100
 """Yields that a handler may do after it yielded a signal; then it is closed, which raises."""
 Answered: TypeAlias = "futures.Future[JsonDict]"
 Ask: TypeAlias = Callable[[JsonDict], Answered]
-"""Sends a request for `engine.job_steps.answer`, and returns its answer to come; thread-safe.
+"""Sends a request for `claim.job_steps.answer`, and returns its answer to come; thread-safe.
 
 An answer that cannot be had raises `DatabaseUnavailable`.
 """

@@ -32,7 +32,7 @@ class Gpu(NamedTuple):
 class Reader:
     """Read the GPUs by the first method that works; for one thread.
 
-    `nvml`: the module to use, by default `pynvml` of nvidia-ml-py if it is installed; None: none.
+    `nvml`: the module to use, by default `pynvml` of nvidia-ml-py if it is installed; or None.
     """
 
     def __init__(self, nvml: Any = ..., *, timeout_s: float = TIMEOUT_S) -> None:

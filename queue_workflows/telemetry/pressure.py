@@ -1,4 +1,7 @@
-"""Measure how full memory is, of the container or else of the machine, and throttle by it."""
+"""Measure how full memory is, of the container or else of the machine, and throttle by it.
+
+It reads the small files of `/proc` and of memory cgroups, whose descriptors are kept.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,110 @@ import contextlib
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config
-from queue_workflows.runtime import error_log, identity
-from queue_workflows.telemetry import gpu_overview, memory_files
+from queue_workflows.runtime import identity, service
+from queue_workflows.telemetry import gpu_overview
 from queue_workflows.types import NowFn
+
+NO_LIMIT = 1 << 60
+"""A limit of cgroup v1 from here on, in bytes, means none."""
+
+
+class File:
+    """A small file whose descriptor is kept, since opening costs more than reading."""
+
+    SIZE = 1 << 16
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._close: weakref.finalize[[int], File] | None = None
+        self._fd = -1
+        self._pid = 0
+
+    def read(self) -> bytes:
+        """Return what is there now, b"" if it cannot be read."""
+        try:
+            return os.pread(self._opened(), self.SIZE, 0)
+        except (OSError, ValueError):
+            self.close()
+        return b""
+
+    def _opened(self) -> int:
+        # A child of a fork must not read the files that its parent's /proc/self names.
+        if self._close is None or self._pid != os.getpid():
+            self.close()
+            self._fd, self._pid = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), os.getpid()
+            self._close = weakref.finalize(self, os.close, self._fd)
+        return self._fd
+
+    def close(self) -> None:
+        """Close the descriptor; the next `read` opens another."""
+        if self._close is not None:
+            self._close()
+            self._close = None
+
+    def number(self) -> int | None:
+        """Return the number that the file holds, or None."""
+        text = self.read().strip()
+        return int(text) if text.isdigit() else None
+
+    def numbers(self, *names: bytes) -> list[int | None]:
+        """Return the numbers of the lines `name number` or `name: number kB`, in this order."""
+        text = b"\n" + self.read()
+        return [_number_of(text, b"\n" + name) for name in names]
+
+
+def _number_of(text: bytes, name: bytes) -> int | None:
+    at = text.find(name) + len(name)
+    if at < len(name) or text[at : at + 1] not in (b":", b" "):
+        return None
+    words = text[at + 1 : at + 40].split(None, 1)
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+class Cgroup:
+    """The files of one memory cgroup, of version 2 or 1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.id = ""
+        """Differs between all cgroups of this kernel, whatever their names in containers are."""
+        with contextlib.suppress(OSError):
+            seen = folder.stat()
+            self.id = f"{seen.st_dev}:{seen.st_ino}"
+        self._limit = File(folder / "memory.max")
+        self._used = File(folder / "memory.current")
+        self._limit_1 = File(folder / "memory.limit_in_bytes")
+        self._used_1 = File(folder / "memory.usage_in_bytes")
+        self._stat = File(folder / "memory.stat")
+        self._swap_limit = File(folder / "memory.swap.max")
+        self._swap_used = File(folder / "memory.swap.current")
+
+    def ram(self, below: int) -> float | None:
+        """Return the share of the limit in use in %; None unless it is below this.
+
+        File pages do not count, also those that were read more than once: the kernel drops them
+        before it kills a process.
+        """
+        limit, used, prefix = self._limit.number(), self._used, b""
+        if limit is None:
+            limit, used, prefix = self._limit_1.number(), self._used_1, b"total_"
+        if limit is None or not 0 < limit < min(below, NO_LIMIT) or (now := used.number()) is None:
+            return None
+        pages = self._stat.numbers(prefix + b"inactive_file", prefix + b"active_file")
+        return 100 * max(0, now - sum(each or 0 for each in pages)) / limit
+
+    def swap(self, below: int) -> float | None:
+        """Return the same for swap; 0 if the limit is 0, since the cgroup then fills no swap."""
+        limit, now = self._swap_limit.number(), self._swap_used.number()
+        if limit == 0:
+            return 0.0
+        return None if limit is None or now is None or not 0 < limit < below else 100 * now / limit
+
 
 _log = logging.getLogger(__name__)
 SWAP_PCT = 70.0
@@ -53,11 +152,11 @@ class Memory:
     ) -> None:
         self._gpus = gpus
         self._root = cgroups
-        self._machine = memory_files.File(proc / "meminfo")
-        self._own = memory_files.File(proc / "self/cgroup")
+        self._machine = File(proc / "meminfo")
+        self._own = File(proc / "self/cgroup")
         self._of = b""
         """The text of /proc/self/cgroup to which the cgroups belong."""
-        self._cgroups: list[memory_files.Cgroup] = []
+        self._cgroups: list[Cgroup] = []
         self.within: tuple[str, ...] = (MACHINE,)
         """Whose memory this process fills: the machine's and that of each of its cgroups."""
 
@@ -68,7 +167,7 @@ class Memory:
         )
         if (text := self._own.read()) != self._of:
             self._of = text
-            self._cgroups = [memory_files.Cgroup(each) for each in self._folders(text)]
+            self._cgroups = [Cgroup(each) for each in self._folders(text)]
             self.within = (MACHINE, *(each.id for each in self._cgroups))
         ram, ram_of = _fullest((each.ram((total or 0) * 1024), each.id) for each in self._cgroups)
         if ram is None and total and free is not None:
@@ -170,7 +269,7 @@ class Throttle:
         self._limits = limits_fn
         self._ours = ours
         self._now = now_fn
-        self._errors = error_log.ErrorLog("memory throttle", now_fn)
+        self._errors = service.ErrorLog("memory throttle", now_fn)
         self._full: list[Limit] = []
         """The limits that throttle now."""
         self._since = self._checked_at = now_fn()

@@ -26,12 +26,11 @@ from queue_workflows import (
     runs,
     scheduler,
 )
+from queue_workflows.claim import job_tables, manual_claims
 from queue_workflows.db import functions, ledger, scratch_databases, statements
 from queue_workflows.dispatch import advance, drain, hooks
-from queue_workflows.engine import job_tables
 from queue_workflows.maintenance import sweeps
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.operations import manual_claims
 from queue_workflows.testing import apps, clock, faults, result, servers
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -169,15 +168,12 @@ class Harness:
         return 1
 
     def _claim(self, queue: str) -> Row | None:
-        if queue == "cpu":
-            return manual_claims.claim_cpu_job(0, host=HOST, lease_s=LEASE_S, host_priority=0)
+        table = job_tables.of_queue(queue)
+        chosen: dict[str, Any] = {"lane": 0} if table.in_run else {}
         if queue == "gpu":
-            known = model_registry.known_ids() or None
-            model = self._cache.current_model
-            return manual_claims.claim_gpu_job(
-                0, model, host=HOST, lease_s=LEASE_S, host_priority=0, known_models=known
-            )
-        return manual_claims.claim_ingest_job(queue, host=HOST, lease_s=LEASE_S)
+            known = sorted(model_registry.known_ids()) or None
+            chosen |= {"model": self._cache.current_model, "models": known}
+        return manual_claims.claim_next(table, queue, host=HOST, lease_s=LEASE_S, **chosen)
 
     def _execute(self, table: job_tables.JobTable, job: Row) -> None:
         if not table.in_run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 
 from queue_workflows import db
+from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
 
 
 def pass_time(conn: db.Connection, seconds: float) -> None:

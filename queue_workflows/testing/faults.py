@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from queue_workflows import config, db, errors, ingest_executor, jobs, runs
-from queue_workflows.engine import attempts, finish, job_tables, outcomes, recovery
+from queue_workflows.claim import job_tables, outcomes, record, recovery
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
@@ -68,7 +68,7 @@ def _end_by_watchdog(table: job_tables.JobTable, job: Row, budget_s: float) -> N
     text = f"budget: ran longer than {budget_s:g} s"
     with db.transaction() as conn:
         lease = job_tables.lease_of(table, job)
-        db.run(conn, attempts.end_by_watchdog(lease, error=text, seconds=budget_s))
+        db.run(conn, record.end_by_watchdog(lease, error=text, seconds=budget_s))
 
 
 class _Cancelled(control.NoControl):
@@ -89,7 +89,7 @@ def _stop_task(table: job_tables.JobTable, job: Row) -> None:
     if task is not None and handlers.can_be_ended(task):
         outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
-        finish.record(conn, job_tables.lease_of(table, job), outcome)
+        record.record(conn, job_tables.lease_of(table, job), outcome)
 
 
 _STOPPED = outcomes.Outcome("cancelled", 0.0)

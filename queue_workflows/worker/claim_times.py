@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from queue_workflows.engine import claims
+from queue_workflows.claim import claims
 from queue_workflows.types import NowFn
 
 PAUSE_FIRST_S = 0.01
@@ -31,11 +31,6 @@ class ClaimTimes:
     def wait_s(self) -> float:
         """Return the seconds until the next claim has a reason, 0.0 or more; inf: none is known."""
         return max(0.0, min(self._limit_at, self._due_at) - self._now())
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether the time has come at which a delayed job is due."""
-        return self._now() >= self._due_at
 
     def begin(self) -> None:
         """Note that a claim is sent: the times of the last one no longer count."""

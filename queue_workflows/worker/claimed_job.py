@@ -8,17 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.claim import job_steps, job_tables, outcomes, record, recovery
 from queue_workflows.dag import confinement, payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import (
-    claims,
-    job_events,
-    job_steps,
-    job_tables,
-    outcomes,
-    recovery,
-)
 from queue_workflows.run import running, wire
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards
@@ -54,9 +47,9 @@ class ClaimedJob:
 
     __slots__ = (
         "announced_in", "asked", "body", "cancel_at", "cancel_requested", "crash_count", "cursors",
-        "end", "guards", "has_started", "id", "in_run", "is_over", "key", "lane", "lapse_count",
-        "lease", "lease_end", "model", "name", "node_id", "place", "progress", "refusals",
-        "renewed", "run_id", "run_text", "started", "timeout_s", "unwound",
+        "end", "guards", "has_started", "id", "in_run", "is_last", "is_over", "key", "lane",
+        "lapse_count", "lease", "lease_end", "model", "name", "node_id", "place", "progress",
+        "refusals", "renewed", "run_id", "run_text", "started", "timeout_s", "unwound",
     )  # fmt: skip
 
     def __init__(self, lane: Any, row: Sequence[bytes | None], asked: float) -> None:
@@ -74,6 +67,10 @@ class ClaimedJob:
         self.run_text = run
         self.body = body or b""
         self.in_run = lane.table.in_run
+        counts = self.crash_count, self.lapse_count
+        self.is_last = any(counts) and recovery.is_last(*counts)
+        """Whether one more crash or lapse makes it poison. Such a job runs alone in its worker: one
+        that dies takes all its jobs with it, and nobody sees which one was at fault."""
         self.asked = self.started = self.renewed = asked
         self.has_started = False
         """Whether the handler runs; until then only the lease is checked."""
@@ -97,16 +94,6 @@ class ClaimedJob:
         """The executor that keeps the value of a completed node for the app's hook."""
         self.unwound = False
         """Whether the handler was told that its worker stops."""
-
-    @property
-    def is_last(self) -> bool:
-        """Return whether one more crash or lapse makes the job poison.
-
-        A worker that dies takes all its jobs with it, and nobody sees which one was at fault. Such
-        a job therefore runs alone in its worker.
-        """
-        counts = self.crash_count, self.lapse_count
-        return any(counts) and recovery.is_last(*counts)
 
     @property
     def row(self) -> Row:
@@ -181,7 +168,9 @@ class ClaimedJob:
     def check_at(self, now: float) -> float:
         """Return when a guard may fail at the earliest."""
         margin_s = min(self.lease_end.MARGIN_S, self.lane.who.lease_s / 4)
-        due = min(self.lease_end.ends - margin_s, self.cancel_at, self.starts_by)
+        due = min(self.lease_end.ends - margin_s, self.cancel_at)
+        if not self.has_started:
+            due = min(due, self.starts_by)
         for guard in self.guards:
             due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
         return due
@@ -264,7 +253,7 @@ def note(
     once: bool = False,
 ) -> db.Script[None]:
     """Append an event to the history of a job. `once`: unless its claim has one of this type."""
-    if once and (yield from claims.has_recorded(job.lease, [event_type])):
+    if once and (yield from record.has_recorded(job.lease, [event_type])):
         return
     row = job.row | {"attempts": 0}
-    yield from job_events.note(job.lease.table, row, event_type, detail=detail, elapsed_s=elapsed_s)
+    yield from record.note(job.lease.table, row, event_type, detail=detail, elapsed_s=elapsed_s)

@@ -17,18 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from queue_workflows import config, db
+from queue_workflows.claim import claims, outcomes, record, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import link
-from queue_workflows.engine import (
-    claim_isolation,
-    claims,
-    finish,
-    handback,
-    outcomes,
-    recovery,
-)
 from queue_workflows.run import node_call, wire
-from queue_workflows.runtime import clock, json_loading, log_context
+from queue_workflows.runtime import clock, log_context, stored_json
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import (
     claimed_job,
@@ -287,7 +280,7 @@ class Desk:
                 count = 0 if done else min(count, 1)
         if not done and count < 1:
             return None
-        promote = count > 0 and (own.promote or own.times.is_due)
+        promote = count > 0 and own.promote
         by_row = own.by_row and count > 0
         if count:
             # Before the claim, so that a notification during it counts.
@@ -353,7 +346,7 @@ class Desk:
             elif job.is_last and self._lone is not None:
                 self.hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = node_call.refused(json_loading.load_row(job.body))
+                refused = node_call.refused(stored_json.load_row(job.body))
                 self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)
@@ -379,7 +372,7 @@ class Desk:
             self._record_apart(own, done)  # one of them is at fault
         elif state == LOCKED:
             own.may_claim = False  # until the next poll
-        elif not by_row and not done and claim_isolation.is_about_rows(error):
+        elif not by_row and not done and row_isolation.is_about_rows(error):
             own.by_row = True
         else:
             self._retry_later(error)
@@ -415,7 +408,7 @@ class Desk:
         def resolved(_: object) -> None:
             own.unsure = False
 
-        strays = handback.release_strays(own.table, own.who.worker_id, known)
+        strays = record.release_strays(own.table, own.who.worker_id, known)
         return link.Request(strays, resolved, self._retry_later, lambda: None)
 
     # --- Ends of jobs that are not completed.
@@ -448,18 +441,10 @@ class Desk:
             elif job.refusals == REFUSALS:
                 why = f"its end cannot be recorded: {str(error).strip()}"
                 _log.error("job %s: %s", job.id, why, extra=job.ids)
-                is_data = claim_isolation.is_about_data(error)
-                self.write(
-                    job,
-                    functools.partial(_give_up, job, payload.error_text(why), data=is_data),
-                )
+                self.write(job, functools.partial(_give_up, job, why, error))
             elif job.refusals == REFUSALS + 1:
-                self.write(
-                    job,
-                    functools.partial(
-                        handback.hand_back, job.lease, reason=str(error), after_s=REFUSED_WAIT_S
-                    ),
-                )
+                given = {"reason": str(error), "after_s": REFUSED_WAIT_S}
+                self.write(job, functools.partial(record.hand_back, job.lease, **given))
             else:
                 _log.warning("the end of job %s is left to its lease: %s", job.id, error)
                 self._forget(job)
@@ -467,7 +452,7 @@ class Desk:
         self._write(Write(make, done, refused, ends=job))
 
     def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
-        self.write(job, functools.partial(finish.end, job.lease, outcome))
+        self.write(job, functools.partial(record.end, job.lease, outcome))
 
     def _not_written(self, job: claimed_job.ClaimedJob) -> None:
         """Note that the end of a job was not written, as its claim is lost."""
@@ -702,7 +687,7 @@ class Desk:
     ) -> None:
         """Hand a job back, uncounted, once its handler has ended."""
         make = functools.partial(
-            handback.hand_back, job.lease, reason=reason, front=front, after_s=after_s
+            record.hand_back, job.lease, reason=reason, front=front, after_s=after_s
         )
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
@@ -857,7 +842,7 @@ class Desk:
         seconds = now - job.started
         detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
         make = functools.partial(
-            finish.end_by_guard,
+            record.end_by_guard,
             job.lease,
             failure.event,
             error=failure.reason,
@@ -890,10 +875,10 @@ def _sqlstate(error: Exception) -> str:
 def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:
     """Record a completed job by itself, unless that is done; fail it if its result is refused.
 
-    Returns COMPLETED, or what `finish.end` returns of one that failed; None: its claim is lost.
+    Returns COMPLETED, or what `record.end` returns of one that failed; None: its claim is lost.
     """
     try:
-        if not (yield from finish.is_recorded(job.lease, outcome)):
+        if not (yield from record.is_recorded(job.lease, outcome)):
             yield from job.lane.claim(0, [(job, outcome)], promote=False, ahead_s=0.0)
     except db.Error as error:
         if error.sqlstate == claims.CLAIM_LOST:
@@ -903,14 +888,15 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
         failed = outcomes.of_error(error, outcome.seconds, f"recording job {job.id}")
     else:
         return COMPLETED
-    return (yield from finish.end(job.lease, failed))
+    return (yield from record.end(job.lease, failed))
 
 
-def _give_up(job: claimed_job.ClaimedJob, why: str, *, data: bool) -> db.Script[bool]:
+def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Script[bool]:
     """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs."""
-    ended = data and (yield from claim_isolation.set_aside(job.lease, error=why))
-    if not ended:
-        yield from recovery.charge(job.lease, evidence=why)
+    text = payload.error_text(why)
+    is_data = row_isolation.is_about_data(error)
+    if not (is_data and (yield from record.set_aside(job.lease, error=text))):
+        yield from recovery.charge(job.lease, evidence=text)
     return True
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from queue_workflows import config, model_registry
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import outcomes
 from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.run import executors
 from queue_workflows.runtime import clock, external_tool, service
@@ -401,13 +401,10 @@ class GpuMemory:
 
 
 def vram_total_mb(tool: external_tool.Tool) -> int | None:
-    """Return GPU_VRAM_GB in MB of 10**6, else the MiB that nvidia-smi reports for the largest GPU.
+    """Return the MiB that nvidia-smi reports for the largest GPU.
 
     Only visible GPUs count. None means unknown: then every model fits. Blocks for up to TIMEOUT_S.
     """
-    named_gb = config.GPU_VRAM_GB.read()
-    if named_gb > 0:
-        return round(named_gb * 1000)
     return largest_mb(
         shapes.listed_gpus(tool),
         os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -20,6 +20,8 @@ EXIT_LOST = 77
 EXIT_GPU_HEALTH = 78
 EXIT_CONTROL = 79
 
+STALL_TIMEOUT_S = 120.0
+"""Seconds without a sign of life after which a stall is suspected, as the contract names them."""
 SAMPLE_S = 30.0
 """Longest time in seconds between two GPU samples; a tenth of the window if that is shorter."""
 MIN_IDLE_SAMPLES = 3
@@ -204,7 +206,7 @@ class Stall(Guard):
     """
 
     def __init__(self, started: float) -> None:
-        self._timeout_s = config.STALL_TIMEOUT_S.read()
+        self._timeout_s = STALL_TIMEOUT_S
         self._samples = config.STALL_CONFIRM_SAMPLES.read()
         self._poll_s = config.STALL_CONFIRM_POLL_S.read()
         self._idle_pct = config.GPU_IDLE_PCT.read()
@@ -284,8 +286,11 @@ def _interval(window_s: float) -> float:
 
 def budget_for(job: Row) -> float:
     """Return the wall-clock budget in seconds: its `timeout_s`, else its task's, else by kind."""
-    if (own_s := _own_s(job)) is not None:
-        return own_s
+    # A node's row comes as JSON, in which NaN and infinity are strings; from plain SQL they and -1
+    # count as none.
+    own_s = float(job.get("timeout_s") or 0.0)
+    if own_s > 0:
+        return min(own_s, policy.MAX_WAIT_S)
     cfg, queue, kind = config.get_config(), job["queue"], _kind(job)
     if kind == "ingest":
         task = cfg.ingest_task_policies.get(job.get("task_name", ""), {})
@@ -293,13 +298,6 @@ def budget_for(job: Row) -> float:
             return float(task["timeout_s"])
         return INGEST_S.get(queue, float(cfg.ingest_default_budget_s))
     return {"input": INPUT_S, "video": VIDEO_S, "gpu": GPU_S}.get(kind, CPU_S)
-
-
-def _own_s(job: Row) -> float | None:
-    """Return the `timeout_s` of the row, or None; NaN or -1 from plain SQL count as none."""
-    # A node's row comes as JSON, in which NaN and infinity are strings.
-    timeout_s = float(job.get("timeout_s") or 0.0)
-    return min(timeout_s, policy.MAX_WAIT_S) if timeout_s > 0 else None
 
 
 def guards_for(job: Row, started: float) -> list[Guard]:
@@ -312,7 +310,7 @@ def guards_for(job: Row, started: float) -> list[Guard]:
     if kind not in ("gpu", "video"):
         return [Budget(started, budget_s)]
     found: list[Guard] = [GpuHealth(started, budget_s)]
-    if _own_s(job) is not None:
+    if float(job.get("timeout_s") or 0.0) > 0:
         found.append(Budget(started, budget_s))
     if kind != "video":
         found.append(Stall(started))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from queue_workflows import config, db
+from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
-from queue_workflows.engine import job_tables
 from queue_workflows.runtime import clock, entry_point
 from queue_workflows.types import NowFn
 from queue_workflows.worker import claimed_job

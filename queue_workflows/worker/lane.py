@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from queue_workflows import config, db
-from queue_workflows.db import statements
-from queue_workflows.engine import claim_isolation, claims, job_events, job_tables
+from queue_workflows.claim import claims, job_tables
 from queue_workflows.types import NowFn
 from queue_workflows.worker import claim_times, claimed_job, node_plans, shapes
 
@@ -36,8 +34,6 @@ ROUNDS: Final = 2
 """How often each slot has run a short handler before jobs are claimed ahead."""
 _FOLLOW: Final = 0.1
 """Weight of the last time in the moving averages."""
-_quoted: Final = json.encoder.encode_basestring_ascii
-_NOTHING: Final = claims.completed(None, None)
 
 
 class Window:
@@ -197,62 +193,39 @@ class Lane:
     ) -> db.Script[list[tuple[bytes | None, ...]]]:
         """Record completed jobs, and claim up to `count`; return the rows of `ClaimedJob`.
 
-        `ahead_s`: how far ahead it looks for delayed jobs. This is one transaction, after what a
-        handler logged.
+        `ahead_s`: how far ahead it looks for delayed jobs. See `claims.claim`.
         """
-        given: dict[str, Any] = {
-            "worker": self.who.worker_id,
-            "host": self.who.host,
-            "queue": self.who.queue,
-            "lease_s": self.who.lease_s,
-            "obey": self.who.obey,
-            "promote": promote,
-            "look_ahead_s": ahead_s if count else None,
-        }
-        if not self.table.in_run:
-            for job, outcome in done:
-                if outcome.error:
-                    yield from job_events.note_logged_error(job.lease, outcome.error)
-            given |= {"claim": count, "done": _array(map(_ingest_json, done)) if done else None}
-            return (yield db.Statement(statements.claims.ingest_rows.text, given, is_raw=True))
-        given |= {"newest": self.who.newest, "versions": self.who.versions}
-        plans: list[claims.Ahead | None] = []
-        if done:
+        plans: Sequence[claims.Ahead | None] = [None] * len(done)
+        if done and self.table.in_run:
             yield from node_plans.learned(done)
             plans = node_plans.after(done)
-        single = len(done) <= 1 and count <= 1
-        if self.shape.gpu or (single and not (done and _queues_many(plans[0]))):
-            single_done = claims.completed(_result(done[0]), plans[0]) if done else _NOTHING
-            given |= self._gpu() | single_done | {"claim": count > 0}
-            return (yield db.Statement(statements.claims.node_rows.text, given, is_raw=True))
-        texts = map(claims.node_json, map(_result, done), plans)
-        given |= {"claim": count, "done": _array(texts) if done else None}
-        return (yield db.Statement(statements.claims.nodes_rows.text, given, is_raw=True))
+        ended = [
+            claims.Done(job.lease, outcome, ahead)
+            for (job, outcome), ahead in zip(done, plans, strict=True)
+        ]
+        return (
+            yield from claims.claim(
+                self.table,
+                self._gpu_claimant() if self.shape.gpu else self.who,
+                count=count,
+                done=ended,
+                promote=promote,
+                ahead_s=ahead_s,
+            )
+        )
 
     def claim_by_row(self) -> db.Script[list[tuple[bytes | None, ...]]]:
         """Claim one job row by row, as a row makes the ordinary claim fail; return its row."""
         who = self.who._replace(models=self.models or self.who.models)
-        found = yield from claim_isolation.claim_apart(self.table, who, promote=True)
-        if found.job_id is None:
-            return []
-        text = statements.claimed_jobs.ingest_rows.text
-        if self.table.in_run:
-            text = statements.claimed_jobs.node_rows.text
-        given = {"job": found.job_id, "worker": who.worker_id}
-        return (yield db.Statement(text, given, is_raw=True))
+        return claims.claim_apart(self.table, who)
 
-    def _gpu(self) -> dict[str, Any]:
-        if not self.shape.gpu:
-            names = ("model", "models", "lane", "policy", "grace_s", "bound_s")
-            return {name: getattr(self.who, name) for name in names}
-        return {
-            "model": self.model,
-            "models": self.models,
-            "lane": None,
-            "policy": config.gpu_claim_policy(),
-            "grace_s": config.GPU_URGENT_GRACE_S.read(),
-            "bound_s": config.GPU_MAX_WAIT_S.read(),
-        }
+    def _gpu_claimant(self) -> claims.Claimant:
+        return self.who._replace(
+            model=self.model,
+            models=self.models,
+            lane=None,
+            policy=config.gpu_claim_policy(),
+        )
 
     def take(
         self, rows: Sequence[Sequence[bytes | None]], asked: float
@@ -275,32 +248,3 @@ class Lane:
         if not self.waiting or self.waiting[0].is_last:
             return math.inf
         return self.waiting[0].asked + claimed_job.WAIT_S
-
-
-def _queues_many(ahead: claims.Ahead | None) -> bool:
-    """Return whether a plan queues more than one node, for which other workers are to be woken."""
-    return node_plans.rows_planned(ahead) > 1
-
-
-def _array(texts: Any) -> bytes:
-    return f"[{','.join(texts)}]".encode("utf-8", "surrogatepass")
-
-
-def _ingest_json(done: node_plans.Done) -> str:
-    # The result is checked JSON text already; encoding it again would cost a second walk.
-    job, outcome = done
-    return (
-        f'{{"id":{_quoted(job.id)},"claim_no":{job.lease.claim_no},'
-        f'"seconds":{outcome.seconds!r},"result":{outcome.result}}}'
-    )
-
-
-def _result(done: node_plans.Done) -> claims.NodeResult:
-    job, outcome = done
-    return claims.NodeResult(
-        job.lease,
-        outcome.result,
-        outcome.seconds,
-        outcome.vm_rss_mb_peak,
-        outcome.resolved_inputs,
-    )

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from queue_workflows import config, db
+from queue_workflows import config, db, workers
+from queue_workflows.claim import claims, job_steps, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import link, statements
-from queue_workflows.engine import claim_isolation, claims, controls, job_steps, workers
-from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import claimed_job, desk, job_logs, lane
@@ -168,7 +167,7 @@ class Leases:
             elif any(own.claiming for own in self._desk.lanes):
                 self._desk.heard_cancel = True
         if channel == "worker_control" and any(
-            text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{controls.ALL}")
+            text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{workers.ALL}")
             for own in self._desk.lanes
         ):
             self._control_at = 0.0
@@ -296,7 +295,7 @@ class Leases:
             self._desk.switch(own, None, hard=False)
             return
         if not self._is_own_policy(policy):
-            is_hard = stop_policies.handler(policy) is stop_policies.HARD
+            is_hard = workers.stop_policy(policy) is workers.HARD
             self._desk.switch(own, policy, hard=is_hard)
             return
         is_new = own.off != policy
@@ -305,7 +304,7 @@ class Leases:
             self._run_policy(own, policy)
 
     def _beat(self, now: float) -> link.Request | None:
-        self._beat_at = now + config.HEARTBEAT_INTERVAL_S.read()
+        self._beat_at = now + config.DL_HEARTBEAT_SEC.read()
         if config.DISABLE_WORKER_HEARTBEAT.read():
             self._desk.begin()
             return None
@@ -329,7 +328,7 @@ class Leases:
         columns = shown.pop("columns")
         for own in self._desk.lanes:
             who, ids = own.who, [*own.jobs]
-            claim = workers.claim_detail(who)
+            claim = claim_detail(who)
             detail = {"lease_s": who.lease_s, "lock": self.locked, "claim": claim, **shown}
             report = statements.workers.report.script(
                 worker_id=who.worker_id,
@@ -395,13 +394,13 @@ def _renewals(
         try:
             found += yield from _renewal(own, jobs, reports)
         except db.Error as error:
-            if not claim_isolation.is_about_rows(error):
+            if not row_isolation.is_about_rows(error):
                 raise
             for job in jobs:
                 try:
                     found += yield from _renewal(own, [job], reports)
                 except db.Error as refusal:
-                    if not claim_isolation.is_about_rows(refusal):
+                    if not row_isolation.is_about_rows(refusal):
                         raise
                     _log.warning("the lease of job %s is not renewed: %s", job.id, refusal)
                     found.append(claims.Renewal(job.id, job.lease.claim_no, False, renewed=False))
@@ -413,3 +412,15 @@ def _renewal(
 ) -> db.Script[list[claims.Renewal]]:
     progress = [reports[job.id] for job in jobs]
     return claims.renew([job.lease for job in jobs], lease_s=own.who.lease_s, progress=progress)
+
+
+def claim_detail(who: claims.Claimant) -> JsonDict:
+    """Return how a worker chooses jobs, for the detail of its report."""
+    chosen: JsonDict = {"newest": who.newest, "obey": who.obey}
+    if who.versions:
+        chosen["versions"] = who.versions
+    if who.queue in config.DAG_QUEUES and (nodes := config.node_names()) is not None:
+        chosen["nodes"] = nodes
+    if who.queue == "gpu":
+        chosen |= {"policy": who.policy, "grace_s": who.grace_s, "bound_s": who.bound_s}
+    return chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -42,15 +41,15 @@ class MemoryWatch:
             self._latest, limits_fn=self._limits, ours="these workers", now_fn=desk_.now
         )
         self._asks = False
+        task = service.Task("memory", config.MEMORY_CHECK_INTERVAL.read, self._read)
+        self._thread = service.Loop("worker-memory", [task])
 
     def __enter__(self) -> None:
-        self._stack = contextlib.ExitStack()
         if self._resources:
-            task = service.Task("memory", config.MEMORY_CHECK_INTERVAL.read, self._read)
-            self._stack.enter_context(service.Loop("worker-memory", [task]))
+            self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._thread.stop()
 
     def _read(self) -> None:
         self._reading = self._memory.read()

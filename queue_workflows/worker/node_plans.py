@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from queue_workflows import db, errors
+from queue_workflows.claim import claims, outcomes
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, hooks, run_cache
-from queue_workflows.engine import claims, outcomes
 from queue_workflows.types import Row
 from queue_workflows.worker import claimed_job
 
@@ -106,8 +106,3 @@ def noted(job: claimed_job.ClaimedJob) -> None:
             progress.known.add(job.node_id or "")
 
     _best_effort(note)
-
-
-def rows_planned(ahead: claims.Ahead | None) -> int:
-    """Return how many nodes a plan queues."""
-    return 0 if ahead is None or ahead.rows is None else len(json.loads(ahead.rows))

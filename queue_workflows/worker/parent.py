@@ -17,24 +17,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from queue_workflows import config, db
+from queue_workflows.claim import job_tables, record, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.engine import (
-    claim_isolation,
-    claims,
-    handback,
-    job_tables,
-    recovery,
-    workers,
-)
 from queue_workflows.run import memory_cgroups
 from queue_workflows.runtime import (
     app_loading,
-    child,
     identity,
     log_context,
     service,
     signals,
+    stored_json,
     supervisor,
 )
 from queue_workflows.types import JsonDict, Row
@@ -76,16 +69,16 @@ def recover_claims(
     death = _detail(ended, oom_kills)
     rows: list[Row] = []
     with conn.transaction():
-        gpu = workers.last_detail(conn, prefix).get("gpu")
+        gpu = stored_json.mapping(statements.workers.last_detail(conn, prefix=prefix)).get("gpu")
         tables = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
-        held = [claims.held_by(conn, table, prefix) for table in tables]
+        held = [recovery.held_by(conn, table, prefix) for table in tables]
         for table, leases in zip(tables, held, strict=True):
             holders = {lease.job_id: lease.worker_id for lease in leases}
             apart = all(map(identity.has_executors, holders.values()))
             if again or not _is_crash(ended, apart, oom_kills):
                 if again or apart or ended.overdue:
                     reason = "shutdown" if ended.overdue else f"its worker {how}"
-                    rows += db.run(conn, handback.hand_back_all(leases, reason=reason))
+                    rows += db.run(conn, record.hand_back_all(leases, reason=reason))
                 continue
             if sum(map(len, held)) > 1:
                 rows += recovery.spare_last(conn, table, prefix=prefix, evidence=how)
@@ -230,7 +223,7 @@ class CrashRecovery:
                 again=death.counted,
             )
         except db.Error as error:
-            if not claim_isolation.is_about_rows(error):
+            if not row_isolation.is_about_rows(error):
                 raise
             _log.warning("%s: its claims end with their leases: %s", ended.name, str(error).strip())
             return
@@ -265,7 +258,7 @@ class Parent:
         *,
         shutdown_timeout_s: float | None = None,
         fail_fast: bool = False,
-        spawn: supervisor.SpawnFn = child.Child,
+        spawn: supervisor.SpawnFn = supervisor.Child,
     ) -> None:
         self._recovery = CrashRecovery()
         self._children = supervisor.Supervisor(

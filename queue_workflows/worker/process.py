@@ -19,10 +19,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_cache
+from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_cache, workers
+from queue_workflows.claim import claims, recovery
 from queue_workflows.db import link, statements
-from queue_workflows.engine import claims, recovery
-from queue_workflows.operations import stop_policies
 from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
 from queue_workflows.runtime import app_loading, clock, forking, identity, io_loop, service
 from queue_workflows.types import ExitFn, JsonDict
@@ -147,7 +146,7 @@ class Worker:
         self._thread = 0
         """The thread of the loop."""
         self._lost: launcher.LauncherLost | None = None
-        self._over_at = self._leave_by = float("inf")
+        self._leave_by = math.inf
 
     def _lane(
         self,
@@ -257,7 +256,7 @@ class Worker:
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 loop.wake_at(0.0)
-                loop.run(self._tick, self._is_over)
+                loop.run(self._tick)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
@@ -302,9 +301,6 @@ class Worker:
             raise failed[0]
         return self._desk.lanes[0].left == 0
 
-    def _is_over(self) -> bool:
-        return clock.boot_s() >= self._over_at
-
     def _rang(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096)
@@ -334,8 +330,8 @@ class Worker:
             self._end_by_itself(now)
         if self._desk.stopping:
             self._leave(now)
-        due += [self._over_at, self._desk.exit_by]
-        return min([*due, self._leave_by] if now < self._leave_by else due)
+        due += [self._desk.exit_by, self._leave_by if now < self._leave_by else math.inf]
+        return min(due)
 
     def _store_samples(self, metrics: hw_metrics.Sampler) -> None:
         for each in metrics.take():
@@ -375,12 +371,12 @@ class Worker:
         """End step by step: store what is left, end the executors, then the loop."""
         own = self._desk
         if now >= own.exit_by or (self._lost is not None and not own.busy):
-            self._over_at = now
+            self._loop.stop()
         elif not own.busy:
             self._leave_by = min(self._leave_by, now + LEAVE_S)
             are_gone = not any(True for each in own.lanes for _ in each.runner)
             if are_gone and (self._leases.left or now >= self._leave_by):
-                self._over_at = now
+                self._loop.stop()
                 return
             if self._runs_no_more_since is not None:
                 own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)
@@ -395,7 +391,7 @@ class Worker:
 
     def _is_own_policy(self, policy: str) -> bool:
         """Return whether the app runs this stop policy."""
-        return policy in self._own_policies or policy in stop_policies.of_app()
+        return policy in self._own_policies or policy in workers.app_stop_policies()
 
     def _begin_policy(
         self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
@@ -411,7 +407,7 @@ class Worker:
 
         def run(_: object) -> None:
             with theirs:
-                stop_policy.call(theirs, about, stop_policies.handler(policy), on_exit)
+                stop_policy.call(theirs, about, workers.stop_policy(policy), on_exit)
 
         service.Pool("stop-policy", 1, run).start()
         return ours
@@ -548,7 +544,7 @@ def launch(
     To be called before the first thread or connection. Returns None, with one warning, where that
     is not safe: then handlers run in this process. Raises the errors of loading the app.
     """
-    app = loaded_app.App(load, models, stop_policies=stop_policies.of_app)
+    app = loaded_app.App(load, models, stop_policies=workers.app_stop_policies)
     try:
         found, registered = launcher.Launcher.load(app)
     except launcher.ForkRefused as refused:

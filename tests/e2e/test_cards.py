@@ -13,7 +13,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db, jobs, models, node_queue, run_store, workers
-from tests.support import card_app, commands, slot_app
+from tests.support import card_app, commands, constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import alive, begun, node_row, stopped
@@ -33,7 +33,7 @@ def cli(
         monkeypatch.delenv(name, raising=False)
     card_app.install_nvidia_smi(tmp_path / "tools")
     path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
-    env = {"QUEUE_WORKFLOWS_HOST_LABEL": "box", "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "1"}
+    env = {"QUEUE_WORKFLOWS_HOST_LABEL": "box", "QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "1"}
     with commands.commands(QUEUE_WORKFLOWS_DB_URL=dsn, PATH=path, **env) as made:
         yield made
 
@@ -387,9 +387,10 @@ def test_only_the_executor_of_its_gpu_ends_with_a_job(
     if why == "timeout":
         set_timeout(job_id, 1.0)
     # The stall is confirmed on whichever GPU it runs: both count as idle.
-    knobs = {"CANCEL_GRACE_S": "0.5", "STALL_TIMEOUT_S": "1", "STALL_CONFIRM_POLL_S": "0.2",
+    knobs = {"CANCEL_GRACE_S": "0.5", "STALL_CONFIRM_POLL_S": "0.2",
              "STALL_CONFIRM_SAMPLES": "2", "GPU_IDLE_PCT": "95"}  # fmt: skip
     env = {f"QUEUE_WORKFLOWS_{name}": value for name, value in knobs.items()}
+    env |= constants.env({"worker.guards.STALL_TIMEOUT_S": 1})
     running = worker(cli, "0,1", **env)
     until(lambda: begun(beside) and begun(folder))
     until(lambda: {*shown()} == {0, 1})

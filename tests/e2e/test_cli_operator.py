@@ -179,7 +179,7 @@ def test_a_flagged_worker_is_restarted_by_its_command(cli: Commands, tmp_path: P
 
 
 QUICK = {
-    "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.2",
+    "QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "0.2",
     "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "1.5",
     "QUEUE_WORKFLOWS_DEAD_WORKER_SWEEP_INTERVAL_S": "0.3",
     "QUEUE_WORKFLOWS_HOST_LABEL": "box",

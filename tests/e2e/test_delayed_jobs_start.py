@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db
-from tests.support import factories, step_app
+from tests.support import constants, factories, step_app
 from tests.support.commands import Commands
 from tests.support.transitions import TABLES, Kind
 from tests.support.wait import until
@@ -63,7 +63,8 @@ def test_a_sleep_ends_in_time(
     cli: Commands, tmp_path: Path, kind: Kind, queue: str, shape: tuple[str, ...],
     keep_s: str,
 ) -> None:  # fmt: skip
-    start(cli, queue, shape, QUEUE_WORKFLOWS_RESUME_ON_HOST_S=keep_s)
+    kept = constants.env({"claim.job_steps.RESUME_ON_HOST_S": float(keep_s)})
+    start(cli, queue, shape, **kept)
     ids = [queued(kind, queue, tmp_path / str(n), seconds) for n, seconds in ((1, 0.4), (2, 0.9))]
     for job_id in ids:
         completes(kind, job_id)

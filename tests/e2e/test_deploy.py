@@ -348,8 +348,7 @@ def test_what_ran_during_a_backup_runs_again_in_the_restored_database(
         each.send(signal.SIGKILL)
     (tmp_path / "go").touch()
     new = [
-        cli.start(*words, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="2", **restored)
-        for words in scripts
+        cli.start(*words, QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S="2", **restored) for words in scripts
     ]
     with psycopg.connect(fresh_database, autocommit=True) as conn:
         query = "SELECT count(*) FROM workflow_runs WHERE id = ANY (%s) AND status = 'completed'"

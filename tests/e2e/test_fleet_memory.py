@@ -27,7 +27,7 @@ def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
     with commands.commands(
         QUEUE_WORKFLOWS_DB_URL=dsn,
         QUEUE_WORKFLOWS_CLAIM_POLL_S="0.05",
-        QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S="0.1",
+        QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC="0.1",
         QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S=str(STALE_S),
         MEMORY_CHECK_INTERVAL="0.1",
         MEMORY_THROTTLE_THRESHOLD="0.001",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import code_app, commands
+from tests.support import code_app, commands, constants
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import alive, charges, row, status, stopped
@@ -46,6 +46,7 @@ def runs_and_sees_a_death(running: Command) -> None:
     stopped(running)
 
 
+ONE_CRASH = constants.env({"claim.recovery.MAX_CRASHES": 1})
 INHERITED = {
     "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "SIGTERM and SIGINT ignored": "[signal.signal(each, signal.SIG_IGN) for each in (2, 15)]",
@@ -63,7 +64,7 @@ EXECUTES = "import ctypes, os, signal, sys; {}; os.execvp(sys.argv[1], sys.argv[
 def test_a_worker_runs_with_what_it_has_inherited(
     cli: Commands, tmp_path: Path, what: str, more: tuple[str, ...]
 ) -> None:
-    cli.env["QUEUE_WORKFLOWS_MAX_CRASHES"] = "1"
+    cli.env |= ONE_CRASH
     runs_and_sees_a_death(cli.start(*executed(EXECUTES.format(INHERITED[what])), *more))
 
 
@@ -107,7 +108,7 @@ AT_IMPORT = {
 def test_a_worker_sees_deaths_whatever_its_app_does_at_import(
     cli: Commands, what: str, more: tuple[str, ...]
 ) -> None:
-    cli.env |= {"QUEUE_WORKFLOWS_MAX_CRASHES": "1", code_app.AT_IMPORT: AT_IMPORT[what]}
+    cli.env |= {**ONE_CRASH, code_app.AT_IMPORT: AT_IMPORT[what]}
     running = cli.start(*WORKER, "--slots", "2", *more)
     done = [code_app.enqueued("found = 1", in_loop=bool(each % 2)) for each in range(10)]
     for each in done:
@@ -223,7 +224,7 @@ def test_an_executor_that_cannot_start_a_thread_costs_its_job_nothing(
 ) -> None:
     refused = tmp_path / "refused"
     cli.env[code_app.AT_IMPORT] = REFUSES_THREADS.format(path=str(refused))
-    cli.env["QUEUE_WORKFLOWS_MAX_CRASHES"] = "1"
+    cli.env |= ONE_CRASH
     running = cli.start(*WORKER, *more)
     first = code_app.enqueued(PARENT)
     until(lambda: status(first, "completed"))

@@ -145,7 +145,7 @@ def test_a_process_that_serves_postgresql_claims_nothing_while_its_container_is_
     del db
     local_memory_app.setup()
     args = {"folder": str(tmp_path), "percent": FULL_PCT}
-    quick = {"QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.1", "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.05"}
+    quick = {"QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "0.1", "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.05"}
     name = local_memory_app.QUEUE
     large = jobs.enqueue(task_name="fills", queue=name, args=args)
     queue = start(QUEUE_WORKFLOWS_DB_URL=dsn, **quick)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from queue_workflows import config, history, jobs
-from tests.support import commands, factories, transitions
+from tests.support import commands, constants, factories, transitions
 from tests.support.commands import Command, Commands
 from tests.support.metrics_page import Series, falls, read, value
 from tests.support.wait import until
@@ -60,7 +60,7 @@ def test_the_page_is_printed_once(cli: Commands, conn: Any) -> None:
 
 
 def test_the_page_is_served_with_its_type_and_counts_by_itself(cli: Commands, conn: Any) -> None:
-    with listening(cli, QUEUE_WORKFLOWS_METRICS_COUNT_INTERVAL_S="0.1") as (_, at):
+    with listening(cli, **constants.env({"history.COUNT_EVERY_S": 0.1})) as (_, at):
         transitions.run_ingest(conn)
         counted = "SELECT coalesce(sum(n), 0)::bigint FROM metric_totals WHERE metric = 'jobs'"
         until(lambda: factories.one(conn, counted) == 1)

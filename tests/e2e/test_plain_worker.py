@@ -101,7 +101,7 @@ def test_off_hard_ends_a_gpu_worker_that_holds_a_model_and_no_job(
     drawn = gpu_node("draws")
     running = cli.start(
         SCRIPT, "--queue", "gpu", "--app", "tests.support.card_app:setup", *how,
-        PATH=path, QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S="0.5",
+        PATH=path, QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC="0.5",
     )  # fmt: skip
     until(lambda: (node_queue.get_node_job(drawn) or {})["status"] == "completed")
     until(lambda: any(each["current_model"] for each in workers.list()))

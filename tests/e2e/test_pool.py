@@ -212,7 +212,7 @@ def test_each_handler_has_a_log_of_its_own(cli: Commands) -> None:
 
 def test_each_queue_is_shown_as_a_worker_with_its_jobs(cli: Commands, tmp_path: Path) -> None:
     made = in_folders(tmp_path, "waits", 2)
-    running = pool(cli, QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S="0.1")
+    running = pool(cli, QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC="0.1")
     wanted = {ONE: ("busy", [job_id for job_id, _ in made]), OTHER: ("idle", [])}
 
     def shown() -> dict[str, tuple[str, list[str]]]:

@@ -77,7 +77,7 @@ class Neighbour:
 def pooler(db: ModuleType, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Pooler]:
     """A pooler with two sessions; this process and its commands work through it by POLL_ONLY."""
     monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
-    for name in ("CLAIM_POLL_S", "WORKER_CONTROL_POLL_S", "DISPATCH_POLL_S"):
+    for name in ("CLAIM_POLL_S", "WORKER_CONTROL_POLL_S"):
         monkeypatch.setenv(f"QUEUE_WORKFLOWS_{name}", "0.2")
     with reused_backends.shared.off(), pgbouncer.pooler(dsn) as made:
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", made.dsn)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, events, jobs, runs
-from tests.support import factories, step_app
+from tests.support import constants, factories, step_app
 from tests.support.commands import Command, Commands
 from tests.support.transitions import EVENTS, TABLES, Kind
 from tests.support.wait import until
@@ -35,7 +35,8 @@ SHAPES = pytest.mark.parametrize(
 def worker(cli: Commands, host: str, kind: Kind, shape: tuple[str, ...], keep_s: float) -> Command:
     queue = () if "--workers" in shape else ("--queue", queue_of(kind))
     env: dict[str, Any] = {
-        "QUEUE_WORKFLOWS_HOST_LABEL": host, "QUEUE_WORKFLOWS_RESUME_ON_HOST_S": str(keep_s),
+        "QUEUE_WORKFLOWS_HOST_LABEL": host,
+        **constants.env({"claim.job_steps.RESUME_ON_HOST_S": keep_s}),
     }  # fmt: skip
     made = cli.start("queue-claim-worker", *queue, "--app", APP, *shape, **env)
     until(lambda: host in live_hosts())

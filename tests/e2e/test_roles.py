@@ -358,7 +358,7 @@ def test_a_killed_worker_without_parent_is_found_by_its_lost_session(
     cli: Commands, tmp_path: Path
 ) -> None:
     started = cli.start(
-        "queue-orchestrator", "--app", TOYHOST, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="1"
+        "queue-orchestrator", "--app", TOYHOST, QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S="1"
     )
     until(lambda: "dispatches" in started.err, timeout_s=30)
     run_id = hold(tmp_path)

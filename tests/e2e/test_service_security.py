@@ -450,7 +450,7 @@ def test_read_only_takes_no_changes(cli: Commands) -> None:
 
 
 def test_a_token_is_made_and_its_path_is_printed(cli: Commands, tmp_path: Path) -> None:
-    state = {"QUEUE_WORKFLOWS_TOKEN": "", "QUEUE_WORKFLOWS_STATE_DIR": str(tmp_path)}
+    state = {"QUEUE_WORKFLOWS_TOKEN": "", "STATE_DIRECTORY": str(tmp_path)}
     with http_service.served(cli, workers="", ready=False, **state) as service:
         path = tmp_path / "service-token"
         assert f"the token is in {path}" in service.command.err

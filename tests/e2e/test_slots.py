@@ -20,7 +20,7 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from tests.support import invariants, proxy, slot_app, transitions
+from tests.support import constants, invariants, proxy, slot_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
@@ -558,7 +558,8 @@ def test_nodes_after_an_apps_own_refs_are_dispatched_by_the_orchestrator(cli: Co
 
 def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:
     job_id = node("no_such_node")
-    running = worker(cli, 1, queue="cpu", QUEUE_WORKFLOWS_UNKNOWN_NODE_S="1")
+    soon = constants.env({"claim.record.UNKNOWN_NODE_S": 1})
+    running = worker(cli, 1, queue="cpu", **soon)
     until(lambda: node_row(job_id)["status"] == "failed")
     stopped(running)
     assert "no_such_node" in node_row(job_id)["error"]

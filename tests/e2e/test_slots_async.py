@@ -11,7 +11,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, db, dispatcher, history, jobs, node_queue, run_store, workers
-from tests.support import slot_app
+from tests.support import constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import (
@@ -290,7 +290,7 @@ def test_a_killed_executor_charges_what_ran_and_not_what_waited(
 def test_a_job_whose_crash_would_be_its_last_runs_in_a_process_of_its_own(
     cli: Commands, tmp_path: Path
 ) -> None:
-    cli.env["QUEUE_WORKFLOWS_MAX_CRASHES"] = "2"
+    cli.env |= constants.env({"claim.recovery.MAX_CRASHES": 2})
     dies, first = in_folder(tmp_path, "async_dies", everyone=1)
     other, second = in_folder(tmp_path, "async_waits")
     running = worker(cli, 2)

@@ -83,7 +83,7 @@ def test_a_worker_that_was_killed_with_its_job_leaves_a_span(
     spans, _ = received
     exporting(cli)
     # By default it waits for 30 s, and again after 15 s in which it had no processor or database.
-    cli.start("queue-orchestrator", "--app", APP, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="2")
+    cli.start("queue-orchestrator", "--app", APP, QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S="2")
     doomed = worker(cli, "--inline")
     # A worker that dies before it has reported its session is left to its lease of 600 s.
     until(_has_reported_its_session)

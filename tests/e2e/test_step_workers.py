@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, events, jobs
-from tests.support import factories, step_app, transitions
+from tests.support import constants, factories, step_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import row
@@ -144,8 +144,9 @@ def test_a_recorded_step_is_done_once_under_200_random_kills(
     cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(20)
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", "1000")
-    env = {"QUEUE_WORKFLOWS_MAX_CRASHES": "1000", "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0"}
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 1000)
+    env = constants.env({"claim.recovery.MAX_CRASHES": 1000})
+    env["QUEUE_WORKFLOWS_CRASH_BACKOFF_S"] = "0"
     subject = worker(cli, "--slots", "1", **env)
     for number in range(JOBS):
         folder = tmp_path / f"many{number}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, jobs, streams
-from tests.support import factories, stream_app, transitions
+from tests.support import constants, factories, stream_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import row
@@ -104,7 +104,7 @@ def test_a_handler_that_streams_without_a_pause_keeps_its_lease_until_it_is_refu
     job_id = enqueued("flood", seconds=8)
     env = {
         "QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "1",
-        "QUEUE_WORKFLOWS_STREAM_MAX_PARTS": "100000000",
+        **constants.env({"tasks.attempt_requests.MAX_PARTS": 100_000_000}),
     }
     worker(cli, "--slots", "1", "--lease-seconds", "4", **env)
     until(lambda: row(job_id)["status"] == "completed", timeout_s=40)

@@ -114,7 +114,7 @@ def test_at_rest_it_has_few_processes_and_connections(cli: Commands, conn: Any) 
         return next(iter(found.values() if isinstance(found, dict) else found))
 
     before = count("pg_stat_activity", OURS)
-    up = cli.start(*UP, "--cpu", "4", "--gpu", "0", QUEUE_WORKFLOWS_DISABLE_BOOT_KICK="1")
+    up = cli.start(*UP, "--cpu", "4", "--gpu", "0")
     until(lambda: "works on" in up.err and "dispatches on" in up.err, timeout_s=30)
     until(lambda: "following 1 schedule entries" in up.err, timeout_s=30)
     # `up`, its two children, and the launcher.

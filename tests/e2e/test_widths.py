@@ -29,8 +29,8 @@ SEEN = {
         ("run/attempt.py", "run"),
         ("worker/node_plans.py", "plan"),  # in the worker
     },
-    "off": {("run/launcher.py", "_reap"), ("engine/handback.py", "hand_back")},
-    "lost-lease": {("engine/recovery.py", "reclaim_lapsed")},
+    "off": {("run/launcher.py", "_reap"), ("claim/record.py", "hand_back")},
+    "lost-lease": {("claim/recovery.py", "reclaim_lapsed")},
     "show": {("cli/show.py", "show"), ("history.py", "get_run")},
 }
 """Functions that the recorder has to see, one of each process."""

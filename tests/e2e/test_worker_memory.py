@@ -31,7 +31,7 @@ Row = dict[str, Any]
 @pytest.fixture
 def cli(db: ModuleType, dsn: str) -> Generator[Commands]:
     """Starts workers on the test database; none outlives the test."""
-    quick = {"MEMORY_CHECK_INTERVAL": "0.1", "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.1"}
+    quick = {"MEMORY_CHECK_INTERVAL": "0.1", "QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "0.1"}
     with commands.commands(
         QUEUE_WORKFLOWS_DB_URL=dsn, QUEUE_WORKFLOWS_CLAIM_POLL_S="0.05", **quick
     ) as made:

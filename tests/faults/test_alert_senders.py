@@ -15,13 +15,20 @@ from queue_workflows import db, errors, node_queue, scheduler, set_on_failed
 from queue_workflows.__main__ import main
 from tests.faults import test_every_statement
 from tests.hostile import roles
-from tests.support import alert_app, alert_senders, factories, proxy
+from tests.support import alert_app, alert_senders, constants, factories, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
 APP = ("--app", "tests.support.alert_app:setup")
 SCHEDULER = ("queue-scheduler", *APP)
-QUICK = {"QUEUE_WORKFLOWS_ALERT_POLL_S": "0.1"}
+
+
+def quick(**more: float) -> dict[str, str]:
+    values = {"POLL_S": 0.1, **more}
+    return constants.env({f"alerts.sender.{name}": value for name, value in values.items()})
+
+
+QUICK = quick()
 
 
 @pytest.fixture
@@ -86,7 +93,7 @@ def test_three_schedulers_send_each_failure_once(
     db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
     for _ in range(3):
-        start(cli, journal, QUEUE_WORKFLOWS_ALERTS_PER_MINUTE="600")
+        start(cli, journal, **quick(PER_MINUTE=600))
     ids = [dead_job() for _ in range(60)]
     until(lambda: not left())
     assert sorted(sent()) == sorted(ids)
@@ -119,7 +126,7 @@ def test_a_hook_that_hangs_stops_no_schedule_and_no_shutdown(
             conn, "schedules", name="s", expression="every 1s", task_name="note", queue="fetch",
             overlap="allow",
         )  # fmt: skip
-        one = start(cli, journal, "hang", QUEUE_WORKFLOWS_ALERT_TIMEOUT_S="0.2")
+        one = start(cli, journal, "hang", **quick(TIMEOUT_S=0.2))
         job = dead_job()
         until(lambda: "the hook has not returned within 0.2 s" in one.err)
         count = "SELECT count(*) FROM schedule_fires"
@@ -136,7 +143,7 @@ def test_a_hook_that_hangs_stops_no_schedule_and_no_shutdown(
 def test_a_call_that_a_stop_cuts_short_is_made_again(
     db: ModuleType, cli: Commands, journal: Path, sent: Any
 ) -> None:
-    one = start(cli, journal, "hang", QUEUE_WORKFLOWS_ALERT_TIMEOUT_S="300")
+    one = start(cli, journal, "hang", **quick(TIMEOUT_S=300))
     job = dead_job()
     until(lambda: sent() == [job])
     one.send(signal.SIGTERM)
@@ -202,12 +209,6 @@ def test_a_sender_that_loses_its_connection_at_any_statement_sends_each_failure(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("ALERTS_PER_MINUTE", "0", "a whole number from 1 to 600 (calls); the default is 10"),
-        ("ALERTS_PER_MINUTE", "2.5", "a whole number from 1 to 600"),
-        ("ALERT_TIMEOUT_S", "-1", "a number from 0.1 to 300.0 (s); the default is 10.0"),
-        ("ALERT_TIMEOUT_S", "nan", "a number from 0.1 to 300.0"),
-        ("ALERT_MAX_AGE_S", "1e9", "a number from 60.0 to 604800.0"),
-        ("ALERT_POLL_S", "soon", "a number from 0.1 to 60.0"),
         ("ON_FAILED", "sh -c 'x", "No closing quotation"),
         ("ON_FAILED", "/nowhere/send --all", "names no executable: '/nowhere/send'"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, jobs, node_queue
-from tests.support import hanging_app
+from tests.support import constants, hanging_app
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -24,7 +24,7 @@ WAYS = {
     "async": (*SERVE, "--slots", "4", "--async", "--supervise"),
 }
 QUICK = {
-    "QUEUE_WORKFLOWS_SUPERVISOR_BACKOFF_MAX_S": "0.2",
+    **constants.env({"runtime.supervisor.BACKOFF_MAX_S": 0.2}),
     "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0.1",
     "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.2",
 }

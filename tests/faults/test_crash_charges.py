@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, jobs, node_queue
-from tests.support import hanging_app, proxy
+from tests.support import constants, hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 
@@ -35,12 +35,16 @@ GOES_ON = ("pool", "supervised")
 STOPS_AT_ONCE = ("--shutdown-timeout", "0.2", "--lease-seconds", "60")
 """So that the stop comes before the end of the lease, which would end the worker too."""
 QUICK = {
-    "QUEUE_WORKFLOWS_SUPERVISOR_BACKOFF_MAX_S": "0.2",
     "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0.1",
     "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.2",
-    "QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S": "2",
-    "QUEUE_WORKFLOWS_DB_PING_INTERVAL_S": "1",
     "QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "0.2",
+    **constants.env(
+        {
+            "runtime.supervisor.BACKOFF_MAX_S": 0.2,
+            "db.database_url.CONNECT_TIMEOUT_S": 2,
+            "db.notifications.PING_S": 1,
+        }
+    ),
 }
 CLAIM = b"\0\0\0\4work\0\0\0\3" + repr(float(LEASE_S)).encode()
 """A claim's bytes on the wire, which other statements lack: its queue and then its lease."""
@@ -196,7 +200,7 @@ def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again
 def test_a_stop_while_the_database_is_away_charges_nothing(
     cli: Commands, wire: proxy.Proxy, tmp_path: Path, way: str
 ) -> None:
-    soon = {**QUICK, "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "1"}
+    soon = {**QUICK, "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "1"}
     orchestrator = cli.start("queue-orchestrator", *APP, **soon)
     until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
     folder = tmp_path / "job"
@@ -219,7 +223,7 @@ def test_a_stop_while_the_database_is_away_charges_nothing(
 def test_a_claim_without_a_reply_is_handed_back_after_a_stop(
     cli: Commands, wire: proxy.Proxy, way: str
 ) -> None:
-    soon = {**QUICK, "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "1"}
+    soon = {**QUICK, "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "1"}
     orchestrator = cli.start("queue-orchestrator", *APP, **soon)
     until(lambda: "dispatches" in orchestrator.err, timeout_s=60)
     behind = {**QUICK, "QUEUE_WORKFLOWS_DB_URL": wire.dsn}

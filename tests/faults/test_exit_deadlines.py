@@ -17,7 +17,7 @@ from psycopg import conninfo, sql
 
 from queue_workflows import db, jobs, node_queue, run_store
 from queue_workflows.worker import inline
-from tests.support import hanging_app, proxy
+from tests.support import constants, hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
 
@@ -158,7 +158,7 @@ def test_sigterm_is_received_while_the_handler_is_in_c_code(
 def test_a_worker_that_is_stopped_in_the_middle_of_a_job_needs_no_connection_more(
     cli: Commands, dsn: str, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    often = {"QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.2"}
+    often = {"QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "0.2"}
     run = Run(cli, tmp_path, "deaf", *how, "--shutdown-timeout", "0.5", **often)
     with db.connect() as conn:
         holds = "SELECT FROM workers WHERE state = 'busy' AND (detail ->> 'lock')::boolean"
@@ -197,7 +197,7 @@ case "$*" in
 esac
 """
 IDLE_GPU = {
-    "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
+    **constants.env({"worker.guards.STALL_TIMEOUT_S": 1}),
     "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": "0.2",
     "QUEUE_WORKFLOWS_GPU_HEALTH_LOAD_GRACE_S": "3",
 }

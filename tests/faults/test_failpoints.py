@@ -31,7 +31,6 @@ HOST = "box"
 QUICK = {
     "QUEUE_WORKFLOWS_HOST_LABEL": HOST,
     "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.02",
-    "QUEUE_WORKFLOWS_DISPATCH_POLL_S": "0.1",
 }
 WORKER = ("queue-claim-worker", "--queue", "cpu")
 NOTES = ("queue-claim-worker", "--queue", failpoints.QUEUE)
@@ -115,8 +114,8 @@ class Sweep(NamedTuple):
 HOOKS = {failpoints.HOOKS: "1"}
 CLAIMING = "worker.lane.claim"
 """Also records what is completed, in the same transaction."""
-WORKING = (CLAIMING, "attempts.fail", "leases.stop", "leases._reports")
-SETS_ASIDE = "at engine.finish.end"
+WORKING = (CLAIMING, "record.fail", "leases.stop", "leases._reports")
+SETS_ASIDE = "at claim.record.end"
 """Parks a node for its answer, or suspends a job until its time or event."""
 DISPATCHING = (
     "advance._start",
@@ -198,9 +197,9 @@ SWEEPS = {
         (*NOTES, "--batch", str(workloads.BATCH)),
         MAIN,
         workloads.Batches,
-        places=(CLAIMING, "attempts.fail"),
+        places=(CLAIMING, "record.fail"),
     ),
-    "pool": Sweep(POOL, MAIN, workloads.Notes, places=(CLAIMING, "attempts.fail")),
+    "pool": Sweep(POOL, MAIN, workloads.Notes, places=(CLAIMING, "record.fail")),
     "scheduler": Sweep(
         SCHEDULER, MAIN, workloads.Ticks, NOTES, {}, ("enqueue_boot_kick", "run_once"), BEFORE
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, jobs, node_queue, run_store, workers
-from tests.support import hanging_app, proxy
+from tests.support import constants, hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
 
@@ -31,7 +31,7 @@ esac
 """
 """It shows no process of the GPU, as in a container, and the GPU as idle."""
 IDLE_GPU = {
-    "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
+    **constants.env({"worker.guards.STALL_TIMEOUT_S": 1}),
     "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": str(CONFIRM_S / 2),
     "QUEUE_WORKFLOWS_GPU_HEALTH_LOAD_GRACE_S": "3",
 }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, run_store
-from tests.support import dangerous_app, factories, flow, proxy, toy_app
+from tests.support import constants, dangerous_app, factories, flow, proxy, toy_app
 from tests.support.commands import Command, Commands
 from tests.support.dangerous_app import enqueue, job
 from tests.support.wait import patience, until
@@ -22,7 +22,7 @@ from tests.support.wait import patience, until
 APP = ("--app", "tests.support.dangerous_app:setup")
 WORKER = ("queue-claim-worker", *APP, "--queue")
 NOTES = (*WORKER, dangerous_app.QUEUE)
-QUICK = {"QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.3", "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.2"}
+QUICK = {"QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "0.3", "QUEUE_WORKFLOWS_CLAIM_POLL_S": "0.2"}
 SWEEP_S = 0.2
 BUSY_S = 1.5
 """What a busy machine takes to notice."""
@@ -116,8 +116,8 @@ def test_a_job_that_kills_three_workers_is_poison_and_its_error_has_the_cause(
         *NOTES,
         "--supervise",
         QUEUE_WORKFLOWS_CRASH_BACKOFF_S="0.1",
-        QUEUE_WORKFLOWS_SUPERVISOR_BACKOFF_MAX_S="0.1",
         QUEUE_WORKFLOWS_CLAIM_POLL_S="0.2",
+        **constants.env({"runtime.supervisor.BACKOFF_MAX_S": 0.1}),
     )
     for job_id in (*deadly.values(), *harmless.values()):
         until(lambda job_id=job_id: is_(job_id, "failed"), timeout_s=60)
@@ -233,8 +233,8 @@ SILENT_S = 3.0
 def test_a_killed_worker_without_parent_is_replaced_within_one_and_a_half_windows(
     cli: Commands, conn: db.Connection, tmp_path: Path
 ) -> None:
-    """By default 45 s: SILENT_WORKER_AFTER_S is 30, swept at each third of it."""
-    orchestrator(cli, QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S=str(SILENT_S))
+    """By default 45 s: STALE_WORKER_AFTER_S is 30, swept at each third of it."""
+    orchestrator(cli, QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S=str(SILENT_S))
     killed = worker(cli)
     held = enqueue("note", tmp_path, wait=True)
     until(lambda: is_known(conn, held), timeout_s=30)
@@ -254,7 +254,6 @@ def test_a_handler_that_keeps_the_gil_past_the_window_is_not_dead(
 ) -> None:
     orchestrator(
         cli,
-        QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S="1",
         QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S="1",
     )
     worker(cli), worker(cli)
@@ -273,7 +272,7 @@ def test_an_outage_longer_than_the_window_makes_nobody_dead(
     """
     own, theirs = wires
     window_s = 8.0
-    env = {"QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": str(window_s)}
+    env = {"QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": str(window_s)}
     swept = orchestrator(cli, **env, QUEUE_WORKFLOWS_DB_URL=own.dsn)
     living = worker(cli, QUEUE_WORKFLOWS_DB_URL=theirs.dsn)
     held = enqueue("note", tmp_path, wait=True)

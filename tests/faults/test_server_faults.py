@@ -234,9 +234,8 @@ def test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing(
     wall.put(hours)
     knobs = {
         "QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "0.2",
-        "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "3",
         "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "3",
-        "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "0.5",
+        "QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC": "0.5",
     }
     env = wall.env | knobs
     orchestrator = started(cli, "dispatches", "queue-orchestrator", *APP, **env)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db, history, jobs
-from tests.support import slot_app
+from tests.support import constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import alive, begun, row, status, stopped
@@ -74,7 +74,7 @@ def test_a_handler_that_ends_its_process_is_charged_alone_with_the_cause(
 ) -> None:
     words, detail = DEATHS[task]
     neighbour, folder = enqueued(tmp_path, "waits")
-    cli.env["QUEUE_WORKFLOWS_MAX_CRASHES"] = "1"
+    cli.env |= constants.env({"claim.recovery.MAX_CRASHES": 1})
     running = worker(cli, 2)
     until(lambda: begun(folder))
     job_id, broken = enqueued(tmp_path, task)

@@ -13,18 +13,18 @@ from pathlib import Path
 from queue_workflows import db
 from queue_workflows.runtime import external_tool
 from tests.gpu import app, checks, gpu_worker, simulated_gpu
-from tests.support import database
+from tests.support import constants, database
 
 PACE = {
     "QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S": "5",
-    "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "20",
+    **constants.env({"worker.guards.STALL_TIMEOUT_S": 20}),
     app.SLOW_S: "150",
     app.BUSY_S: "40",
 }
 """Settings of the worker on a real GPU."""
 QUICK = {
     "QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S": "0.5",
-    "QUEUE_WORKFLOWS_STALL_TIMEOUT_S": "1",
+    **constants.env({"worker.guards.STALL_TIMEOUT_S": 1}),
     "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": "0.1",
     app.SLOW_S: "3",
     app.BUSY_S: "0.3",

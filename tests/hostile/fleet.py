@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from tests.hostile import app, extreme_values, folders
-from tests.support import commands, wait
+from tests.support import commands, constants, wait
 
 LEASE_S, SWEEP_S = 6.0, 1.0
 BOUND_S = 2 * (LEASE_S + SWEEP_S)
@@ -17,12 +17,10 @@ BOUND_S = 2 * (LEASE_S + SWEEP_S)
 KNOBS = {
     "LEASE_RECLAIM_INTERVAL_S": SWEEP_S,
     "CLAIM_POLL_S": 0.5,
-    "DISPATCH_POLL_S": 0.5,
-    "HEARTBEAT_INTERVAL_S": 2,
+    "DL_HEARTBEAT_SEC": 2,
     "STALE_WORKER_AFTER_S": 6,
     "DEAD_WORKER_SWEEP_INTERVAL_S": 2,
     "CRASH_BACKOFF_S": 1,
-    "SUBMISSION_RECLAIM_S": 6,
     "SHUTDOWN_TIMEOUT_S": 2,
 }
 _APP = ("--app", f"{app.__name__}:setup", "--log-level", "info")
@@ -120,6 +118,7 @@ def unsafe(text: str) -> list[str]:
 def running(dsn: str, seats: Sequence[Seat] = SEATS) -> Generator[Fleet]:
     """Yield the fleet on this database, settled; kill it at the end."""
     env = {f"QUEUE_WORKFLOWS_{name}": str(value) for name, value in KNOBS.items()}
+    env |= constants.env({"input_listener.RECLAIM_S": 6})
     env |= {"QUEUE_WORKFLOWS_DB_URL": dsn, "QUEUE_WORKFLOWS_HOST_LABEL": "normal-machine"}
     env |= {"QUEUE_WORKFLOWS_OUT_ROOTS": str(folders.ROOT), "PYTHONPATH": str(commands.ROOT)}
     # Runs without a folder get one in the root, not in that of the tests around.

@@ -23,7 +23,7 @@ from queue_workflows import (
     workers,
 )
 from queue_workflows.run import stop_policy
-from tests.support import factories, flow, lost_replies, transitions, wait
+from tests.support import constants, factories, flow, lost_replies, transitions, wait
 from tests.support.worker_views import node_row
 
 Row = dict[str, Any]
@@ -501,7 +501,7 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
     body: Body, monkeypatch: Any, policy: str
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     first, second = queued(), queued("quick")
     codes: list[int] = []
     with running(worker(on_exit=codes.append)):
@@ -520,7 +520,7 @@ def test_a_soft_off_lets_the_job_end_and_then_claims_nothing(
 def test_a_worker_that_drains_keeps_its_machines_heartbeat_fresh(
     body: Body, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     queued()
     with running(worker()):
         assert body.started.wait(30)
@@ -842,7 +842,7 @@ def test_a_failure_that_the_database_never_takes_holds_up_no_worker(
     counted: int,
     event: str,
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", str(crashes))
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", crashes)
 
     def fails() -> None:
         raise ValueError("no")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queue_workflows import config, db, queues, workers
-from queue_workflows.engine import claim_isolation
+from queue_workflows.claim import row_isolation
 from tests.support import factories, rows_before_checks, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -15,7 +15,7 @@ QUEUE = "load"
 def test_the_classes_of_errors_are_the_same_in_sql(conn: db.Connection) -> None:
     letters = "0123456789ABCDFHPQVWXZ"
     states = {first + second for first in letters for second in letters}
-    assert states > claim_isolation.SYSTEMIC | claim_isolation.DATA
+    assert states > row_isolation.SYSTEMIC | row_isolation.DATA
     for state in sorted(states):
         row = conn.execute(
             "SELECT queue_workflows_is_systemic(%s) AS systemic,"
@@ -23,8 +23,8 @@ def test_the_classes_of_errors_are_the_same_in_sql(conn: db.Connection) -> None:
             (state + "000", state + "000"),
         ).fetchone()
         assert row == {
-            "systemic": state in claim_isolation.SYSTEMIC,
-            "data": state in claim_isolation.DATA,
+            "systemic": state in row_isolation.SYSTEMIC,
+            "data": state in row_isolation.DATA,
         }
 
 
@@ -40,7 +40,7 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: db.Connection) -> 
     who = transitions.who(QUEUE)
 
     def claimed() -> str | None:
-        return transitions.claim_apart(conn, who, promote=False)
+        return transitions.claim_apart(conn, who)
 
     workers.disable("box", QUEUE)
     assert claimed() is None

@@ -22,7 +22,7 @@ HOSTILE = {"-infinity": True, "4713-01-01 BC": True, "infinity": False, "294276-
 
 @pytest.fixture
 def host(toy: flow.Flow, monkeypatch: pytest.MonkeyPatch) -> flow.Flow:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "30")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "30")
     toy.dag(a="")
     return toy
 
@@ -146,7 +146,7 @@ def test_only_a_run_that_is_due_before_the_next_poll_shortens_the_wait(
 def test_no_setting_of_the_poll_makes_the_check_fail(
     host: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch, poll_s: str
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", poll_s)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", poll_s)
     delayed(conn, "now() + interval '30 seconds'")
     run_id, _ = delayed(conn, "now() - interval '1 second'")
     host.look()
@@ -181,7 +181,7 @@ def test_a_stream_of_delayed_runs_costs_one_check_for_many(host: flow.Flow) -> N
         now[0] += node_pool.STREAM_PAUSE_S
         orchestrators.notify(pool, "delayed")
         assert asked.statements == 1
-        assert orchestrators.poll_s(pool) == config.DISPATCH_POLL_S.read()
+        assert orchestrators.poll_s(pool) == config.CLAIM_POLL_S.read()
     finally:
         pool.stop()
 

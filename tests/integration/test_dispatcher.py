@@ -19,7 +19,7 @@ from queue_workflows import (
     run_store,
     runs,
 )
-from tests.support import counting_cursor, factories, flow, transitions
+from tests.support import constants, counting_cursor, factories, flow, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
@@ -600,7 +600,7 @@ def test_a_workflow_that_the_provider_does_not_know_fails_its_run_at_once(
 def test_more_nodes_than_a_run_may_have_are_refused(
     toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_NODES_PER_RUN", "2")
+    constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 2)
     toy.dag(a="", b="", c="")
     run_id = toy.started()
     assert "more than 2 nodes" in flow.run(run_id)["error"]
@@ -753,7 +753,7 @@ def test_an_engine_pool_of_one_connection_is_enough(
     toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.close_pool()
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_ENGINE_POOL_MAX", "1")
+    monkeypatch.setattr(config.get_config(), "engine_pool_max", 1)
     custom = [None, lambda value, context: value]
     for resolve in custom:
         toy.define(

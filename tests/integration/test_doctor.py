@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import config, db
-from tests.support import database, factories, sweeps, transitions
+from tests.support import constants, database, factories, sweeps, transitions
 from tests.support.findings import ERROR, OK, WARNING, Finding, report, wrong
 from tests.support.findings import doctors as found
 from tests.support.findings import of_doctor as findings
@@ -74,7 +74,7 @@ def test_a_database_that_is_frozen(dsn: str, monkeypatch: pytest.MonkeyPatch) ->
     with Proxy(dsn) as proxy:
         proxy.freeze()
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
-        monkeypatch.setenv("QUEUE_WORKFLOWS_DB_CONNECT_TIMEOUT_S", "1")
+        constants.put(monkeypatch, "db.database_url.CONNECT_TIMEOUT_S", 1)
         result = findings()
     assert wrong(result) == {"database": ERROR}
     assert "does not answer" in result["database"].text

@@ -53,14 +53,9 @@ def test_an_error_without_text_is_named_by_its_class(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "prog: UnknownQueue\n"
 
 
-@pytest.mark.parametrize("by_knob", [False, True])
-def test_debug_adds_the_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_knob: bool
-) -> None:
-    if by_knob:
-        monkeypatch.setenv("QUEUE_WORKFLOWS_DEBUG", "1")
+def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     error = errors.UnknownQueue(f"password={SECRET}")
-    assert entry_point.run_main("prog", raising(error), debug=not by_knob) == 2
+    assert entry_point.run_main("prog", raising(error), debug=True) == 2
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
     assert err.endswith("\nprog: password=***\n")
@@ -87,8 +82,8 @@ def test_any_other_error_is_logged_with_its_traceback_and_code_1(
 def test_an_error_that_a_layer_above_explains_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(entry_point, "_explanations", [])
-    entry_point.explain_by(lambda error: errors.DatabaseRefused("no right") if error.args else None)
+    monkeypatch.setattr(errors, "_explanations", [])
+    errors.explain_by(lambda error: errors.DatabaseRefused("no right") if error.args else None)
     assert entry_point.run_main("prog", raising(LookupError("x"))) == 2
     assert capsys.readouterr().err == "prog: no right\n"
     assert entry_point.run_main("prog", raising(LookupError("x")), debug=True) == 2

@@ -25,7 +25,7 @@ from queue_workflows import (
     steps,
 )
 from tests.hostile import roles
-from tests.support import asgi_service, console, factories, sweeps, transitions
+from tests.support import asgi_service, console, constants, factories, sweeps, transitions
 from tests.support.factories import job
 from tests.support.wait import until
 
@@ -129,7 +129,7 @@ def test_an_event_is_sent_although_its_jobs_cannot_be_woken_yet(
     queued(conn, lambda reason: steps.wait_for_event("approved"))
     run(conn)
     db.close_pool()
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_STATEMENT_TIMEOUT_S", "1")
+    constants.put(monkeypatch, "db.pool.STATEMENT_TIMEOUT_S", 1.0)
     with db.connect() as other, other.transaction():
         other.execute("LOCK TABLE ingest_jobs")
         assert events.send("approved", value=1)
@@ -510,9 +510,9 @@ def test_old_events_are_deleted(conn: db.Connection, monkeypatch: pytest.MonkeyP
     events.send("old")
     conn.execute("UPDATE events SET created_at = now() - interval '31 days'")
     events.send("new")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_EVENT_RETENTION_DAYS", "0")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS", "0")
     assert history.prune()["events"] == 0
-    monkeypatch.delenv("QUEUE_WORKFLOWS_EVENT_RETENTION_DAYS")
+    monkeypatch.delenv("QUEUE_WORKFLOWS_NODE_EVENT_RETENTION_DAYS")
     assert history.prune()["events"] == 1
     assert [row["name"] for row in events.list()] == ["new"]
 

@@ -177,7 +177,7 @@ def test_a_role_that_works_claims_past_a_row_that_raises(conn: Any, family: str)
                 f"GRANT {lack.right} ON {lack.kind} {lack.name} TO queue_workflows_guest".encode()
             )
         conn.execute("SET LOCAL SESSION AUTHORIZATION queue_workflows_guest")
-        assert transitions.claim_apart(conn, who, promote=True) == "good"
+        assert transitions.claim_apart(conn, who) == "good"
         assert factories.reread(conn, {"id": "good"} | NODE[family])["status"] == "running"
         assert factories.reread(conn, {"id": "bad"} | NODE[family])["status"] == "failed"
 

@@ -23,6 +23,7 @@ from queue_workflows import (
 from queue_workflows import jobs as jobs_api
 from queue_workflows import workers as workers_api
 from tests.support import (
+    constants,
     factories,
     sweeps,
     timeouts,
@@ -447,7 +448,7 @@ def test_the_knob_decides_for_apps_that_claim_by_themselves(
 def test_a_worker_reports_its_gpu_its_models_and_their_sizes(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_VRAM_GB", "12")
+    constants.put(monkeypatch, "worker.gpu_models.vram_total_mb", lambda _: 12000)
     model_registry.register(model_registry.ModelSpec("m", loader=dict, est_vram_gb=3.5))
     worker = claim_worker.ClaimWorker(queue="gpu", host="box", on_exit=lambda _: None)
     explained = (

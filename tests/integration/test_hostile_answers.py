@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from queue_workflows import db, input_listener, node_pool, runs
-from tests.support import app_triggers, factories, flow, rows_before_checks, timeouts
+from tests.support import app_triggers, constants, factories, flow, rows_before_checks, timeouts
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
@@ -99,7 +99,7 @@ def test_a_node_whose_inputs_cannot_be_read_takes_no_answer_and_stops_no_other(
 def test_an_answer_that_raises_rests_counts_and_fails_at_its_bound(
     flows: flow.Flow, conn: db.Connection, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "2")
+    constants.put(monkeypatch, "claim.recovery.MAX_FAILURES", 2)
     bad_run, good_run = waiting(flows), waiting(flows)
     app_triggers.refuse(conn, "workflow_node_jobs", f"NEW.run_id = '{bad_run}'", state=state)
     bad, good = answer(conn, bad_run, "1", "2001-01-01"), answer(conn, good_run, "5")

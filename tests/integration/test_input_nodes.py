@@ -479,7 +479,7 @@ def test_an_answer_that_was_taken_counts_even_if_the_run_cannot_go_on_yet(
 def test_a_listener_of_its_own_takes_answers(
     toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "0.02")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.02")
     run_id = asked(toy)
     listener = input_listener.InputListener()
     listener.start()

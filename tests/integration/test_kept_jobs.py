@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import db, events, jobs, node_queue, queues, runs, workers
-from tests.support import console, factories, transitions
+from tests.support import console, constants, factories, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 Row = dict[str, Any]
@@ -22,7 +22,7 @@ WAITS_S = 600.0
 
 @pytest.fixture(autouse=True)
 def setting(clean_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_RESUME_ON_HOST_S", str(WAITS_S))
+    constants.put(monkeypatch, "claim.job_steps.RESUME_ON_HOST_S", WAITS_S)
 
 
 def at(host: str, table: str = INGEST, **more: Any) -> transitions.Claimant:
@@ -105,7 +105,7 @@ def test_the_time_is_as_set_and_zero_keeps_nothing(
     events.send("go")
     row = job(conn, table, row["id"])
     assert (row["available_at"] - row["resume_at"]).total_seconds() == WAITS_S
-    monkeypatch.setenv("QUEUE_WORKFLOWS_RESUME_ON_HOST_S", "0")
+    constants.put(monkeypatch, "claim.job_steps.RESUME_ON_HOST_S", 0)
     row = waits(conn, at("a", table), after_s=60.0)
     assert (row["resume_at"], row["resume_until"]) == (None, None)
     conn.execute(f"UPDATE {table} SET available_at = now()".encode())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import definition
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import outcomes
 from queue_workflows.runtime import clock
 from queue_workflows.worker import claimed_job, lane, node_plans, shapes
 from tests.support import counting_cursor, factories, flow, transitions, worker_scripts

@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import config
 from queue_workflows.db import Listener, Wake
 from tests.support import wait
 from tests.support.proxy import Proxy
 
-listen = importlib.import_module("queue_workflows.db.listen")
+listen = importlib.import_module("queue_workflows.db.notifications")
 LOST = "lost the LISTEN connection"
 BACK = "the LISTEN connection is back"
 
@@ -231,7 +230,7 @@ def test_a_frozen_peer_is_noticed_left_and_found_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_PING_INTERVAL_S", "0.1")
+    monkeypatch.setattr(listen, "PING_S", 0.1)
     monkeypatch.setattr(listen, "ANSWER_S", 0.3)
     monkeypatch.setattr(listen, "CONNECT_S", 2.0)
     with Proxy(dsn) as proxy, caplog.at_level(logging.WARNING):
@@ -247,7 +246,7 @@ def test_a_frozen_peer_is_noticed_left_and_found_again(
 
 
 def test_a_frozen_peer_is_noticed_within_15_seconds() -> None:
-    assert config.DB_PING_INTERVAL_S.read() + listen.ANSWER_S <= 15
+    assert listen.PING_S + listen.ANSWER_S <= 15
 
 
 def test_a_quiet_connection_that_answers_its_pings_is_kept(
@@ -256,7 +255,7 @@ def test_a_quiet_connection_that_answers_its_pings_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_PING_INTERVAL_S", "0.02")
+    monkeypatch.setattr(listen, "PING_S", 0.02)
     with caplog.at_level(logging.WARNING):
         heard = follow("one", poll_s=0.2)
         assert [heard.next().reason for _ in range(3)] == ["connected", "poll", "poll"]

@@ -17,7 +17,6 @@ from typing import Any, cast
 import pytest
 
 from queue_workflows import config, db, errors, jobs, local_queue, queues, steps, streams, workers
-from queue_workflows.operations import stop_policies
 from queue_workflows.runtime import clock
 from queue_workflows.telemetry import pressure
 from tests.support import (
@@ -351,7 +350,7 @@ def test_a_stop_policy_of_the_app_runs_in_this_process(
         worker.requeue_inflight_for_control("as the app wants")
         on_exit(3)
 
-    monkeypatch.setitem(stop_policies.BY_NAME, "mine", policy)
+    monkeypatch.setitem(workers.STOP_POLICIES, "mine", policy)
     (job_id,) = enqueue()
     started(workers=1)
     until(lambda: handlers.began == [job_id])
@@ -568,7 +567,7 @@ def opened(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[local_queue.IngestPlan, Idle]]:
     """A plan whose manager takes nothing by itself; it reports often."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     plan, owner = local_queue.IngestPlan(QUEUE, host="box"), Idle()
     plan.open(cast("Any", owner))
     yield plan, owner
@@ -617,7 +616,7 @@ def test_it_waits_for_memory_that_a_job_of_another_worker_fills(
     for name in ("MEMORY_THROTTLE_THRESHOLD", "MEMORY_RESUME_THRESHOLD"):
         monkeypatch.setenv(name, "0.001")
     monkeypatch.setenv("MEMORY_CHECK_INTERVAL", "0.05")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     memory_reports.other_worker(conn)
     handlers.go.set()
     manager = local_queue.JobQueueManager(

@@ -24,7 +24,7 @@ from queue_workflows import (
     workflow,
 )
 from queue_workflows.declare import FailedItem, failures
-from tests.support import console, flow
+from tests.support import console, constants, flow
 
 
 class Clip(TypedDict):
@@ -856,7 +856,7 @@ def test_the_rounds_of_all_items_count_for_the_limit_of_nodes(
     toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The body has 10 nodes, the graph 2.
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_NODES_PER_RUN", "22")
+    constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 22)
     run_id = ended(toy, "film-1", "film-2")
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
     run_id = ended(toy, "film-1", "film-2", "film-3")

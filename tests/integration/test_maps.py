@@ -9,7 +9,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import cli, runs
-from tests.support import console, flow
+from tests.support import console, constants, flow
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
@@ -127,8 +127,7 @@ def test_items_may_fail_and_the_join_is_told_which(toy: flow.Flow, may_fail: Any
         (
             list(range(100_001)),
             {},
-            "map 'thumbs': with its 100001 items the run has 100004 nodes; at most 20000 "
-            "(MAX_NODES_PER_RUN)",
+            "map 'thumbs': with its 100001 items the run has 100004 nodes; at most 20000",
         ),
     ],
 )
@@ -165,7 +164,7 @@ def test_at_once_bounds_the_open_items(toy: flow.Flow, at_once: int) -> None:
 def test_without_at_once_items_follow_in_halves_of_the_window(
     toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAP_WINDOW", "4")
+    constants.put(monkeypatch, "dispatch.expansion.WINDOW", 4)
     define(toy, list(range(10)))
     run_id = toy.started()
     flow.finish(run_id, "scan/scan", files=list(range(10)))

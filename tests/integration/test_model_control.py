@@ -160,7 +160,7 @@ def advertised(conn: Any) -> Any:
 def test_nothing_is_advertised_during_a_swap(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "3600")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "3600")
     models.add("a", gb=2.5)
     models.add("b", held_up=True)
     queue_workflows.register_node("ok", flow.nothing)
@@ -216,7 +216,7 @@ def test_a_slow_idle_unload_does_not_block_the_lease_keeper(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.1")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     unloading, go_on = threading.Event(), threading.Event()
 
     def unload(_: Any) -> None:

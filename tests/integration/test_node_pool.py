@@ -25,7 +25,7 @@ from queue_workflows import (
     steps,
 )
 from queue_workflows.maintenance import periodic
-from tests.support import factories, flow, orchestrators, sweeps, transitions, wait
+from tests.support import constants, factories, flow, orchestrators, sweeps, transitions, wait
 
 WAITS = "SELECT count(*) FROM job_steps WHERE state = 'waiting'"
 
@@ -47,7 +47,7 @@ def running(**more: Any) -> Iterator[node_pool.NodePool]:
 @pytest.fixture
 def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever polls does so once an hour."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3600")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "3600")
 
 
 # --- starting, waking, stopping
@@ -166,7 +166,7 @@ def test_work_from_before_the_start_is_done_too(toy: flow.Flow, hourly: None) ->
 def test_a_lost_notification_is_made_good_by_the_poll(
     toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
     toy.dag(a="")
     with running():
         conn.execute("ALTER TABLE workflow_runs DISABLE TRIGGER USER")
@@ -224,7 +224,7 @@ def test_what_becomes_due_is_seen_under_a_stream_of_notifications(
         conn.execute("UPDATE workflow_runs SET available_at = now() WHERE id = %s", (run_id,))
         orchestrators.notify(pool, "run")
         assert flow.status(run_id) == "queued"
-        now[0] = config.DISPATCH_POLL_S.read()
+        now[0] = config.CLAIM_POLL_S.read()
         orchestrators.notify(pool, "run")
         assert flow.status(run_id) == "running"
     finally:
@@ -300,9 +300,13 @@ def rounds(db: ModuleType) -> Iterator[Rounds]:
         yield Rounds(stack)
 
 
-def test_idle_sweeps_run_few_statements(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Counting events runs more statements while other databases of the server are busy.
-    monkeypatch.setenv("QUEUE_WORKFLOWS_METRICS_COUNT_INTERVAL_S", "86400")
+@pytest.fixture
+def counted_daily(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting events runs more statements while other databases of the server are busy."""
+    constants.put(monkeypatch, "history.COUNT_EVERY_S", 86400.0)
+
+
+def test_idle_sweeps_run_few_statements(counted_daily: None, rounds: Rounds) -> None:
     rounds.go_on(60)  # dead workers are not searched for at once
     before = rounds.asked.statements
     rounds.go_on(60)
@@ -405,19 +409,6 @@ def test_no_job_loses_its_lock_key_before_workers_could_report(conn: Any, rounds
     assert factories.one(conn, done)
 
 
-class Session:
-    """A worker's session, until its end."""
-
-    def __init__(self, worker_id: str) -> None:
-        self._listener = transitions.session(worker_id)
-        self._wakes = iter(self._listener)
-        assert next(self._wakes).reason == "connected"
-
-    def end(self) -> None:
-        self._listener.close()
-        assert list(self._wakes) == []
-
-
 def silent_worker(conn: Any, worker_id: str | None, *, lock: bool) -> None:
     conn.execute(
         "INSERT INTO workers (worker_id, host_label, queue, pid, detail, last_seen) VALUES"
@@ -436,7 +427,7 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
     )
     for worker_id, lock in zip(ids, (True, False, True), strict=True):
         silent_worker(conn, worker_id, lock=lock)
-    session = Session(ids[0])
+    session = transitions.session(ids[0])
     conn.execute(
         "UPDATE workflow_node_jobs SET heartbeat_at = now() - interval '31 s' WHERE node_id <> 'n2'"
     )
@@ -444,14 +435,14 @@ def test_a_worker_without_session_and_renewal_is_dead_before_its_lease_ends(conn
     with sweeps.tasks(lambda: now[0]) as tasks:
         for now[0] in (10.0, 20.0, 29.0):
             tasks.reclaim()
-        session.end()
+        session.close()
         tasks.reclaim_lost_sessions()
         assert factories.reread(conn, dead)["status"] == "running", "we were not here for long"
-        session = Session(ids[0])
+        session = transitions.session(ids[0])
         now[0] = 31.0
         tasks.reclaim_lost_sessions()
         assert factories.reread(conn, dead)["status"] == "running", "its session lives"
-        session.end()
+        session.close()
         wait.until(lambda: not conn.execute(LOCKS).fetchall())
         tasks.reclaim_lost_sessions()
     row = factories.reread(conn, dead)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, jobs, node_queue
-from tests.support import factories, flow, transitions
+from tests.support import constants, factories, flow, transitions
 
 TERMINAL = ("completed", "failed", "cancelled", "skipped")
 
@@ -537,10 +537,8 @@ def test_a_better_priority_than_the_front_is_kept(run: str, conn: Any) -> None:
     assert crash(conn, enqueue(run, priority=3))["priority"] == 3
 
 
-def test_the_caps_of_crashes_are_knobs(
-    run: str, conn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_CRASHES", "1")
+def test_the_last_crash_fails_the_job(run: str, conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 1)
     assert crash(conn, enqueue(run))["status"] == "failed"
 
 

@@ -205,10 +205,7 @@ def test_schedulers_that_start_together_queue_one_job(db: ModuleType):
     assert reasons() == ["boot"] * 8
 
 
-@pytest.mark.parametrize("off", ["", "1"])
-def test_the_command_kicks_at_boot_unless_a_knob_turns_it_off(
-    db: ModuleType, tmp_path: Path, off: str
-):
+def test_the_command_kicks_at_boot(db: ModuleType, tmp_path: Path):
     (tmp_path / "kicked.py").write_text(
         "import queue_workflows\n"
         "from queue_workflows import schedules\n"
@@ -221,7 +218,6 @@ def test_the_command_kicks_at_boot_unless_a_knob_turns_it_off(
     )
     root = str(Path(queue_workflows.__file__).parents[1])
     env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
-    env |= {"QUEUE_WORKFLOWS_DISABLE_BOOT_KICK": off}
     child = subprocess.Popen(
         [sys.executable, "-m", "queue_workflows.scheduler", "--app", "kicked"],
         env={**os.environ, **env},
@@ -234,4 +230,4 @@ def test_the_command_kicks_at_boot_unless_a_knob_turns_it_off(
     finally:
         child.kill()
         child.wait(30)
-    assert reasons().count("boot") == (0 if off else 1)
+    assert reasons().count("boot") == 1

@@ -23,7 +23,7 @@ from queue_workflows import (
     scheduler,
     workers,
 )
-from tests.support import connections, factories, flow, rows_before_checks
+from tests.support import connections, constants, factories, flow, rows_before_checks
 
 LATE = datetime.datetime(9999, 12, 31, 12, tzinfo=datetime.timezone.utc)
 """Python holds it, and the database takes no time after the first instant of that day."""
@@ -189,7 +189,7 @@ def test_a_refusal_of_the_database_is_an_error_of_the_library(
 def test_a_deep_answer_is_refused_by_the_database_too(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "500")
+    constants.put(monkeypatch, "dag.payload.MAX_DEPTH", 500)
     value: Any = 1
     for _ in range(300):
         value = [value]

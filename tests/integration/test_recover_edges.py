@@ -119,9 +119,7 @@ def test_only_a_silent_job_of_a_silent_worker_without_its_session_is_taken(
             factories.change(conn, job, f"heartbeat_at = {HOUR_AGO}")
         registered(conn, worker_id, **({"detail": {}} if worker_id == "without" else {}))
     conn.execute("UPDATE workers SET last_seen = now() WHERE worker_id = 'reports'")
-    with contextlib.closing(transitions.session("lives")) as session:
-        wakes = iter(session)  # its end would end the session
-        assert next(wakes).reason == "connected"
+    with contextlib.closing(transitions.session("lives")):
         taken = transitions.reclaim_gone(conn, kind, 60.0)
     left = f"SELECT worker_id FROM {transitions.TABLES[kind]} WHERE status = 'running' ORDER BY seq"
     assert factories.column(conn, left) == workers[1:]

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db, node_pool
+from queue_workflows import db, history, node_pool
+from queue_workflows.claim import row_isolation
 from queue_workflows.db import statements
-from queue_workflows.engine import row_isolation
-from queue_workflows.operations import retention
 from tests.support import factories
 
 OLD = "2001-01-01"
@@ -50,19 +49,21 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert factories.one(conn, estimate, table) == 0, table
         conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
         with conn.transaction():
-            assert statements.retention.delete_outbox(conn, days=30, limit=retention.ROWS) == 5000
+            assert statements.retention.delete_outbox(conn, days=30, limit=5000) == 5000
             assert statements.job_events.prune_nodes(conn, days=30, batch=5000) == 5000
-            assert retention.delete_ingest_events(conn, 30) == 5000
+            statements.retention.mark(conn)
+            assert statements.retention.delete_ingest_events(conn, days=30, limit=5000) == 5000
             assert statements.logs.prune(conn, days=30, batch=5000) == 5000
             assert statements.schedules.prune(conn, days=30, batch=5000) == 5000
             assert statements.retention.count_runs(conn, days=30) == 5000
             assert statements.retention.count_jobs(conn, days=30) == 0
-            assert retention.delete_runs(conn, 0, 30, row_isolation.Isolation()) == retention.RUNS
+            deleted = row_isolation.Isolation().batch(conn, history.deletion("runs", 0, 30))
+            assert len(deleted) == history.RUNS
 
 
 def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "BLOCKS", 2)
-    monkeypatch.setattr(retention, "RUNS", 3)
+    monkeypatch.setattr(history, "BLOCKS", 2)
+    monkeypatch.setattr(history, "RUNS", 3)
     conn.execute(
         "INSERT INTO ingest_jobs (task_name, queue, reason, status, finished_at)"
         " SELECT 'note', 'load', 'x', 'completed', now() - interval '100 days'"
@@ -71,7 +72,7 @@ def test_large_tables_go_batch_by_batch(conn: Any, monkeypatch: pytest.MonkeyPat
     for _ in range(8):
         factories.run(conn, status="completed", finished_at=OLD)
     kept = factories.ingest(conn, status="completed")["id"], factories.run(conn, status="completed")
-    found = list(retention.batches())
+    found = list(history.prune_batches())
     of_jobs = [count for kind, count in found if kind == "jobs"]
     of_runs = [count for kind, count in found if kind == "runs"]
     assert (sum(of_jobs), sum(of_runs)) == (500, 8)
@@ -95,7 +96,7 @@ def test_the_orchestrator_stops_between_batches(
         finally:
             stopped.set()
 
-    monkeypatch.setattr(retention, "batches", endless)
+    monkeypatch.setattr(history, "prune_batches", endless)
     pool = node_pool.NodePool()
     pool.start()
     assert begun.wait(30)

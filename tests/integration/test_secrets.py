@@ -35,7 +35,7 @@ from queue_workflows import (
 from queue_workflows.client import Client
 from queue_workflows.declare import node, workflow
 from queue_workflows.event_export import exporter
-from queue_workflows.runtime import log_format
+from queue_workflows.runtime import logs
 from tests.support import alert_senders, console, factories, flow
 from tests.support.asgi_service import post, streamed
 
@@ -143,7 +143,7 @@ def app(db: ModuleType, conn: Any, caplog: pytest.LogCaptureFixture) -> Iterator
     queue_workflows.register_ingest_task("load", load)
     queue_workflows.register_ingest_task("typed", typed)
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(masks := log_format.MaskSecrets())
+    caplog.handler.addFilter(masks := logs.MaskSecrets())
     yield made
     caplog.handler.removeFilter(masks)
     made.close()

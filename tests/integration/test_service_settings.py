@@ -72,7 +72,8 @@ def test_the_environment_wins_over_the_file_and_the_prefix_over_the_bare_name(
         ("DL_REAPER_PERIOD_SEC", "-1", "DL_REAPER_PERIOD_SEC"),
         ("WORKERS_JSON", "[{}]", "WORKERS_JSON[0]"),
         ("WORKERS_JSON", '[{"queue": "cpu"}]', "cpu"),
-        ("LOG_FILE_NAME", "../x", "LOG_FILE_NAME"),
+        ("LOG_FILE_NAME", "../x.log", "LOG_FILE_NAME"),
+        ("LOG_FILE_NAME", "x", "LOG_FILE_NAME"),
         ("DL_DB_DSN", "nonsense", "DL_DB_DSN"),
         ("DL_DB_DSN", f"mysql://u:{SECRET}@h/d", "DL_DB_DSN"),
         ("APP_ALLOWED_HOSTS", "https://etl.example.org", "APP_ALLOWED_HOSTS"),
@@ -126,14 +127,14 @@ def test_the_file_may_have_the_variables_of_the_library_too(
 ) -> None:
     """Else a database that is named there would be left out, and another one used."""
     (folder / ".env").write_text(
-        "QUEUE_WORKFLOWS_DB_URL=postgresql://file/db\nQUEUE_WORKFLOWS_MAP_WINDOW=7\n"
+        "QUEUE_WORKFLOWS_DB_URL=postgresql://file/db\nQUEUE_WORKFLOWS_CANCEL_GRACE_S=7\n"
         "QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S=3\nQUEUE_WORKFLOWS_PG_PORT=1\nOTHER=x\n"
     )
     with mock.patch.dict(os.environ, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="4"):
         os.environ.pop("QUEUE_WORKFLOWS_DB_URL", None)
         process_environment.apply(settings.load())
         assert config.database_url() == "postgresql://file/db"
-        assert (config.MAP_WINDOW.read(), config.SHUTDOWN_TIMEOUT_S.read()) == (7, 4)
+        assert (config.CANCEL_GRACE_S.read(), config.SHUTDOWN_TIMEOUT_S.read()) == (7, 4)
         assert not {"OTHER", "QUEUE_WORKFLOWS_PG_PORT"} & os.environ.keys()
         process_environment.apply(settings.load(dl_db_dsn="postgresql://given/db"))
         assert config.database_url() == "postgresql://given/db"
@@ -184,7 +185,7 @@ def test_a_proxy_opens_every_address_and_names_are_allowed() -> None:
 
 
 def test_a_token_is_created_once_for_this_user_alone(folder: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(folder / "state"))
+    monkeypatch.setenv("STATE_DIRECTORY", str(folder / "state"))
     first = tokens.load(settings.load())
     assert first.path == folder / "state" / "service-token"
     assert stat.S_IMODE(first.path.stat().st_mode) == 0o600

@@ -13,7 +13,7 @@ def test_services_that_start_at_once_share_one_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second one starts while the first makes its token: no file is there, or a whole one."""
-    monkeypatch.setenv("QUEUE_WORKFLOWS_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
     monkeypatch.delenv("QUEUE_WORKFLOWS_TOKEN", raising=False)
     chosen = settings.load()
     made = tokens.secrets.token_urlsafe

@@ -15,10 +15,10 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db, errors, worker_control
+from queue_workflows.claim import claims
 from queue_workflows.cli import output
 from queue_workflows.dag import confinement, plan
 from queue_workflows.db import statements
-from queue_workflows.engine import claims
 from queue_workflows.worker import guards
 from tests.hostile import extreme_values
 from tests.soak import mutant, mutants
@@ -169,7 +169,7 @@ def _claim_of_a_cancelled_run(conn: db.Connection) -> object:
     job = factories.node(conn)
     end = "UPDATE workflow_runs SET status = 'cancelled' WHERE id = %s"
     conn.execute(end, (job["run_id"],))
-    return claims.node_step(conn, transitions.who()) is None
+    return not transitions.claim(conn)
 
 
 def _renew(conn: db.Connection) -> object:

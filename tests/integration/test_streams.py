@@ -13,7 +13,7 @@ import pytest
 import queue_workflows
 from queue_workflows import db, errors, ingest_executor, node_executor, steps, streams
 from queue_workflows.types import Row
-from tests.support import console, factories, notifications, transitions, wait
+from tests.support import console, constants, factories, notifications, transitions, wait
 from tests.support.transitions import Kind
 
 FETCH = transitions.who("fetch")
@@ -279,7 +279,7 @@ def test_a_wait_keeps_what_came_before_it_and_begins_the_stream_again(
         ("text", "\ud800", errors.InvalidPayload, "part of stream 'text'"),
         ("text", float("nan"), errors.InvalidPayload, "part of stream 'text'"),
         ("text", {1, 2}, errors.InvalidPayload, "part of stream 'text'"),
-        ("text", "x" * 65 * 1024, errors.InvalidPayload, "STREAM_PART_KB"),
+        ("text", "x" * 65 * 1024, errors.InvalidPayload, "the limit of 64 KiB"),
     ],
 )
 def test_a_bad_part_is_refused_and_takes_no_number(
@@ -307,18 +307,22 @@ def test_a_deep_part_is_refused(conn: db.Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knob", "part", "most"),
-    [("STREAM_MAX_PARTS", "a", 3), ("STREAM_MAX_MB", "a" * 60 * 1024, 17)],
+    ("limit", "value", "part", "most", "said"),
+    [
+        ("MAX_PARTS", 3, "a", 3, "has streamed 3 parts"),
+        ("MAX_MB", 1, "a" * 60 * 1024, 17, "more than the 1 MiB"),
+    ],
 )
 def test_an_attempt_streams_up_to_its_limits(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, knob: str, part: str, most: int
-) -> None:
-    monkeypatch.setenv(f"QUEUE_WORKFLOWS_{knob}", "3" if "PARTS" in knob else "1")
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch,
+    limit: str, value: int, part: str, most: int, said: str,
+) -> None:  # fmt: skip
+    constants.put(monkeypatch, f"tasks.attempt_requests.{limit}", value)
 
     def task(reason: str) -> None:
         for _ in range(most):
             streams.stream("text", part)
-        with pytest.raises(errors.InvalidPayload, match=knob):
+        with pytest.raises(errors.InvalidPayload, match=said):
             streams.stream("text", part)
 
     assert run(conn, task) == "completed"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.runtime import child, service, signals, supervisor
+from queue_workflows.runtime import service, signals, supervisor
 from tests.support.wait import patience, until
 
 SLEEP = ["sleep", "600"]
@@ -153,9 +153,9 @@ def test_the_pauses_between_restarts_grow_to_the_cap(
 ) -> None:
     starts: list[float] = []
 
-    def spawn(argv: Sequence[str], env: Mapping[str, str] | None) -> child.Child:
+    def spawn(argv: Sequence[str], env: Mapping[str, str] | None) -> supervisor.Child:
         starts.append(time.monotonic())
-        return child.Child(argv, env)
+        return supervisor.Child(argv, env)
 
     run = bench(one(["true"]), spawn=spawn, backoff_max_s=0.4)
     run.pool.start()
@@ -267,11 +267,11 @@ def test_a_command_that_does_not_exist_is_given_up(
 def test_a_child_that_cannot_be_forked_is_tried_again(bench: Callable[..., Bench]) -> None:
     tries: list[int] = []
 
-    def spawn(argv: Sequence[str], env: Mapping[str, str] | None) -> child.Child:
+    def spawn(argv: Sequence[str], env: Mapping[str, str] | None) -> supervisor.Child:
         tries.append(1)
         if len(tries) <= 4:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return child.Child(argv, env)
+        return supervisor.Child(argv, env)
 
     run = bench(one(SLEEP), spawn=spawn, backoff_max_s=0.05)
     run.pool.start()
@@ -291,8 +291,8 @@ def test_the_status_of_other_children_is_not_taken(bench: Callable[..., Bench]) 
 def test_a_status_that_another_took_is_an_unknown_end(bench: Callable[..., Bench]) -> None:
     taken: list[int] = []
 
-    def spawn(argv: Sequence[str], env: Mapping[str, str] | None) -> child.Child:
-        made = child.Child(argv, env)
+    def spawn(argv: Sequence[str], env: Mapping[str, str] | None) -> supervisor.Child:
+        made = supervisor.Child(argv, env)
         if not taken:
             taken.append(os.waitpid(made.pid, 0)[0])
         return made
@@ -430,7 +430,7 @@ def test_a_signal_to_the_supervisor_stops_all(signum: signal.Signals) -> None:
 def test_a_child_whose_parent_died_first_does_not_start(tmp_path: Path) -> None:
     """As if the parent had gone between fork and prctl: the parent's pid is another one by then."""
     mark = tmp_path / "ran"
-    wrapper = [sys.executable, "-ISc", child._DIE_WITH_PARENT, str(os.getppid())]
+    wrapper = [sys.executable, "-ISc", supervisor._DIE_WITH_PARENT, str(os.getppid())]
     done = subprocess.run([*wrapper, "touch", str(mark)], timeout=20)
     assert done.returncode == -signal.SIGTERM
     assert not mark.exists()

@@ -10,7 +10,15 @@ import pytest
 import queue_workflows
 from queue_workflows import config, db, history
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import app_triggers, factories, rows_before_checks, sweeps, transitions, wait
+from tests.support import (
+    app_triggers,
+    constants,
+    factories,
+    rows_before_checks,
+    sweeps,
+    transitions,
+    wait,
+)
 from tests.support.clocks import Clock
 from tests.support.factories import one
 
@@ -56,7 +64,7 @@ def test_a_row_that_cannot_be_promoted_delays_no_other(
 def test_a_row_that_cannot_be_promoted_is_tried_again_and_fails_at_its_bound(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_MAX_ATTEMPTS", "3")
+    constants.put(monkeypatch, "claim.recovery.MAX_FAILURES", 3)
     factories.ingest(conn, id="bad", available_at="2100-01-01")
     with factories.unguarded(conn, "ingest_jobs"):
         conn.execute("UPDATE ingest_jobs SET available_at = now() - interval '1 minute'")

@@ -9,7 +9,7 @@ import pytest
 from queue_workflows import claim_worker, config, db, jobs
 from queue_workflows.types import Row
 from tests.integration.test_unreadable_rows import serving
-from tests.support import console, factories, transitions
+from tests.support import console, constants, factories, transitions
 from tests.support.transitions import who
 from tests.support.wait import until
 from tests.support.worker_reports import report
@@ -100,7 +100,7 @@ def test_the_host_of_a_worker_that_knows_it_claims_it_next(conn: db.Connection) 
 def test_a_bound_of_zero_fails_it_at_once(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_UNKNOWN_NODE_S", "0")
+    constants.put(monkeypatch, "claim.record.UNKNOWN_NODE_S", 0.0)
     report(conn, who(worker_id="w2"))
     status, error = meet(conn, "w1")
     assert status == "failed"

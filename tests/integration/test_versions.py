@@ -134,7 +134,7 @@ def test_a_claim_apart_obeys_versions(conn: db.Connection) -> None:
     run_id = factories.run(conn)
     factories.node(conn, run_id, "a", required_version="m@2")
     mine = factories.node(conn, run_id, "b", required_version="m@1")
-    assert transitions.claim_apart(conn, who("m@1"), promote=False) == mine["id"]
+    assert transitions.claim_apart(conn, who("m@1")) == mine["id"]
 
 
 def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: db.Connection) -> None:

@@ -37,7 +37,7 @@ TARGETS = {
     "schedule/definition.py": ("unit/test_schedule_edges.py",),
     "schedule/entry.py": _SCHEDULE,
     "schedule/expression.py": ("unit/test_schedule_edges.py", *_EXPRESSION),
-    "runtime/durations.py": ("unit/test_durations_edges.py", "unit/test_cli_parts.py"),
+    "runtime/clock.py": ("unit/test_durations_edges.py", "unit/test_cli_parts.py"),
 }
 """Modules of `queue_workflows`, and files of `tests`. A file that does not exist is left out."""
 

@@ -168,5 +168,4 @@ def knobs() -> str:
         for name, value in fleet.KNOBS.items()
         if value != config.KNOBS[name].default
     )
-    silent_s = config.SILENT_WORKER_AFTER_S.default
-    return f"SILENT_WORKER_AFTER_S {silent_s:g}, as by default; scaled (default): {scaled}"
+    return f"scaled (default): {scaled}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from queue_workflows.engine import recovery
+from queue_workflows.claim import recovery
 from tests.soak import (
     acknowledgements,
     clock,

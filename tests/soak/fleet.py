@@ -21,7 +21,7 @@ from queue_workflows.worker import parent
 from tests.hostile import fleet as attacked
 from tests.hostile import folders
 from tests.soak import app, journal, mutated_worker, tasks
-from tests.support import database, proxy, wait
+from tests.support import constants, database, proxy, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 6.0
@@ -32,19 +32,26 @@ MAX_CRASHES = 3
 KNOBS = {
     "LEASE_RECLAIM_INTERVAL_S": SWEEP_S,
     "CLAIM_POLL_S": 0.5,
-    "DISPATCH_POLL_S": 0.5,
-    "HEARTBEAT_INTERVAL_S": 2,
+    "DL_HEARTBEAT_SEC": 2,
     "STALE_WORKER_AFTER_S": 6,
     "DEAD_WORKER_SWEEP_INTERVAL_S": 2,
     "CRASH_BACKOFF_S": 1,
-    "MAX_CRASHES": MAX_CRASHES,
     "SHUTDOWN_TIMEOUT_S": 2,
-    "SUBMISSION_RECLAIM_S": 6,
-    "DB_CONNECT_TIMEOUT_S": 3,
-    "DB_PING_INTERVAL_S": 2,
     "WORKER_CONTROL_POLL_S": 2,
-    "SUPERVISOR_BACKOFF_MAX_S": 1,
+}
+OLDER_KNOBS = {
+    "DISPATCH_POLL_S": 0.5, "HEARTBEAT_INTERVAL_S": 2, "SUBMISSION_RECLAIM_S": 6,
+    "DB_CONNECT_TIMEOUT_S": 3, "DB_PING_INTERVAL_S": 2, "SUPERVISOR_BACKOFF_MAX_S": 1,
     "RESUME_ON_HOST_S": 1,
+}  # fmt: skip
+"""Settings that only older versions have."""
+BACKOFF_S = 1
+CONSTANTS = {
+    "input_listener.RECLAIM_S": 6,
+    "db.database_url.CONNECT_TIMEOUT_S": 3,
+    "db.notifications.PING_S": 2,
+    "runtime.supervisor.BACKOFF_MAX_S": BACKOFF_S,
+    "claim.job_steps.RESUME_ON_HOST_S": 1,
 }
 
 
@@ -173,7 +180,7 @@ class Fleet:
             self._supervisor = supervisor.Supervisor(
                 [self._spec(seat) for seat in SEATS],
                 on_exit=self._reaped,
-                backoff_max_s=KNOBS["SUPERVISOR_BACKOFF_MAX_S"],
+                backoff_max_s=BACKOFF_S,
             )
             stack.callback(self.stop)
             self._side.start()
@@ -285,11 +292,12 @@ class Fleet:
             "QUEUE_WORKFLOWS_HOST_LABEL": seat.label or seat.name,
         }
         default = seat.care == DEFAULT
+        if not default:
+            own |= constants.env(CONSTANTS)
         for name, value in KNOBS.items():
             own[f"QUEUE_WORKFLOWS_{name}"] = str(config.KNOBS[name].default if default else value)
-        return supervisor.ChildSpec(
-            seat.name, argv, self._env | own | {**self._odd.get(seat.odd, {})}
-        )
+        env = self._env | own | {**self._odd.get(seat.odd, {})}
+        return supervisor.ChildSpec(seat.name, argv, constants.for_children(env))
 
 
 def _children(pid: int) -> list[int]:

@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from queue_workflows import db
+from queue_workflows.claim import claims, recovery
 from queue_workflows.dag import plan
 from queue_workflows.db import statements
-from queue_workflows.engine import claims, recovery
-from queue_workflows.operations import schedule_rows
+from queue_workflows.dispatch import schedule_rows
 from queue_workflows.run import launcher
 from queue_workflows.runtime import kernel
 from queue_workflows.worker import (
@@ -149,13 +149,13 @@ def _no_renewal() -> None:
 
 
 def _recover_all_workers() -> None:
-    dead, held = recovery.reclaim_dead, claims.held_by
+    dead, held = recovery.reclaim_dead, recovery.held_by
 
     def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
         return dead(conn, table, prefix="", evidence=evidence)
 
     replace(recovery, "reclaim_dead", everybody)
-    replace(claims, "held_by", lambda conn, table, _: held(conn, table, ""))
+    replace(recovery, "held_by", lambda conn, table, _: held(conn, table, ""))
 
 
 def _recover_no_worker() -> None:
@@ -169,7 +169,7 @@ def _charge_no_worker() -> None:
 
 def _never_alone() -> None:
     """Let a job run beside others even if its next crash is its last."""
-    replace(claimed_job.ClaimedJob, "is_last", property(lambda _: False))
+    replace(claimed_job.recovery, "is_last", lambda *_: False)
 
 
 def _trust_replies() -> None:

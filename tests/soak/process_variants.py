@@ -69,6 +69,8 @@ def environments(
     if older is not None:
         path = (str(older), str(fleet.ROOT), os.environ.get("PYTHONPATH"))
         found[fleet.OLDER] = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        for name, value in fleet.OLDER_KNOBS.items():
+            found[fleet.OLDER][f"QUEUE_WORKFLOWS_{name}"] = str(value)
     return found
 
 

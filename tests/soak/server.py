@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from queue_workflows import embedded
-from queue_workflows.embedded import postmaster
+from queue_workflows.embedded import cluster
 from tests.support import database, reaper, wait
 
 SETTINGS = {"fsync": "on", "synchronous_commit": "on", "log_min_messages": "fatal"}
@@ -41,10 +41,10 @@ class Server:
 
     def restart(self) -> None:
         """Stop the server by `pg_ctl -m immediate stop`, then start it."""
-        running = postmaster.running(self.folder)
+        running = cluster.running(self.folder)
         if running is not None and running.pid is not None:
             os.kill(running.pid, signal.SIGQUIT)
-            wait.until(lambda: not postmaster.alive(self.folder), timeout_s=30)
+            wait.until(lambda: not cluster.alive(self.folder), timeout_s=30)
         self._ensure()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ def _sweep() -> None:
             fd = os.open(base / "run.lock", os.O_RDWR)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if (base / "pg").exists() and postmaster.alive(base / "pg"):
+                if (base / "pg").exists() and cluster.alive(base / "pg"):
                     with database.environment(**{_DIR: str(base / "pg")}):
                         embedded.ensure(create=False).release()
                 shutil.rmtree(base, ignore_errors=True)

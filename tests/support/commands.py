@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support import fork_server
+from tests.support import constants, fork_server
 from tests.support.wait import patience, until
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,12 @@ def _process(
     """Start a console script: fork it, which saves its imports, or execute it."""
     server = fork_server.shared()
     if server is not None and server.can(argv, env):
+        env = constants.for_children(env)
         return server.start(*argv, env=env, cwd=cwd, files=files, finalize=True)
     return subprocess.Popen(
         [script(argv[0]), *argv[1:]],
         cwd=cwd,
-        env=env,
+        env=constants.for_children(env),
         stdin=files[0],
         stdout=files[1],
         stderr=files[2],

@@ -59,6 +59,15 @@ VARIABLES = (
         lambda: ("QUEUE_WORKFLOWS_GPU_CONSUMER_PRIORITY", config.EngineConfig().host_priority_env),
     ),
     (
+        "the embedded server's database; default: that of the app's project",
+        lambda: (config.EMBEDDED_DB_ENV,),
+    ),
+    (
+        "folder of the service's token, and of files in which `up` on a server of your own names"
+        " its code; default: the data folder and a temporary one",
+        lambda: ("STATE_DIRECTORY",),
+    ),
+    (
         "the DSN of a database named `*_test`; `queue_workflows.testing` uses its server for tests",
         lambda: (servers.VARIABLE,),
     ),
@@ -149,8 +158,7 @@ The first variable that is set and not empty counts.
 ## Settings
 
 Each setting is read from its first variable, then from its second; otherwise its default applies. A
-value that does not parse gives the default and one warning that names the variable. A wrong value
-of a setting of [alerts](alerts.md) stops a scheduler or `up` from starting instead. A flag is on if
+value that does not parse gives the default and one warning that names the variable. A flag is on if
 its variable is set and not empty.
 
 {_table(("variable", "else", "default", "unit", "meaning"), knobs)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 from unittest import mock
 
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.run import executors, launcher, loaded_app
 from queue_workflows.runtime import clock, forking, io_loop
 from tests.support.wait import until

@@ -11,18 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import config, db, dispatcher, input_listener, node_pool
+from queue_workflows.claim import claims, job_tables, outcomes, record, recovery
 from queue_workflows.dag import policy
 from queue_workflows.db import link
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import (
-    attempts,
-    claims,
-    finish,
-    handback,
-    job_tables,
-    outcomes,
-    recovery,
-)
 from queue_workflows.maintenance import periodic
 from queue_workflows.run import executors
 from queue_workflows.worker import claimed_job, desk, guards, job_logs, lane, leases, shapes
@@ -359,11 +351,11 @@ def write(conn: db.Connection, past: Past, act: str) -> bool:
     if act == "renew":
         return bool(db.run(conn, claims.renew([lease], lease_s=600)))
     if act == "trip":
-        return db.run(conn, attempts.end_by_watchdog(lease, error="e", seconds=1)) is not None
+        return db.run(conn, record.end_by_watchdog(lease, error="e", seconds=1)) is not None
     if act == "back":
-        return db.run(conn, handback.hand_back(lease, reason="r")) is not None
+        return db.run(conn, record.hand_back(lease, reason="r")) is not None
     kind = "parked" if act == "park" and lease.table.in_run else act
-    return finish.record(conn, lease, outcome(kind)) != "skipped"
+    return record.record(conn, lease, outcome(kind)) != "skipped"
 
 
 def callback(run_id: str, node: str, kind: str) -> None:

@@ -13,13 +13,9 @@ from contextlib import contextmanager
 import pytest
 
 from queue_workflows import db
+from queue_workflows.claim import admission, row_isolation
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
-from queue_workflows.engine import (
-    promotion,
-    row_isolation,
-    unserved_jobs,
-)
 from queue_workflows.maintenance import periodic
 from queue_workflows.maintenance import sweeps as maintenance_sweeps
 from queue_workflows.types import Row
@@ -35,7 +31,7 @@ class Sweeper:
 
     def promote_due(self) -> int:
         """Admit all delayed jobs and runs whose time has come; return how many."""
-        return promotion.promote_due(self._conn, self._rows)
+        return admission.promote_due(self._conn, self._rows)
 
     def reclaim_lapsed(self, kind: transitions.Kind) -> list[Row]:
         """Take back the jobs of a kind whose leases have lapsed, counting a lapse of each."""
@@ -127,8 +123,8 @@ def served(conn: db.Connection, stale_s: float) -> list[str]:
 def unserved(conn: db.Connection, stale_s: float) -> tuple[int, int]:
     """Return how many jobs wait for their lock key again, and how many let others go first."""
     found = served(conn, stale_s)
-    back = unserved_jobs.unblock_served(conn, found)
-    return back, unserved_jobs.block_unserved(conn, found)
+    back = admission.unblock_served(conn, found)
+    return back, admission.block_unserved(conn, found)
 
 
 def unserved_models(conn: db.Connection) -> list[Row]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from queue_workflows import config
-from queue_workflows.db import migration_lock, pool
-from queue_workflows.operations import schedule_rows
+from queue_workflows.db import pool, schema
+from queue_workflows.dispatch import schedule_rows
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, lane, shapes
 
@@ -26,7 +26,7 @@ def shorten_schedule_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) ->
 
 def report_migrations_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a migration name at once, not after some seconds, who holds the lock that it needs."""
-    monkeypatch.setattr(migration_lock, "LOGGED_S", 0.0)
+    monkeypatch.setattr(schema, "LOGGED_S", 0.0)
 
 
 def store_logs_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

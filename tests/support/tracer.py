@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import db, node_queue, workers
-from tests.support import call_recorder, commands, database, factories, reaper, toy_app
+from tests.support import call_recorder, commands, constants, database, factories, reaper, toy_app
 from tests.support.wait import until
 
 TIMES, ENOUGH = 5, 3
@@ -36,19 +36,15 @@ QUEUE = "notes"
 LEASE_S = 3600
 PACE = {
     "QUEUE_WORKFLOWS_HOST_LABEL": HOST,
-    "QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S": "600",
     "QUEUE_WORKFLOWS_STALE_WORKER_AFTER_S": "3600",
-    "QUEUE_WORKFLOWS_SILENT_WORKER_AFTER_S": "3600",
     "DL_HEARTBEAT_SEC": "600",
     "QUEUE_WORKFLOWS_CLAIM_POLL_S": "600",
-    "QUEUE_WORKFLOWS_DISPATCH_POLL_S": "600",
-    "QUEUE_WORKFLOWS_DB_PING_INTERVAL_S": "600",
     "QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S": "600",
-    "QUEUE_WORKFLOWS_METRICS_COUNT_INTERVAL_S": "600",
     "QUEUE_WORKFLOWS_DEAD_WORKER_SWEEP_INTERVAL_S": "600",
     "QUEUE_WORKFLOWS_LEASE_RECLAIM_INTERVAL_S": "600",
     "QUEUE_WORKFLOWS_DISABLE_HW_METRICS": "1",
     "MEMORY_CHECK_INTERVAL": "600",
+    **constants.env({"db.notifications.PING_S": 600, "history.COUNT_EVERY_S": 600}),
 }
 """Long intervals: the work of a way is found by notifications, and the periodic work is rare."""
 

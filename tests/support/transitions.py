@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from psycopg import sql
 
-from queue_workflows import db
-from queue_workflows.dag import policy
-from queue_workflows.db import statements
-from queue_workflows.engine import (
-    attempts,
-    claim_isolation,
+from queue_workflows import db, errors
+from queue_workflows.claim import (
+    admission,
     claims,
-    events,
-    finish,
-    handback,
-    job_events,
     job_steps,
     job_tables,
     outcomes,
-    promotion,
     recovery,
 )
+from queue_workflows.claim import record as recording
+from queue_workflows.dag import policy
+from queue_workflows.db import statements
 from queue_workflows.types import Row
 from tests.support import factories
 
@@ -61,19 +56,26 @@ def who(queue: str = "cpu", worker_id: str = "w1", **more: Any) -> claims.Claima
     return claims.Claimant(worker_id, more.pop("host", "box"), queue, **more)
 
 
-def on_limit_wait(waits_s: list[float]) -> claims.OnWait:
+class OnWait(NamedTuple):
+    """What to call with a `claims.Wait`, and how many seconds ahead to look for delayed jobs."""
+
+    call: Callable[[claims.Wait], object]
+    within_s: float
+
+
+def on_limit_wait(waits_s: list[float]) -> OnWait:
     """Return what lets a claim append the seconds until a limit admits the next job."""
 
     def call(wait: claims.Wait) -> None:
         if wait.limit_s is not None:
             waits_s.append(max(0.0, wait.limit_s))
 
-    return claims.OnWait(call, 0.0)
+    return OnWait(call, 0.0)
 
 
-def on_wait(call: Callable[[claims.Wait], object], within_s: float = 0.0) -> claims.OnWait:
+def on_wait(call: Callable[[claims.Wait], object], within_s: float = 0.0) -> OnWait:
     """Return what tells a claim whom to call when there are fewer jobs than it may take."""
-    return claims.OnWait(call, within_s)
+    return OnWait(call, within_s)
 
 
 def claim(
@@ -81,7 +83,33 @@ def claim(
 ) -> list[Row]:
     """Claim up to `count` jobs of the claimant's queue, with its `promote` and `on_wait`."""
     claimant = claimant or who()
-    return claims.claim(conn, job_tables.of_queue(claimant.queue), claimant, count=count, **more)
+    return _claim(conn, job_tables.of_queue(claimant.queue), claimant, count, **more)
+
+
+def _claim(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    claimant: claims.Claimant,
+    count: int,
+    done: Sequence[claims.Done] = (),
+    *,
+    promote: bool = False,
+    on_wait: OnWait | None = None,
+) -> list[Row]:
+    """Record completed jobs and claim others; `ClaimLost` when a claim is held no longer."""
+    ahead_s = None if on_wait is None else on_wait.within_s
+    script = claims.claim(table, claimant, count=count, done=done, promote=promote, ahead_s=ahead_s)
+    try:
+        rows = db.run(conn, script)
+    except db.Error as error:
+        if error.sqlstate == claims.CLAIM_LOST:
+            raise errors.ClaimLost(str(error)) from None
+        raise
+    if rows and rows[-1]["id"] is None:
+        last = rows.pop()
+        if on_wait is not None:
+            on_wait.call(claims.Wait(last["wait_s"], last["due_s"]))
+    return [row["body"] for row in rows]
 
 
 def claim_node(conn: db.Connection, claimant: claims.Claimant | None = None, **more: Any) -> Row:
@@ -104,32 +132,21 @@ def renew(
     return db.run(conn, claims.renew(leases, lease_s=lease_s, progress=progress))
 
 
-def node_result(job: Row, **delta: Any) -> claims.NodeResult:
-    """Return the result that completes a claimed node job."""
-    return claims.NodeResult(lease_of(job), json.dumps(delta), 0.1)
-
-
-def ingest_result(job: Row, **result: Any) -> claims.IngestResult:
-    """Return the result that completes a claimed ingest job."""
-    return claims.IngestResult(lease_of(job), json.dumps(result), 0.1)
-
-
 def complete_node(conn: db.Connection, job: Row, **delta: Any) -> None:
     """Complete a claimed node job under its claim; `ClaimLost` when it is held no longer."""
-    claims.node_step(
-        conn, who(worker_id=job["worker_id"]), done=node_result(job, **delta), claim=False
-    )
+    complete(conn, job, **delta)
 
 
 def complete_ingest(conn: db.Connection, job: Row, **result: Any) -> None:
     """Complete a claimed ingest job under its claim; `ClaimLost` when it is held no longer."""
-    claimant = who(job["queue"], worker_id=job["worker_id"])
-    claims.ingest_step(conn, claimant, done=[ingest_result(job, **result)], claim=0)
+    complete(conn, job, **result)
 
 
 def complete(conn: db.Connection, job: Row, **result: Any) -> None:
     """Complete a claimed job under its claim; `ClaimLost` when it is held no longer."""
-    (complete_node if kind_of(job) == "node" else complete_ingest)(conn, job, **result)
+    done = claims.Done(lease_of(job), outcomes.Outcome("completed", 0.1, json.dumps(result)))
+    claimant = who(job["queue"], worker_id=job["worker_id"])
+    _claim(conn, _table_of(job), claimant, 0, [done])
 
 
 def run_ingest(conn: db.Connection, queue: str = "fetch", seconds: float = 1.5) -> None:
@@ -142,18 +159,18 @@ def complete_and_claim(
     conn: db.Connection, jobs: Sequence[Row], claimant: claims.Claimant, count: int = 1, **more: Any
 ) -> list[Row]:
     """Complete jobs of one kind in the statement that claims up to `count` others; return these."""
-    done = [finish.Done(lease_of(job), outcomes.Outcome("completed", 0.1)) for job in jobs]
-    return finish.finish(conn, done, who=claimant, claim=count, **more)
+    done = [claims.Done(lease_of(job), outcomes.Outcome("completed", 0.1)) for job in jobs]
+    return _claim(conn, _table_of(jobs[0]), claimant, count, done, **more)
 
 
 def record(conn: db.Connection, job: Row, kind: str = "completed", **more: Any) -> str:
     """Record an outcome of this kind; return `"completed"`, `"failed"` or `"skipped"`."""
-    return finish.record(conn, lease_of(job), outcomes.Outcome(kind, **{"seconds": 0.1} | more))
+    return recording.record(conn, lease_of(job), outcomes.Outcome(kind, **{"seconds": 0.1} | more))
 
 
 def fail(conn: db.Connection, job: Row, error: str = "broke", **more: Any) -> Row | None:
     """Fail an attempt, which is retried by the job's policy; None: the claim is lost."""
-    return db.run(conn, attempts.fail(lease_of(job), error=error, **more))
+    return db.run(conn, recording.fail(lease_of(job), error=error, **more))
 
 
 def leave(conn: db.Connection, job: Row, error: str) -> str:
@@ -170,19 +187,18 @@ def end_by_watchdog(
     conn: db.Connection, job: Row, error: str = "over its budget", seconds: float = 1.0, **more: Any
 ) -> Row | None:
     """End an attempt as a watchdog does; None: the claim is lost."""
-    return db.run(
-        conn, attempts.end_by_watchdog(lease_of(job), error=error, seconds=seconds, **more)
-    )
+    lease = lease_of(job)
+    return db.run(conn, recording.end_by_watchdog(lease, error=error, seconds=seconds, **more))
 
 
 def hand_back(conn: db.Connection, job: Row, reason: str = "shutdown", **more: Any) -> Row | None:
     """Give a claim up, without counting anything; None: the claim is lost."""
-    return db.run(conn, handback.hand_back(lease_of(job), reason=reason, **more))
+    return db.run(conn, recording.hand_back(lease_of(job), reason=reason, **more))
 
 
 def hand_back_all(conn: db.Connection, jobs: Sequence[Row], reason: str = "shutdown") -> list[Row]:
     """Give up claims of one kind; return the changed rows."""
-    return db.run(conn, handback.hand_back_all([*map(lease_of, jobs)], reason=reason))
+    return db.run(conn, recording.hand_back_all([*map(lease_of, jobs)], reason=reason))
 
 
 def release_strays(
@@ -190,7 +206,7 @@ def release_strays(
 ) -> list[Row]:
     """Hand back what a worker has claimed, without these claims; return the changed rows."""
     held = {*map(lease_of, known)}
-    return db.run(conn, handback.release_strays(_TABLES[kind], worker_id, held))
+    return db.run(conn, recording.release_strays(_TABLES[kind], worker_id, held))
 
 
 def expire(conn: db.Connection, job: Row) -> None:
@@ -228,7 +244,7 @@ def charge(conn: db.Connection, job: Row, evidence: str = "it died") -> Row | No
 
 def promote_due(conn: db.Connection) -> int:
     """Admit all delayed jobs and runs whose time has come; return how many."""
-    return promotion.promote_due(conn)
+    return admission.promote_due(conn)
 
 
 def stream(conn: db.Connection, job: Row, first: int, *values: Any, name: str = "text") -> bool:
@@ -267,13 +283,20 @@ def finish_all(
 
     `ClaimLost` when a claim is held no longer.
     """
-    done = [finish.Done(lease_of(job), outcomes.Outcome(kind, 0.1)) for job, kind in ends]
-    return finish.finish(conn, done, who=claimant, claim=count)
+    done = [claims.Done(lease_of(job), outcomes.Outcome(kind, 0.1)) for job, kind in ends]
+    for each in done:
+        if each.outcome.kind != "completed" and not db.run(conn, recording.end(*each[:2])):
+            raise errors.ClaimLost(f"job {each.lease.job_id} has lost its claim")
+    completed = [each for each in done if each.outcome.kind == "completed"]
+    if not completed:
+        return []
+    claimant = claimant or who(worker_id=completed[0].lease.worker_id)
+    return _claim(conn, completed[0].lease.table, claimant, count, completed)
 
 
 def is_recorded(conn: db.Connection, job: Row, kind: str) -> bool:
     """Return whether this claim of a job has left an outcome of this kind."""
-    return db.run(conn, finish.is_recorded(lease_of(job), outcomes.Outcome(kind, 0.1)))
+    return db.run(conn, recording.is_recorded(lease_of(job), outcomes.Outcome(kind, 0.1)))
 
 
 def plan(
@@ -299,7 +322,7 @@ def complete_with_plans(
     node's name. Returns up to `count` jobs that were claimed then.
     """
     found = [
-        finish.Done(
+        claims.Done(
             lease_of(job),
             outcomes.Outcome(
                 "completed",
@@ -312,7 +335,7 @@ def complete_with_plans(
         )
         for job, ahead in done
     ]
-    return finish.finish(conn, found, who=claimant or who(), claim=count, **more)
+    return _claim(conn, job_tables.NODE_JOBS, claimant or who(), count, found, **more)
 
 
 def wait(
@@ -333,12 +356,12 @@ def begin_wait(
         "kind": "event" if event else "sleep", "name": event or "sleep", "key": "",
         "after_s": after_s, "default": "null",
     }  # fmt: skip
-    return db.run(conn, events.wait(lease_of(job), request))["state"]
+    return db.run(conn, job_steps.wait(lease_of(job), request))["state"]
 
 
 def suspend(conn: db.Connection, job: Row) -> Row | None:
     """Give up the claim of a job whose handler waits; None: the claim is lost."""
-    return db.run(conn, events.suspend(lease_of(job), reason="waits"))
+    return db.run(conn, job_steps.suspend(lease_of(job), reason="waits"))
 
 
 def hand_back_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:
@@ -357,12 +380,14 @@ def store_sample(
 
 def note_death(conn: db.Connection, job: Row, error: str = "killed by SIGKILL") -> None:
     """Record in a job's history that the process of its claim died, as a parent does."""
-    db.run(conn, job_events.note(_table_of(job), job, "death", detail="{}", error=error))
+    db.run(conn, recording.note(_table_of(job), job, "death", detail="{}", error=error))
 
 
-def session(worker_id: str) -> db.Listener:
-    """Listen as a worker does; while the listener is connected, the worker counts as alive."""
-    return db.listen("a_test", locks=[recovery.LIFE_LOCK + worker_id])
+def session(worker_id: str) -> db.Connection:
+    """Return a session that holds the lock of a worker's life; until it ends, the worker lives."""
+    conn = db.connect()
+    statements.sessions.hold(conn, lock=recovery.LIFE_LOCK + worker_id)
+    return conn
 
 
 def start_run(conn: db.Connection, run_id: str, *node_ids: str) -> None:
@@ -385,13 +410,13 @@ def write_log(
     )
 
 
-def claim_apart(conn: db.Connection, claimant: claims.Claimant, *, promote: bool) -> str | None:
+def claim_apart(conn: db.Connection, claimant: claims.Claimant) -> str | None:
     """Claim the first job that can be, after a row has failed a claim; return its id, if any.
 
     Rows before it that raise are failed or set aside.
     """
-    table = job_tables.of_queue(claimant.queue)
-    return db.run(conn, claim_isolation.claim_apart(table, claimant, promote=promote)).job_id
+    rows = db.run(conn, claims.claim_apart(job_tables.of_queue(claimant.queue), claimant))
+    return rows[0]["id"] if rows else None
 
 
 def claimed(conn: db.Connection, kind: Kind, **columns: Any) -> Row:
@@ -410,5 +435,8 @@ def claimed_row(number: int) -> Row:
 
 
 def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
-    """Return a job as its worker reads a row that cannot be loaded whole; None: it lacks it."""
-    return db.run(conn, claims.read(_table_of(job), job["id"], worker_id))
+    """Return a job as `claim_apart` reads it after its claim; None: the worker does not hold it."""
+    claimed = statements.claimed_jobs
+    read = claimed.node_rows if kind_of(job) == "node" else claimed.ingest_rows
+    rows = read(conn, job=job["id"], worker=worker_id)
+    return rows[0]["body"] if rows else None

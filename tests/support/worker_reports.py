@@ -8,7 +8,7 @@ from typing import Any
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.engine import workers
+from queue_workflows.worker import leases
 from tests.support import transitions
 
 
@@ -25,7 +25,7 @@ def report(
     values = {
         "worker_id": who.worker_id, "host_label": who.host, "queue": who.queue, "pid": 7,
         "state": "idle", "job_ids": [],
-        "detail": json.dumps({"claim": workers.claim_detail(who)} | (detail or {})), "obey": True,
+        "detail": json.dumps({"claim": leases.claim_detail(who)} | (detail or {})), "obey": True,
         "concurrency": 1, "current_model": who.model, "known_models": who.models or [],
         "vram_total_mb": None,
     }  # fmt: skip

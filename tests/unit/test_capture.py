@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows.engine import job_tables
+from queue_workflows.claim import job_tables
 from queue_workflows.run import job_output
 from queue_workflows.worker import job_logs
 
@@ -158,7 +158,7 @@ def test_the_handler_of_last_resort_stays_what_it_is(
 
 def test_log_lines_of_the_engine_are_left_out(bodies: Bodies) -> None:
     with bodies:
-        logging.getLogger("queue_workflows.engine.outcomes").warning("node n failed")
+        logging.getLogger("queue_workflows.claim.outcomes").warning("node n failed")
         assert bodies.text() == ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queue_workflows.engine import claims
+from queue_workflows.claim import claims
 from queue_workflows.worker import claim_times
 from tests.support.clocks import Clock
 

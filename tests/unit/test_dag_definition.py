@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import definition, document_values, graph
-from queue_workflows.dag import document_values as bindings
+from queue_workflows.dag import bindings, definition, document_values, graph
 from tests.support.cpu import cpu_seconds
 from tests.support.wait import patience
 
@@ -471,7 +470,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = {"nodes": [{"id": "t", "inputs": [{"name": "x", "from": "pipeline.k"}]}]}
     message = refusal(step("s", "p", inputs={"k": "x" * 2000}), pipelines={"p": taking})
     assert "'s/t'" in message and "MAX_PAYLOAD_KB" in message
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_NODES_PER_RUN", "1")
+    monkeypatch.setattr(graph, "MAX_NODES_PER_RUN", 1)
     assert "more than 1 nodes" in refusal(step("a"), step("b"))
 
 

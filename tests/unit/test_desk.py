@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from queue_workflows import db
+from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
-from queue_workflows.engine import claims, outcomes
 from queue_workflows.run import executors
 from queue_workflows.types import JsonDict
 from queue_workflows.worker import claimed_job, desk, job_logs, lane, leases, shapes

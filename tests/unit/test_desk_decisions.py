@@ -14,8 +14,8 @@ from unittest import mock
 import psycopg
 import pytest
 
+from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
-from queue_workflows.engine import claims, outcomes
 from queue_workflows.run import executors, launcher, wire
 from queue_workflows.runtime import clock, kernel, signals
 from queue_workflows.worker import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import document_values
+from queue_workflows.dag import document_values, payload
 
 
 def nested(levels: int) -> Any:
@@ -49,10 +49,10 @@ def test_what_json_cannot_carry_is_refused(raw: Any, said: str) -> None:
         document_values.value(raw, "it")
 
 
-def test_the_deepest_value_is_that_of_the_setting_and_of_what_the_engine_adds(
+def test_the_deepest_value_is_that_of_a_payload_and_of_what_the_engine_adds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "3")
+    monkeypatch.setattr(payload, "MAX_DEPTH", 3)
     assert document_values.value(nested(3), "it") == nested(3)
     assert document_values.value(nested(5), "it", wrapped=2) == nested(5)
     assert document_values.value({"a": {"b": {"c": 1}}}, "it") == {"a": {"b": {"c": 1}}}
@@ -61,20 +61,6 @@ def test_the_deepest_value_is_that_of_the_setting_and_of_what_the_engine_adds(
     for levels, wrapped in ((4, 0), (6, 2)):
         with pytest.raises(errors.InvalidWorkflow, match="nested too deep"):
             document_values.value(nested(levels), "it", wrapped=wrapped)
-
-
-def test_no_setting_allows_more_than_200_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "1000")
-    assert document_values.value(nested(200), "it") == nested(200)
-    with pytest.raises(errors.InvalidWorkflow, match="nested too deep"):
-        document_values.value(nested(201), "it")
-
-
-def test_a_setting_below_zero_allows_plain_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "-1")
-    assert document_values.value(5, "it") == 5
-    with pytest.raises(errors.InvalidWorkflow, match="nested too deep"):
-        document_values.value([5], "it")
 
 
 def test_a_text_has_its_limit() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 
 NOW = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 
@@ -21,23 +21,23 @@ NOW = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
     ],
 )  # fmt: skip
 def test_a_span_is_a_number_with_a_unit(text: str, span: timedelta) -> None:
-    assert durations.parse_until(text) == span
+    assert clock.parse_until(text) == span
 
 
 @pytest.mark.parametrize("text", ["2024-05-01T12:00:00Z", "2024-05-01T14:00:00+02:00"])
 def test_a_time_is_an_iso_text(text: str) -> None:
-    assert durations.parse_until(text) == NOW
-    assert durations.iso_time(text) == NOW
+    assert clock.parse_until(text) == NOW
+    assert clock.iso_time(text) == NOW
 
 
 def test_a_time_without_a_zone_stays_naive() -> None:
-    assert durations.iso_time("2024-05-01T12:00:00").tzinfo is None
+    assert clock.iso_time("2024-05-01T12:00:00").tzinfo is None
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "xs", "1e400s", "tomorrow"])
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidConfig, match="neither a time span such as 45m"):
-        durations.parse_until(text)
+        clock.parse_until(text)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_another_text_is_refused(text: str) -> None:
     ],
 )  # fmt: skip
 def test_an_until_is_a_time_or_a_span(until: Any, parts: tuple[Any, Any]) -> None:
-    assert durations.check_until(until) == parts
+    assert clock.check_until(until) == parts
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_until_is_a_time_or_a_span(until: Any, parts: tuple[Any, Any]) -> Non
 )  # fmt: skip
 def test_another_until_is_refused(until: Any, said: str) -> None:
     with pytest.raises(errors.InvalidConfig, match=said):
-        durations.check_until(until)
+        clock.check_until(until)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_another_until_is_refused(until: Any, said: str) -> None:
 def test_a_rate_is_written_by_its_unit(
     count: int | None, period_s: float | None, text: str | None
 ) -> None:
-    assert durations.rate_text(count, period_s) == text
+    assert clock.rate_text(count, period_s) == text

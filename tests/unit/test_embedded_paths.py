@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows import embedded, errors
-from queue_workflows.embedded import cluster, lock_files
+from queue_workflows.embedded import cluster
 
 KNOB = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
 
@@ -163,4 +163,4 @@ def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "users.lock").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic"):
-        lock_files.open_lock(tmp_path / "users.lock")
+        cluster.open_lock(tmp_path / "users.lock")

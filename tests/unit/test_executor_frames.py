@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queue_workflows.claim import outcomes
 from queue_workflows.dag import policy
-from queue_workflows.engine import outcomes
 from queue_workflows.run import executors, wire
 from queue_workflows.runtime import io_loop
 from tests.support.examples import examples

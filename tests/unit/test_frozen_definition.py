@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import graph
+from queue_workflows.dag import graph, payload
 
 ENTRY: dict[str, Any] = {
     "id": "a", "module": "m", "queue": "cpu", "model": None, "deps": [], "inputs": {},
@@ -147,7 +147,7 @@ def test_the_bounds_of_ids_modules_and_nodes(monkeypatch: pytest.MonkeyPatch) ->
     assert [*graph.read({"version": 1, "nodes": [longest]}).nodes] == [LONGEST_ID]
     assert "is not a node id" in refusal({**ENTRY, "id": f"{LONGEST_ID}0"})
     assert "1 to 220 characters" in refusal({**ENTRY, "module": "m" * 221})
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_NODES_PER_RUN", "2")
+    monkeypatch.setattr(graph, "MAX_NODES_PER_RUN", 2)
     two = [ENTRY, {**ENTRY, "id": "b"}]
     assert len(graph.read({"version": 1, "nodes": two}).nodes) == 2
     assert "has 3 nodes; at most 2" in refusal(*two, {**ENTRY, "id": "c"})
@@ -156,7 +156,7 @@ def test_the_bounds_of_ids_modules_and_nodes(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_input_may_be_as_deep_as_a_payload_beside_what_the_engine_wraps_it_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "10")
+    monkeypatch.setattr(payload, "MAX_DEPTH", 10)
 
     def taking(depth: int) -> dict[str, Any]:
         value: Any = 1

@@ -462,7 +462,7 @@ def test_time_in_which_the_process_was_stopped_is_no_stall() -> None:
 
 
 def test_stall_reads_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_STALL_TIMEOUT_S", "3")
+    monkeypatch.setattr(guards, "STALL_TIMEOUT_S", 3.0)
     monkeypatch.setenv("QUEUE_WORKFLOWS_STALL_CONFIRM_SAMPLES", "5")
     monkeypatch.setenv("QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S", "2")
     watcher = stall()

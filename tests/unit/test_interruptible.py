@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from queue_workflows.engine import claims
+from queue_workflows.claim import claims
 from queue_workflows.run import running
 from queue_workflows.worker import claimed_job, guards, lane, shapes
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import definition, graph, loops
-from queue_workflows.dag import document_values as bindings
+from queue_workflows.dag import bindings, definition, graph, loops
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", n) for n in (1, 2, 3)), True)
 

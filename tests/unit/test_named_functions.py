@@ -11,7 +11,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import errors
-from queue_workflows.runtime import durations
+from queue_workflows.runtime import clock
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(queue_workflows.__path__[0])
@@ -73,4 +73,4 @@ def test_a_right_name_is_accepted(text: str) -> None:
 
 def test_the_refusal_of_an_until_names_no_function_that_is_gone() -> None:
     with pytest.raises(errors.InvalidConfig, match="neither a datetime nor a timedelta"):
-        durations.check_until("2h")
+        clock.check_until("2h")

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.engine import outcomes
+from queue_workflows.claim import outcomes
 from queue_workflows.run import job_output
 
 DSN = "postgresql://letters:c4nary@db/letters"

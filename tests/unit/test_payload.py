@@ -164,10 +164,10 @@ def test_what_dataclasses_hold_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -
     loop.parts.append(loop)
     with pytest.raises(errors.InvalidPayload, match="deeper"):
         payload.encode(loop, "it")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "100000")
+    monkeypatch.setattr(payload, "MAX_DEPTH", 100000)
     with pytest.raises(errors.InvalidPayload, match="deeper than Python can follow"):
         payload.encode(loop, "it")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "100")
+    monkeypatch.setattr(payload, "MAX_DEPTH", 100)
     monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_KB", "4")
     span = Span(date(2026, 3, 1))
     for _ in range(30):
@@ -186,7 +186,7 @@ def test_nesting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         payload.encode(nested(65), "it")
     with pytest.raises(errors.InvalidPayload, match="deeper"):
         payload.encode(nested(100_000), "it")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_MAX_PAYLOAD_DEPTH", "2")
+    monkeypatch.setattr(payload, "MAX_DEPTH", 2)
     payload.encode([[1]], "it")
     with pytest.raises(errors.InvalidPayload, match="deeper than 2"):
         payload.encode([[[]]], "it")

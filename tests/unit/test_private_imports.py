@@ -27,7 +27,7 @@ DEEPER = frozenset(
 
 
 def imported(path: Path) -> Generator[str]:
-    """Yield the modules of the package that a file imports, as `engine.claims`."""
+    """Yield the modules of the package that a file imports, as `claim.claims`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{each.name}" for each in node.names]
@@ -56,8 +56,8 @@ def is_private(module: str) -> bool:
 
 
 def test_what_is_private() -> None:
-    assert is_private("engine")
-    assert is_private("engine.claims")
+    assert is_private("claim")
+    assert is_private("claim.claims")
     assert is_private("db.pool")
     assert not is_private("db")
     assert not is_private("node_queue")

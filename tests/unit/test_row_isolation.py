@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from queue_workflows.engine import row_isolation
+from queue_workflows.claim import row_isolation
 from tests.support.clocks import Clock
 
 

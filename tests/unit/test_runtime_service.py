@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from queue_workflows.runtime import error_log, service
+from queue_workflows import errors
+from queue_workflows.runtime import service
 from tests.support.clocks import Clock
 from tests.support.wait import until
 
@@ -284,7 +285,7 @@ def test_the_same_error_is_logged_once_a_minute_with_its_count(
     texts[0] = texts[2]
     loop.run_due()
     assert len(caplog.records) == 2
-    clock.now += error_log.QUIET_S
+    clock.now += service.QUIET_S
     texts[0] = "port 5432 away"
     loop.run_due()
     assert "failed (29 more since the last line): OSError: port" in caplog.records[-1].message
@@ -297,8 +298,8 @@ class Away(Exception):
 def test_an_outage_is_one_line_and_its_tracebacks_are_for_debugging(
     clock: Clock[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_log, "_name_outages", [])
-    error_log.name_outages_by(lambda error: "the shop" if isinstance(error, Away) else None)
+    monkeypatch.setattr(errors, "_outage_names", [])
+    errors.name_outages_by(lambda error: "the shop" if isinstance(error, Away) else None)
     caplog.set_level(logging.DEBUG)
     fails: dict[str, Exception] = {}
 

@@ -1,52 +1,10 @@
 -- Claim jobs, renew leases, record completed jobs, and check claims.
 
--- name: node_step value prepared
--- Record a completed node, if `job` is given, and claim the next node job, if `claim` is
--- true. The job is one JSON document; NULL: nothing was claimed. A document with `due_s` alone:
--- nothing was claimed, and that many seconds later, at most `look_ahead_s`, a delayed job is due.
--- Raises QW001 if the claim to record is lost.
-SELECT queue_workflows_node_step(
-           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
-           %(claim)s::boolean AND NOT EXISTS (
-               SELECT FROM queue_settings s
-                WHERE s.queue = %(queue)s::text
-                  AND queue_workflows_is_paused(s.paused_at, s.paused_until)),
-           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(model)s::text,
-           %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
-           %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
-           %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
-           %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
-           %(revision)s::integer, %(look_ahead_s)s::float8) AS job;
-
--- name: nodes_step column prepared
--- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim`
--- more, one JSON document for each. If fewer are claimed, the last may be one with `due_s`, as
--- of `node_step`. Raises QW001 if one of the claims to record is lost.
-SELECT job
-  FROM queue_workflows_nodes_step(
-           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
-           CASE WHEN NOT EXISTS (
-               SELECT FROM queue_settings s
-                WHERE s.queue = %(queue)s::text
-                  AND queue_workflows_is_paused(s.paused_at, s.paused_until))
-               THEN %(claim)s::integer ELSE 0 END,
-           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
-           %(versions)s::text[], %(look_ahead_s)s::float8) AS job;
-
--- name: ingest_step many prepared
--- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to
--- `claim` more. If fewer are claimed, the last row may be one without an id: a limit admits the
--- next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most `look_ahead_s`. Raises
--- QW001 if one of the claims to record is lost.
-SELECT *
-  FROM queue_workflows_ingest_step(
-           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
-           %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
-           %(look_ahead_s)s::float8);
-
 -- name: node_rows many
--- Do as `node_step` does, for a worker that passes rows on as texts: the columns that it reads,
--- the row as JSON for the handler, and `wait_s` and `due_s` in a row without an id.
+-- Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
+-- Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
+-- without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
+-- job is due. Raises QW001 if the claim to record is lost.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
        r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
        (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
@@ -68,7 +26,9 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
  WHERE s.job IS NOT NULL;
 
 -- name: nodes_rows many
--- Do as `nodes_step` does, and return what `node_rows` returns.
+-- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
+-- Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
+-- Raises QW001 if one of the claims to record is lost.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
        r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
        (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
@@ -86,7 +46,10 @@ SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.
              run_id text, node_id text, required_model text, run json, due_s float8);
 
 -- name: ingest_rows many
--- Do as `ingest_step` does, and return what `node_rows` returns.
+-- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
+-- more. Return what `node_rows` returns; if fewer are claimed, the last row may be one without an
+-- id: a limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
+-- `look_ahead_s`. Raises QW001 if one of the claims to record is lost.
 SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id, NULL AS node_id,
        NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s,
        (SELECT j.lapse_count FROM ingest_jobs j WHERE j.id = s.id) AS lapse_count

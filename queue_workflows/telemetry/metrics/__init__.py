@@ -7,10 +7,9 @@ import time
 from typing import Final
 
 import queue_workflows
-from queue_workflows import config, db
+from queue_workflows import config, db, history
+from queue_workflows.claim import row_isolation
 from queue_workflows.db import statements
-from queue_workflows.engine import row_isolation
-from queue_workflows.operations import event_totals
 from queue_workflows.telemetry.metrics import exposition, gauges, totals
 from queue_workflows.types import Row
 
@@ -62,7 +61,7 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
             return False
     until = time.monotonic() + within_s
     try:
-        while event_totals.count_step(conn):
+        while history.count_step(conn):
             if time.monotonic() >= until:
                 return False
     except db.Error as error:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from queue_workflows import config, db, errors
+from queue_workflows import db, errors, history
 from queue_workflows.telemetry import metrics
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ async def serve(
 ) -> None:
     """Serve GET /metrics until `is_stopped`; `on_ready` gets the page's address once it is bound.
 
-    Counts new events meanwhile, every METRICS_COUNT_INTERVAL_S. Raises `InvalidConfig` if the
+    Counts new events meanwhile, every `history.COUNT_EVERY_S`. Raises `InvalidConfig` if the
     address cannot be bound.
     """
     source = _Source()
@@ -90,7 +90,7 @@ async def serve(
 async def _count_often(source: _Source) -> None:
     while True:
         source.count()
-        await asyncio.sleep(max(0.1, config.METRICS_COUNT_INTERVAL_S.read()))
+        await asyncio.sleep(history.COUNT_EVERY_S)
 
 
 class _Source:

@@ -1,0 +1,138 @@
+"""Claim and run jobs in a process without a worker: nothing renews their leases.
+
+Each function takes connections of the pool for as long as a statement needs one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from queue_workflows import config, db
+from queue_workflows.claim import claims, job_steps, job_tables, row_isolation
+from queue_workflows.db import statements
+from queue_workflows.runtime import identity
+from queue_workflows.tasks import control
+from queue_workflows.types import JsonDict, Row
+
+_log = logging.getLogger(__name__)
+LEASE_S = 600.0
+AGAIN_FIRST_S = 0.1
+AGAIN_MAX_S = 5.0
+
+
+class Claimed(dict[str, Any]):
+    """The row of a job as its claim returned it: its holder may run the job in any process."""
+
+
+@functools.lru_cache(maxsize=8)
+def _own_worker_id(host: str, _pid: int) -> str:
+    return identity.new_worker_id(host)
+
+
+def _claimant(queue: str, host: str | None, lease_s: float, **more: Any) -> claims.Claimant:
+    label = host or config.host_label()
+    obey = not config.DISABLE_WORKER_CONTROL.read()
+    own_id = _own_worker_id(label, os.getpid())
+    versions = config.node_version_keys() if queue in config.DAG_QUEUES else None
+    who = claims.Claimant(own_id, label, queue, lease_s, obey=obey, versions=versions, **more)
+    if queue != "gpu":
+        return who
+    return who._replace(policy=config.gpu_claim_policy())
+
+
+def claim_next(
+    table: job_tables.JobTable, queue: str, *, host: str | None, lease_s: float, **more: Any
+) -> Row | None:
+    """Claim the next job of a queue; return its row, or None if there is none.
+
+    `more`: how to choose, as `claims.Claimant` has it; a gpu job by GPU_CLAIM_POLICY.
+    """
+    who = _claimant(queue, host, lease_s, **more)
+    try:
+        with db.transaction() as conn:
+            return _row_of(conn, table, claims.claim(table, who, promote=True))
+    except db.Error as error:
+        if not row_isolation.is_about_rows(error):
+            raise
+    # A row that raises in the statement would otherwise keep every other job from being claimed.
+    with db.transaction() as conn:
+        return _row_of(conn, table, claims.claim_apart(table, who))
+
+
+def take(table: job_tables.JobTable, job: Row) -> Row | None:
+    """Return a job that this process may run, or None if it may not; `job`: a row of it.
+
+    A row that says `queued` is claimed now; None if that is not possible, for example since the job
+    is paused, switched OFF or not queued any more. A row that a claim returned, or that was read
+    under a claim of this process, is returned if the claim still holds.
+    """
+    if job.get("status") == "queued":
+        who = _claimant(job["queue"], None, LEASE_S)
+        claim = statements.claims.claim_node if table.in_run else statements.claims.claim_ingest
+        given: dict[str, Any] = {
+            "job": job["id"],
+            "worker": who.worker_id,
+            "host": who.host,
+            "lease_s": who.lease_s,
+            "obey": who.obey,
+            "versions": who.versions,
+        }
+        with db.transaction() as conn:
+            return _row(conn, table, claim(conn, **given))
+    own = identity.process_prefix(config.host_label(), os.getpid())
+    is_read = "created_at" in job and not isinstance(job, Claimed)
+    if is_read and not (job["worker_id"] or "").startswith(own):
+        if job["status"] == "running":
+            _log.warning("job %s is not run here: %s holds it", job["id"], job["worker_id"])
+        return None
+    fence = job_tables.fence(job_tables.lease_of(table, job))
+    with db.statement() as conn:
+        return job if statements.claims.is_held[table.name](conn, **fence) is not None else None
+
+
+def _row_of(
+    conn: db.Connection, table: job_tables.JobTable, claim: db.Script[list[Any]]
+) -> Claimed | None:
+    rows = db.run(conn, claim)
+    return _row(conn, table, rows[0]["id"]) if rows else None
+
+
+def _row(conn: db.Connection, table: job_tables.JobTable, job_id: str | None) -> Claimed | None:
+    get = statements.nodes.get if table.in_run else statements.ingest_jobs.get
+    row = get(conn, job=job_id) if job_id else None
+    return Claimed(row) if row else None
+
+
+def asker(table: job_tables.JobTable, job: Row, interrupted: Callable[[], bool]) -> control.Ask:
+    """Return a function that answers the requests of a job's handler in the calling thread.
+
+    Each request takes a connection of the pool for one statement. While the database is away the
+    call waits: the lease ends that, or the first try after `interrupted` is true.
+    """
+    lease = job_tables.lease_of(table, job)
+
+    def ask(request: JsonDict) -> control.Answered:
+        return control.answered(lambda: _answer(lease, interrupted, request))
+
+    return ask
+
+
+def _answer(
+    lease: job_tables.Lease, interrupted: Callable[[], bool], request: JsonDict
+) -> JsonDict:
+    pause_s = AGAIN_FIRST_S
+    while True:
+        try:
+            with db.statement() as conn:
+                return db.run(conn, job_steps.answer(lease, request))
+        except (db.OperationalError, db.InterfaceError) as error:
+            if interrupted():
+                raise
+            _log.warning("a step waits for the database: %s", str(error).strip())
+            time.sleep(pause_s)
+            pause_s = min(AGAIN_MAX_S, 2 * pause_s)

@@ -1,0 +1,132 @@
+"""Describe how a handler ended: its result or error, and the traceback to show."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from queue_workflows import errors
+from queue_workflows.dag import payload, policy
+from queue_workflows.runtime import masking
+from queue_workflows.tasks import control
+
+_log = logging.getLogger(__name__)
+SNOOZE_LEAST_S = 1.0
+"""The shortest snooze, in seconds: a job that waits for less is claimed again before the others."""
+
+
+Cursor: TypeAlias = tuple[str, str, int]
+"""Name and key of a cursor, and how many of its items are done."""
+
+
+class Outcome(NamedTuple):
+    """How a handler ended: `completed`, `failed`, `parked`, `cancelled`, `snoozed` or `waiting`.
+
+    `timed_out`: it ended after its worker had decided that its time limit has passed.
+    """
+
+    kind: str
+    seconds: float
+    result: str = "{}"
+    """The result as checked JSON text."""
+    error: str = ""
+    """The text of the error; the reason if the job waits, was snoozed or cancelled; if it
+    completed, the first error that its handler logged."""
+    detail: str | None = None
+    """The traceback as JSON text, for the history of the job."""
+    value: Any = None
+    """The result as the app returned it, for hooks."""
+    resolved_inputs: str | None = None
+    vm_rss_mb_peak: int | None = None
+    raised: policy.Raised = policy.Raised()
+    """What a failure decides about the next attempt; `after_s` is a snoozed job's wait."""
+    task: Mapping[str, Any] | None = None
+    """The policy of the task, for the columns that the row of the job leaves open."""
+    cursors: tuple[Cursor, ...] = ()
+    """How far the cursors were that the handler had not ended."""
+
+
+def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
+    """Return a failed outcome with the error and its traceback, or a snoozed or waiting one.
+
+    Masks the passwords of DSNs, since the outcome is stored and shown anywhere.
+    """
+    if isinstance(error, errors.Snooze):
+        raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
+        message = payload.error_text(error)
+        return Outcome("snoozed", seconds, error=message, raised=raised)
+    if isinstance(error, control.Suspended):
+        return Outcome("waiting", seconds, error=payload.error_text(error))
+    name, message = type(error).__name__, payload.error_text(error)
+    # Not masked again, or a word would be lost behind `InvalidToken:`.
+    text = (f"{name}: {message}" if message else name)[: payload.ERROR_LIMIT]
+    if isinstance(error, SystemExit):
+        text = payload.error_text(f"the handler called sys.exit({error.code!r})")
+    trace = masking.mask(_traceback(error))[-payload.ERROR_LIMIT :]
+    taken = {"duration_s": round(seconds, 3)}
+    _log.warning("%s failed after %.1f s: %s", what, seconds, text, extra=taken)
+    detail = payload.encode({"traceback": payload.error_text(trace)}, "traceback")
+    return Outcome("failed", seconds, error=text, detail=detail, raised=_raised(error))
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error and of its causes; of the error alone if that fails."""
+    try:
+        trace = traceback.TracebackException.from_exception(error)
+        if isinstance(error, errors.QueueWorkflowsError) and _is_ours_alone(trace):
+            # Frames of the engine mean nothing to the author of the app; the message is enough.
+            return "".join(trace.format_exception_only())
+        _leave_out_engine(trace)
+        return "".join(trace.format())
+    except Exception as broken:  # noqa: BLE001  the boundary around app code: an error's own code
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return f"{frames}{type(error).__name__}; no further details: {type(broken).__name__}"
+
+
+def _is_ours_alone(trace: traceback.TracebackException) -> bool:
+    """Return whether only code of the engine raised the error, and it has no cause."""
+    cause = trace.__cause__ or (None if trace.__suppress_context__ else trace.__context__)
+    return cause is None and all(map(_is_engine, trace.stack))
+
+
+def _is_engine(frame: traceback.FrameSummary) -> bool:
+    path = Path(frame.filename)
+    # An async task is reached through asyncio.
+    between = path.parent.name == "asyncio"
+    own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
+    return own or between
+
+
+def _leave_out_engine(first: traceback.TracebackException) -> None:
+    """Drop the frames of the engine above a handler and of its captured streams, unless all are."""
+    streams = str(_PACKAGE / "run" / "job_output.py")
+    todo: list[traceback.TracebackException | None] = [first]
+    while todo:
+        if (shown := todo.pop()) is None:
+            continue
+        rest = itertools.dropwhile(_is_engine, shown.stack)
+        if frames := [frame for frame in rest if frame.filename != streams]:
+            shown.stack = traceback.StackSummary.from_list(frames)
+        todo += (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ()))
+
+
+def _raised(error: BaseException) -> policy.Raised:
+    names = policy.names_of(error)
+    if isinstance(error, errors.Retry):
+        return policy.Raised(names, "retry", error.after_s)
+    hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused, errors.UnreadableRow))
+    return policy.Raised(names, "discard" if hopeless else "")
+
+
+def without_others(outcome: Outcome) -> Outcome:
+    """Return the outcome for a process that does not report: an unknown node fails there."""
+    if outcome.raised.wish not in ("elsewhere", "no_gpu"):
+        return outcome
+    return outcome._replace(raised=outcome.raised._replace(wish=""))

@@ -1,0 +1,395 @@
+"""Record how the handler of a claimed job ended: completed, failed, parked, waiting, handed back.
+
+Its length: an outcome, a guard and a worker that stops end a claim in one place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from queue_workflows import config, db, errors
+from queue_workflows.claim import claims, job_steps, job_tables, row_isolation
+from queue_workflows.claim.outcomes import Outcome
+from queue_workflows.dag import payload, policy
+from queue_workflows.db import statements
+from queue_workflows.runtime import display, log_context
+from queue_workflows.types import Row
+
+_log = logging.getLogger(__name__)
+UNKNOWN_NODE_S = 120.0
+"""Seconds for which a node that workers do not know is left to others: a deployment of new code to
+a fleet, machine by machine, is then done."""
+UNKNOWN_MAX_S = 20.0
+"""The longest wait, in seconds, between two claims of a node that workers do not know."""
+UNKNOWN_BOUNDS = 10
+"""After so many UNKNOWN_NODE_S a node fails although live workers that may know it are left."""
+FRONT_PRIORITY = 10
+"""The priority that work taken back from a worker gets at least (the contract's figure)."""
+BUDGET_TRIP: Final = "budget_trip"
+"""The event of a job whose time limit has passed."""
+GPU_TRIP: Final = "gpu_health_trip"
+"""The event of a job whose GPU does nothing, or has no room for its model."""
+_OF_WISH: Final = {"elsewhere": ("requeued",), "no_gpu": ("requeued",), "no_memory": (GPU_TRIP,)}
+"""The events that a failure leaves if it has such a wish, besides those of its kind."""
+_EVENTS: Final = {
+    "completed": ("completed",),
+    "failed": ("failed", "retried", "cancelled"),
+    "parked": ("parked", "cancelled"),
+    "cancelled": ("cancelled", "requeued"),
+    "snoozed": ("requeued", "cancelled"),
+    "waiting": ("requeued", "cancelled"),
+    "timed_out": (BUDGET_TRIP,),
+}
+"""The events that a recorded outcome leaves, by its kind."""
+_RESULTS: Final = {
+    "completed": "completed",
+    "parked": "completed",
+    "failed": "failed",
+    "snoozed": "failed",
+    "waiting": "failed",
+    "timed_out": "failed",
+    "cancelled": "skipped",
+}
+"""The results of `record`, by the kind of the outcome."""
+
+
+# --- Outcomes.
+
+
+def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
+    """Record one outcome; return `"completed"`, `"failed"` or `"skipped"`.
+
+    `"completed"`: parked nodes too. `"failed"`: jobs that are queued again too. `"skipped"`: the
+    job was cancelled, or its claim is lost and nothing was written.
+    """
+    if outcome.kind != "completed":
+        return _RESULTS[outcome.kind] if db.run(conn, end(lease, outcome)) else "skipped"
+    who = claims.Claimant(lease.worker_id, "", "")
+    try:
+        db.run(conn, claims.claim(lease.table, who, count=0, done=[claims.Done(lease, outcome)]))
+    except psycopg.Error as error:
+        if error.sqlstate != claims.CLAIM_LOST:
+            raise
+        return "skipped"
+    return "completed"
+
+
+def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
+    """Return whether this claim has left an event of this outcome: its commit happened.
+
+    The reply to it was lost.
+    """
+    left = _OF_WISH.get(outcome.raised.wish, ())
+    return has_recorded(lease, [*_EVENTS[outcome.kind], *left])
+
+
+def has_recorded(lease: job_tables.Lease, events: list[str]) -> db.Script[bool]:
+    """Return whether this very claim has left one of these events: its write was committed."""
+    in_run = lease.table.in_run
+    recorded = (
+        statements.claims.has_recorded_node if in_run else statements.claims.has_recorded_ingest
+    )
+    row = yield from recorded.script(**job_tables.fence(lease, events=events))
+    return row is not None
+
+
+def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | None]:
+    """Record an outcome that is not `completed`; return the job's row, or None for a lost claim.
+
+    A job that was handed back has no row here, but True, also if its claim is lost.
+    """
+    wish, after_s = outcome.raised.wish, outcome.raised.after_s or 0.0
+    if outcome.cursors:
+        yield from job_steps.store_cursors({lease: outcome.cursors})
+    if outcome.kind == "parked":
+        row = yield from statements.attempts.park.script(**job_tables.fence(lease))
+    elif outcome.kind == "cancelled":
+        yield from hand_back(lease, reason=outcome.error or "cancelled")
+        return True
+    elif outcome.kind == "snoozed" or (outcome.kind == "failed" and wish == "no_gpu"):
+        row = yield from hand_back(lease, reason=outcome.error, after_s=after_s)
+    elif outcome.kind == "waiting":
+        row = yield from job_steps.suspend(lease, reason=outcome.error)
+    elif outcome.kind == "timed_out" or wish == "no_memory":
+        event = BUDGET_TRIP if outcome.kind == "timed_out" else GPU_TRIP
+        row = yield from end_by_guard(
+            lease, event, error=outcome.error, seconds=outcome.seconds,
+            detail=outcome.detail or "{}",
+        )  # fmt: skip
+    else:
+        return (yield from _fail(lease, outcome))
+    return row
+
+
+def end_by_guard(
+    lease: job_tables.Lease,
+    event: str,
+    *,
+    error: str,
+    seconds: float,
+    detail: str,
+) -> db.Script[Row | None]:
+    """Requeue or fail a job as its guard demands, with its events, in one transaction.
+
+    Returns the row, or None if the claim was lost.
+    """
+    yield db.BEGIN
+    row = yield from end_by_watchdog(lease, error=error, seconds=seconds, detail=detail)
+    if row is not None:
+        job = row | {"worker_id": lease.worker_id}
+        yield from note(lease.table, job, event, detail=detail, elapsed_s=seconds)
+    yield db.COMMIT
+    return row
+
+
+def end_by_watchdog(
+    lease: job_tables.Lease,
+    *,
+    error: str,
+    seconds: float,
+    detail: str | None = None,
+) -> db.Script[Row | None]:
+    """Record that a watchdog ended the attempt, for the time limit or health check in `error`.
+
+    A node is queued again up to WATCHDOG_MAX_RETRIES times, with at least FRONT_PRIORITY; an
+    ingest job has failed. Returns the row; None: the claim is lost.
+    """
+    parameters = job_tables.fence(
+        lease,
+        error=error,
+        seconds=seconds,
+        detail=detail,
+        cap=config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0,
+        band=FRONT_PRIORITY,
+    )
+    return statements.attempts.end_by_watchdog[lease.table.name].script(**parameters)
+
+
+def note(
+    table: job_tables.JobTable,
+    job: Row,
+    event_type: str,
+    *,
+    detail: str,
+    elapsed_s: float | None = None,
+    error: str | None = None,
+) -> db.Script[None]:
+    """Append one event of a job of either family; `job` is its row, with the worker to name."""
+    values: dict[str, Any] = {
+        "job": job["id"],
+        "attempt": job["attempts"],
+        "event_type": event_type,
+        "claim_no": job["claim_no"],
+        "worker": job["worker_id"],
+        "host": job["claimed_by"],
+        "queue": job["queue"],
+        "elapsed_s": elapsed_s,
+        "error": error,
+        "detail": detail,
+    }
+    if table.in_run:
+        of_node = {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
+        yield from statements.job_events.add_node.script(**values, **of_node)
+    else:
+        yield from statements.job_events.add_ingest.script(**values)
+
+
+# --- Failures.
+
+
+def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | None]:
+    """Fail the attempt by the job's policy, which is read only now, as most jobs do not fail."""
+    if outcome.raised.wish == "elsewhere":
+        left = yield from _leave_to_others(lease, outcome.error)
+        if not isinstance(left, str):
+            return None if left is None else True
+        wish = "" if left == outcome.error else "discard"
+        raised = outcome.raised._replace(wish=wish)
+        outcome = outcome._replace(error=payload.error_text(left), raised=raised)
+    found = yield from statements.attempts.policy[lease.table.name].script(job=lease.job_id)
+    found = found or {"policy": None, "attempts": 0, "max_attempts": 1}
+    own, made, task = found["policy"], max(0, found["attempts"]), outcome.task
+    try:
+        verdict = policy.decide(own, made, outcome.raised, task=task)
+    except errors.InvalidWorkflow as error:
+        _log.warning(
+            "job %s fails by the default policy: %s",
+            lease.job_id,
+            error,
+            extra={"job_id": lease.job_id},
+        )
+        own = None
+        verdict = policy.decide(None, made, outcome.raised, task=task)
+    row = yield from fail(
+        lease,
+        retry=verdict.retry,
+        after_s=verdict.after_s,
+        most=policy.most_attempts(found["max_attempts"], own, task),
+        error=outcome.error,
+        seconds=outcome.seconds,
+        detail=outcome.detail,
+        resolved_inputs=outcome.resolved_inputs,
+    )
+    if row is not None and row["status"] == "queued":
+        _log.warning(
+            "%s (%s): attempt %d of %d failed, %s",
+            row["node_id"] if lease.table.in_run else row["task_name"],
+            lease.job_id,
+            row["attempts"],
+            row["max_attempts"],
+            display.again(row["available_at"]),
+            extra=log_context.ids_of_job(row),
+        )
+    return row
+
+
+def fail(
+    lease: job_tables.Lease,
+    *,
+    error: str,
+    seconds: float | None = None,
+    detail: str | None = None,
+    resolved_inputs: str | None = None,
+    retry: bool = True,
+    after_s: float | None = None,
+    most: int = 1,
+) -> db.Script[Row | None]:
+    """Record a failed attempt: the job is queued again while attempts are left, else it has failed.
+
+    `retry` false: it has failed whatever is left. `after_s`: how long it waits; None: the default
+    back-off. `most`: `max_attempts` is raised to it. `resolved_inputs`: the inputs that a node
+    received, as JSON text. Returns the row; None: the claim is lost.
+    """
+    parameters = job_tables.fence(
+        lease,
+        error=error,
+        seconds=seconds,
+        detail=detail,
+        retry=retry,
+        after_s=after_s,
+        most=most,
+        backoff_s=policy.BASE_S,
+        longest_s=policy.MAX_WAIT_S,
+    )
+    statement = statements.attempts.fail[lease.table.name]
+    if resolved_inputs is None or not lease.table.in_run:
+        return (yield from statement.script(**parameters))
+    received = job_tables.fence(lease, received=resolved_inputs)
+    yield db.BEGIN
+    yield from statements.attempts.store_received.script(**received)
+    row = yield from statement.script(**parameters)
+    yield db.COMMIT
+    return row
+
+
+def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:
+    """Hand back a node that its worker does not know; return the row, or the error if it must fail.
+
+    It fails after UNKNOWN_NODE_S if no live worker is left that may know it, after UNKNOWN_BOUNDS
+    times that if none reports it, and at once if workers do not report: then nobody can say who
+    else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Workers of
+    `keep_for` may claim it at once. None: the claim is lost.
+    """
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    found = yield from statements.handback.unknown.script(job=lease.job_id, stale_s=stale_s)
+    if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
+        return error
+    bound_s = UNKNOWN_NODE_S * (UNKNOWN_BOUNDS if found["others"] else 1)
+    if not found["known"] and (found["age_s"] or 0.0) >= bound_s:
+        met = ", ".join(sorted({*found["workers"], lease.worker_id}))
+        nobody = "no worker that met it" if found["others"] else "no live worker"
+        return f"{error}; {nobody} has known it for {bound_s:g} s; these met it: {met}"
+    keep_for = found["keep_for"]
+    # A worker that has met it would often win the race for it at the end of a shorter wait.
+    grown_s = UNKNOWN_MAX_S if found["known"] and keep_for else 1.0 + found["times"]
+    after_s = min(UNKNOWN_MAX_S, grown_s)
+    detail = {"reason": error, "unknown": True}
+    rows = yield from _hand_back([lease], detail, after_s=after_s, error=error, keep_for=keep_for)
+    return rows[0] if rows else None
+
+
+# --- Claims that are given up, without counting anything against their jobs.
+
+
+def hand_back(
+    lease: job_tables.Lease,
+    *,
+    reason: str,
+    front: bool = False,
+    after_s: float = 0.0,
+) -> db.Script[Row | None]:
+    """Give a claim up: the job is queued again, or cancelled if it or its run was.
+
+    `front`: it gets at least FRONT_PRIORITY. `after_s`: how long it waits first. Returns the row;
+    None: the claim is lost.
+    """
+    rows = yield from _hand_back([lease], {"reason": reason}, front=front, after_s=after_s)
+    return rows[0] if rows else None
+
+
+def hand_back_all(leases: Sequence[job_tables.Lease], *, reason: str) -> db.Script[list[Row]]:
+    """Give up these claims of one table as `hand_back` does; return the changed rows.
+
+    They may belong to several workers, since each queue of a pool has its own. Each job keeps its
+    priority. A claim that is lost is left alone, as is one whose change the database refuses: see
+    `row_isolation.change_all`.
+    """
+    if not leases:
+        return []
+    return (
+        yield from row_isolation.change_all(
+            _hand_back(leases, {"reason": reason}),
+            leases,
+            lambda lease: hand_back(lease, reason=reason),
+        )
+    )
+
+
+def release_strays(
+    table: job_tables.JobTable, worker_id: str, known: Collection[job_tables.Lease]
+) -> db.Script[list[Row]]:
+    """Hand back the jobs that a worker has claimed without knowing it; return the changed rows.
+
+    Such claims come from commits whose reply was lost. `known`: those that it knows; it may know an
+    earlier claim of the same job.
+    """
+    rows = yield from statements.handback.strays[table.name].script(worker=worker_id)
+    leases = [job_tables.lease_of(table, row) for row in rows]
+    leases = [lease for lease in leases if lease not in known]
+    return (yield from hand_back_all(leases, reason="claimed unknowingly"))
+
+
+def _hand_back(
+    leases: Sequence[job_tables.Lease],
+    detail: Mapping[str, Any],
+    *,
+    front: bool = False,
+    after_s: float = 0.0,
+    error: str | None = None,
+    keep_for: str | None = None,
+) -> db.Script[list[Row]]:
+    return statements.handback.hand_back[leases[0].table.name].script(
+        jobs=[lease.job_id for lease in leases],
+        claims=[lease.claim_no for lease in leases],
+        workers=[lease.worker_id for lease in leases],
+        detail=payload.encode(detail, "reason"),
+        error=error,
+        front=front,
+        band=FRONT_PRIORITY,
+        after_s=after_s,
+        keep_for=keep_for,
+    )
+
+
+def set_aside(lease: job_tables.Lease, *, error: str) -> db.Script[str | None]:
+    """End a claimed job whose outcome the database refuses.
+
+    Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
+    about it can be written.
+    """
+    parameters = job_tables.fence(lease, table=lease.table.name, error=error)
+    return statements.claim_isolation.set_aside.script(**parameters)

@@ -1,0 +1,258 @@
+"""Take jobs back from workers: of dead ones with a crash counted, of lapsed leases with a lapse."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables, manual_changes, record, row_isolation
+from queue_workflows.dag import payload
+from queue_workflows.db import statements
+from queue_workflows.types import JsonDict, Row
+
+_log = logging.getLogger(__name__)
+LIFE_LOCK: Final = "queue_workflows.worker."
+"""With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+MAX_CRASHES: Final = 3
+"""Workers that a job may take down before it fails as poison."""
+MAX_LAPSES: Final = 10
+"""How often in a row a lease may lapse without evidence of its cause until its job is poison."""
+MAX_FAILURES: Final = 10
+"""Failures of the engine on one row, such as dispatches of an event, before the row is poison: with
+the growing back-off, some minutes."""
+_DATABASE_AWAY: Final = "its lease lapsed while the database was away"
+
+
+# --- Rows on which the engine's own statements keep failing.
+
+
+def _fail_job(
+    table: job_tables.JobTable,
+    conn: db.Connection,
+    job_id: str,
+    error: BaseException,
+    failures: int,
+) -> bool:
+    """Fail a job after MAX_FAILURES failures; return whether it did."""
+    if failures < MAX_FAILURES:
+        return False
+    manual_changes.fail(conn, table, job_id, error=_poison(error, failures))
+    return True
+
+
+ENDING: Final[Mapping[str, row_isolation.Ending]] = {
+    table.name: functools.partial(_fail_job, table)
+    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
+}
+"""How a job that keeps raising is ended, by table."""
+
+
+def fail_run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -> bool:
+    """Fail a run after MAX_FAILURES failures; return whether it did."""
+    if failures < MAX_FAILURES:
+        return False
+    statements.runs.fail(conn, run_id=run_id, error=_poison(error, failures))
+    return True
+
+
+def _poison(error: BaseException, failures: int) -> str:
+    described = row_isolation.described(error)
+    return payload.error_text(f"poison: the engine failed {failures} times on it: {described}")
+
+
+# --- Leases that have lapsed, and workers whose session is gone.
+
+
+def reclaim_lapsed(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    *,
+    had_s: float | None = None,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
+    """Take back up to 100 jobs whose lease has lapsed, counting a lapse of each; return their rows.
+
+    A job is queued again at the front the first time, later after CRASH_BACKOFF_S times its lapses
+    in a row; it has failed as poison at MAX_LAPSES, and is cancelled when its run is over. Locked
+    rows are skipped. `had_s`: leaves out what `hand_back_lapsed` takes back. `rows`: sets aside
+    rows that raise; None: their error is raised.
+    """
+    duty = row_isolation.Duty(
+        f"reclaim in {table.name}",
+        statements.recovery.lapsed[table.name],
+        statements.recovery.lapsed[table.name],
+        statements.recovery.lapsed_among[table.name],
+        ENDING[table.name],
+        lambda: _lapse_parameters(None) | {"had_s": had_s},
+        change=statements.recovery.count_lapse[table.name],
+    )
+    return row_isolation.batch(conn, duty, rows)
+
+
+def hand_back_lapsed(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    *,
+    had_s: float,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
+    """Take back up to 100 jobs with a lapsed lease that were renewed last over `had_s` ago.
+
+    Counts nothing: the caller has had the database for `had_s` seconds only, and a worker whose
+    renewals failed before that is no dead one. The jobs are queued at the front, or cancelled.
+    Returns their rows. `rows`: as in `reclaim_lapsed`.
+    """
+    detail = payload.encode({"reason": _DATABASE_AWAY}, "reason")
+    duty = row_isolation.Duty(
+        f"hand-back in {table.name}",
+        statements.recovery.unwatched[table.name],
+        statements.recovery.unwatched[table.name],
+        statements.recovery.unwatched_among[table.name],
+        ENDING[table.name],
+        lambda: {"had_s": had_s, "detail": detail, "band": record.FRONT_PRIORITY},
+        change=statements.recovery.hand_back[table.name],
+    )
+    return row_isolation.batch(conn, duty, rows)
+
+
+def reclaim_gone(
+    conn: db.Connection,
+    table: job_tables.JobTable,
+    silent_s: float,
+    *,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
+    """Take back up to 100 jobs whose worker's session is gone and that were not renewed `silent_s`.
+
+    The session held an advisory lock for as long as it lived; a worker that never had a session is
+    left to its lease. Counts a lapse of each, as `reclaim_lapsed` does. Returns the rows.
+    """
+    evidence = f"its session is gone, and it has not renewed for {silent_s:g} s"
+    duty = row_isolation.Duty(
+        f"reclaim of gone workers in {table.name}",
+        statements.recovery.gone[table.name],
+        statements.recovery.gone[table.name],
+        statements.recovery.gone_among[table.name],
+        ENDING[table.name],
+        lambda: _lapse_parameters(evidence) | {"silent_s": silent_s, "lock": LIFE_LOCK},
+        change=statements.recovery.count_lapse[table.name],
+    )
+    return row_isolation.batch(conn, duty, rows)
+
+
+# --- Processes that were seen to die.
+
+
+def held_by(conn: db.Connection, table: job_tables.JobTable, prefix: str) -> list[job_tables.Lease]:
+    """Return the claims of workers whose id starts with `prefix`."""
+    rows = statements.claims.held_by[table.name](conn, prefix=prefix)
+    return [job_tables.lease_of(table, row) for row in rows]
+
+
+def is_last(crash_count: int, lapse_count: int) -> bool:
+    """Return whether one more crash or lapse makes a job poison, so that it has to run alone."""
+    last = MAX_CRASHES - 1
+    return 0 < last <= crash_count or lapse_count >= MAX_LAPSES - 1
+
+
+def spare_last(
+    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
+) -> list[Row]:
+    """Hand back, uncounted, what waited to run alone in a dead process; return the rows.
+
+    Call it only if the process held other jobs too: such a job had not begun then.
+    """
+    most = {"crashes": MAX_CRASHES, "lapses": MAX_LAPSES}
+    rows = statements.claims.held_last[table.name](conn, prefix=prefix, **most)
+    leases = [job_tables.lease_of(table, row) for row in rows]
+    return db.run(conn, record.hand_back_all(leases, reason=f"its worker {evidence}"))
+
+
+def reclaim_dead(
+    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
+) -> list[Row]:
+    """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
+
+    Counts a crash of each, for which `evidence` is the reason: it is queued again as after a lapse,
+    and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
+    refuses is left to its lease: see `row_isolation.change_all`.
+    """
+    of_process = statements.recovery.of_process[table.name].script(prefix=prefix)
+    all_at_once = _crash(table, of_process, evidence, None)
+    held = held_by(conn, table, prefix)
+    return db.run(
+        conn,
+        row_isolation.change_all(all_at_once, held, lambda lease: charge(lease, evidence=evidence)),
+    )
+
+
+def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
+    """Give one claim up and count a crash, as `reclaim_dead` does; None: the claim is lost."""
+    of_claim = statements.recovery.of_claim[lease.table.name].script(**job_tables.fence(lease))
+    rows = yield from _crash(lease.table, of_claim, evidence, lease.worker_id)
+    return rows[0] if rows else None
+
+
+def note_death(
+    table: job_tables.JobTable,
+    row: Row,
+    worker_id: str | None,
+    death: JsonDict,
+    how: str,
+) -> db.Script[None]:
+    """Record a job's `death` event; if the database refuses it, log that and continue."""
+    beat = row["heartbeat_at"]
+    more = {"progress": row["progress"], "last_beat": beat and beat.isoformat()}
+    try:
+        detail = payload.encode(death | more, "detail")
+    except errors.InvalidPayload:
+        # Plain SQL may write progress that is too long for an event's detail.
+        more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
+        detail = payload.encode(death | more | {"gpu": None}, "detail")
+    yield db.BEGIN
+    try:
+        job = row | {"worker_id": worker_id}
+        yield from record.note(table, job, "death", detail=detail, error=how)
+    except db.Error as error:
+        if not row_isolation.is_about_rows(error):
+            raise
+        yield db.ROLLBACK
+        _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
+    else:
+        yield db.COMMIT
+
+
+def _crash(
+    table: job_tables.JobTable,
+    pick: db.Script[list[Row]],
+    evidence: str,
+    worker_id: str | None,
+) -> db.Script[list[Row]]:
+    """Count a crash of the jobs that `pick` locks; `worker_id`: the worker that reports it."""
+    yield db.BEGIN
+    rows = yield from pick
+    if rows:
+        parameters = _crash_parameters(evidence)
+        parameters["worker"] = worker_id
+        rows = yield from statements.recovery.count_crash[table.name].script(
+            **parameters, ids=[row["id"] for row in rows]
+        )
+    yield db.COMMIT
+    return rows
+
+
+def _crash_parameters(error: str | None) -> dict[str, Any]:
+    return {
+        "worker": None,
+        "error": error,
+        "cap": MAX_CRASHES,
+        "band": record.FRONT_PRIORITY,
+        "backoff_s": config.CRASH_BACKOFF_S.read(),
+    }
+
+
+def _lapse_parameters(error: str | None) -> dict[str, Any]:
+    return _crash_parameters(error) | {"cap": MAX_LAPSES}

@@ -1,0 +1,353 @@
+"""Isolate a row that raises from the other rows of a batch: skip it, retry later, then fail it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import psycopg
+
+from queue_workflows import db
+from queue_workflows.claim import job_tables
+from queue_workflows.dag import payload
+from queue_workflows.types import NowFn, Row
+
+T = TypeVar("T")
+Rest: TypeAlias = Callable[[BaseException, int], bool]
+"""Takes the error and how many came in a row. Returns whether the row is postponed or ended."""
+Change: TypeAlias = Callable[..., list[Row]]
+"""A statement that returns rows."""
+Ending: TypeAlias = Callable[[db.Connection, str, BaseException, int], bool]
+"""Does the same for a row by its id, in the transaction that is open."""
+
+_log = logging.getLogger(__name__)
+FIRST_S = 0.5
+MAX_S = 60.0
+MAX_ROWS = 10_000
+"""How many rows are remembered. Beyond that, the oldest are forgotten and fail once more."""
+PICKED = 1000
+"""How many rows one batch picks."""
+BUSY = frozenset({"55P03", "40P01", "40001"})
+"""SQLSTATEs of a row that another transaction locks: not available, deadlock, serialization."""
+TOO_SLOW = "57014"
+"""SQLSTATE of a statement that its timeout cancelled."""
+SERVER = ("08", "25", "53", "57P")
+"""SQLSTATE classes of a server that fails: connection, read-only, resources, shutdown."""
+SYSTEMIC = frozenset(
+    ("08", "25", "28", "2D", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "72")
+) | {"F0", "HV", "XX"}
+"""SQLSTATE classes that say nothing about a row; `queue_workflows_is_systemic` has the same."""
+DATA = frozenset(("0A", "21", "22", "23", "54"))
+"""SQLSTATE classes of values that cannot be computed with or stored."""
+
+
+def backoff_s(failures: int) -> float:
+    """Return the seconds to wait after that many failures in a row."""
+    return min(MAX_S, FIRST_S * 2.0 ** max(0, min(failures - 1, 30)))
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether a database error only means that another transaction has locked the row."""
+    return getattr(error, "sqlstate", None) in BUSY and not _is_raised(error)
+
+
+def is_held_up(error: BaseException) -> bool:
+    """Return whether the statement was given up because a row is locked, or took too long."""
+    return is_busy(error) or getattr(error, "sqlstate", None) == TOO_SLOW
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error comes from the server, which is away, full or read-only.
+
+    Every other error counts against the row: a value that is too large, a statement that is too
+    slow, a refusal by the client, and any SQLSTATE that a trigger raises.
+    """
+    if not isinstance(error, psycopg.Error) or _is_raised(error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return error.sqlstate.startswith(SERVER)
+
+
+def is_of_row(error: BaseException) -> bool:
+    """Return whether a database error comes from the values of a row, or from a trigger."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54"))
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Return whether a function raised the error: it may use the SQLSTATE of an outage."""
+    context = error.diag.context if isinstance(error, psycopg.Error) else None
+    return " at RAISE" in (context or "")
+
+
+def is_about_rows(error: Exception) -> bool:
+    """Return whether the server refused a statement because of the values of a row.
+
+    An error that a trigger raises counts; a lost connection, a missing right and a timeout do not.
+    """
+    state = getattr(error, "sqlstate", None) or ""
+    return bool(state) and state[:2] not in SYSTEMIC
+
+
+def is_about_data(error: Exception) -> bool:
+    """Return whether the row can never be written as it is; `queue_workflows_is_about_data` agrees.
+
+    An error that a trigger raises does not count: the trigger may accept the row later. One that is
+    not the database's counts: the value did not even reach it.
+    """
+    if not isinstance(error, psycopg.Error):
+        return True
+    return (error.sqlstate or "")[:2] in DATA
+
+
+# --- A batch of rows in a sweep.
+
+
+class Duty(NamedTuple):
+    """One set-based change in parts, so that a row that raises can be left out of it.
+
+    `many` does a whole batch and returns the changed rows. `due` returns the `id`s that `many`
+    would pick, without those of `%(aside)s`. `some` does those of `%(ids)s` that are still due.
+    Where `change` is given, `many` and `some` only lock and return the `id`s, and `change` does it
+    to those of `%(ids)s`. All take what `given` returns. `rest` ends a row that keeps failing.
+    """
+
+    kind: str
+    many: Change
+    due: Change
+    some: Change
+    rest: Ending
+    given: Callable[[], dict[str, Any]] = dict
+    prepare: Callable[[db.Connection], object] = lambda _: None
+    """Called first in each transaction, for settings that are local to it."""
+    change: Change | None = None
+
+    def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
+        """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
+        self.prepare(conn)
+        given = self.given() | {"aside": [], "ids": ids}
+        rows = (self.many if ids is None else self.some)(conn, **given)
+        if self.change is None or not rows:
+            return rows
+        given["ids"] = [row["id"] for row in rows]
+        return self.change(conn, **given)
+
+
+class _Failures(NamedTuple):
+    in_a_row: int
+    until: float
+    busy: int = 0
+    """How often in a row another transaction had locked it, which is no failure."""
+
+
+class Isolation:
+    """The rows that raised in this process, and when each may be tried again.
+
+    It has the engine's one broad `except` around work on a row. An error of the server is raised.
+    """
+
+    def __init__(self, now_fn: NowFn = time.monotonic) -> None:
+        self._now = now_fn
+        self._lock = threading.Lock()
+        self._failed: dict[tuple[str, str], _Failures] = {}
+
+    def aside(self, kind: str) -> list[str]:
+        """Return the ids of this kind that must not be tried yet."""
+        now = self._now()
+        with self._lock:
+            return [
+                row_id
+                for (of, row_id), failures in self._failed.items()
+                if of == kind and failures.until > now
+            ]
+
+    def attempt(
+        self, kind: str, row_id: str, work: Callable[[], T], rest: Rest | None = None
+    ) -> T | None:
+        """Return what `work` returns; None after it raised and the row was set aside.
+
+        `rest` stores the failure in the row, if it can. Otherwise this process leaves the row
+        alone for a time that doubles with each failure.
+        """
+        try:
+            found = work()
+        except (Exception, SystemExit) as error:
+            if is_outage(error):
+                raise
+            if is_busy(error):
+                self._leave_locked(kind, row_id, error)
+                return None
+            self._set_aside(kind, row_id, error, rest)
+            return None
+        with self._lock:
+            self._failed.pop((kind, row_id), None)
+        return found
+
+    def batch(self, conn: db.Connection, duty: Duty) -> list[Row]:
+        """Do one batch of a duty and return the changed rows; rows that raise are set aside.
+
+        Each part is a transaction of its own, or a savepoint where `conn` is in a transaction.
+        """
+        aside = self.aside(duty.kind)
+        if not aside:
+            try:
+                with conn.transaction():
+                    return duty.do(conn)
+            except Exception as error:
+                if is_outage(error) or is_busy(error):
+                    raise
+                _log.warning("%s row by row, as one raises: %s", duty.kind, _one_line(error))
+        with conn.transaction():
+            rows = duty.due(conn, **duty.given() | {"aside": aside})
+        return self._parts(conn, duty, [row["id"] for row in rows])
+
+    def _parts(self, conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
+        """Change the rows of these ids; on an error, halve them until the failing row is alone."""
+        done: list[Row] = []
+        todo = [ids] if ids else []
+        while todo:
+            part = todo.pop()
+            if len(part) > 1:
+                try:
+                    with conn.transaction():
+                        done += duty.do(conn, part)
+                except Exception as error:
+                    if is_outage(error):
+                        raise
+                    half = len(part) // 2
+                    todo += [part[half:], part[:half]]
+                continue
+            done += self._single(conn, duty, part[0]) or ()
+        return done
+
+    def _single(self, conn: db.Connection, duty: Duty, row_id: str) -> list[Row] | None:
+        def work() -> list[Row]:
+            with conn.transaction():
+                return duty.do(conn, [row_id])
+
+        def rest(error: BaseException, failures: int) -> bool:
+            with conn.transaction():
+                return duty.rest(conn, row_id, error, failures)
+
+        return self.attempt(duty.kind, row_id, work, rest)
+
+    def _leave_locked(self, kind: str, row_id: str, error: BaseException) -> None:
+        """Leave a locked row alone for a while: each wait for its lock delays the rows behind it.
+
+        Nothing is counted as a failure, so that no lock ends a row.
+        """
+        _log.warning("%s %s is tried later: %s", kind, row_id, described(error))
+        with self._lock:
+            known = self._failed.pop((kind, row_id), None) or _Failures(0, 0.0)
+            until = self._now() + backoff_s(known.busy + 1)
+            self._keep((kind, row_id), _Failures(known.in_a_row, until, known.busy + 1))
+
+    def _keep(self, key: tuple[str, str], failures: _Failures) -> None:
+        """Remember a row, and forget the oldest ones beyond `MAX_ROWS`; the caller has the lock."""
+        self._failed[key] = failures
+        while len(self._failed) > MAX_ROWS:
+            del self._failed[next(iter(self._failed))]
+
+    def _set_aside(self, kind: str, row_id: str, error: BaseException, rest: Rest | None) -> None:
+        key = (kind, row_id)
+        with self._lock:
+            known = self._failed.pop(key, None)
+        count = (known.in_a_row if known else 0) + 1
+        try:
+            if rest is not None and rest(error, count):
+                return
+        except (Exception, SystemExit) as again:
+            if is_outage(again):
+                raise
+            _log.error("%s %s cannot be ended either: %s", kind, row_id, _one_line(again))
+        wait_s = backoff_s(count)
+        _log.warning(
+            "%s %s is set aside for %g s (failure %d): %s",
+            kind,
+            row_id,
+            wait_s,
+            count,
+            described(error),
+        )
+        with self._lock:
+            self._keep(key, _Failures(count, self._now() + wait_s))
+
+
+def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:
+    """Do one batch of a duty as `rows` does it, or as one transaction that a row's error ends."""
+    if rows is not None:
+        return rows.batch(conn, duty)
+    with conn.transaction():
+        return duty.do(conn)
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an error and the first line of its text, fit to be stored."""
+    name = type(error).__name__
+    text = payload.error_text(error).partition("\n")[0].strip()
+    return f"{name}: {text}" if text else name
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(payload.error_text(error).split())
+
+
+def all_of(steps: Iterable[Callable[[], object]]) -> None:
+    """Do every step although one raises, and raise the first error afterwards."""
+    first: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  raised below, after the other steps
+            first = first or error
+    if first is not None:
+        raise first
+
+
+# --- Claims that one statement changes.
+
+
+def change_all(
+    change: db.Script[list[Row]],
+    leases: Sequence[job_tables.Lease],
+    one: Callable[[job_tables.Lease], db.Script[Row | None]],
+) -> db.Script[list[Row]]:
+    """Return the rows of `change`; if a row makes it fail, those of `one` for each claim.
+
+    Then each claim is changed in a transaction or savepoint of its own. A claim whose change the
+    database refuses is logged, and ends with its lease.
+    """
+    yield db.BEGIN
+    try:
+        rows = yield from change
+    except psycopg.Error as error:
+        if not is_about_rows(error):
+            raise
+        yield db.ROLLBACK
+    else:
+        yield db.COMMIT
+        return rows
+    changed: list[Row] = []
+    for lease in leases:
+        yield db.BEGIN
+        try:
+            row = yield from one(lease)
+        except psycopg.Error as error:
+            if not is_about_rows(error):
+                raise
+            yield db.ROLLBACK
+            _log.warning(
+                "job %r is left to its lease, the database refuses its change: %s",
+                lease.job_id,
+                str(error).strip(),
+            )
+            continue
+        yield db.COMMIT
+        if row is not None:
+            changed.append(row)
+    return changed

@@ -1,0 +1,263 @@
+"""Move a run from its frozen definition to the one that today's code gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+from queue_workflows import config, db, errors
+from queue_workflows.dag import definition, graph, payload
+from queue_workflows.db import statements
+from queue_workflows.dispatch import hooks
+from queue_workflows.runtime import stored_json
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade
+
+_Needed = tuple[str, str, str | None]
+"""A queue, a node module, and the version that is needed of it or None: `<module>@<version>`."""
+NAMED = 20
+"""Nodes that a message and the history name at most."""
+_KEY = re.compile(r"\[[^\]]*\]")
+_ENDED = ("failed", "cancelled")
+
+
+def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
+    """Compare a run with today's code and, unless `dry_run`, move it there; see `runs.upgrade`."""
+    with db.statement() as conn:
+        run = _checked(statements.runs.head(conn, run_id=run_id), run_id)
+    # App code never runs in a transaction.
+    made = json.loads(payload.encode_definition(hooks.expand(run)))
+    with db.transaction() as conn:
+        run = _checked(statements.runs.lock(conn, run_id=run_id), run_id)
+        frozen = statements.runs.definition(conn, run_id=run_id)
+        graph.read(frozen)
+        found = _compare(frozen or {}, made)
+        movable = set(statements.upgrades.hold_queued(conn, run_id=run_id))
+        there = statements.upgrades.nodes(conn, run_id=run_id)
+        moves = _moves(found, made, there, run["generation"], movable)
+        outcome = "same" if not found else "refused" if moves.blocked else "would move"
+        if outcome == "refused" and not dry_run:
+            raise errors.UpgradeRefused(_refusal(run_id, moves.blocked), moves.blocked)
+        if outcome == "would move" and not dry_run:
+            _move(conn, run_id, made, found, moves, by)
+            outcome = "moved"
+        unknown = _unknown(conn, made, found)
+    return Upgrade(
+        run_id=run_id,
+        outcome=outcome,
+        blocked=moves.blocked,
+        added=found.added,
+        removed=found.removed,
+        changed=found.changed,
+        edges_added=[list(edge) for edge in found.edges_added],
+        edges_removed=[list(edge) for edge in found.edges_removed],
+        unknown=unknown,
+    )
+
+
+def _unknown(conn: db.Connection, made: JsonDict, found: Difference) -> list[str]:
+    """Return the new and changed nodes that no live worker knows."""
+    entries = _entries(made)
+    names = [*found.added, *(each["id"] for each in found.changed)]
+    needed = {
+        name: (each.get("queue", "cpu"), each["module"], _version_key(each))
+        for name in names
+        if not (each := entries[name])["module"].startswith("__")
+    }
+    missing = _unknown_among(conn, {*needed.values()})
+    return [name for name, each in needed.items() if each in missing]
+
+
+def _unknown_among(conn: db.Connection, needed: Collection[_Needed]) -> set[_Needed]:
+    """Return what of `needed` no live worker may know.
+
+    A worker that is switched off counts as live. One that does not list its nodes may know any.
+    """
+    missing = set(needed)
+    for row in statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
+        claim = stored_json.mapping(stored_json.mapping(row["detail"]).get("claim"))
+        nodes, versions = claim.get("nodes"), stored_json.texts(claim.get("versions"))
+        for each in [each for each in missing if each[0] == row["queue"]]:
+            _, module, version = each
+            knows = nodes is None or module in stored_json.texts(nodes)
+            if row["state"] != "dead" and knows and (version is None or version in versions):
+                missing.discard(each)
+    return missing
+
+
+def _checked(run: Row | None, run_id: str) -> Row:
+    """Return a run that can be moved; raise for any other one."""
+    if run is None:
+        raise errors.UnknownJob(f"no run {run_id!r}")
+    if run["status"] in TERMINAL_RUN_STATUSES:
+        remedy = "submit it again" if run["status"] == "completed" else "retry it first"
+        raise errors.InvalidConfig(
+            f"run {run_id!r} is {run['status']}: only a run that is not over is moved; {remedy}"
+        )
+    if run["mode"] != "node" or not run["has_definition"]:
+        raise errors.InvalidConfig(
+            f"run {run_id!r} has no frozen graph yet: it takes today's code when it starts"
+        )
+    return run
+
+
+def _move(
+    conn: db.Connection,
+    run_id: str,
+    made: JsonDict,
+    found: Difference,
+    moves: Moves,
+    by: str | None,
+) -> None:
+    if by is not None:
+        statements.ingest_jobs.name_actor(conn, actor=payload.error_text(by))
+    statements.upgrades.set_versions(
+        conn, run_id=run_id, nodes=[*moves.versions], versions=[*moves.versions.values()]
+    )
+    change = {
+        "added": found.added[:NAMED],
+        "removed": found.removed[:NAMED],
+        "changed": found.changed[:NAMED],
+        "nodes": len(found.added) + len(found.removed) + len(found.changed),
+    }
+    statements.upgrades.move(
+        conn,
+        run_id=run_id,
+        definition=payload.encode_definition(made),
+        digest=definition.digest(made),
+        change=json.dumps(change),
+    )
+    # The run is queued by now: of a running run the history would call these nodes cancelled.
+    statements.upgrades.drop_nodes(conn, run_id=run_id, nodes=[*moves.replaced])
+
+
+def _refusal(run_id: str, blocked: list[str]) -> str:
+    named = ", ".join(blocked[:NAMED])
+    more = f" and {len(blocked) - NAMED} more" if len(blocked) > NAMED else ""
+    return (
+        f"run {run_id!r} stays as it is: nodes that have ended, run or are claimed differ in "
+        f"today's code: {named}{more}"
+    )
+
+
+class Difference(NamedTuple):
+    """The nodes and edges that differ; `cut[]/encode` is a node of each item of the map `cut`."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[NodeChange]
+    edges_added: list[tuple[str, str]]
+    edges_removed: list[tuple[str, str]]
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+
+class Moves(NamedTuple):
+    """What moving a run takes: nodes that keep it from that, versions to set, jobs to replace."""
+
+    blocked: list[str]
+    versions: dict[str, str | None]
+    """The new `required_version` of queued nodes that differ in the version alone."""
+    replaced: list[str]
+    """Queued nodes whose jobs are deleted; the run's start queues those that are still there."""
+
+
+def _compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
+    """Return how two checked definitions differ."""
+    before, after = _entries(old), _entries(new)
+    changed = [
+        NodeChange(
+            id=node_id,
+            fields=fields,
+            version_before=before[node_id].get("version"),
+            version_after=after[node_id].get("version"),
+        )
+        for node_id in before
+        if node_id in after and (fields := _fields(before[node_id], after[node_id]))
+    ]
+    edges = [
+        {(dep, node_id): None for node_id, entry in each.items() for dep in _deps(node_id, entry)}
+        for each in (before, after)
+    ]
+    return Difference(
+        [node_id for node_id in after if node_id not in before],
+        [node_id for node_id in before if node_id not in after],
+        changed,
+        [edge for edge in edges[1] if edge not in edges[0]],
+        [edge for edge in edges[0] if edge not in edges[1]],
+    )
+
+
+def _moves(
+    found: Difference,
+    new: Mapping[str, Any],
+    jobs: Iterable[Row],
+    generation: int,
+    movable: Collection[str],
+) -> Moves:
+    """Return what a move of the run's `jobs` takes (node_id, status, generation, is_map).
+
+    `movable`: the queued nodes that nobody can claim meanwhile. A node that has ended or that runs
+    must not differ. A map that is open may differ in versions of its body alone.
+    """
+    fields = {change["id"]: change["fields"] for change in found.changed}
+    structural = {*found.added, *found.removed}
+    structural |= {node_id for node_id, names in fields.items() if names != ["version"]}
+    all_entries = _entries(new)
+    made = Moves([], {}, [])
+    for job in jobs:
+        node_id = job["node_id"]
+        place = _KEY.sub("[]", node_id)
+        differs = place in structural or place in fields
+        if job["is_map"] and job["status"] != "skipped":
+            if differs or any(each.startswith(f"{place}[]/") for each in structural):
+                made.blocked.append(node_id)
+        elif not differs or (job["status"] in _ENDED and job["generation"] < generation):
+            continue
+        elif job["status"] != "queued" or node_id not in movable:
+            made.blocked.append(node_id)
+        elif place in structural:
+            made.replaced.append(node_id)
+        else:
+            made.versions[node_id] = _version_key(all_entries[place])
+    return made
+
+
+def _version_key(entry: Mapping[str, Any]) -> str | None:
+    """Return the version that a worker needs for a node, `<module>@<version>`; None: any."""
+    version = entry.get("version")
+    return None if version is None else f"{entry['module']}@{version}"
+
+
+def _entries(definition: Mapping[str, Any]) -> dict[str, JsonDict]:
+    """Return the entries of all nodes by id, also of those in the bodies of maps."""
+    found: dict[str, JsonDict] = {}
+
+    def add(listed: list[JsonDict], prefix: str) -> None:
+        for entry in listed:
+            found[prefix + entry["id"]] = entry
+            if isinstance(entry.get("map"), dict):
+                add(entry["map"]["body"], f"{prefix}{entry['id']}[]/")
+
+    add(cast("list[JsonDict]", definition["nodes"]), "")
+    return found
+
+
+def _deps(node_id: str, entry: Mapping[str, Any]) -> list[str]:
+    prefix = node_id[: len(node_id) - len(entry["id"])]
+    return [prefix + dep for dep in entry["deps"]]
+
+
+def _fields(before: JsonDict, after: JsonDict) -> list[str]:
+    """Return the names of the fields in which two entries of a node differ, sorted."""
+    names = before.keys() | after.keys()
+    return sorted(name for name in names if _field(before, name) != _field(after, name))
+
+
+def _field(entry: JsonDict, name: str) -> Any:
+    value = entry.get(name)
+    if name == "map" and isinstance(value, dict):
+        return {key: member for key, member in value.items() if key != "body"}  # pyright: ignore[reportUnknownVariableType]
+    return value

@@ -1,0 +1,401 @@
+"""Store, plan and fire the rows of schedules.
+
+Each function takes part in the transaction of its connection. Only the app that stored a schedule
+of its code replaces it or marks it as gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import random
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from queue_workflows import config, db, errors
+from queue_workflows.claim import job_tables, manual_changes, row_isolation
+from queue_workflows.dag import payload
+from queue_workflows.db import statements
+from queue_workflows.schedule import definition, expression
+from queue_workflows.tasks import job_validation
+from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, Row
+
+_log = logging.getLogger("queue_workflows.scheduler")
+CHANNEL = "schedules_changed"
+KIND = "schedule"
+BATCH = 50
+"""How many schedules one transaction plans and fires."""
+BATCH_S = 1.0
+"""Seconds after which a transaction fires no further instant: what an outage missed may be much."""
+OVERLAP_POLL_S = 1.0
+"""Seconds between two checks whether the job that an instant waits for is over."""
+PATIENCE_S = 60.0
+"""Seconds after which an instant that no scheduler fires counts as late."""
+OVERLAP, SAME_KEY = "overlap", "idempotency key"
+"""Why an instant queued nothing."""
+_TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
+
+
+# --- store -------------------------------------------------------------------------------------
+
+
+def encoded(schedule: definition.Schedule) -> tuple[dict[str, Any], str]:
+    """Return the columns of a schedule and their digest; raise for what JSON cannot carry."""
+    values = {name: getattr(schedule, name) for name in definition.COLUMNS}
+    for name in ("args", "inputs", "headers"):
+        if name != "headers" or values[name] is not None:
+            text = payload.encode(dict(values[name] or {}), f"{name} of {schedule.name!r}")
+            values[name] = text
+    values["on_failure"] = schedule.on_failure is not None
+    whole = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    return values, whole[:32]
+
+
+def put(conn: db.Connection, schedule: definition.Schedule, app: str | None = None) -> Row | None:
+    """Insert a schedule, or replace its definition; return `inserted`, or None if it is the same.
+
+    `app`: whose code has it; None for a schedule of the table. Raises `InvalidConfig` if the name
+    is that of a schedule of the table, or of another app that still has it.
+    """
+    values, digest = encoded(schedule)
+    source = "table" if app is None else "code"
+    values |= {"source": source, "app": app, "definition_hash": digest}
+    values["columns"] = [*definition.COLUMNS]
+    found = statements.schedule_definitions.put(conn, **values)
+    if found is not None:
+        return found
+    owner = statements.schedule_definitions.owner(conn, name=schedule.name)
+    if owner is not None and (owner["source"], owner["app"]) != (source, app):
+        whose = "the table" if owner["app"] is None else f"code, of app {owner['app']!r:.100}"
+        raise errors.InvalidConfig(
+            f"schedule {schedule.name!r} exists, from {whose}: rename it, or, if that one is not "
+            f"needed any more, `queue-workflows schedules remove {schedule.name!r}`"
+        )
+    return None
+
+
+# --- fire one ----------------------------------------------------------------------------------
+
+
+class Fired(NamedTuple):
+    """What a fire queued. Without `id` and `skipped` the instant was claimed before."""
+
+    id: str | None = None
+    """The job or the run."""
+    skipped: str | None = None
+    """Why nothing was queued: `overlap` or `idempotency key`."""
+
+
+def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
+    """Fire a locked schedule beside its instants, unless its overlap policy holds it back.
+
+    With the policy `queue` too, nothing is queued while the last job or run is not over: what waits
+    are instants of the expression. A schedule that no scheduler has planned yet is planned before,
+    from its change: its instants up to now still fire.
+    """
+    waits = not (row["paused"] or row["ended"]) and row["gone_at"] is None and row["error"] is None
+    if row["next_at"] is None and waits:
+        # What is wrong with a schedule that cannot be planned is for the scheduler to report.
+        with contextlib.suppress(errors.QueueWorkflowsError):
+            _plan(conn, row, definition.first_after(row, _planned_from(conn, row, now)))
+            # A scheduler that found the row locked and without a plan does not know when it is due.
+            statements.schedule_rows.notify(conn)
+    if row["overlap"] == "queue" and _is_active(conn, row):
+        return Fired(skipped=OVERLAP)
+    return fire(conn, row, now, reason="manual")
+
+
+def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -> Fired:
+    """Claim an instant of a locked schedule and queue its job or run.
+
+    Nothing is queued if the instant was claimed before, if an earlier job is not over and the
+    policy is skip, or if another job has the idempotency key.
+    """
+    name = row["name"]
+    if statements.schedule_rows.claim(conn, name=name, fire_at=at) is None:
+        return Fired()
+    if row["overlap"] in ("skip", "replace") and _is_active(conn, row):
+        if row["overlap"] == "skip":
+            _record(conn, name, at, {"job_id": None, "run_id": None}, OVERLAP)
+            return Fired(skipped=OVERLAP)
+        _cancel_last(conn, row)
+    made = _queue(conn, row, name, at, reason)
+    if not any(made.values()):
+        return Fired(skipped=SAME_KEY)
+    row.update(last_fire_at=at, last_job_id=made["job_id"], last_run_id=made["run_id"])
+    statements.schedule_rows.fired(conn, name=name, fire_at=at, **made)
+    return Fired(made["job_id"] or made["run_id"])
+
+
+def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
+    """Queue a locked schedule with reason `boot`, and return the job's id.
+
+    Returns None if it does not fire at present, or if it has fired within its own period: the time
+    between the instants before and after `now`.
+    """
+    period = definition.period(row, now)
+    if row["paused"] or row["gone_at"] is not None or period is None:
+        return None
+    name = row["name"] + definition.BOOT_SUFFIX
+    names = [row["name"], name]
+    since = now - period
+    if statements.schedule_rows.fired_since(conn, names=names, since=since, now=now) is not None:
+        return None
+    if statements.schedule_rows.claim(conn, name=name, fire_at=now) is None:
+        return None
+    made = _queue(conn, row, name, now, "boot")
+    statements.schedule_rows.kicked(conn, name=row["name"], **made)
+    return made["job_id"] or made["run_id"]
+
+
+def _queue(
+    conn: db.Connection, row: Row, name: str, at: datetime, reason: str
+) -> dict[str, str | None]:
+    """Queue the job or run of an instant, which is claimed under `name`; return the id of each."""
+    made: dict[str, str | None] = {"job_id": None, "run_id": None}
+    if row["workflow_name"] is None:
+        job = new_job(row, at)._replace(reason=reason)
+        (batch,) = job_validation.batches([job])
+        (queued,) = batch.ids(
+            statements.ingest_jobs.insert_batch(conn, prefix=batch.prefix, jobs=batch.jobs)
+        )
+        made["job_id"] = str(queued) if queued.created else None
+    else:
+        check_inputs(row["workflow_name"], row["inputs"])
+        priority = row["priority"]
+        made["run_id"] = statements.runs.submit(
+            conn,
+            run_id=str(uuid.uuid4()),
+            workflow_name=row["workflow_name"],
+            parcel_id=None,
+            out_dir=None,
+            priority=job_validation.DEFAULT_PRIORITY if priority is None else priority,
+            context=payload.encode(row["inputs"], "inputs"),
+        )["id"]
+    _record(conn, name, at, made, None if any(made.values()) else SAME_KEY)
+    return made
+
+
+def _record(
+    conn: db.Connection, name: str, at: datetime, made: dict[str, str | None], skipped: str | None
+) -> None:
+    statements.schedule_rows.record(conn, name=name, fire_at=at, **made, skipped=skipped)
+
+
+def new_job(row: Mapping[str, Any], at: datetime) -> job_validation.NewJob:
+    """Return the job of a fire: `{fire_at}` in the idempotency key becomes the instant."""
+    instant = expression.as_utc(at).isoformat()
+    key = row["idempotency_key"]
+    return job_validation.NewJob(
+        task_name=row["task_name"],
+        queue=row["queue"],
+        priority=row["priority"],
+        args=row["args"],
+        idempotency_key=None if key is None else key.replace("{fire_at}", instant),
+        headers={**(row["headers"] or {}), "schedule": row["name"], "fire_at": instant},
+    )
+
+
+def check_inputs(workflow_name: str, inputs: Mapping[str, Any] | None) -> None:
+    """Raise `ArgsRefused` for inputs that a workflow declared in this process does not take."""
+    declared = config.get_config().workflow_map.get(workflow_name)
+    if declared is not None:
+        declared.check_inputs(dict(inputs or {}))
+
+
+def _is_active(conn: db.Connection, row: Row) -> bool:
+    """Return whether the job or run of the last fire is not over."""
+    status = statements.schedule_rows.last_status(
+        conn, job_id=row["last_job_id"], run_id=row["last_run_id"]
+    )
+    return status is not None and status not in _TERMINAL
+
+
+def _cancel_last(conn: db.Connection, row: Row) -> None:
+    if row["last_run_id"] is not None:
+        statements.runs.cancel(conn, run_id=row["last_run_id"], error=None)
+    elif row["last_job_id"] is not None:
+        manual_changes.cancel(conn, job_tables.INGEST_JOBS, row["last_job_id"])
+
+
+# --- fire what is due --------------------------------------------------------------------------
+
+
+class Scope(NamedTuple):
+    """Which schedules a scheduler fires: those of the table, and those of its app's code."""
+
+    app: str | None
+    tasks: list[str]
+    """The tasks it knows. It leaves schedules of others to other schedulers for a minute."""
+    names: list[str] | None = None
+    """No other schedules than these; None: all of them."""
+
+    def given(self, isolation: row_isolation.Isolation) -> dict[str, Any]:
+        """Return the parameters of the statements, with the names that must wait."""
+        return self._asdict() | {"aside": isolation.aside(KIND), "patience_s": PATIENCE_S}
+
+
+class Batch:
+    """What one transaction plans and fires, for about `BATCH_S` seconds.
+
+    Schedules that another transaction has locked are left to it. One that cannot fire keeps the
+    reason in `error`, is tried again later, and does not keep the others from firing.
+    """
+
+    def __init__(self, conn: db.Connection, now: datetime, scope: Scope) -> None:
+        self._conn, self._now, self._scope = conn, now, scope
+        self.queued: list[str] = []
+        """Ids of jobs and runs."""
+        self.missed: list[tuple[str, datetime, datetime]] = []
+        """Schedules with the first and the last instant that their catch-up policy left out."""
+        self._planned: list[Row] = []
+        self._ends_at = time.monotonic() + BATCH_S
+        self.more = False
+        """Whether others may be due now."""
+
+    def run(self, isolation: row_isolation.Isolation) -> None:
+        """Plan up to BATCH schedules, and fire as many."""
+        conn, given = self._conn, self._scope.given(isolation)
+        # A submitter's open transaction may hold the idempotency keys of many schedules.
+        statements.sessions.wait_for_locks(conn, lock_ms=str(int(db.LOOP_LOCK_S * 1000)))
+        rows = statements.schedule_rows.due(conn, **given, now=self._now, limit=BATCH)
+        self.more = len(rows) >= BATCH
+        for row in rows:
+            general = isolation.attempt(
+                KIND,
+                row["name"],
+                lambda row=row: self._plan_or_fire(row),
+                lambda error, _, row=row: _store_error(conn, row, error),
+            )
+            if general is not None:
+                raise general
+            if self._is_over():
+                self.more = True
+                break
+        if self._planned:
+            columns = {
+                key: [row[key] for row in self._planned] for key in ("name", "next_at", "wake_at")
+            }
+            statements.schedule_rows.plan_many(conn, **columns)
+
+    def _is_over(self) -> bool:
+        """Return whether what is left has to wait for the next transaction."""
+        return time.monotonic() >= self._ends_at
+
+    def _plan_or_fire(self, row: Row) -> db.Error | None:
+        """Plan a schedule without a plan, and fire it if that is due.
+
+        Returns an error that is not this row's, such as a missing table. A schedule that is due,
+        and whose task is unknown here, waits for another scheduler from now on.
+        """
+        if row["next_at"] is None:
+            next_at = definition.first_after(row, _planned_from(self._conn, row, self._now))
+            wake_at = None if next_at is None else _wake_at(row, next_at)
+            task_name = row["task_name"]
+            is_unknown = task_name is not None and task_name not in self._scope.tasks
+            if next_at is None or wake_at is None or wake_at > self._now or is_unknown:
+                wake_at = None if wake_at is None else max(wake_at, self._now)
+                planned = {"name": row["name"], "next_at": next_at, "wake_at": wake_at}
+                self._planned.append(planned)
+                return None
+            row["next_at"] = next_at
+        queued: list[str] = []
+        planned_at = row["next_at"]
+        try:
+            with self._conn.transaction():
+                left_out = self._fire_due(row, queued)
+        except db.Error as error:
+            if row_isolation.is_of_row(error) or row_isolation.is_busy(error):
+                raise
+            return error
+        self.queued += queued
+        if left_out is not None:
+            self.missed.append((row["name"], planned_at, left_out))
+        return None
+
+    def _fire_due(self, row: Row, queued: list[str]) -> datetime | None:
+        """Fire the instants in turn; at the batch's end leave the rest to the next transaction.
+
+        Returns the last instant that nothing fires any more, if instants passed and none is due.
+        """
+        conn, now = self._conn, self._now
+        due = definition.due(row, now)
+        if not due:
+            left_out = _left_out(conn, row, now)
+            _plan(conn, row, definition.first_after(row, now), missed_at=left_out)
+            return left_out
+        waits = row["overlap"] == "queue"
+        if waits and _is_active(conn, row):
+            _plan(conn, row, row["next_at"], wake_at=now + timedelta(seconds=OVERLAP_POLL_S))
+            return None
+        for number, at in enumerate(due, 1):
+            made = fire(conn, row, at).id
+            queued += [] if made is None else [made]
+            if number < len(due) and (waits or self._is_over()):
+                # Behind what others are waiting for since an earlier time.
+                _plan(conn, row, due[number], wake_at=None if waits else now)
+                return None
+        _plan(conn, row, definition.first_after(row, max(now, due[-1])))
+        return None
+
+
+def _store_error(conn: db.Connection, row: Row, error: BaseException) -> bool:
+    text = payload.error_text(" ".join(str(error).split()))
+    if text != row["error"]:
+        _log.warning("schedule %r does not fire: %s", row["name"], text)
+        statements.schedule_rows.fail(conn, name=row["name"], error=text)
+    return False
+
+
+# --- plan --------------------------------------------------------------------------------------
+
+
+def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
+    """Return the last instant that nothing fires any more; None if none passed or it has fired."""
+    passed = definition.last_until(row, now)
+    if passed is None:
+        return None
+    claimed = statements.schedule_rows.last_claimed(conn, name=row["name"], now=now)
+    return passed if claimed is None or claimed < passed else None
+
+
+def _planned_from(conn: db.Connection, row: Row, now: datetime) -> datetime:
+    """Return after which instant a schedule without a plan fires.
+
+    The latest of its change, its last fire and the last instant that it missed, as far as these are
+    not in the future: a clock that was ahead leaves such times, and what came due meanwhile fires.
+    """
+    last_fire_at = row["last_fire_at"]
+    if last_fire_at is not None and last_fire_at > now:
+        last_fire_at = statements.schedule_rows.last_claimed(conn, name=row["name"], now=now)
+    known = (row["changed_at"], last_fire_at, row["missed_at"])
+    return max((at for at in known if at is not None and at <= now), default=now)
+
+
+def _plan(
+    conn: db.Connection,
+    row: Row,
+    next_at: datetime | None,
+    *,
+    wake_at: datetime | None = None,
+    missed_at: datetime | None = None,
+) -> None:
+    if next_at is not None and wake_at is None:
+        wake_at = _wake_at(row, next_at)
+    statements.schedule_rows.plan(
+        conn, name=row["name"], next_at=next_at, wake_at=wake_at, missed_at=missed_at
+    )
+
+
+def _wake_at(row: Row, instant: datetime) -> datetime:
+    """Return when an instant is due: later by a jitter that all schedulers compute alike."""
+    if not row["jitter_s"]:
+        return instant
+    seed = f"{row['name']} {expression.as_utc(instant).isoformat()}"
+    share = random.Random(seed).random()  # noqa: S311  no secret
+    return instant + timedelta(seconds=share * row["jitter_s"])

@@ -1,0 +1,492 @@
+"""Format log records as lines of text or JSON, with the ids of the work and without secrets.
+
+Where logs are JSON, the output of handlers becomes such lines, too. Files of logs are shared by
+processes, and renamed before they grow too large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from queue_workflows import config, errors
+from queue_workflows.runtime import display, log_context, masking
+
+FORMATS: Final = ("text", "json")
+FIELDS_LIMIT: Final = 8000
+"""Characters of the `extra` fields of a record as JSON; more are left out."""
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message", "asctime", "taskName", "color_message",
+}  # fmt: skip
+_OWN: Final = frozenset({"time", "level", "logger", "message", "pid", "error"})
+_TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
+
+
+class MaskSecrets(logging.Filter):
+    """Mask secrets in, and escape, the message and traceback of a log record.
+
+    It belongs to handlers: a logger's filter does not see the records of child loggers. A line end
+    in an argument becomes `\\n`. Every line after a record's first is indented, so that no text of
+    a row can look like a record of its own; not with `indent=False`, for lines of JSON.
+    """
+
+    def __init__(self, *, indent: bool = True) -> None:
+        super().__init__()
+        self._indent = _indented if indent else str
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.args = _safe_arguments(record.args)
+        text = display.block(record.getMessage())
+        record.msg, record.args = self._indent(text), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            text = self._indent(display.block(record.exc_text))
+            record.exc_text = "  " + text.lstrip() if self._indent is _indented else text
+        return True
+
+
+class EscapeArguments(logging.Filter):
+    """Escape the arguments of a record, for a logger of a library whose app has handlers.
+
+    It belongs to a logger: line ends in an id cannot forge a record in the log of the app.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.args = _safe_arguments(record.args)
+        return True
+
+
+class TextFormatter(logging.Formatter):
+    """One line a record, in UTC; behind it the ids of its work that the message does not name."""
+
+    converter = time.gmtime
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT, "%Y-%m-%dT%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  of the base class
+        """Return the line without the traceback."""
+        line = super().formatMessage(record)
+        ids = {**log_context.of_code(), **_known_ids(record)}
+        words = [
+            f"{name}={display.line(value)}"
+            for name in log_context.NAMES
+            if (value := ids.get(name)) is not None and str(value) not in record.message
+        ]
+        if not words:
+            return line
+        first, end, rest = line.partition("\n")
+        return f"{first} [{' '.join(words)}]{end}{rest}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, in ASCII: time, level, logger, message, pid, ids, then `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; what is no JSON becomes text, and NaN a string."""
+        error = record.exc_text
+        if error is None and record.exc_info:
+            error = display.block(self.formatException(record.exc_info))
+        members: dict[str, Any] = {
+            "time": f"{_seconds(record)}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+            **log_context.current(),
+            **fields(record),
+        }
+        if error:
+            members["error"] = error
+        return display.json_line(members)
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the `extra` fields of a record as JSON values, without the secrets in them."""
+    given = {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD and name not in _OWN and not name.startswith("_")
+    }
+    if not given:
+        return {}
+    try:
+        return masking.mask_values(json.loads(display.json_line(given, FIELDS_LIMIT)))
+    except Exception as error:  # noqa: BLE001  the boundary around app code: a value's own __str__
+        return {"fields_left_out": type(error).__name__}
+
+
+def allowed(members: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the members that may be the `extra` of a log call, which refuses standard names."""
+    return {name: value for name, value in (members or {}).items() if name not in _STANDARD}
+
+
+def formatter(kind: str) -> logging.Formatter:
+    """Return the formatter of this kind, one of `FORMATS`."""
+    return JsonFormatter() if kind == "json" else TextFormatter()
+
+
+def _known_ids(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: vars(record)[name] for name in log_context.NAMES if name in vars(record)}
+
+
+def _seconds(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+
+
+class _Argument:
+    """An argument of a log message, escaped when it is formatted."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return display.line(str(self._value), None)
+
+    def __repr__(self) -> str:
+        return display.line(repr(self._value), None)
+
+
+def _safe_arguments(given: Any) -> Any:
+    """Return the arguments of a record, escaped; numbers stay, since `%d` accepts nothing else."""
+    if isinstance(given, Mapping):
+        members = cast("Mapping[str, object]", given)
+        return {name: _safe_argument(value) for name, value in members.items()}
+    if isinstance(given, tuple):
+        return tuple(map(_safe_argument, cast("tuple[object, ...]", given)))
+    return given
+
+
+def _safe_argument(value: object) -> object:
+    return value if isinstance(value, (int, float)) else _Argument(value)
+
+
+def _indented(text: str) -> str:
+    return re.sub(r"\n(?!  )", "\n  ", text)
+
+
+PRINT_LOGGER: Final = "print"
+"""The `logger` of these lines."""
+LINE_LIMIT: Final = 8000
+"""Bytes or characters after which a line is cut."""
+STREAMS: Final = {1: "stdout", 2: "stderr"}
+_FORMATTER: Final = JsonFormatter()
+_MASK: Final = MaskSecrets(indent=False)
+
+
+def as_json(text: str, stream: str, pid: int) -> str:
+    """Return a printed line as JSON, with its line end and the ids that are bound now."""
+    members = {"name": PRINT_LOGGER, "levelno": logging.INFO, "levelname": "INFO", "msg": text}
+    record = logging.makeLogRecord({**members, "args": None, "process": pid, "stream": stream})
+    _MASK.filter(record)
+    return _FORMATTER.format(record) + "\n"
+
+
+def are_json() -> bool:
+    """Return whether this process logs JSON."""
+    handlers = logging.getLogger().handlers
+    return any(isinstance(each.formatter, JsonFormatter) for each in handlers)
+
+
+class Pipes:
+    """The lines of one executor, from the bytes that its stdout and stderr bring."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._rest = dict.fromkeys(STREAMS, b"")
+
+    def add(self, number: int, data: bytes) -> bytes:
+        """Return the lines of a stream that are whole now."""
+        *lines, rest = (self._rest[number] + data).split(b"\n")
+        while len(rest) > LINE_LIMIT:
+            lines.append(rest[:LINE_LIMIT])
+            rest = rest[LINE_LIMIT:]
+        self._rest[number] = rest
+        return b"".join(self._line(number, line) for line in lines)
+
+    def end(self, number: int) -> bytes:
+        """Return the last line of a stream, if it has no end."""
+        rest, self._rest[number] = self._rest[number], b""
+        return self._line(number, rest)
+
+    def _line(self, number: int, line: bytes) -> bytes:
+        text = line.decode("utf-8", "backslashreplace").rstrip("\r")
+        return as_json(text, STREAMS[number], self._pid).encode() if text else b""
+
+
+class Stream:
+    """A text stream that shows `add` what is written to it; all else is of the stream below it.
+
+    `add` returns whether that is printed elsewhere, and not here.
+    """
+
+    def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
+        self.stream = stream
+        self._add = add
+
+    def write(self, text: Any) -> int:
+        """Write a text; return its length."""
+        if isinstance(text, str) and self._add(text):
+            return len(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for each in lines:
+            self.write(each)
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Return what takes bytes."""
+        return _Bytes(self.stream.buffer, self._add)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.stream)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.flush()
+
+
+class _Bytes:
+    """The bytes under a `Stream`."""
+
+    def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
+        self._buffer = buffer
+        self._add = add
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return their number."""
+        return len(data) if self._add(bytes(memoryview(data))) else self._buffer.write(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write several pieces."""
+        for each in lines:
+            self.write(each)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+
+class JsonLines:
+    """Prints each line of a stream as JSON, with the ids of the job that printed it."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._lock = threading.RLock()
+        self._rest: dict[tuple[int, Any], tuple[dict[str, str | int], str]] = {}
+        """The lines that have no end yet, with their ids, by thread and job."""
+
+    def add(self, text: str | bytes) -> bool:
+        """Print the lines that are whole now."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
+        ids = log_context.of_code()
+        key = (threading.get_ident(), ids.get("job_id"))
+        with self._lock:
+            before = self._rest.pop(key, (ids, ""))[1]
+            *lines, rest = (before + text).split("\n")
+            if len(rest) > LINE_LIMIT:
+                lines, rest = [*lines, rest], ""
+            if rest:
+                self._rest[key] = ids, rest
+            self._print(lines)
+        return True
+
+    def end(self, job_id: str | None = None) -> None:
+        """Print what a job, or else anything, has printed without a line end."""
+        with self._lock:
+            for key in [each for each in self._rest if job_id is None or each[1] == job_id]:
+                ids, rest = self._rest.pop(key)
+                with log_context.bound(ids):
+                    self._print([rest])
+
+    def _print(self, lines: list[str]) -> None:
+        text = "".join(as_json(each, self._name, os.getpid()) for each in lines if each.strip())
+        if text:
+            self._stream.write(text)
+
+
+_installed: list[JsonLines] = []
+
+
+def print_as_json() -> None:
+    """Print lines of JSON on stdout and stderr from now on, if this process logs JSON."""
+    if not are_json() or _installed:
+        return
+    for name in STREAMS.values():
+        stream = getattr(sys, name)
+        lines = JsonLines(stream, name)
+        setattr(sys, name, Stream(stream, lines.add))
+        _installed.append(lines)
+
+
+def end_printed(job_id: str | None = None) -> None:
+    """Print the last lines of a job, or of all jobs, that lack a line end."""
+    for lines in _installed:
+        lines.end(job_id)
+
+
+MODE: Final = 0o640
+SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt")
+"""A setting that ends in one of them names a file, any other a folder."""
+MAX_BYTES: Final = 50_000_000
+"""Size at which a file is renamed and a new one begins: an editor still opens it."""
+KEPT: Final = 5
+"""Renamed files that are kept of each: with the open one, 300 MB."""
+
+
+def default_format() -> str:
+    """Return LOG_FORMAT if it is a known format, else `text`."""
+    kind = config.LOG_FORMAT.read().lower()
+    return kind if kind in FORMATS else "text"
+
+
+def application_log() -> list[logging.Handler]:
+    """Return the handler of the application log; none unless LOG_PATH is set.
+
+    Raises `InvalidConfig` if the file cannot be written.
+    """
+    found = path_of(config.LOG_PATH.read(), "app.log")
+    return [] if found is None else [FileHandler(opened(found))]
+
+
+def path_of(setting: str, name: str) -> Path | None:
+    """Return the log that a setting names: a file, or `name` in its folder; None if it is empty."""
+    if not setting:
+        return None
+    path = Path(setting).expanduser()
+    return path if path.suffix in SUFFIXES and not path.is_dir() else path / name
+
+
+def opened(path: Path) -> RotatingFile:
+    """Return the file, whose folder is created; raise `InvalidConfig` if it cannot be written."""
+    file = RotatingFile(path, MAX_BYTES, KEPT)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file.write("")
+    except OSError as error:
+        raise errors.InvalidConfig(f"the log {path} cannot be written: {error.strerror}") from error
+    return file
+
+
+class RotatingFile:
+    """A file to which several processes append lines, each whole and in one file.
+
+    At `max_bytes` it is renamed to `.1`, that to `.2`, and so on; `kept` of them stay. A lock on
+    the file orders the writers of all processes; those of one process order themselves.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, kept: int) -> None:
+        self.path = path
+        self._max = max_bytes
+        self._kept = max(0, kept)
+        self._fd = -1
+        self._pid = 0
+
+    def write(self, text: str) -> None:
+        """Append a text. Raises OSError."""
+        data = text.encode("utf-8", "backslashreplace")
+        while True:
+            with self._locked() as size:
+                if size == 0 or not 0 < self._max < size + len(data):
+                    self._append(data)
+                    return
+                self._rename()
+            # Other processes may fill the new file before this one has its lock.
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[int]:
+        """Hold the lock of the file that has the path now; yield its size."""
+        while True:
+            if self._pid != os.getpid():
+                # A forked child shares the open file, and with it the lock.
+                self.close()
+                self._fd, self._pid = self._open(), os.getpid()
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            mine = os.fstat(self._fd)
+            with contextlib.suppress(FileNotFoundError):
+                now = self.path.stat()
+                if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino):
+                    break
+            self.close()
+        try:
+            yield mine.st_size
+        finally:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
+
+    def _append(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def _rename(self) -> None:
+        for number in range(self._kept, 0, -1):
+            older = self._numbered(number)
+            newer = self._numbered(number - 1) if number > 1 else self.path
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        if not self._kept:
+            self.path.unlink(missing_ok=True)
+
+    def _numbered(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+    def close(self) -> None:
+        """Close the file; the next write opens it again."""
+        fd, self._fd, self._pid = self._fd, -1, 0
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class FileHandler(logging.Handler):
+    """Write records to a file; one that cannot be written is reported on stderr, once a time."""
+
+    def __init__(self, file: RotatingFile) -> None:
+        super().__init__()
+        self._file = file
+        self._failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, best effort."""
+        try:
+            self._file.write(self.format(record) + "\n")
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._report(error)
+        except Exception:  # noqa: BLE001  logging never raises into the code that logs
+            self.handleError(record)
+        else:
+            self._failed = False
+
+    def _report(self, error: OSError) -> None:
+        with contextlib.suppress(OSError):
+            text = f"the log {self._file.path} cannot be written: {error.strerror}\n"
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
