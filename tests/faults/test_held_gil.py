@@ -285,3 +285,19 @@ def test_a_cancel_of_the_running_job_of_a_batch_ends_its_executor(
     assert [job(each)["crash_count"] for each in ids] == [0] * 4
     assert goes_on(parent), parent.err
     stopped(parent)
+
+
+def test_short_jobs_that_wait_in_an_executor_behind_one_that_dies_go_back(
+    cli: Commands, tmp_path: Path
+) -> None:
+    """After so many short ones the worker sends jobs ahead, those behind the hog too."""
+    hanging_app.setup()
+    args: list[dict[str, Any]] = [*[{}] * 40, {"folder": str(tmp_path)}, *[{}] * 20]
+    ids = jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
+    parent = cli.start("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
+    until((tmp_path / "started").exists, timeout_s=30)
+    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
+    until(lambda: all(job(each)["status"] == "completed" for each in ids), timeout_s=30)
+    assert [job(each)["crash_count"] for each in ids] == [0] * 40 + [1] + [0] * 20
+    assert goes_on(parent), parent.err
+    stopped(parent)
