@@ -32,7 +32,8 @@ LEFT = {
     "no stdin": ("import sys; sys.stdin = None", "import sys; found = sys.stdin is None"),
     "a file as stdout": (
         "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
-        "import os; found = os.readlink('/proc/self/fd/1')",
+        # Each job has a pipe of its own.
+        "import os; found = os.readlink('/proc/self/fd/1').partition('[')[0]",
     ),
     "no stderr": (
         "import os; os.close(2)",
