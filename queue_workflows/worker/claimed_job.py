@@ -131,11 +131,15 @@ class ClaimedJob:
 
     @property
     def starts_by(self) -> float:
-        """Return when it has waited too long in an executor, behind another job."""
+        """Return when it has waited too long behind another job, in the worker or an executor.
+
+        A job that is to run alone waits for as long as the jobs before it take.
+        """
         place = self.place
-        if self.has_started or self.unwound or place is None or place.shared or place.job is self:
+        if self.has_started or self.unwound:
             return math.inf
-        return self.asked + WAIT_S
+        never = self.is_last if place is None else place.shared or place.job is self
+        return math.inf if never else self.asked + WAIT_S
 
     def start(self, now: float) -> None:
         """Count the time of the guards from now on, as the handler starts."""

@@ -521,7 +521,7 @@ class Desk:
             own.runner.start(job, isolated=isolated, shared=shared)
             self._wake_at(job.check_at(now))
         if own.waiting:
-            self._wake_at(own.check_at())
+            self._wake_at(own.waiting[0].starts_by)
 
     def room(self) -> None:
         """Give waiting jobs to an executor that has become free, and claim others."""
@@ -803,8 +803,6 @@ class Desk:
                 own.unsure, own.unsure_at = True, math.inf
                 self._ring()
             due = min(due, own.unsure_at)
-            if now >= own.check_at():
-                self._return_waiting(own, WAITED)
             for job in [*own.jobs.values()]:
                 due = min(due, self._check(job, now, stopped=stopped))
         return min(due, self.exit_by)
@@ -825,13 +823,22 @@ class Desk:
         elif now >= self.stop_at - UNWIND_S and job.place is not None and not job.unwound:
             job.unwound = True
             job.lane.runner.interrupt(job, "shutdown")
-        elif now >= job.starts_by and not job.unwound:
-            job.unwound = True
-            job.lane.runner.interrupt(job, WAITED)
+        elif now >= job.starts_by:
+            self._give_back_late(job)
+        if job.is_over:
+            return math.inf
         if job.end is not None:
             return job.end.at + TERM_S
         unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S
         return min(job.check_at(now), max(now, unwind_at), self.stop_at)
+
+    def _give_back_late(self, job: claimed_job.ClaimedJob) -> None:
+        """Give back a job that has waited too long, in an executor or here with all behind it."""
+        if job.place is None:
+            self._return_waiting(job.lane, WAITED)
+        else:
+            job.unwound = True
+            job.lane.runner.interrupt(job, WAITED)
 
     def _fail(self, job: claimed_job.ClaimedJob, failure: guards.Failure, now: float) -> None:
         """End a job as its guard demands."""

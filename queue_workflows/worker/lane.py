@@ -239,12 +239,3 @@ class Lane:
             else:
                 found.append(claimed_job.ClaimedJob(self, row, asked))
         return found, wait
-
-    def check_at(self) -> float:
-        """Return when the first waiting job has waited too long.
-
-        A job that is to run alone waits for as long as the jobs before it take.
-        """
-        if not self.waiting or self.waiting[0].is_last:
-            return math.inf
-        return self.waiting[0].asked + claimed_job.WAIT_S

@@ -291,16 +291,10 @@ class Leases:
 
     def _switch(self, own: lane.Lane, policy: str | None) -> None:
         """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
-        if policy is None:
-            self._desk.switch(own, None, hard=False)
-            return
-        if not self._is_own_policy(policy):
-            is_hard = workers.stop_policy(policy) is workers.HARD
-            self._desk.switch(own, policy, hard=is_hard)
-            return
-        is_new = own.off != policy
-        self._desk.switch(own, policy, hard=False)
-        if is_new:
+        is_new, is_own = own.off != policy, policy is not None and self._is_own_policy(policy)
+        handler = None if policy is None or is_own else workers.stop_policy(policy)
+        self._desk.switch(own, policy, hard=handler is workers.HARD)
+        if policy is not None and is_own and is_new:
             self._run_policy(own, policy)
 
     def _beat(self, now: float) -> link.Request | None:
