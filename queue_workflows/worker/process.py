@@ -39,8 +39,6 @@ from queue_workflows.worker import inline as inline_jobs
 
 _log = logging.getLogger("queue_workflows.claim_worker")
 Launched: TypeAlias = "tuple[launcher.Launcher, loaded_app.Registered]"
-LEFT_S: Final = 0.02
-"""Seconds until a worker that leaves looks whether it has left."""
 LEAVE_S: Final = 4.0
 """Seconds in which a worker that has nothing left to do stores its logs."""
 
@@ -256,7 +254,7 @@ class Worker:
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 loop.wake_at(0.0)
-                loop.run(self._tick)
+                loop.run(self._tick, self._is_over)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
@@ -301,6 +299,17 @@ class Worker:
             raise failed[0]
         return self._desk.lanes[0].left == 0
 
+    def _is_over(self) -> bool:
+        """Return whether it has left; asked at each turn, so that its end waits for no timer."""
+        own = self._desk
+        if self._ends_by_itself and not own.stopping:
+            self._end_by_itself(clock.boot_s())
+        if not own.stopping or own.busy:
+            return False
+        if self._leave_by == math.inf:
+            self._loop.wake_at(0.0)
+        return self._leases.left and self._are_gone()
+
     def _rang(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096)
@@ -326,8 +335,6 @@ class Worker:
                 due.append(policy.until)
         if self._metrics is not None:
             self._store_samples(self._metrics)
-        if self._ends_by_itself and not self._desk.stopping:
-            self._end_by_itself(now)
         if self._desk.stopping:
             self._leave(now)
         due += [self._desk.exit_by, self._leave_by if now < self._leave_by else math.inf]
@@ -374,18 +381,19 @@ class Worker:
             self._loop.stop()
         elif not own.busy:
             self._leave_by = min(self._leave_by, now + LEAVE_S)
-            are_gone = not any(True for each in own.lanes for _ in each.runner)
-            if are_gone and (self._leases.left or now >= self._leave_by):
+            if self._are_gone() and (self._leases.left or now >= self._leave_by):
                 self._loop.stop()
                 return
             if self._runs_no_more_since is not None:
                 own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)
             self._leases.leave()
-            self._loop.wake_at(now + LEFT_S)
             for each in own.lanes:
                 each.runner.closing = True
                 for place in each.runner:
                     each.runner.let_go(place)
+
+    def _are_gone(self) -> bool:
+        return not any(True for own in self._desk.lanes for _ in own.runner)
 
     # --- Stop policies of the app.
 
