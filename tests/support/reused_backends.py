@@ -2,7 +2,8 @@
 
 A new server process reads the catalogs and compiles each trigger function at its first use, which
 costs 3 to 20 ms per connection. A connection that a test closes leaves its server process here,
-which does what `DISCARD ALL` does and serves the next connection.
+which does what `DISCARD ALL` does and serves the next connection. A worker of this process opens
+two, as links of its loop.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, conninfo, generators, pq, rows
 
+from queue_workflows.db import database_url, link
+
 PARKED = "test-harness-parked"
 """The application name of a server process that waits for its next connection."""
 _MAX_PARKED = 16
@@ -26,13 +29,15 @@ _RESET_S = 2.0
 _RESET = (
     "ROLLBACK; RESET SESSION AUTHORIZATION; RESET ALL; DEALLOCATE ALL; CLOSE ALL; UNLISTEN *;"
     " SELECT pg_advisory_unlock_all(), pg_stat_force_next_flush();"
-    " DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES;"
+    " DISCARD TEMP; DISCARD SEQUENCES;"
     f" SET application_name = '{PARKED}'"
 ).encode()
 _GROWN = """
 SELECT bool_or(pg_relation_size(oid) > 131072) AS grown
   FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
 """
+LINKS = ("_connect", "_close")
+"""What opens and closes the connection of a link."""
 _OF_THE_CLIENT = ("application_name", "connect_timeout")
 _OF_LIBPQ = ("PGOPTIONS", "PGUSER", "PGPASSWORD", "PGTZ", "PGDATESTYLE", "PGCLIENTENCODING")
 """Variables that decide about a session beside the DSN."""
@@ -50,7 +55,7 @@ class Reuse:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Patch psycopg until this process ends."""
+        """Patch psycopg and the links of workers until this process ends."""
         close, aclose = psycopg.Connection.close, AsyncConnection.close
         reuse = self
 
@@ -76,6 +81,34 @@ class Reuse:
         AsyncConnection._connect_gen = classmethod(connect_gen)  # type: ignore[assignment]
         psycopg.Connection.close = sync_close
         AsyncConnection.close = async_close
+        self._install_links()
+
+    def _install_links(self) -> None:
+        open_link, close_link, reuse = (*(getattr(link.Link, name) for name in LINKS), self)
+
+        def connect(own: Any) -> link.Waits:
+            info = database_url.conninfo(database_url.db_url())
+            found = reuse._take(info)
+            if found is None:
+                yield from open_link(own)
+            else:
+                own._pg, found.nonblocking = found, 1
+                own._prepared.clear()
+            own.parameters = _key(info)
+
+        def close(own: Any) -> None:
+            pgconn = own._pg
+            if pgconn is not None and pgconn.status == pq.ConnStatus.OK:
+                own.flow.let_go()
+                pgconn.nonblocking = 0
+                if pgconn.db.decode() == reuse.database and reuse._keep(
+                    getattr(own, "parameters", None), pgconn
+                ):
+                    own._pg = None
+            close_link(own)
+
+        for name, patched in zip(LINKS, (connect, close), strict=True):
+            setattr(link.Link, name, patched)
 
     def planned(self, conn: Any) -> Any:
         """Return a kept connection to the database of `conn` that plans each statement once.
@@ -146,25 +179,29 @@ class Reuse:
     def _park(self, conn: Any) -> None:
         """Reset the connection's server process and keep it; leave it to be closed otherwise."""
         pgconn = conn.pgconn
-        key = getattr(conn, "_parameters", None)
+        if self._keep(getattr(conn, "_parameters", None), pgconn):
+            conn.pgconn = _finished()
+
+    def _keep(self, key: object, pgconn: pq.abc.PGconn) -> bool:
+        """Reset a server process and keep it for connections with this key, if it is idle."""
         if key is None or not self.database or os.getpid() != self._pid:
-            return
+            return False
         if pgconn.pipeline_status != pq.PipelineStatus.OFF or pgconn.transaction_status not in (
             pq.TransactionStatus.IDLE,
             pq.TransactionStatus.INTRANS,
             pq.TransactionStatus.INERROR,
         ):
-            return
+            return False
         pgconn.notice_handler = pgconn.notify_handler = None
         if not _done(pgconn, _RESET):
-            return
-        conn.pgconn = _finished()
+            return False
         with self._lock:
             self._parked.append((key, pgconn))
             # The oldest may be for connections that no later test opens.
             ended = self._parked.pop(0)[1] if len(self._parked) > _MAX_PARKED else None
         if ended is not None:
             ended.finish()
+        return True
 
 
 def _key(info: str) -> object:
