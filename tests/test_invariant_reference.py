@@ -88,7 +88,7 @@ WAYS: list[Callable[[flow.Flow], None]] = [
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @given(random=st.randoms(use_true_random=False))
 @settings(
-    max_examples=examples(100),
+    max_examples=examples(50, quick=6),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_run_ends_as_the_docs_say(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from queue_workflows import db, declare, dispatcher, errors, run_store, runs, set_workflow_provider
-from tests.support import factories, flow, rows_before_checks
+from tests.support import factories, flow, rows_before_checks, tabled
 
 DEEP = "[" * 1500 + "]" * 1500
 DIGITS = "9" * 5000
+BIRTHS = ("infinity", "-infinity", "294276-12-31 00:00Z", "4713-01-01 BC")
 
 
 def set_column(conn: db.Connection, run_id: str, column: str, value: str) -> None:
@@ -37,31 +39,29 @@ def definition(**deps: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("born", ["infinity", "-infinity", "294276-12-31 00:00Z", "4713-01-01 BC"])
-def test_a_birth_at_the_end_of_time_holds_up_no_start(
-    toy: flow.Flow, conn: db.Connection, born: str
-) -> None:
+def test_a_birth_at_the_end_of_time_holds_up_no_start(toy: flow.Flow, conn: db.Connection) -> None:
     toy.dag(a="", b="a")
-    bad_run, good_run = toy.submit(priority=1), toy.submit()
-    set_column(conn, bad_run, "created_at", born)
+    bad_runs = [toy.submit(priority=1) for _ in BIRTHS]
+    for bad_run, born in zip(bad_runs, BIRTHS, strict=True):
+        set_column(conn, bad_run, "created_at", born)
+    good_run = toy.submit()
     toy.go()
-    assert (flow.status(bad_run), flow.status(good_run)) == (
-        "completed",
-        "completed",
-    )
+    assert [flow.status(each) for each in (*bad_runs, good_run)] == ["completed"] * 5
 
 
-@pytest.mark.parametrize("context", ["[1]", '"x"', "1", "null"])
 def test_a_context_that_is_no_object_fails_its_run_at_its_start(
-    toy: flow.Flow, conn: db.Connection, context: str
+    toy: flow.Flow, conn: db.Connection
 ) -> None:
     toy.dag(a="")
-    bad_run, good_run = toy.submit(priority=1), toy.submit()
-    set_column(conn, bad_run, "context", context)
+    contexts = ("[1]", '"x"', "1", "null")
+    bad_runs = [toy.submit(priority=1) for _ in contexts]
+    for bad_run, context in zip(bad_runs, contexts, strict=True):
+        set_column(conn, bad_run, "context", context)
+    good_run = toy.submit()
     toy.look()
-    found = flow.run(bad_run)
-    assert (found["status"], found["start_attempts"]) == ("failed", 0)
-    assert "its inputs are a JSON" in found["error"] and "not an object" in found["error"]
+    for found in map(flow.run, bad_runs):
+        assert (found["status"], found["start_attempts"]) == ("failed", 0)
+        assert "its inputs are a JSON" in found["error"] and "not an object" in found["error"]
     assert flow.status(good_run) == "running"
 
 
@@ -177,33 +177,33 @@ FORGED["marker"] = (changed(inputs={"x": {"$out": {}}}), "without '$value'")
 
 
 @pytest.mark.parametrize("status", ["queued", "running"])
-@pytest.mark.parametrize("name", list(FORGED))
-def test_a_forged_definition_fails_its_run_with_its_reason(
-    toy: flow.Flow, conn: db.Connection, name: str, status: str
+def test_forged_definitions_fail_their_runs_with_their_reasons(
+    toy: flow.Flow, conn: db.Connection, status: str
 ) -> None:
-    forged, reason = FORGED[name]
     toy.dag(a="", b="a")
     good_run = toy.started()
-    bad_run = factories.run(
-        conn,
-        mode="node",
-        status=status,
-        definition_hash=flow.run(good_run)["definition_hash"],
-    )
-    conn.execute(
-        "UPDATE workflow_runs SET definition = %s::jsonb WHERE id = %s",
-        (json.dumps(forged), bad_run),
-    )
-    if status == "running":
-        # A worker has just completed its first node.
-        factories.node(conn, bad_run, "a", status="completed")
-        factories.insert(
-            conn, "workflow_dispatch_events", run_id=bad_run, node_id="a", kind="completed"
+    digest = flow.run(good_run)["definition_hash"]
+    bad_runs = {
+        name: factories.run(conn, mode="node", status=status, definition_hash=digest)
+        for name in FORGED
+    }
+    for name, bad_run in bad_runs.items():
+        conn.execute(
+            "UPDATE workflow_runs SET definition = %s::jsonb WHERE id = %s",
+            (json.dumps(FORGED[name][0]), bad_run),
         )
+        if status == "running":
+            # A worker has just completed its first node.
+            factories.node(conn, bad_run, "a", status="completed")
+            factories.insert(
+                conn, "workflow_dispatch_events", run_id=bad_run, node_id="a", kind="completed"
+            )
     toy.look()
-    found = flow.run(bad_run)
-    assert (found["status"], found["start_attempts"]) == ("failed", 0)
-    assert reason in found["error"]
+    for name, bad_run in bad_runs.items():
+        with tabled.case(name):
+            found = flow.run(bad_run)
+            assert (found["status"], found["start_attempts"]) == ("failed", 0)
+            assert FORGED[name][1] in found["error"]
     toy.go()
     assert flow.status(good_run) == "completed"
     assert factories.one(conn, "SELECT max(attempts) FROM workflow_dispatch_events") == 0
@@ -260,9 +260,11 @@ def test_a_graph_is_known_by_its_content_not_by_the_hash_in_the_row(
     assert list(flow.jobs(forged)) == ["x"]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+@pytest.mark.parametrize("text", [DEEP, '"x"', '{"version": 1, "nodes": [[]]}'])
+def test_public_functions_raise_errors_of_the_library(
+    toy: flow.Flow, conn: db.Connection, text: str
+) -> None:
+    calls: list[Callable[[str], object]] = [
         dispatcher.start_run,
         flow.dispatch,
         lambda run_id: dispatcher.on_node_completed(run_id, "a"),
@@ -270,17 +272,13 @@ def test_a_graph_is_known_by_its_content_not_by_the_hash_in_the_row(
         lambda run_id: dispatcher.resume_after_input(run_id, "a", 1),
         lambda run_id: runs.retry(run_id, from_node="a"),
         runs.cancel,
-    ],
-)
-@pytest.mark.parametrize("text", [DEEP, '"x"', '{"version": 1, "nodes": [[]]}'])
-def test_public_functions_raise_errors_of_the_library(
-    toy: flow.Flow, conn: db.Connection, call: Any, text: str
-) -> None:
-    run_id = factories.run(conn, mode="node")
-    factories.node(conn, run_id, "a", status="completed")
-    set_column(conn, run_id, "definition", text)
-    with contextlib.suppress(errors.QueueWorkflowsError):
-        call(run_id)
+    ]
+    for number, call in enumerate(calls):
+        run_id = factories.run(conn, mode="node")
+        factories.node(conn, run_id, "a", status="completed")
+        set_column(conn, run_id, "definition", text)
+        with tabled.case(number), contextlib.suppress(errors.QueueWorkflowsError):
+            call(run_id)
 
 
 def test_the_list_of_runs_reads_any_definition(toy: flow.Flow, conn: db.Connection) -> None:

@@ -7,16 +7,23 @@ from typing import Any
 import pytest
 
 from queue_workflows import declare, node, runs, workflow
-from tests.support import factories, flow
+from tests.support import factories, flow, timeouts
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 BIG = "x" * 900_000
-MOST = 64 * 1024**2
+PART = 16
+"""Tests of many transactions write a part of these sizes, and lower the limit as much."""
 TRANSACTIONS = (
     "SELECT sum(length(inputs::text)) FROM workflow_node_jobs WHERE run_id = %s"
     " GROUP BY created_at ORDER BY 1 DESC"
 )
+
+
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many bytes of JSON a transaction may write now."""
+    return timeouts.write_less_at_once(monkeypatch, PART)
 
 
 def given(node_id: str, *deps: str) -> dict[str, Any]:
@@ -25,11 +32,11 @@ def given(node_id: str, *deps: str) -> dict[str, Any]:
     return {"id": node_id, "node": "ok", "inputs": inputs, "depends_on": list(deps)}
 
 
-def submit(toy: flow.Flow, *members: dict[str, Any]) -> tuple[str, str]:
-    """Submit a run of these nodes, and another one that has nothing to do with it."""
+def submit(toy: flow.Flow, *members: dict[str, Any], big: str = BIG) -> tuple[str, str]:
+    """Submit a run of these nodes that has `big`, and one that has nothing to do with it."""
     toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
     toy.define(flow.step("s", inputs={"big": {"$from": "big"}}), s=list(members))
-    return toy.submit(context={"big": BIG}), toy.submit(workflow_name="small")
+    return toy.submit(context={"big": big}), toy.submit(workflow_name="small")
 
 
 def mapped(toy: flow.Flow, over: str, *around: Any) -> str:
@@ -40,7 +47,8 @@ def mapped(toy: flow.Flow, over: str, *around: Any) -> str:
         step = {"id": name, "kind": "map", "over": {"$from": items}, "key": "id", "steps": [step]}
     toy.define(step, draw=[given("draw")])
     items = [{"id": f"i{n}"} for n in range(96)]
-    return toy.submit(context={"big": BIG, "items": items[:12], "many": items})
+    big = BIG[: len(BIG) // PART]
+    return toy.submit(context={"big": big, "items": items[:12], "many": items})
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -89,10 +97,11 @@ def large_parent(big: str) -> None:
 
 
 def test_what_follows_from_many_events_comes_in_parts_and_survives_a_restart(
-    toy: flow.Flow, conn: Any
+    toy: flow.Flow, conn: Any, most: int
 ) -> None:
     pairs = [(flow.nodes(**{f"a{n}": ""}), given(f"b{n}", f"a{n}")) for n in range(90)]
-    run_id, other = submit(toy, *(each for (a,), b in pairs for each in (a, b)))
+    nodes = [each for (a,), b in pairs for each in (a, b)]
+    run_id, other = submit(toy, *nodes, big=BIG[: len(BIG) // PART])
     toy.look()
     with flow.unplanned():
         for n in range(90):
@@ -103,7 +112,7 @@ def test_what_follows_from_many_events_comes_in_parts_and_survives_a_restart(
     while len(flow.states(run_id)) < 180:
         assert flow.dispatch_all() == 1
     sizes = factories.column(conn, TRANSACTIONS, run_id)
-    assert sum(sizes) > MOST > max(sizes)
+    assert sum(sizes) > most > max(sizes)
     assert len(sizes) <= 5  # the start, then more events in each transaction
     runs.requeue_running()
     toy.look()
@@ -114,9 +123,10 @@ def test_what_follows_from_many_events_comes_in_parts_and_survives_a_restart(
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_outputs_that_one_plan_cannot_read_together_fail_the_run_and_no_other(
-    toy: flow.Flow, conn: Any, restarts: bool
+    toy: flow.Flow, conn: Any, restarts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """160 outputs of 0.9 MB are 144 MB, of which a join needs small fields."""
+    """160 outputs of 0.9 MB are 144 MB, of which a join needs small fields; a part of that here."""
+    most = timeouts.read_less_at_once(monkeypatch, PART)
     toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
     small = [{"name": f"n{n}", "from": f"pipeline.n{n}"} for n in range(160)]
     steps = [flow.step(f"a{n}", "one") for n in range(160)]
@@ -129,15 +139,15 @@ def test_outputs_that_one_plan_cannot_read_together_fail_the_run_and_no_other(
     with flow.unplanned():
         for n in range(160):
             flow.complete(run_id, f"a{n}/x", n=n)
-    enlarge(conn, run_id, 900_000)
+    enlarge(conn, run_id, 900_000 // PART)
     if restarts:
         runs.requeue_running()
     toy.look()
     assert (flow.status(run_id), flow.run(run_id)["error"]) == (
         "failed",
-        "the inputs and outputs that its next nodes refer to are larger together than the 134 MB "
-        "of JSON that are read at once; keep a large value in a file or an artifact and pass its "
-        "path",
+        "the inputs and outputs that its next nodes refer to are larger together than the "
+        f"{most / 1e6:.0f} MB of JSON that are read at once; keep a large value in a file or an "
+        "artifact and pass its path",
     )
     assert flow.status(other) == "running"
 
@@ -150,7 +160,9 @@ def enlarge(conn: Any, run_id: str, size: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("count", "size"), [(80, 900_000), (70, 4_000_000)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(80, 900_000), pytest.param(70, 4_000_000, marks=pytest.mark.slow)]
+)
 def test_events_of_nodes_with_large_outputs_are_dispatched_in_parts(
     toy: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture, count: int, size: int
 ) -> None:
@@ -176,7 +188,7 @@ def test_events_of_nodes_with_large_outputs_are_dispatched_in_parts(
     assert flow.job(run_id, "b7/y")["inputs"] == {"n": 7}
 
 
-def test_a_map_opens_its_items_in_parts(toy: flow.Flow, conn: Any) -> None:
+def test_a_map_opens_its_items_in_parts(toy: flow.Flow, conn: Any, most: int) -> None:
     toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
     other = toy.submit(workflow_name="small")
     run_id = mapped(toy, "many")
@@ -190,12 +202,14 @@ def test_a_map_opens_its_items_in_parts(toy: flow.Flow, conn: Any) -> None:
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
     assert len(flow.states(run_id)) == 97
     sizes = factories.column(conn, TRANSACTIONS, run_id)
-    assert sum(sizes) > MOST > max(sizes)
+    assert sum(sizes) > most > max(sizes)
 
 
-def test_items_that_fit_alone_but_not_together_open_one_after_the_other(toy: flow.Flow) -> None:
-    """The first nodes of the two items take 32 MB and 41 MB, of at most 67 MB."""
-    sizes = {"i1": BIG[:210_000], "i2": BIG[:275_000]}  # twice in each row
+def test_items_that_fit_alone_but_not_together_open_one_after_the_other(
+    toy: flow.Flow, most: int
+) -> None:
+    """The first nodes of the two items take 32 MB and 41 MB, of at most 67 MB, or parts of it."""
+    sizes = {"i1": BIG[: 210_000 // PART], "i2": BIG[: 275_000 // PART]}  # twice in each row
     takes = {"node": "ok", "inputs": [{"name": "big", "from": "pipeline.big"}]}
     body = [{"id": f"n{n}", **takes} for n in range(75)]
     step = {"id": "m", "kind": "map", "over": {"$from": "items"}, "as": "one", "key": "id"}
@@ -211,15 +225,16 @@ def test_items_that_fit_alone_but_not_together_open_one_after_the_other(toy: flo
     assert len(flow.states(run_id)) == 151
 
 
-def test_the_maps_in_the_items_of_a_map_count_for_it(toy: flow.Flow, conn: Any) -> None:
+def test_the_maps_in_the_items_of_a_map_count_for_it(toy: flow.Flow, conn: Any, most: int) -> None:
     run_id = mapped(toy, "items", ("out", "items"))
     toy.go()
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
     assert len(flow.states(run_id)) == 1 + 12 + 144
     sizes = factories.column(conn, TRANSACTIONS, run_id)
-    assert sum(sizes) > MOST > max(sizes)
+    assert sum(sizes) > most > max(sizes)
 
 
+@pytest.mark.slow
 def test_results_that_no_json_value_holds_fail_the_map(toy: flow.Flow, conn: Any) -> None:
     toy.define(
         {"id": "m", "kind": "map", "over": {"$from": "items"}, "pipeline": "draw"},

@@ -56,7 +56,8 @@ def by_hand(toy: flow.Flow, run_id: str) -> None:
 
 
 Way = Callable[[flow.Flow, str], None]
-every_way = pytest.mark.parametrize("way", [ahead, dispatched, by_hand])
+WAYS = (ahead, dispatched, by_hand)
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def ran(toy: flow.Flow, way: Way, **columns: Any) -> str:
@@ -294,8 +295,9 @@ IDS: list[Any] = [
 ]
 
 
-@every_way
-@pytest.mark.parametrize("step_id", IDS)
+@pytest.mark.parametrize(
+    ("way", "step_id"), [(ahead, ".."), (dispatched, "żółć"), (by_hand, 7), (ahead, "x" * 100)]
+)
 def test_nodes_of_unusual_ids_run_and_have_folders_of_their_own(
     toy: flow.Flow, tmp_path: Path, way: Way, step_id: Any
 ) -> None:
@@ -539,9 +541,18 @@ def test_the_context_of_a_run_has_empty_results_where_it_has_nothing_itself(
     assert row["found"] == found
 
 
-@every_way
+OWN: list[tuple[Any, Json]] = [
+    ({"v": 1}, {"v": 1}),
+    (5, {}),
+    ("text", {}),
+    ([1, 2], {}),
+    (None, {}),
+]
+
+
 @pytest.mark.parametrize(
-    ("own", "output"), [({"v": 1}, {"v": 1}), (5, {}), ("text", {}), ([1, 2], {}), (None, {})]
+    ("way", "own", "output"),
+    [(way, *OWN[0]) for way in WAYS] + [(ahead, *each) for each in OWN[1:]],
 )
 def test_a_branch_and_a_loop_end_behind_an_empty_result(
     toy: flow.Flow, way: Way, own: Any, output: Json

@@ -68,15 +68,16 @@ def python(*args: str, cwd: Path | str = commands.ROOT, **env: str) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_a_session_that_takes_too_long_ends_and_names_its_test(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     limit = f"{patience(4):.0f}"
-    for processes in ((), ("-n", "1")):
-        given = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly")
-        own = {session_limit.VARIABLE: limit}
-        folder = ("--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path))
-        session = python(*given, *processes, *folder, **own)
+    given = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly")
+    own = {session_limit.VARIABLE: limit}
+    folder = ("--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path))
+    sessions = [python(*given, *processes, *folder, **own) for processes in ((), ("-n", "1"))]
+    for session in sessions:
         told, _ = session.communicate(timeout=patience(60))
         assert session.returncode == session_limit.EXIT_CODE, told
         assert f"took longer than {limit} s" in told
@@ -147,6 +148,7 @@ def test_fails_always():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_passes_alone_is_listed_as_flaky_and_no_other(tmp_path: Path) -> None:
     report = tmp_path / "flaky"
     codes: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support import (
     factories,
     rows_before_checks,
     sweeps,
+    tabled,
     transitions,
     wait,
 )
@@ -38,11 +40,22 @@ def accepted(conn: db.Connection) -> Generator[None]:
     app_triggers.accept(conn)
 
 
-@pytest.mark.parametrize("state", STATES)
+@contextmanager
+def guarded(conn: db.Connection) -> Generator[None]:
+    """Remove the trigger and all runs and jobs at the end of the block."""
+    yield
+    app_triggers.accept(conn)
+    factories.empty(conn, "workflow_runs", "ingest_jobs")
+
+
 @pytest.mark.parametrize("table", ["ingest_jobs", "workflow_node_jobs", "workflow_runs"])
-def test_a_row_that_cannot_be_promoted_delays_no_other(
-    conn: db.Connection, table: str, state: str
-) -> None:
+def test_a_row_that_cannot_be_promoted_delays_no_other(conn: db.Connection, table: str) -> None:
+    for state in STATES:
+        with tabled.case(state), guarded(conn):
+            promoted_past(conn, table, state)
+
+
+def promoted_past(conn: db.Connection, table: str, state: str) -> None:
     for name in ("a", "bad", "z"):
         if table == "workflow_runs":
             factories.run(conn, id=name, status="queued", mode="node")
@@ -96,11 +109,16 @@ def test_a_row_that_is_set_aside_is_left_alone_until_its_back_off_is_over(
     assert sweeper.promote_due() == 1
 
 
-@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("family", ["node", "ingest"])
 def test_a_lapsed_lease_that_cannot_be_taken_back_delays_no_other(
-    conn: db.Connection, family: str, state: str
+    conn: db.Connection, family: str
 ) -> None:
+    for state in STATES:
+        with tabled.case(state), guarded(conn):
+            taken_back_past(conn, family, state)
+
+
+def taken_back_past(conn: db.Connection, family: str, state: str) -> None:
     ids = [f"j{number}" for number in range(5)]
     for each in ids:
         if family == "node":
@@ -254,16 +272,15 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
     assert factories.column(conn, query) == ["bad", "good"]
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_waiter_that_raises_fails_no_holder_and_delays_no_other(
-    conn: db.Connection, state: str
-) -> None:
-    for each in ("holder", "bad", "next"):
-        factories.ingest(conn, id=each, lock_key="k")
-    held = transitions.claim_ingest(conn)
-    guard(conn, "ingest_jobs", "bad", state=state)
-    transitions.complete_ingest(conn, held)
-    assert transitions.claim_ingest(conn)["id"] == "next"
+def test_a_waiter_that_raises_fails_no_holder_and_delays_no_other(conn: db.Connection) -> None:
+    for state in STATES:
+        with tabled.case(state), guarded(conn):
+            for each in ("holder", "bad", "next"):
+                factories.ingest(conn, id=each, lock_key="k")
+            held = transitions.claim_ingest(conn)
+            guard(conn, "ingest_jobs", "bad", state=state)
+            transitions.complete_ingest(conn, held)
+            assert transitions.claim_ingest(conn)["id"] == "next"
 
 
 def test_the_sweep_of_lock_queues_skips_a_waiter_that_raises(conn: db.Connection) -> None:

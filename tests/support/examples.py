@@ -18,7 +18,7 @@ from hypothesis.strategies import DataObject
 
 FULL = bool(os.environ.get("QW_TEST_FULL"))
 SHARE = 4
-BUDGET_S = 20.0
+BUDGET_S = 10.0
 """After this time the examples that are left do nothing, unless one has failed."""
 _LAZY = (random.Random, DataObject)
 """What a test draws from while it runs: one that does nothing would draw otherwise than before."""
@@ -34,9 +34,9 @@ for name, most in {"quick": 100 // SHARE, "full": 100}.items():
 hypothesis.settings.load_profile("full" if FULL else "quick")
 
 
-def examples(full: int) -> int:
-    """Return the number of examples; `full`: in CI."""
-    return full if FULL else max(5, full // SHARE)
+def examples(full: int, quick: int | None = None) -> int:
+    """Return the number of examples: `full` in CI; else `quick`, by default a quarter."""
+    return full if FULL else quick or max(5, full // SHARE)
 
 
 def within_budget(test: Callable[..., Any]) -> Callable[..., Any]:

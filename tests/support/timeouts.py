@@ -1,4 +1,4 @@
-"""Shorten what the library waits for, where a test would take its real seconds."""
+"""Shorten what the library waits for, and lower what it writes at once, for a test's sake."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from queue_workflows import config
 from queue_workflows.db import pool, schema
-from queue_workflows.dispatch import schedule_rows
+from queue_workflows.dispatch import expansion, run_cache, schedule_rows
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, lane, shapes
 
@@ -67,3 +67,17 @@ def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a gpu worker's first claim, and the tool that it asks, take so long at most."""
     monkeypatch.setattr(gpu_models, "PUBLISH_WAIT_S", seconds)
     monkeypatch.setattr(shapes, "TIMEOUT_S", seconds)
+
+
+def write_less_at_once(monkeypatch: pytest.MonkeyPatch, part: int) -> int:
+    """Let a plan write one `part`-th of what it may; return how many bytes of JSON these are."""
+    most = expansion.TRANSACTION_BYTES // part
+    monkeypatch.setattr(expansion, "TRANSACTION_BYTES", most)
+    return most
+
+
+def read_less_at_once(monkeypatch: pytest.MonkeyPatch, part: int) -> int:
+    """Let a plan read one `part`-th of what it may; return how many bytes of JSON these are."""
+    most = run_cache.READ_BYTES // part
+    monkeypatch.setattr(run_cache, "READ_BYTES", most)
+    return most
