@@ -40,6 +40,7 @@ WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
 """Folders whose tests wait for processes."""
 LONGEST = (
     "tests/faults/test_failpoints.py",
+    "tests/faults/test_every_statement.py",
     "tests/faults/test_schedulers.py",
     "tests/faults/test_alert_senders.py",
     "tests/e2e/test_soak.py",

@@ -36,43 +36,26 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], str]:
-    """What a cheap run printed, its JSON, and its page."""
-    folder = tmp_path_factory.mktemp("benchmarks")
-    files = [folder / "figures.json", folder / "page.md"]
+def test_a_cheap_run_measures_prints_and_writes_every_row(tmp_path: Path) -> None:
+    files = [tmp_path / "figures.json", tmp_path / "page.md"]
     done = benchmark(
         *("--quick", "--only", "import", "enqueue"),
         *("--json", str(files[0]), "--markdown", str(files[1])),
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(files[0].read_text()), files[1].read_text()
-
-
-def test_every_row_has_its_figures(measured: tuple[str, dict[str, Any], str]) -> None:
-    _, data, _ = measured
+    data, page = json.loads(files[0].read_text()), files[1].read_text()
     assert {row["section"] for row in data["rows"]} == {"import", "enqueue"}
+    assert HEAD.search(done.stdout)
     for row in data["rows"]:
         assert row["ours"] > 0 and row["bare"] > 0, row
         assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"], row
         assert row["rounds"] >= 3, row
         assert row["met"] in (True, False), row
-    assert data["errors"] == {}
-
-
-def test_table_and_page_show_every_row(measured: tuple[str, dict[str, Any], str]) -> None:
-    printed, data, page = measured
-    assert HEAD.search(printed)
-    for row in data["rows"]:
-        line = next(line for line in printed.splitlines() if line.startswith(row["name"]))
+        lines = done.stdout.splitlines()
+        line = next(line for line in lines if line.startswith(row["name"]))
         assert FIGURES.fullmatch(line.removeprefix(row["name"])), line
         assert f"| {row['name']} |" in page
-
-
-def test_page_names_the_machine_but_not_the_host_name(
-    measured: tuple[str, dict[str, Any], str],
-) -> None:
-    _, data, page = measured
+    assert data["errors"] == {}
     assert {"CPU", "kernel", "PostgreSQL", "Python", "psycopg", "date"} <= data["machine"].keys()
     for value in data["machine"].values():
         assert value and value in page

@@ -44,7 +44,7 @@ def worker(cli: Commands, host: str, kind: Kind, shape: tuple[str, ...], keep_s:
 
 
 def stop_between_transactions(command: Command) -> None:
-    """Stop a worker where it holds no lock: else a cancel would wait for it."""
+    """Stop a worker where it holds no lock: else a cancel waits, and an event skips its job."""
 
     def stopped() -> bool:
         command.send(signal.SIGSTOP)
@@ -118,7 +118,7 @@ def test_a_job_goes_on_where_it_was_although_another_host_is_idle(
     job_id = queued(kind, tmp_path / "one")
     waits(kind, job_id)
     worker(cli, "b", kind, shape, 600)
-    first.send(signal.SIGSTOP)
+    stop_between_transactions(first)
     events.send("go", key="one", value=1)
     # Before the wait: one that is sent while a wait begins may be left to the orchestrator's sweep.
     events.send("go", key="two", value=2)
