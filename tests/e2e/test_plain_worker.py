@@ -59,15 +59,6 @@ def test_a_handler_that_crashes_is_charged_and_its_worker_goes_on(
     stopped(running)
 
 
-def test_a_lease_is_renewed_while_a_handler_keeps_the_gil(cli: Commands, tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    held = enqueued("holds_gil", folder=str(tmp_path / "job"), seconds=6)
-    running = worker(cli, "--lease-seconds", "3")
-    until(lambda: row(held)["status"] == "completed")
-    assert row(held)["claim_no"] == 1
-    stopped(running)
-
-
 def test_off_hard_hands_its_job_back_and_ends_the_worker(cli: Commands, tmp_path: Path) -> None:
     held = in_folder("waits", tmp_path / "job")
     running = worker(cli)

@@ -20,7 +20,7 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from tests.support import constants, invariants, proxy, slot_app, transitions
+from tests.support import invariants, proxy, slot_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
@@ -71,15 +71,6 @@ def test_jobs_run_at_once_in_processes_of_their_own(cli: Commands, tmp_path: Pat
     assert set(results) == pids
 
 
-def test_each_of_many_short_jobs_runs_once(cli: Commands) -> None:
-    ids = [enqueued("quick", {"number": number}) for number in range(200)]
-    running = worker(cli, 4)
-    until(lambda: ended(*ids))
-    stopped(running)
-    assert [row(each)["result"]["number"] for each in ids] == list(range(200))
-    assert {row(each)["claim_no"] for each in ids} == {1}
-
-
 def test_a_result_waits_for_no_other_handler(cli: Commands, tmp_path: Path) -> None:
     ((slow, folder),) = in_folders(tmp_path, "waits")
     running = worker(cli, 2)
@@ -125,15 +116,6 @@ def test_what_a_handler_prints_is_in_the_history_and_on_the_workers_stdout(
     found = history.get_job(job_id)
     assert found is not None
     assert "hello from the handler" in found["attempts"][0]["log"]["text"]
-
-
-def test_a_failure_is_recorded_with_its_traceback(cli: Commands, tmp_path: Path) -> None:
-    ((job_id, _),) = in_folders(tmp_path, "fails")
-    running = worker(cli)
-    until(lambda: ended(job_id, status="failed"))
-    stopped(running)
-    assert row(job_id)["error"] == "ValueError: as it was asked to"
-    assert row(job_id)["crash_count"] == 0
 
 
 def test_at_sigterm_a_job_that_yields_ends_there_and_others_are_handed_back(
@@ -332,53 +314,12 @@ def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(
         stopped(again)
 
 
-def test_results_survive_the_loss_of_all_connections(cli: Commands, tmp_path: Path) -> None:
-    made = in_folders(tmp_path, "waits", count=2)
-    running = worker(cli)
-    until(lambda: begun(*(folder for _, folder in made)))
-    db.close_pool()
-    with db.connect() as conn:
-        conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-    slot_app.let_go(*(folder for _, folder in made))
-    until(lambda: ended(*(job_id for job_id, _ in made)))
-    assert {row(job_id)["claim_no"] for job_id, _ in made} == {1}
-    after = enqueued("quick", {"number": 1})
-    until(lambda: ended(after))
-    stopped(running)
-
-
-def test_a_worker_ends_when_nothing_is_left(cli: Commands) -> None:
-    ids = [enqueued("quick", {"number": number}) for number in range(20)]
-    burst = worker(cli, 2, "--burst")
-    assert burst.wait() == 0, burst.err
-    assert ended(*ids)
-
-
-def test_an_idle_worker_ends(cli: Commands) -> None:
-    job_id = enqueued("quick", {"number": 1})
-    idle = worker(cli, 2, "--idle-exit", "0.5")
-    assert idle.wait() == 0, idle.err
-    assert ended(job_id)
-
-
 def test_an_executor_is_replaced_after_so_many_jobs(cli: Commands) -> None:
     ids = [enqueued("quick", {"number": number}) for number in range(6)]
     running = worker(cli, 1, "--max-jobs", "2", "--burst")
     assert running.wait() == 0, running.err
     pids = [row(each)["result"]["pid"] for each in ids]
     assert len(set(pids)) == 3
-
-
-def test_an_executor_that_has_grown_is_replaced(cli: Commands, tmp_path: Path) -> None:
-    first = enqueued("quick", {"number": 1}, priority=1)
-    ((large, _),) = in_folders(tmp_path, "grows", megabytes=1)
-    running = worker(cli, 1, "--max-rss-mb", "1", "--burst")
-    assert running.wait() == 0, running.err
-    assert row(large)["error"] is None
-    assert row(first)["result"]["pid"] != row(large)["result"]["pid"]
 
 
 def test_an_isolated_task_has_a_process_of_its_own_for_each_job(cli: Commands) -> None:
@@ -554,15 +495,6 @@ def test_nodes_after_an_apps_own_refs_are_dispatched_by_the_orchestrator(cli: Co
     until(lambda: statuses().get("s/b") in ("completed", "skipped"))
     stopped(running)
     assert statuses() == {"s/a": "completed", "s/b": "completed"}
-
-
-def test_a_node_that_nobody_knows_fails_with_the_name_of_the_app(cli: Commands) -> None:
-    job_id = node("no_such_node")
-    soon = constants.env({"claim.record.UNKNOWN_NODE_S": 1})
-    running = worker(cli, 1, queue="cpu", **soon)
-    until(lambda: node_row(job_id)["status"] == "failed")
-    stopped(running)
-    assert "no_such_node" in node_row(job_id)["error"]
 
 
 # --- the command -------------------------------------------------------------------------------

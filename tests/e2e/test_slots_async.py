@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import queue_workflows
-from queue_workflows import config, db, dispatcher, history, jobs, node_queue, run_store, workers
-from tests.support import constants, slot_app
+from queue_workflows import db, dispatcher, history, jobs, node_queue, run_store
+from tests.support import slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import (
@@ -287,36 +286,6 @@ def test_a_killed_executor_charges_what_ran_and_not_what_waited(
     stopped(running)
 
 
-def test_a_job_whose_crash_would_be_its_last_runs_in_a_process_of_its_own(
-    cli: Commands, tmp_path: Path
-) -> None:
-    cli.env |= constants.env({"claim.recovery.MAX_CRASHES": 2})
-    dies, first = in_folder(tmp_path, "async_dies", everyone=1)
-    other, second = in_folder(tmp_path, "async_waits")
-    running = worker(cli, 2)
-    until(lambda: status(dies, "failed"))
-    assert "poison" in row(dies)["error"]
-    assert len(slot_app.starts_of(first)) == 2
-    slot_app.let_go(second)
-    until(lambda: status(other, "completed"))
-    assert row(other)["crash_count"] <= 1
-    stopped(running)
-
-
-def test_hard_off_hands_all_of_them_back_uncounted(cli: Commands, tmp_path: Path) -> None:
-    made = [in_folder(tmp_path, "async_waits_once", f"{number}") for number in range(3)]
-    made.append(in_folder(tmp_path, "waits_once"))
-    running = worker(cli, 8)
-    until(lambda: begun(*(folder for _, folder in made)))
-    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="hard")
-    until(lambda: all(status(job_id, "queued") for job_id, _ in made))
-    assert [charges(job_id) for job_id, _ in made] == [(1, 0, 0)] * 4
-    assert running.process.poll() is None
-    workers.enable(config.host_label(), slot_app.QUEUE)
-    until(lambda: all(status(job_id, "completed") for job_id, _ in made))
-    stopped(running)
-
-
 def test_at_sigterm_jobs_that_end_are_recorded_and_others_are_handed_back(
     cli: Commands, tmp_path: Path
 ) -> None:
@@ -353,25 +322,6 @@ def test_an_executor_is_replaced_after_so_many_jobs_while_others_of_it_go_on(
     assert [pids.count(each) for each in dict.fromkeys(pids)] == [2, 3, 1]
     assert row(long)["result"]["pid"] == pids[0]
     assert charges(long) == (1, 0, 0)
-    stopped(running)
-
-
-def test_a_cancelled_run_ends_its_async_node_alone(cli: Commands, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    cancelled, other = (
-        node("node_awaits", folder=str(first)),
-        node("node_streams", folder=str(second)),
-    )
-    running = worker(cli, 2, queue="cpu")
-    until(lambda: begun(first, second))
-    queue_workflows.cancel_run(node_row(cancelled)["run_id"])
-    until(lambda: node_row(cancelled)["status"] == "cancelled")
-    until(lambda: (first / "tidied").exists())
-    slot_app.let_go(second)
-    until(lambda: node_row(other)["status"] == "completed")
-    assert node_row(other)["claim_no"] == 1
     stopped(running)
 
 

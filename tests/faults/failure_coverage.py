@@ -284,15 +284,15 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "clocks that step",
         (
             "faults/test_server_faults.py::test_a_wall_clock_an_hour_off_that_steps_stops_and_requeues_nothing",
-            "integration/test_scheduler.py::test_a_clock_that_steps_back_and_forth_fires_nothing_twice_and_goes_on",
+            "integration/test_schedule_rows.py::test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice",
             "integration/test_scheduler.py::test_due_is_decided_by_the_databases_clock",
         ),
     ),
     "P14": (
         "schedules that fire twice, or not",
         (
-            "integration/test_scheduler.py::test_three_schedulers_under_kill_and_restart_fire_each_instant_once",
-            "integration/test_scheduler.py::test_an_outage_of_hours_costs_one_late_fire",
+            "integration/test_schedule_rows.py::test_a_scheduler_that_is_killed_in_a_fire_loses_and_doubles_nothing",
+            "integration/test_old_style_entries.py::test_entries_keep_their_catch_up_of_an_hour_and_never_wait_for_each_other",
             "integration/test_scheduler.py::test_a_restart_fires_nothing_again_and_what_came_due_meanwhile",
         ),
     ),

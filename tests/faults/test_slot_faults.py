@@ -161,22 +161,6 @@ def test_a_handler_that_prints_a_hundred_megabytes_disturbs_nobody(
     assert len(log["text"]) < 2 * slot_app.CHUNK
 
 
-def test_a_killed_executor_is_replaced_and_only_its_job_is_charged(
-    cli: Commands, tmp_path: Path
-) -> None:
-    job_id, folder = enqueued(tmp_path, "waits_once")
-    neighbour, other = enqueued(tmp_path, "waits")
-    running = worker(cli, 2)
-    until(lambda: begun(folder) and begun(other))
-    os.kill(slot_app.starts_of(folder)[0], signal.SIGKILL)
-    until(lambda: status(job_id, "completed"))
-    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, 1)
-    slot_app.let_go(other)
-    until(lambda: status(neighbour, "completed"))
-    assert (row(neighbour)["claim_no"], row(neighbour)["crash_count"]) == (1, 0)
-    stopped(running)
-
-
 def test_a_stopped_executor_keeps_its_claim_and_goes_on(cli: Commands, tmp_path: Path) -> None:
     job_id, folder = enqueued(tmp_path, "waits")
     running = worker(cli, 1, "--lease-seconds", "2")

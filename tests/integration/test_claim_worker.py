@@ -12,7 +12,6 @@ import pytest
 import queue_workflows
 from queue_workflows import (
     claim_worker,
-    config,
     db,
     dispatcher,
     errors,
@@ -660,24 +659,6 @@ def test_what_cannot_work_is_refused(queue: str, more: Row) -> None:
     assert issubclass(errors.UnknownQueue, ValueError)
 
 
-@pytest.mark.parametrize(
-    ("row", "budget_s"),
-    [
-        ({"queue": "gpu", "node_module": "m", "required_model": None}, 8100),
-        ({"queue": "gpu", "node_module": "m", "required_model": "v"}, 1800),
-        ({"queue": "cpu", "node_module": "m"}, 2100),
-        ({"queue": "cpu", "node_module": "__input__choose_one"}, 120),
-        ({"queue": "fetch"}, 7200),
-        ({"queue": "load"}, 3600),
-        ({"queue": "other"}, 42),
-        ({"queue": "cpu", "node_module": "m", "timeout_s": 7.5}, 7.5),
-    ],
-)
-def test_budgets_are_those_of_the_contract(row: Row, budget_s: float) -> None:
-    config.configure(video_model_ids={"v"}, ingest_default_budget_s=42)
-    assert claim_worker.budget_for(row) == budget_s
-
-
 def test_the_worker_dispatches_what_it_finished_without_an_orchestrator(body: Body) -> None:
     workflow = {"name": "w", "steps": [{"id": "s", "kind": "pipeline", "pipeline": "p"}]}
     pipeline = {
@@ -708,33 +689,6 @@ def test_a_job_claimed_by_a_commit_whose_reply_was_lost_is_given_back(body: Body
     assert node_row(second)["claim_no"] == 2
     assert event_types(second) == ["claimed", "requeued", "claimed", "completed"]
     assert node_row(second)["crash_count"] == 0
-
-
-def test_a_batch_gives_back_what_it_has_not_run_when_it_must_leave(
-    db: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "0.2")
-    started, release = threading.Event(), threading.Event()
-
-    def task(reason: str) -> None:
-        started.set()
-        release.wait(20)
-
-    queue_workflows.register_ingest_task("t", task)
-    jobs.enqueue_many(task_name="t", queue="load", args=[{}] * 4)
-    codes: list[int] = []
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        release.set()
-
-    subject = claim_worker.ClaimWorker(queue="load", host="box", batch=4, on_exit=leave)
-    with running(subject):
-        assert started.wait(30)
-        subject.stop()
-        wait.until(lambda: codes == [0])
-        rows = ingest_rows()
-    assert {(r["status"], r["crash_count"]) for r in rows} == {("queued", 0)}
 
 
 def test_a_slow_hook_holds_no_claim_of_the_next_job(body: Body) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import config, db, dispatcher, node_queue, run_store
-from tests.support import factories, flow, transitions
+from queue_workflows import db, dispatcher, node_queue, run_store
+from tests.support import flow, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
@@ -38,17 +38,6 @@ def test_cancel_run_cancels_what_waits_and_keeps_what_is_done(toy: flow.Flow) ->
     assert queue_workflows.cancel_run("nope") is None
 
 
-def test_cancel_run_joins_the_callers_transaction(toy: flow.Flow) -> None:
-    run_id = chain(toy)
-    with db.connection() as mine:
-        queue_workflows.cancel_run(run_id, conn=mine)
-        mine.rollback()
-    assert flow.status(run_id) == "running"
-    with db.connection() as mine:
-        queue_workflows.cancel_run(run_id, conn=mine)
-    assert flow.status(run_id) == "cancelled"
-
-
 def test_a_queued_run_is_cancelled_before_it_starts(toy: flow.Flow) -> None:
     toy.dag(a="")
     run_id = toy.submit()
@@ -57,38 +46,10 @@ def test_a_queued_run_is_cancelled_before_it_starts(toy: flow.Flow) -> None:
     assert (flow.status(run_id), flow.states(run_id)) == ("cancelled", {})
 
 
-def test_cancel_job_takes_the_run_with_it(toy: flow.Flow) -> None:
-    run_id = chain(toy)
-    row = queue_workflows.cancel_job(flow.job(run_id, "s/b")["id"])
-    assert row is not None
-    assert row["status"] == "cancelled"
-    assert flow.status(run_id) == "cancelled"
-    assert flow.states(run_id)["s/x"] == "cancelled"
-    assert queue_workflows.cancel_job(row["id"]) is None
-    assert queue_workflows.cancel_job("nope") is None
-
-
 def test_cancel_job_of_a_done_node_leaves_its_run_alone(toy: flow.Flow) -> None:
     run_id = chain(toy)
     assert queue_workflows.cancel_job(flow.job(run_id, "s/a")["id"]) is None
     assert flow.status(run_id) == "running"
-
-
-def test_cancel_job_of_a_running_node_requests_its_end(toy: flow.Flow, conn: Any) -> None:
-    run_id = chain(toy)
-    job = transitions.claim_node(conn)
-    row = queue_workflows.cancel_job(job["id"])
-    assert row is not None
-    assert (row["status"], row["cancel_requested_at"] is not None) == ("running", True)
-    assert flow.status(run_id) == "cancelled"
-
-
-def test_cancel_job_of_an_ingest_job(toy: flow.Flow, conn: Any) -> None:
-    job = factories.ingest(conn)
-    row = queue_workflows.cancel_job(job["id"])
-    assert row is not None
-    assert row["status"] == "cancelled"
-    assert queue_workflows.cancel_job(job["id"]) is None
 
 
 # --- run again
@@ -183,20 +144,6 @@ def test_a_skip_is_decided_again_from_the_node_that_is_retried(toy: flow.Flow) -
     assert flow.states(run_id) == {"s/a": "completed", "s/b": "completed"}
 
 
-def test_retry_run_refuses_what_it_cannot_do(toy: flow.Flow) -> None:
-    with pytest.raises(KeyError, match="nope"):
-        queue_workflows.retry_run("nope")
-    run_id = chain(toy)
-    with pytest.raises(ValueError, match="is running: only a finished one"):
-        queue_workflows.retry_run(run_id)
-    toy.go()
-    with pytest.raises(ValueError, match="completed: name the node"):
-        queue_workflows.retry_run(run_id)
-    with pytest.raises(KeyError, match="no node 's/zzz'"):
-        queue_workflows.retry_run(run_id, from_node="s/zzz")
-    assert flow.status(run_id) == "completed"
-
-
 def test_a_retry_waits_for_what_would_still_bring_an_old_result(toy: flow.Flow, conn: Any) -> None:
     toy.dag(a="", b="a")
     run_id = toy.started()
@@ -260,31 +207,6 @@ def test_a_retry_from_a_node_requests_no_end_of_nodes_that_still_run(
     transitions.hand_back(conn, x, reason="cancelled")
     toy.go()
     assert flow.status(run_id) == "completed"
-
-
-def test_retry_job_reopens_its_run(toy: flow.Flow) -> None:
-    run_id = chain(toy)
-    job_id = flow.job(run_id, "s/b")["id"]
-    with pytest.raises(ValueError, match="is queued: only a failed or cancelled"):
-        queue_workflows.retry_job(job_id)
-    flow.fail(run_id, "s/b")
-    assert queue_workflows.retry_job(job_id)["id"] == job_id
-    toy.go()
-    assert flow.status(run_id) == "completed"
-
-
-def test_retry_job_of_an_ingest_job_queues_it_again(toy: flow.Flow, conn: Any) -> None:
-    config.register_ingest_task("t", lambda reason: {"done": True})
-    job = factories.ingest(conn)
-    with pytest.raises(KeyError, match="no failed or cancelled job"):
-        queue_workflows.retry_job(job["id"])
-    node_queue.mark_ingest_failed(job["id"], error="broke")
-    row = queue_workflows.retry_job(job["id"])
-    assert (row["status"], row["generation"], row["error"]) == ("queued", 1, None)
-    toy.work("fetch")
-    assert factories.reread(conn, job)["result"] == {"done": True}
-    with pytest.raises(KeyError, match="no failed or cancelled job"):
-        queue_workflows.retry_job("nope")
 
 
 # --- runs that an operator put back in line

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, errors, jobs, node_queue, scheduler
-from tests.support import factories, flow, transitions
+from tests.support import factories, flow, tabled, transitions
 from tests.support.worker_views import row as get
 
 
@@ -52,27 +52,26 @@ def test_the_defaults_are_the_contracts(db: ModuleType) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
+def test_a_job_that_cannot_be_is_refused_before_any_write(conn: Any) -> None:
+    cases: list[Any] = [
         ({"queue": "cpu"}, errors.UnknownQueue),
         ({"queue": "nope"}, errors.UnknownQueue),
         ({"task_name": "nope"}, errors.UnknownTask),
         ({"args": {"a": "\x00"}}, errors.InvalidPayload),
         ({"args": {"a": {1}}}, errors.InvalidPayload),
-    ],
-)
-def test_a_job_that_cannot_be_is_refused_before_any_write(
-    conn: Any, given: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(ValueError) as caught:
-        enqueue(**given)
-    assert isinstance(caught.value, error)
-    with pytest.raises(ValueError):
-        jobs.enqueue_many(
-            **{"task_name": "t", "queue": "fetch"} | given | {"args": [given.get("args", {})]}
-        )
-    assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
+    ]
+    for given, error in cases:
+        with tabled.case(given, error):
+            with pytest.raises(ValueError) as caught:
+                enqueue(**given)
+            assert isinstance(caught.value, error)
+            with pytest.raises(ValueError):
+                jobs.enqueue_many(
+                    **{"task_name": "t", "queue": "fetch"}
+                    | given
+                    | {"args": [given.get("args", {})]}
+                )
+            assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
 
 
 def test_the_task_that_was_perhaps_meant_is_named(db: ModuleType) -> None:
@@ -89,22 +88,6 @@ def test_an_apps_own_queue_is_a_queue(db: ModuleType) -> None:
     assert claim("flood.eu")["id"] == job_id
     with pytest.raises(errors.UnknownQueue, match=r"'fetch': known are flood\.eu"):
         enqueue(queue="fetch")
-
-
-def test_with_conn_job_and_wake_up_leave_with_the_callers_commit(
-    db: ModuleType, heard: Callable[[], Any]
-) -> None:
-    with db.connection() as theirs:
-        job_id = enqueue(conn=theirs)
-        assert node_queue.get_ingest_job(job_id) is None
-        assert heard() == []
-    assert get(job_id)["status"] == "queued"
-    assert heard() == [("ingest_job_ready", "fetch")]
-    with db.connection() as theirs:
-        job_id = enqueue(conn=theirs)
-        theirs.rollback()
-    assert node_queue.get_ingest_job(job_id) is None
-    assert heard() == []
 
 
 def test_many_jobs_are_one_statement_with_one_wake_up(heard: Callable[[], Any]) -> None:
@@ -226,16 +209,6 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
     ]  # fmt: skip
 
 
-def test_a_failure_of_a_job_with_a_cancel_request_is_no_retry(conn: Any) -> None:
-    factories.ingest(conn, max_attempts=3)
-    job = transitions.claim_ingest(conn)
-    jobs.cancel(job["id"])
-    row = transitions.fail(conn, job, error="interrupted")
-    assert row is not None
-    assert (row["status"], row["available_at"]) == ("cancelled", None)
-    assert row["finished_at"] is not None
-
-
 def test_a_timeout_fails_an_ingest_job_at_once(conn: Any) -> None:
     factories.ingest(conn, max_attempts=3)
     job = transitions.claim_ingest(conn)
@@ -245,31 +218,6 @@ def test_a_timeout_fails_an_ingest_job_at_once(conn: Any) -> None:
 
 
 # --- cancel and retry --------------------------------------------------------------------------
-
-
-def test_a_waiting_job_is_cancelled_at_once(conn: Any) -> None:
-    for job in (get(enqueue()), factories.ingest(conn, available_at="2999-01-01")):
-        row = jobs.cancel(job["id"])
-        assert row is not None
-        assert (row["status"], row["blocked_reason"]) == ("cancelled", None)
-        assert row["finished_at"] is not None
-        assert jobs.cancel(job["id"]) is None
-        assert history(conn, job["id"]) == ["cancelled"]
-    assert claim() is None
-
-
-def test_a_cancel_request_of_a_running_job_is_notified_at_once(
-    conn: Any, heard: Callable[[], Any]
-) -> None:
-    job_id = enqueue()
-    claim()
-    heard()
-    row = jobs.cancel(job_id)
-    assert row is not None
-    assert (row["status"], row["cancel_requested_at"] is None) == ("running", False)
-    assert heard() == [("job_cancel", job_id)]
-    assert jobs.cancel(job_id) is not None
-    assert heard() == []
 
 
 def test_a_failed_job_is_retried_in_a_new_generation(conn: Any, heard: Callable[[], Any]) -> None:
@@ -319,21 +267,6 @@ def test_a_lapsed_lease_goes_to_the_front_then_waits_then_is_poison(conn: Any) -
     error = get(job_id)["error"]
     assert error.startswith("poison: its lease lapsed 10 times in a row, the last time of w1")
     assert get(job_id)["crash_count"] == 0
-
-
-def test_a_lapsed_job_with_a_cancel_request_is_cancelled(conn: Any) -> None:
-    enqueue()
-    job = transitions.claim_ingest(conn)
-    jobs.cancel(job["id"])
-    transitions.expire(conn, job)
-    (row,) = node_queue.reclaim_expired_ingest_leases()
-    assert row["status"] == "cancelled"
-
-
-def test_a_fresh_lease_is_never_touched(conn: Any) -> None:
-    enqueue()
-    claim()
-    assert node_queue.reclaim_expired_ingest_leases() == []
 
 
 def test_one_machines_running_jobs_are_taken_back(conn: Any) -> None:

@@ -549,23 +549,6 @@ def test_a_fresh_lease_is_never_touched(run: str, conn: Any) -> None:
     assert factories.reread(conn, job)["status"] == "running"
 
 
-@pytest.mark.parametrize("how", ["run", "job"])
-def test_a_lapsed_job_with_a_cancel_request_is_cancelled(run: str, conn: Any, how: str) -> None:
-    enqueue(run)
-    job = transitions.claim_node(conn)
-    if how == "run":
-        conn.execute("UPDATE workflow_runs SET status = 'cancelled'")
-    else:
-        conn.execute("UPDATE workflow_node_jobs SET cancel_requested_at = now()")
-    transitions.expire(conn, job)
-    (row,) = node_queue.reclaim_expired_leases()
-    assert row["status"] == "cancelled"
-    job = factories.reread(conn, job)
-    assert job["finished_at"] is not None
-    assert (job["priority"], job["available_at"]) == (10, None)
-    assert outbox_kinds(conn) == []
-
-
 def test_a_row_that_is_locked_is_left_for_the_next_sweep(
     run: str, conn: Any, db: ModuleType
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, scheduler, tasks
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import entry_instants, wait
+from tests.support import wait
 from tests.support.clocks import Clock
 from tests.support.factories import execute as rows
 from tests.support.wait import patience
@@ -161,18 +160,6 @@ def test_the_boot_kick_is_one_job_an_entry_and_hour_without_freshness(
 # --- the ticker
 
 
-def test_a_new_entry_waits_for_its_next_instant(db: ModuleType):
-    clock = Clock(TEN + 30 * MINUTE)
-    ticker = Ticker(schedule=[entry()], now_fn=clock)
-    assert ticker.run_once() == []
-    clock.now = TEN + 64 * MINUTE
-    assert ticker.run_once() == []
-    clock.now = TEN + 65 * MINUTE
-    assert len(ticker.run_once()) == 1
-    assert ticker.run_once() == []
-    assert fires() == [("prices", TEN + 65 * MINUTE)]
-
-
 def test_a_restart_fires_nothing_again_and_what_came_due_meanwhile(db: ModuleType):
     clock = Clock(TEN)
     first = Ticker(schedule=[entry()], now_fn=clock)
@@ -184,46 +171,6 @@ def test_a_restart_fires_nothing_again_and_what_came_due_meanwhile(db: ModuleTyp
     clock.now = TEN + 70 * MINUTE
     assert len(Ticker(schedule=[entry()], now_fn=clock).run_once()) == 1
     assert fires() == [("prices", TEN + 5 * MINUTE), ("prices", TEN + 65 * MINUTE)]
-
-
-def test_an_outage_of_hours_costs_one_late_fire(db: ModuleType):
-    clock = Clock(TEN)
-    ticker = Ticker(schedule=[entry(), entry("daily", 30, hours={11})], now_fn=clock)
-    ticker.run_once()
-    clock.now = TEN + 4 * HOUR
-    ticker.run_once()
-    assert fires() == [("prices", TEN + 3 * HOUR + 5 * MINUTE)]
-
-
-def test_a_clock_that_steps_back_and_forth_fires_nothing_twice_and_goes_on(db: ModuleType):
-    clock = Clock(TEN)
-    ticker = Ticker(schedule=[entry()], now_fn=clock)
-    for minutes in (0, 5, -55, -50, 5, 6, 66, 5, 6, 66, 125):
-        clock.now = TEN + minutes * MINUTE
-        ticker.run_once()
-    assert fires() == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
-    assert len(jobs()) == 3
-
-
-def test_what_came_due_while_the_clock_was_ahead_fires_when_it_is_put_right(db: ModuleType):
-    seen_before(db, "prices", TEN - 55 * MINUTE)
-    clock = Clock(TEN)
-    ticker = Ticker(schedule=[entry()], now_fn=clock)
-    for minutes in (0, 126, 10, 66, 127):
-        clock.now = TEN + minutes * MINUTE
-        ticker.run_once()
-    assert [job["reason"] for job in jobs()] == ["tick"] * 3
-    assert fires()[1:] == [("prices", TEN + at * MINUTE) for at in (5, 65, 125)]
-
-
-def test_a_clock_that_was_days_ahead_does_not_stop_the_ticker(db: ModuleType):
-    clock = Clock(TEN + 72 * HOUR)
-    ticker = Ticker(schedule=[entry()], now_fn=clock)
-    ticker.run_once()
-    clock.now = TEN
-    ticker.run_once()
-    clock.now = TEN + 5 * MINUTE
-    assert len(ticker.run_once()) == 1
 
 
 def test_due_is_decided_by_the_databases_clock(db: ModuleType):
@@ -341,48 +288,7 @@ def test_database_errors_are_logged_once_and_waited_out(
     assert fires() == [("prices", TEN + 5 * MINUTE), ("prices", TEN + 65 * MINUTE)]
 
 
-def test_tickers_beside_each_other_fire_each_instant_once(db: ModuleType):
-    schedule = [entry(f"e{minute}", minute) for minute in range(0, 60, 10)]
-    clocks = [Clock(TEN - MINUTE) for _ in range(3)]
-    barrier = threading.Barrier(3)
-
-    def tick(number: int) -> None:
-        order = random.Random(number).sample(schedule, len(schedule))
-        ticker = Ticker(schedule=order, now_fn=clocks[number])
-        for _ in range(13):
-            barrier.wait(30)
-            ticker.run_once()
-            clocks[number].now += 10 * MINUTE
-
-    threads = [threading.Thread(target=tick, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    expected = [
-        (due.name, fire_at)
-        for due, fire_at in entry_instants.between(schedule, TEN - MINUTE, TEN + 119 * MINUTE)
-    ]
-    assert fires() == expected
-    assert len(jobs()) == len(expected) == 12
-
-
 # --- processes
-
-SPEED = 300.0
-
-FAST_SCHEDULER = """
-import sys, time
-from datetime import datetime, timedelta
-from queue_workflows import config, scheduler
-base, since, speed = datetime.fromisoformat(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-config.register_ingest_task("prices", lambda reason: {})
-scheduler.Ticker(
-    schedule=[scheduler.ScheduleEntry(f"m{m}", m, "prices", "fetch") for m in range(60)],
-    now_fn=lambda: base + timedelta(seconds=(time.monotonic() - since) * speed),
-    sleep_fn=lambda seconds: time.sleep(seconds / speed),
-).run_forever()
-"""
 
 
 def spawn(code_or_args: list[str], **environment: str) -> subprocess.Popen[str]:
@@ -400,39 +306,6 @@ def end(process: subprocess.Popen[str]) -> str:
     process.kill()
     output, _ = process.communicate(timeout=30)
     return output
-
-
-def test_three_schedulers_under_kill_and_restart_fire_each_instant_once(db: ModuleType):
-    chance = random.Random(7)
-    for minute in range(60):
-        seen_before(db, f"m{minute}", TEN - HOUR + minute * MINUTE)
-    since = time.monotonic()
-    args = ["-c", FAST_SCHEDULER, TEN.isoformat(), str(since), str(SPEED)]
-    alive = [spawn(args) for _ in range(3)]
-    said: list[str] = []
-    try:
-        wait.until(lambda: jobs(), timeout_s=30)
-        for _ in range(4):
-            said.append(end(alive.pop(chance.randrange(3))))
-            alive.append(spawn(args))
-            least = len(jobs()) + 5
-            wait.until(lambda least=least: len(jobs()) >= least, timeout_s=30)
-    finally:
-        said += [end(process) for process in alive]
-    assert "".join(said).strip() == ""
-    fired = fires()[60:]
-    schedule = [entry(f"m{minute}", minute) for minute in range(60)]
-    due = entry_instants.between(schedule, fired[0][1] - MINUTE, fired[-1][1])
-    expected = [(one.name, fire_at) for one, fire_at in due]
-    # The last kill may have undone a batch of earlier instants than another had fired.
-    ticker = Ticker(schedule=schedule, now_fn=lambda: fired[-1][1])
-
-    def caught_up() -> bool:
-        ticker.run_once()
-        return fires()[60:] == expected
-
-    wait.until(caught_up, timeout_s=30)
-    assert len({job["id"] for job in jobs()}) == len(expected) == len(jobs())
 
 
 @pytest.fixture

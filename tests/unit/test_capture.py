@@ -223,17 +223,6 @@ class Logs:
         return [(each.lease.claim_no, each.written()[0]) for each in self.logs.take()]
 
 
-def test_each_attempt_has_its_own_log_and_a_silent_one_has_none() -> None:
-    found = Logs()
-    first, silent, last = (found.job(number) for number in (1, 2, 3))
-    found.logs.add(first, b"first\n")
-    found.logs.end(first)
-    found.logs.end(silent)
-    found.logs.add(last, b"last\n")
-    assert found.taken() == [(1, "first\n"), (3, "last\n")]
-    assert found.taken() == []
-
-
 def test_a_log_is_stored_after_a_while_and_at_the_end_of_its_handler() -> None:
     found = Logs()
     assert found.logs.store_at == math.inf
@@ -254,21 +243,6 @@ def test_logs_of_handlers_that_end_one_after_the_other_share_statements() -> Non
             found.logs.store_at = math.inf
     assert found.logs.store_at == job_logs.BETWEEN_S
     assert found.taken() == [(2, "x"), (3, "x")]
-
-
-def test_what_could_not_be_stored_is_tried_again_unless_the_worker_leaves() -> None:
-    found = Logs()
-    found.logs.add(found.job(1), b"x")
-    found.logs.end(found.job(1))
-    for keep, kept in ((True, [(1, "x")]), (False, [])):
-        taken = found.logs.take()
-        [each.written() for each in taken]
-        found.logs.put_back(taken, keep=keep)
-        if keep:
-            again = found.logs.take()
-            assert [(each.lease.claim_no, each.written()[0]) for each in again] == kept
-            found.logs.put_back(again, keep=True)
-    assert found.taken() == []
 
 
 @pytest.mark.parametrize("knob", ["0", "-1"])
