@@ -10,13 +10,14 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import queue_workflows
 from queue_workflows import config, db, node_queue, run_store, runs
 from queue_workflows.__main__ import main
+from tests.support import tabled
 from tests.support.commands import TOYHOST, Commands, refused, script
 
 QW = "queue-workflows"
@@ -146,9 +147,8 @@ def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
 # --- input that is refused ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
+def test_one_line_names_what_is_wrong(db: ModuleType, invoke: Callable[..., Invoked]) -> None:
+    cases: list[Any] = [
         (("up",), "nothing to start: no node, ingest task or workflow provider is registered"),
         (("up", "--app", "tests.support.toy_app:nothing"), "nothing to start"),
         (("up", "--app", "tests.support.toy_app:ingest_only", "--cpu", "1"), "knows nodes"),
@@ -173,15 +173,13 @@ def test_a_reader_that_goes_away_is_no_error(cli: Commands) -> None:
         (("migrate", "--to", "9999"), "--to 9999: there is no migration 9999"),
         (("demo", "/no/such", "--yes"), "there is no folder /no/such"),
         (("demo",), "use a terminal, or --yes"),
-    ],
-)
-def test_one_line_names_what_is_wrong(
-    db: ModuleType, invoke: Callable[..., Invoked], argv: tuple[str, ...], said: str
-) -> None:
-    refusal = invoke(*argv)
-    assert said in refusal.line
-    assert refusal.line.startswith(f"queue-workflows {argv[0]}: ")
-    assert runs.list() == []
+    ]
+    for argv, said in cases:
+        with tabled.case(argv, said):
+            refusal = invoke(*argv)
+            assert said in refusal.line
+            assert refusal.line.startswith(f"queue-workflows {argv[0]}: ")
+            assert runs.list() == []
 
 
 def test_the_demo_mixes_with_no_other_apps_work(

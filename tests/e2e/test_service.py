@@ -16,7 +16,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, db, jobs
-from tests.support import commands, http_service, invariants
+from tests.support import commands, http_service, invariants, tabled
 from tests.support.commands import Commands
 from tests.support.wait import patience, until
 
@@ -165,9 +165,8 @@ def test_a_key_with_other_content_is_a_conflict_with_both(service: http_service.
     assert clash.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_a_trigger_that_cannot_be_queued_is_refused(shared: http_service.Service) -> None:
+    cases: list[Any] = [
         ({"lock_key": None}, "lock_key"),
         ({"queue": "nowhere"}, "nowhere"),
         ({"task": "load.nothing"}, "load.nothing"),
@@ -180,16 +179,14 @@ def test_a_key_with_other_content_is_a_conflict_with_both(service: http_service.
         ({"args": {"x": "\x00"}}, "args"),
         ({"lock_key": "k" * 1001}, "lock_key"),
         ({"surprise": 1}, "surprise"),
-    ],
-)
-def test_a_trigger_that_cannot_be_queued_is_refused(
-    shared: http_service.Service, change: dict[str, Any], named: str
-) -> None:
-    body = {"queue": "load.a", "task": "load.chunks", "lock_key": "k", **change}
-    body = {name: value for name, value in body.items() if value is not None}
-    refused = shared.post(TRIGGER, body)
-    assert refused.status_code == 422, refused.text
-    assert named in refused.json()["detail"]
+    ]
+    for change, named in cases:
+        with tabled.case(change, named):
+            body = {"queue": "load.a", "task": "load.chunks", "lock_key": "k", **change}
+            body = {name: value for name, value in body.items() if value is not None}
+            refused = shared.post(TRIGGER, body)
+            assert refused.status_code == 422, refused.text
+            assert named in refused.json()["detail"]
 
 
 def test_jobs_of_a_lock_key_run_one_at_a_time_the_oldest_first(

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from queue_workflows import db
-from tests.support import commands, http_service
+from tests.support import commands, http_service, tabled
 from tests.support.http_service import bearer
 from tests.support.wait import patience, until
 
@@ -201,22 +201,21 @@ def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(
     assert statuses(service, data, 2) == [400]
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [("content-length: 2", "content-length: 3"), ("content-length: +2",), ("content-length: 0x2",),
-     ("content-length: " + "9" * 30,), ("transfer-encoding: gzip, chunked",),
-     ("transfer-encoding: identity",), ("transfer-encoding : chunked",)],
-)  # fmt: skip
-def test_a_length_that_is_none_is_refused(
-    service: http_service.Service, lengths: tuple[str, ...]
-) -> None:
-    data = head("POST", TRIGGER, "content-type: application/json", *lengths) + b"{}"
-    assert statuses(service, data, 2) in ([400], [413])
+def test_a_length_that_is_none_is_refused(service: http_service.Service) -> None:
+    cases: list[Any] = [
+        ("content-length: 2", "content-length: 3"), ("content-length: +2",),
+        ("content-length: 0x2",),
+        ("content-length: " + "9" * 30,), ("transfer-encoding: gzip, chunked",),
+        ("transfer-encoding: identity",), ("transfer-encoding : chunked",)
+    ]  # fmt: skip
+    for lengths in cases:
+        with tabled.case(lengths):
+            data = head("POST", TRIGGER, "content-type: application/json", *lengths) + b"{}"
+            assert statuses(service, data, 2) in ([400], [413])
 
 
-@pytest.mark.parametrize(
-    ("target", "wanted"),
-    [
+def test_a_strange_target_has_a_clean_answer_at_once(service: http_service.Service) -> None:
+    cases: list[Any] = [
         ("http://localhost/api/v1/jobs", 404), ("//api/v1/jobs", 404), ("/api/v1/jobs/", 404),
         ("/api/v1/./jobs", 404), ("/api/v1/x/../jobs", 404), ("/%61pi/v1/jobs", 200),
         ("/api%2Fv1%2Fjobs", 404), ("/api/v1/jobs%2Ftrigger", 404), ("/api/v1/jobs%", 404),
@@ -236,42 +235,38 @@ def test_a_length_that_is_none_is_refused(
         ("/api/v1/jobs/x/parts?cursor=9999999999999999999-1", 422),
         ("/api/v1/jobs/x/parts?cursor=%C2%B2-1", 422),
         ("/api/v1/schedules/x/preview?days=1e-300", 404), ("/api/v1/events?kind=x", 422),
-    ],
-)  # fmt: skip
-def test_a_strange_target_has_a_clean_answer_at_once(
-    service: http_service.Service, target: str, wanted: int
-) -> None:
-    began = time.monotonic()
-    assert statuses(service, head("GET", target), 1) == [wanted]
-    assert time.monotonic() - began < patience(1)
+    ]  # fmt: skip
+    for target, wanted in cases:
+        with tabled.case(target, wanted):
+            began = time.monotonic()
+            assert statuses(service, head("GET", target), 1) == [wanted]
+            assert time.monotonic() - began < patience(1)
 
 
-@pytest.mark.parametrize(
-    ("number", "wanted"),
-    [("0", 200), ("99999999999999999", 200), ("999999999999999999", 422), ("-1", 422),
-     ("1" * 101, 422), ("²-i1", 422), ("9" * 17 + "-i99999999999999999999", 200)],
-)  # fmt: skip
-def test_a_last_event_id_that_is_absurd(
-    service: http_service.Service, number: str, wanted: int
-) -> None:
-    data = head("GET", "/api/v1/events", f"last-event-id: {number}")
-    assert statuses(service, data, 1) == [wanted]
+def test_a_last_event_id_that_is_absurd(service: http_service.Service) -> None:
+    cases: list[Any] = [
+        ("0", 200), ("99999999999999999", 200), ("999999999999999999", 422), ("-1", 422),
+        ("1" * 101, 422), ("²-i1", 422), ("9" * 17 + "-i99999999999999999999", 200)
+    ]  # fmt: skip
+    for number, wanted in cases:
+        with tabled.case(number, wanted):
+            data = head("GET", "/api/v1/events", f"last-event-id: {number}")
+            assert statuses(service, data, 1) == [wanted]
 
 
-@pytest.mark.parametrize(
-    "place",
-    [b"[true]", b"[1e400]", b"[NaN]", b"[-1]", b"[9223372036854775808]", b"[[]]", b"{}", b"1",
-     b'["0001-01-01T00:00:00+23:59", "x"]', b'["2026-01-01T00:00:00+00:00:01.5", "x"]',
-     b'["2026-01-01T00:00:00+00:00", ""]', b"[" * 700],
-)  # fmt: skip
-def test_a_forged_cursor_gives_a_page_or_is_refused(
-    service: http_service.Service, place: bytes
-) -> None:
-    cursor = base64.urlsafe_b64encode(place).decode().rstrip("=")
-    for path in ("/api/v1/jobs", "/api/v1/runs"):
-        reply = service.get(path, params={"cursor": cursor})
-        assert reply.status_code in (200, 422), reply.text
-        assert reply.elapsed.total_seconds() < patience(1)
+def test_a_forged_cursor_gives_a_page_or_is_refused(service: http_service.Service) -> None:
+    cases: list[Any] = [
+        b"[true]", b"[1e400]", b"[NaN]", b"[-1]", b"[9223372036854775808]", b"[[]]", b"{}", b"1",
+        b'["0001-01-01T00:00:00+23:59", "x"]', b'["2026-01-01T00:00:00+00:00:01.5", "x"]',
+        b'["2026-01-01T00:00:00+00:00", ""]', b"[" * 700
+    ]  # fmt: skip
+    for place in cases:
+        with tabled.case(place):
+            cursor = base64.urlsafe_b64encode(place).decode().rstrip("=")
+            for path in ("/api/v1/jobs", "/api/v1/runs"):
+                reply = service.get(path, params={"cursor": cursor})
+                assert reply.status_code in (200, 422), reply.text
+                assert reply.elapsed.total_seconds() < patience(1)
 
 
 BODY: dict[str, Any] = {"queue": "load.a", "task": "load.chunks", "lock_key": "k"}
@@ -280,9 +275,8 @@ LONG = "".join(map(chr, random.Random(1).sample(range(0x20000, 0x2A000), 1000)))
 """1,000 characters of 4 bytes, which an index cannot hold compressed either."""
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "wanted"),
-    [
+def test_a_body_with_a_strange_value(service: http_service.Service) -> None:
+    cases: list[Any] = [
         (TRIGGER, json.dumps(BODY | {"args": {LONE: 1}}), 422),
         (TRIGGER, json.dumps(BODY | {"args": {"a": [LONE]}}), 422),
         (TRIGGER, json.dumps(BODY)[:-1] + ', "args": {"x": 1e999}}', 422),
@@ -318,16 +312,14 @@ LONG = "".join(map(chr, random.Random(1).sample(range(0x20000, 0x2A000), 1000)))
         ("/api/v1/queues/load.a/limits", json.dumps({"max_running": -1}), 422),
         ("/api/v1/queues/load.a/limits", json.dumps({"rate": "9" * 40}), 422),
         ("/api/v1/queues/load.a/limits", json.dumps({"rate": "1e999/s"}), 422),
-    ],
-)  # fmt: skip
-def test_a_body_with_a_strange_value(
-    service: http_service.Service, path: str, text: str, wanted: int
-) -> None:
-    headers = {"content-type": "application/json"}
-    reply = service.client.post(path, content=text.encode(), headers=headers)
-    assert reply.status_code == wanted, reply.text
-    assert reply.elapsed.total_seconds() < patience(1)
-    assert not re.search(r"SELECT|INSERT|UPDATE |Traceback|\.py", reply.text)
+    ]  # fmt: skip
+    for path, text, wanted in cases:
+        with tabled.case(path, text, wanted):
+            headers = {"content-type": "application/json"}
+            reply = service.client.post(path, content=text.encode(), headers=headers)
+            assert reply.status_code == wanted, reply.text
+            assert reply.elapsed.total_seconds() < patience(1)
+            assert not re.search(r"SELECT|INSERT|UPDATE |Traceback|\.py", reply.text)
 
 
 @pytest.mark.parametrize("path", [TRIGGER, "/api/v1/runs"])

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from queue_workflows import db
-from tests.support import commands, factories, http_service
+from tests.support import commands, factories, http_service, tabled
 from tests.support.commands import Commands, refused
 from tests.support.http_service import bearer
 from tests.support.wait import patience, until
@@ -170,24 +170,25 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_a_hostile_request_is_refused(service: http_service.Service, name: str) -> None:
-    method, path, more, status = TABLE[name]
-    began = time.monotonic()
-    try:
-        reply = service.client.request(method, path, **more)
-    except (httpx.WriteError, httpx.ReadError):
-        assert status == 413, "the service may close while a body that it refuses is sent"
-        return
-    assert reply.status_code == status, reply.text
-    assert time.monotonic() - began < patience(3)
-    if method == "HEAD":
-        assert reply.content == b""
-    elif status >= 400:
-        assert reply.headers["content-type"] == "application/problem+json"
-        assert reply.json()["status"] == status
-    assert reply.headers["x-content-type-options"] == "nosniff"
-    assert reply.headers["cache-control"] == "no-store"
+def test_a_hostile_request_is_refused(service: http_service.Service) -> None:
+    for name in TABLE:
+        with tabled.case(name):
+            method, path, more, status = TABLE[name]
+            began = time.monotonic()
+            try:
+                reply = service.client.request(method, path, **more)
+            except (httpx.WriteError, httpx.ReadError):
+                assert status == 413, "the service may close while a body that it refuses is sent"
+                continue
+            assert reply.status_code == status, reply.text
+            assert time.monotonic() - began < patience(3)
+            if method == "HEAD":
+                assert reply.content == b""
+            elif status >= 400:
+                assert reply.headers["content-type"] == "application/problem+json"
+                assert reply.json()["status"] == status
+            assert reply.headers["x-content-type-options"] == "nosniff"
+            assert reply.headers["cache-control"] == "no-store"
 
 
 def test_a_request_without_a_token_is_told_what_to_send(service: http_service.Service) -> None:

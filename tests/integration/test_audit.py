@@ -10,7 +10,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import db
-from tests.support import console, factories, transitions
+from tests.support import console, factories, tabled, transitions
 from tests.support.flow import Flow
 from tests.support.invariants import breaches as broken
 
@@ -185,14 +185,15 @@ MUTANTS: dict[str, tuple[int, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_broken_invariant_is_named_with_what_breaks_it(forger: Any, mutant: str) -> None:
-    number, offender, statement = MUTANTS[mutant]
-    forger.execute(statement.encode())
-    for since_s in (None, 60.0):
-        found = broken(forger, since_s)
-        assert offender in [row.id for row in found.get(number, [])], found
-        assert all(row.text for rows in found.values() for row in rows)
+def test_a_broken_invariant_is_named_with_what_breaks_it(forger: Any) -> None:
+    for mutant in MUTANTS:
+        with tabled.undone(forger, mutant):
+            number, offender, statement = MUTANTS[mutant]
+            forger.execute(statement.encode())
+            for since_s in (None, 60.0):
+                found = broken(forger, since_s)
+                assert offender in [row.id for row in found.get(number, [])], found
+                assert all(row.text for rows in found.values() for row in rows)
 
 
 def test_a_second_row_for_a_node_or_a_fire_is_named(
@@ -276,9 +277,8 @@ def test_a_node_that_comes_in_late_is_left_to_the_sweep(forger: Any) -> None:
     assert sorted(broken(forger)) == [8]
 
 
-@pytest.mark.parametrize(
-    "alive",
-    [
+def test_a_run_that_will_go_on_breaks_nothing(forger: Any) -> None:
+    cases: list[Any] = [
         "UPDATE workflow_node_jobs SET finished_at = now() WHERE id = 'done';"
         " UPDATE workflow_dispatch_events SET created_at = now()",
         "UPDATE workflow_dispatch_events SET processed_at = NULL",
@@ -287,18 +287,19 @@ def test_a_node_that_comes_in_late_is_left_to_the_sweep(forger: Any) -> None:
         " VALUES ('r', 'b', 'm', 'cpu', 'awaiting_input')",
         "UPDATE workflow_runs SET definition = NULL",
         "UPDATE workflow_runs SET mode = 'step'",
-    ],
-)
-def test_a_run_that_will_go_on_breaks_nothing(forger: Any, alive: str) -> None:
-    forger.execute(
-        f"DELETE FROM workflow_node_jobs WHERE id = 'held';"
-        f" UPDATE workflow_runs SET updated_at = {OLD}, started_at = {OLD};"
-        f" UPDATE workflow_node_jobs SET finished_at = {OLD};"
-        f" UPDATE workflow_dispatch_events SET processed_at = now(), created_at = {OLD}".encode()
-    )
-    assert sorted(broken(forger)) == [15]
-    forger.execute(alive.encode())
-    assert broken(forger) == {}
+    ]
+    for alive in cases:
+        with tabled.undone(forger, alive):
+            forger.execute(
+                f"DELETE FROM workflow_node_jobs WHERE id = 'held';"
+                f" UPDATE workflow_runs SET updated_at = {OLD}, started_at = {OLD};"
+                f" UPDATE workflow_node_jobs SET finished_at = {OLD};"
+                " UPDATE workflow_dispatch_events"
+                f" SET processed_at = now(), created_at = {OLD}".encode()
+            )
+            assert sorted(broken(forger)) == [15]
+            forger.execute(alive.encode())
+            assert broken(forger) == {}
 
 
 def test_a_dependency_that_was_reopened_beside_a_running_node_breaks_nothing(forger: Any) -> None:

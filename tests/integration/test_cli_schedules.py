@@ -11,6 +11,7 @@ import pytest
 from queue_workflows import config, schedules
 from queue_workflows.__main__ import main
 from queue_workflows.schedule import definition
+from tests.support import tabled
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +131,8 @@ def test_an_unknown_schedule_is_compared_with_the_known_ones(
     assert "no schedule 'nightyl'; did you mean 'nightly'?" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_bad_input_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]):
+    cases: list[Any] = [
         (["explode"], "actions are list"),
         (["pause"], "needs the NAME"),
         (["pause", "nope"], "no schedule 'nope'"),
@@ -162,14 +162,12 @@ def test_an_unknown_schedule_is_compared_with_the_known_ones(
         (["add", "s", "every 1h", "--task", "prices", "--headers", "[]"], "a mapping of texts"),
         (["add", "s", "every 1h", "--task", "prices", "--start-at", "soon"], "is no ISO time"),
         (["add", "s", "every 1h", "--task", "prices", "--catch-up-max", "0"], "1-1000"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    capfd: pytest.CaptureFixture[str], words: list[str], said: str
-):
-    assert main(["schedules", *words]) == 2
-    err = capfd.readouterr().err
-    assert said in err and err.count("\n") == 1
+    ]
+    for words, said in cases:
+        with tabled.case(words, said):
+            assert main(["schedules", *words]) == 2
+            err = capfd.readouterr().err
+            assert said in err and err.count("\n") == 1
 
 
 def test_status_doctor_and_list_show_what_is_wrong(

@@ -17,7 +17,7 @@ from psycopg import conninfo
 from psycopg.rows import tuple_row
 
 from queue_workflows import config, errors, jobs, run_store
-from tests.support import factories, wait
+from tests.support import factories, tabled, wait
 from tests.support.proxy import Proxy
 
 CANARY = "canary-7f3a-secret"
@@ -312,9 +312,8 @@ def test_the_variable_that_was_set_is_named_and_no_other(
         db.connect()
 
 
-@pytest.mark.parametrize(
-    ("url", "named"),
-    [
+def test_an_unknown_option_is_named_and_no_part_of_a_password(clean_process: None) -> None:
+    cases: list[Any] = [
         (f"postgresql://u:{CANARY}@h/d?pool_size=5", True),
         ("postgresql://h:5432/d?pool_size=5", True),
         ("postgresql://h/d?sslmode=prefer&pool_size=5", True),
@@ -325,18 +324,16 @@ def test_the_variable_that_was_set_is_named_and_no_other(
         (f"postgresql://h/d?password={CANARY}&pool_size=5", False),
         ("postgresql://u:top?pool_size=5/d", False),
         ("host=h pool_size=5@x", False),
-    ],
-)
-def test_an_unknown_option_is_named_and_no_part_of_a_password(
-    clean_process: None, url: str, named: bool
-) -> None:
-    from queue_workflows import db
+    ]
+    for url, named in cases:
+        with tabled.case(url, named):
+            from queue_workflows import db
 
-    with pytest.raises(errors.InvalidConfig) as caught:
-        db.describe(url)
-    assert (": 'pool_size' is not an option of PostgreSQL" in str(caught.value)) is named
-    assert ("pool_size" in str(caught.value)) is named
-    assert CANARY not in str(caught.value)
+            with pytest.raises(errors.InvalidConfig) as caught:
+                db.describe(url)
+            assert (": 'pool_size' is not an option of PostgreSQL" in str(caught.value)) is named
+            assert ("pool_size" in str(caught.value)) is named
+            assert CANARY not in str(caught.value)
 
 
 @pytest.mark.parametrize("port", ["99999", "0", "abc", "5432,x"])

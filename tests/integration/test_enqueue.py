@@ -21,7 +21,7 @@ import queue_workflows
 from queue_workflows import config, errors, node_queue
 from queue_workflows import jobs as jobs_api
 from queue_workflows.types import JobId
-from tests.support import factories, migration_folders, transitions
+from tests.support import factories, migration_folders, tabled, transitions
 from tests.support.examples import examples
 from tests.support.wait import until
 from tests.support.worker_views import row as get
@@ -76,13 +76,14 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_reaches_the_row(conn: Any, name: str) -> None:
-    given, expected = OPTIONS[name]
-    for call in (enqueue, lambda **one: enqueue_many([one, {}])[0]):
-        row = get(call(**{name: given}))
-        assert {column: row[column] for column in expected} == expected
-        conn.execute("DELETE FROM ingest_jobs")
+def test_an_option_reaches_the_row(conn: Any) -> None:
+    for name in OPTIONS:
+        with tabled.case(name):
+            given, expected = OPTIONS[name]
+            for call in (enqueue, lambda **one: enqueue_many([one, {}])[0]):
+                row = get(call(**{name: given}))
+                assert {column: row[column] for column in expected} == expected
+                conn.execute("DELETE FROM ingest_jobs")
 
 
 def test_all_options_at_once_reach_the_claim(conn: Any) -> None:
@@ -135,17 +136,23 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*WRONG, "idempotency_window_s"])
-def test_what_cannot_be_is_refused_before_any_write(conn: Any, name: str) -> None:
-    wrong: list[dict[str, Any]] = [{name: bad} for bad in WRONG.get(name, [5])]
-    if name not in WRONG:
-        wrong += [{"idempotency_key": "k", name: bad} for bad in (-1, float("nan"), 4e7, "1", True)]
-    for each in wrong:
-        for call in (enqueue, lambda **one: enqueue_many([{}, one])):
-            with pytest.raises(ValueError) as caught:
-                call(**each)
-            assert isinstance(caught.value, (errors.InvalidJob, errors.InvalidPayload)), each
-    assert count(conn) == 0
+def test_what_cannot_be_is_refused_before_any_write(conn: Any) -> None:
+    for name in (*WRONG, "idempotency_window_s"):
+        with tabled.case(name):
+            wrong: list[dict[str, Any]] = [{name: bad} for bad in WRONG.get(name, [5])]
+            if name not in WRONG:
+                wrong += [
+                    {"idempotency_key": "k", name: bad}
+                    for bad in (-1, float("nan"), 4e7, "1", True)
+                ]
+            for each in wrong:
+                for call in (enqueue, lambda **one: enqueue_many([{}, one])):
+                    with pytest.raises(ValueError) as caught:
+                        call(**each)
+                    assert isinstance(caught.value, (errors.InvalidJob, errors.InvalidPayload)), (
+                        each
+                    )
+            assert count(conn) == 0
 
 
 # --- keys --------------------------------------------------------------------------------------

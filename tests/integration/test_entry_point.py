@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from queue_workflows import errors
 from queue_workflows.runtime import app_loading, entry_point
+from tests.support import tabled
 
 SECRET = "s3cr3t"
 
@@ -183,9 +185,8 @@ def test_system_exit_passes() -> None:
     assert caught.value.code == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "masked"),
-    [
+def test_mask_hides_passwords_and_nothing_else() -> None:
+    cases: list[Any] = [
         ("postgresql://u:s3cr3t@h:5432/db", "postgresql://u:***@h:5432/db"),
         ("postgres://:s3cr3t@h", "postgres://:***@h"),
         ("two postgres://a:s3cr3t@h/x and redis://b:s3cr3t@i", "two postgres://a:***@h/x and redis://b:***@i"),
@@ -197,10 +198,10 @@ def test_system_exit_passes() -> None:
         ("PGPASSWORD=s3,cr3t psql", "PGPASSWORD=*** psql"),
         ("postgres://u@h:5432/db", "postgres://u@h:5432/db"),
         ("http://h:8080/x says password refused", "http://h:8080/x says password refused"),
-    ],
-)  # fmt: skip
-def test_mask_hides_passwords_and_nothing_else(text: str, masked: str) -> None:
-    assert entry_point.mask(text) == masked
+    ]  # fmt: skip
+    for text, masked in cases:
+        with tabled.case(text, masked):
+            assert entry_point.mask(text) == masked
 
 
 def test_logging_is_one_masked_utc_line(

@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import db, errors
 from queue_workflows.types import Row
-from tests.support import factories, transitions
+from tests.support import factories, tabled, transitions
 
 LEFT = {
     "completed": ("completed", "completed", "completed", "completed"),
@@ -38,21 +38,20 @@ def status(conn: db.Connection, job: Row) -> str:
     return factories.reread(conn, job)["status"]
 
 
-@pytest.mark.parametrize(("family", "kind"), KINDS)
-def test_an_outcome_leaves_its_state_its_event_and_its_outbox_row(
-    conn: db.Connection, family: transitions.Kind, kind: str
-) -> None:
-    job = transitions.claimed(conn, family)
-    now, event_type, sent, result = LEFT[kind]
-    assert not transitions.is_recorded(conn, job, kind)
-    assert transitions.record(conn, job, kind) == result
-    assert transitions.is_recorded(conn, job, kind)
-    assert status(conn, job) == now
-    event = last_event(conn, job)
-    assert event["event_type"] == event_type
-    assert (event["worker_id"], event["host_label"]) == ("w1", "box")
-    kinds = factories.column(conn, "SELECT kind FROM workflow_dispatch_events")
-    assert kinds == ([sent] if family == "node" and sent else [])
+def test_an_outcome_leaves_its_state_its_event_and_its_outbox_row(conn: db.Connection) -> None:
+    for family, kind in KINDS:
+        with tabled.undone(conn, family, kind):
+            job = transitions.claimed(conn, family)
+            now, event_type, sent, result = LEFT[kind]
+            assert not transitions.is_recorded(conn, job, kind)
+            assert transitions.record(conn, job, kind) == result
+            assert transitions.is_recorded(conn, job, kind)
+            assert status(conn, job) == now
+            event = last_event(conn, job)
+            assert event["event_type"] == event_type
+            assert (event["worker_id"], event["host_label"]) == ("w1", "box")
+            kinds = factories.column(conn, "SELECT kind FROM workflow_dispatch_events")
+            assert kinds == ([sent] if family == "node" and sent else [])
 
 
 @pytest.mark.parametrize(("family", "kind"), KINDS)
@@ -72,19 +71,18 @@ def test_a_lost_claim_is_an_error_unless_the_job_was_cancelled(
     assert last_event(conn, job)["event_type"] == "claimed"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_is_recorded_and_the_next_jobs_are_claimed(
-    conn: db.Connection, family: transitions.Kind
-) -> None:
-    jobs = [transitions.claimed(conn, family) for _ in range(3)]
-    for _ in range(3):
-        (factories.node if family == "node" else factories.ingest)(conn)
-    kinds = ("completed", "failed", "completed")
-    ends = [*zip(jobs, kinds, strict=True)]
-    following = transitions.finish_all(conn, ends, transitions.who(QUEUES[family]), 2)
-    assert [status(conn, job) for job in jobs] == list(kinds)
-    assert len(following) == 2
-    assert [status(conn, job) for job in following] == ["running"] * len(following)
+def test_a_batch_is_recorded_and_the_next_jobs_are_claimed(conn: db.Connection) -> None:
+    for family in FAMILIES:
+        with tabled.undone(conn, family):
+            jobs = [transitions.claimed(conn, family) for _ in range(3)]
+            for _ in range(3):
+                (factories.node if family == "node" else factories.ingest)(conn)
+            kinds = ("completed", "failed", "completed")
+            ends = [*zip(jobs, kinds, strict=True)]
+            following = transitions.finish_all(conn, ends, transitions.who(QUEUES[family]), 2)
+            assert [status(conn, job) for job in jobs] == list(kinds)
+            assert len(following) == 2
+            assert [status(conn, job) for job in following] == ["running"] * len(following)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,18 +136,21 @@ LEAVING = [
 ]
 
 
-@pytest.mark.parametrize(("way", "family", "cause"), LEAVING)
-def test_a_cancelled_job_leaves_its_claim_as_cancelled(
-    conn: db.Connection, way: str, family: transitions.Kind, cause: str
-) -> None:
-    job = transitions.claimed(conn, family)
-    if cause == "request":
-        factories.change(conn, job, "cancel_requested_at = now()")
-    else:
-        with factories.unguarded(conn, "workflow_runs"):
-            conn.execute("UPDATE workflow_runs SET status = 'failed'")
-    assert WAYS[way](conn, job)
-    row = factories.reread(conn, job)
-    assert (row["status"], row["worker_id"], row["available_at"]) == ("cancelled", None, None)
-    assert row["finished_at"] is not None
-    assert last_event(conn, job)["event_type"] == "cancelled"
+def test_a_cancelled_job_leaves_its_claim_as_cancelled(conn: db.Connection) -> None:
+    for way, family, cause in LEAVING:
+        with tabled.undone(conn, way, family, cause):
+            job = transitions.claimed(conn, family)
+            if cause == "request":
+                factories.change(conn, job, "cancel_requested_at = now()")
+            else:
+                with factories.unguarded(conn, "workflow_runs"):
+                    conn.execute("UPDATE workflow_runs SET status = 'failed'")
+            assert WAYS[way](conn, job)
+            row = factories.reread(conn, job)
+            assert (row["status"], row["worker_id"], row["available_at"]) == (
+                "cancelled",
+                None,
+                None,
+            )
+            assert row["finished_at"] is not None
+            assert last_event(conn, job)["event_type"] == "cancelled"

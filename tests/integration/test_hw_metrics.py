@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import claim_worker, history, hw_metrics, workers
-from tests.support import console, factories, transitions, wait
+from tests.support import console, factories, tabled, transitions, wait
 
 Row = dict[str, Any]
 SAMPLE: Row = {
@@ -395,24 +395,21 @@ def test_a_sample_of_this_machine_needs_no_database(monkeypatch: pytest.MonkeyPa
     assert "a sample costs" in console.command("samples", "--now")[1]
 
 
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
+def test_what_cannot_be_shown_is_a_line_and_exit_code_2(conn: Any) -> None:
+    cases: list[Any] = [
         (("--host", "nowhere"), "host 'nowhere' has no samples from then; there are some of box"),
         (("--host", "box2"), "there are some of box; did you mean 'box'?"),
         (("--host", "\udcff"), "host '\\udcff'"),
         (("--past", "soon"), "--past soon should be a time span"),
         (("--past", "2d"), "--past 2d should be a time span"),
         (("--past", "nan"), "--past nan"),
-    ],
-)
-def test_what_cannot_be_shown_is_a_line_and_exit_code_2(
-    conn: Any, argv: tuple[str, ...], reason: str
-) -> None:
-    put(conn)
-    code, out, err = console.command("samples", *argv)
-    assert (code, out) == (2, "")
-    assert reason in err.splitlines()[-1]
+    ]
+    for argv, reason in cases:
+        with tabled.case(argv, reason):
+            put(conn)
+            code, out, err = console.command("samples", *argv)
+            assert (code, out) == (2, "")
+            assert reason in err.splitlines()[-1]
 
 
 # --- the first worker of a machine

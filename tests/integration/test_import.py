@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.support import tabled
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_PSYCOPG = 0.2
@@ -57,20 +60,19 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_module_is_an_attribute() -> None:
+    cases: list[Any] = [
         "runs", "jobs", "queues", "workers", "schedules", "models", "history",
         "db", "claim_worker", "node_queue", "run_store", "dispatcher", "node_executor",
         "ingest_executor", "node_pool", "input_listener", "scheduler", "worker_control",
         "model_registry", "model_cache", "gpu_model_cache", "refs", "config", "migrations",
         "orchestrator", "errors",
-    ],
-)  # fmt: skip
-def test_a_module_is_an_attribute(name: str) -> None:
-    import queue_workflows
+    ]  # fmt: skip
+    for name in cases:
+        with tabled.case(name):
+            import queue_workflows
 
-    assert getattr(queue_workflows, name).__name__ == f"queue_workflows.{name}"
+            assert getattr(queue_workflows, name).__name__ == f"queue_workflows.{name}"
 
 
 def test_modules_and_operations_resolve_after_a_bare_import() -> None:

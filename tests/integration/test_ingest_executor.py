@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 import queue_workflows
 from queue_workflows import config, db, ingest_executor, jobs, node_queue
-from tests.support import factories, rows_before_checks, transitions
+from tests.support import factories, rows_before_checks, tabled, transitions
 
 Row = dict[str, Any]
 ARGS = {"scenario": 7}
@@ -85,9 +85,8 @@ class _Callable:
         return {"got": [reason]}
 
 
-@pytest.mark.parametrize(
-    ("task", "got"),
-    [
+def test_a_task_is_given_the_reason_and_the_args_that_it_takes() -> None:
+    cases: list[Any] = [
         (_reason, ["boot"]),
         (_anything, ["boot"]),
         (_both, ["boot", ARGS]),
@@ -98,14 +97,13 @@ class _Callable:
         (_Method().task, ["boot", ARGS]),
         (_Callable(), ["boot"]),
         (partial(_both, "bound"), [ARGS]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_task_is_given_the_reason_and_the_args_that_it_takes(task: Any, got: list[Any]) -> None:
-    if isinstance(task, partial):
-        got = ["bound", *got]
-    row = run(task)
-    assert (row["status"], row["error"], row["result"]) == ("completed", None, {"got": got})
+    ]
+    for task, got in cases:
+        with tabled.case(task, got):
+            if isinstance(task, partial):
+                got = ["bound", *got]
+            row = run(task)
+            assert (row["status"], row["error"], row["result"]) == ("completed", None, {"got": got})
 
 
 def test_a_job_by_plain_sql_has_empty_args() -> None:
@@ -129,11 +127,12 @@ def by_sql(task: Callable[..., Any], args: Any, reason: str = "boot") -> Row:
     return after(job)
 
 
-@pytest.mark.parametrize("args", [[1, 2], "text", 5, 0, True, None, []], ids=repr)
-@pytest.mark.parametrize("task", [_both, _rest, _Method().task])
-def test_args_that_are_no_object_reach_the_task(task: Any, args: Any) -> None:
-    row = by_sql(task, args)
-    assert (row["error"], row["result"]) == (None, {"got": ["boot", args]})
+def test_args_that_are_no_object_reach_the_task() -> None:
+    for task in (_both, _rest, _Method().task):
+        for args in ([1, 2], "text", 5, 0, True, None, []):
+            with tabled.case(args, task):
+                row = by_sql(task, args)
+                assert (row["error"], row["result"]) == (None, {"got": ["boot", args]})
 
 
 def test_a_task_can_read_args_that_are_no_object() -> None:
@@ -157,15 +156,14 @@ def _record(args: _Record) -> Row:
     return {"got": args.n}
 
 
-@pytest.mark.parametrize("task", [_keywords, _record])
-@pytest.mark.parametrize("args", [[1, 2], "text", 5], ids=repr)
-def test_a_task_that_takes_a_model_or_keywords_refuses_what_is_no_object(
-    task: Any, args: Any
-) -> None:
-    row = by_sql(task, args)
-    assert (row["status"], row["result"]) == ("failed", None)
-    assert "args of task 't'" in row["error"]
-    assert type(args).__name__ in row["error"] or repr(args) in row["error"]
+def test_a_task_that_takes_a_model_or_keywords_refuses_what_is_no_object() -> None:
+    for args in ([1, 2], "text", 5):
+        for task in (_keywords, _record):
+            with tabled.case(task, args):
+                row = by_sql(task, args)
+                assert (row["status"], row["result"]) == ("failed", None)
+                assert "args of task 't'" in row["error"]
+                assert type(args).__name__ in row["error"] or repr(args) in row["error"]
 
 
 def test_a_job_without_a_reason_is_called_with_tick() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, errors, history, ingest_executor, jobs, node_queue
-from tests.support import console, factories, transitions
+from tests.support import console, factories, tabled, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
@@ -74,9 +74,8 @@ def some(conn: Any) -> None:
                      available_at=datetime.now(timezone.utc) + timedelta(days=1))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
+def test_jobs_are_found_by_queue_task_status_and_key(some: None) -> None:
+    cases: list[Any] = [
         ({}, ["later", "waits", "done", "dead"]),
         ({"limit": 2}, ["later", "waits"]),
         ({"queue": "load"}, ["waits"]),
@@ -88,12 +87,10 @@ def some(conn: Any) -> None:
         ({"key": "p"}, ["later"]),
         ({"key": "t"}, []),
         ({"queue": "fetch", "status": "queued"}, ["later"]),
-    ],
-)
-def test_jobs_are_found_by_queue_task_status_and_key(
-    some: None, wanted: dict[str, Any], found: list[str]
-) -> None:
-    assert ids(jobs.list(**wanted)) == found
+    ]
+    for wanted, found in cases:
+        with tabled.case(wanted, found):
+            assert ids(jobs.list(**wanted)) == found
 
 
 def test_running_jobs_are_found_by_whether_their_lease_has_lapsed(conn: Any, some: None) -> None:
@@ -134,16 +131,17 @@ def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> N
         jobs.list(since=datetime(2026, 1, 1))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_filter_that_is_none_is_refused_not_left_out() -> None:
+    cases: list[Any] = [
         {"since": "2h"}, {"since": 3600}, {"since": timedelta.max}, {"limit": -1}, {"limit": "9"},
         {"queue": 5}, {"key": b"k"},
-    ],
-)  # fmt: skip
-def test_a_filter_that_is_none_is_refused_not_left_out(wrong: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidConfig, match=next(iter(wrong))):
-        jobs.list(**wrong)
+    ]  # fmt: skip
+    for wrong in cases:
+        with (
+            tabled.case(wrong),
+            pytest.raises(errors.InvalidConfig, match=next(iter(wrong))),
+        ):
+            jobs.list(**wrong)
 
 
 def test_one_id_is_an_id_and_not_its_letters(conn: Any, some: None) -> None:
@@ -388,9 +386,8 @@ def test_refusals_are_printed_on_stderr_and_change_the_exit_code(conn: Any, some
     assert (done.code, json.loads(done.out)[0]["outcome"]) == (1, "refused")
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
+def test_what_cannot_be_is_one_line_and_exit_code_2(some: None, conn: Any) -> None:
+    cases: list[Any] = [
         (("retry",), "name jobs or give a filter: --queue"),
         (("delete", "--dry-run"), "name jobs or give a filter: --queue"),
         (("cancel", "j", "--queue", "fetch"), "not both"),
@@ -399,15 +396,13 @@ def test_refusals_are_printed_on_stderr_and_change_the_exit_code(conn: Any, some
         (("list", "--status", "dead"), "status 'dead': it is one of queued"),
         (("list", "--limit", "0"), "--limit"),
         (("mend",), "mend"),
-    ],
-)
-def test_what_cannot_be_is_one_line_and_exit_code_2(
-    some: None, conn: Any, argv: tuple[str, ...], message: str
-) -> None:
-    before = statuses(conn)
-    done = said(*argv)
-    assert (done.code, message in done.err) == (2, True), done.err
-    assert statuses(conn) == before
+    ]
+    for argv, message in cases:
+        with tabled.case(argv, message):
+            before = statuses(conn)
+            done = said(*argv)
+            assert (done.code, message in done.err) == (2, True), done.err
+            assert statuses(conn) == before
 
 
 @pytest.mark.parametrize(

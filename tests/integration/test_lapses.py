@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import db
 from queue_workflows.types import Row
-from tests.support import factories, sweeps, transitions
+from tests.support import factories, sweeps, tabled, transitions
 
 of_each_family = pytest.mark.parametrize("family", transitions.KINDS)
 
@@ -77,16 +77,17 @@ ENDS: dict[str, Callable[[Any, Row], Any]] = {
 
 
 @of_each_family
-@pytest.mark.parametrize("end", ENDS)
 def test_any_recorded_end_of_a_claim_forgets_the_lapses(
-    conn: db.Connection, family: transitions.Kind, end: str
+    conn: db.Connection, family: transitions.Kind
 ) -> None:
-    job = transitions.claimed(conn, family, lapse_count=9)
-    assert state(conn, job) == ("running", 0, 9)
-    ENDS[end](conn, job)
-    row = factories.reread(conn, job)
-    assert row["status"] != "running"
-    assert row["lapse_count"] == 0
+    for end in ENDS:
+        with tabled.undone(conn, end):
+            job = transitions.claimed(conn, family, lapse_count=9)
+            assert state(conn, job) == ("running", 0, 9)
+            ENDS[end](conn, job)
+            row = factories.reread(conn, job)
+            assert row["status"] != "running"
+            assert row["lapse_count"] == 0
 
 
 @of_each_family

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from queue_workflows.types import Unreadable
+from tests.support import tabled
 
 
 def fetched(db: ModuleType, expression: str) -> Any:
@@ -50,20 +51,17 @@ def test_json_of_too_many_bytes_is_not_parsed(db: ModuleType) -> None:
     assert "67108866 bytes" in value.reason
 
 
-@pytest.mark.parametrize(
-    ("moment", "nearest"),
-    [
+def test_a_time_without_a_datetime_is_the_nearest_there_is(db: ModuleType) -> None:
+    cases: list[Any] = [
         ("infinity", datetime.max),
         ("-infinity", datetime.min),
         ("294276-12-31 23:59:59+00", datetime.max),
         ("10000-01-01 00:00:00+00", datetime.max),
         ("4713-01-01 00:00:00+00 BC", datetime.min),
-    ],
-)
-def test_a_time_without_a_datetime_is_the_nearest_there_is(
-    db: ModuleType, moment: str, nearest: datetime
-) -> None:
-    assert fetched(db, f"'{moment}'::timestamptz") == nearest.replace(tzinfo=timezone.utc)
-    assert fetched(db, "'2026-01-02 03:04:05+00'::timestamptz") == datetime(
-        2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc
-    )
+    ]
+    for moment, nearest in cases:
+        with tabled.case(moment, nearest):
+            assert fetched(db, f"'{moment}'::timestamptz") == nearest.replace(tzinfo=timezone.utc)
+            assert fetched(db, "'2026-01-02 03:04:05+00'::timestamptz") == datetime(
+                2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc
+            )

@@ -17,7 +17,7 @@ import pytest
 from queue_workflows import config, errors, gpu_model_cache, model_registry
 from queue_workflows.model_cache import ModelCache, gpu_should_unload
 from queue_workflows.model_registry import ModelSpec
-from tests.support import wait
+from tests.support import tabled, wait
 from tests.support.clocks import Clock
 
 
@@ -57,21 +57,18 @@ def failing(message: str):
     return fail
 
 
-@pytest.mark.parametrize(
-    ("handle_present", "active", "idle_s", "ttl_s", "expected"),
-    [
+def test_gpu_should_unload():
+    cases: list[Any] = [
         (True, False, 60.0, 60.0, True),
         (True, False, 59.9, 60.0, False),
         (False, False, 1e9, 60.0, False),
         (True, True, 1e9, 60.0, False),
         (True, False, 1e9, 0.0, False),
         (True, False, 1e9, -1.0, False),
-    ],
-)
-def test_gpu_should_unload(
-    handle_present: bool, active: bool, idle_s: float, ttl_s: float, expected: bool
-):
-    assert gpu_should_unload(handle_present, active, idle_s, ttl_s) is expected
+    ]
+    for handle_present, active, idle_s, ttl_s, expected in cases:
+        with tabled.case(handle_present, active, idle_s, ttl_s, expected):
+            assert gpu_should_unload(handle_present, active, idle_s, ttl_s) is expected
 
 
 def test_a_warm_hit_gives_the_same_handle_and_no_load_time():

@@ -27,7 +27,7 @@ from queue_workflows import (
 )
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
-from tests.support import console, factories, flow, transitions
+from tests.support import console, factories, flow, tabled, transitions
 
 if TYPE_CHECKING:
     from somewhere_else import Unknown
@@ -234,9 +234,10 @@ PATHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("body", PATHS, ids=lambda body: getattr(body, "__name__", str(type(body))))
-def test_text_for_a_parameter_annotated_path_becomes_a_path(body: Any) -> None:
-    assert arguments(body, {"x": "/a/b"}) == {"kind": type(Path()).__name__}
+def test_text_for_a_parameter_annotated_path_becomes_a_path() -> None:
+    for body in PATHS:
+        with tabled.case(body):
+            assert arguments(body, {"x": "/a/b"}) == {"kind": type(Path()).__name__}
 
 
 @pytest.mark.parametrize("body", [_text, _bare, _listed])
@@ -407,9 +408,8 @@ def test_a_deep_node_id_gets_a_deep_folder(tmp_path: Path) -> None:
 # --- results
 
 
-@pytest.mark.parametrize(
-    ("value", "delta"),
-    [
+def test_a_result_becomes_the_context_delta() -> None:
+    cases: list[Any] = [
         ({"a": 1}, {"a": 1}),
         ({"context_delta": {"a": 1}}, {"a": 1}),
         ({"context_delta": {"a": 1}, "seconds": 3}, {"a": 1}),
@@ -422,12 +422,11 @@ def test_a_deep_node_id_gets_a_deep_folder(tmp_path: Path) -> None:
         ([1, 2], {}),
         (("a", "b"), {}),
         ({"t": (1, 2)}, {"t": [1, 2]}),
-    ],
-    ids=repr,
-)
-def test_a_result_becomes_the_context_delta(value: Any, delta: Row) -> None:
-    row = run(returning(value))
-    assert (row["status"], row["context_delta"]) == ("completed", delta)
+    ]
+    for value, delta in cases:
+        with tabled.case(value, delta):
+            row = run(returning(value))
+            assert (row["status"], row["context_delta"]) == ("completed", delta)
 
 
 def deep(levels: int) -> Row:

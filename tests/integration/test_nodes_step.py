@@ -8,7 +8,7 @@ import pytest
 
 from queue_workflows import db, errors
 from queue_workflows.types import Row
-from tests.support import factories, transitions
+from tests.support import factories, tabled, transitions
 
 JOB = (
     "node_id, status, context_delta, error, seconds, vm_rss_mb_peak, resolved_inputs, progress,"
@@ -59,19 +59,20 @@ PLANS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_several_results_leave_what_single_ones_leave(conn: db.Connection, name: str) -> None:
-    left: list[dict[str, list[Row]]] = []
-    for at_once in (False, True):
-        run_id, jobs = begin(conn)
-        done = [*zip(jobs, PLANS[name], strict=True)]
-        for part in [done] if at_once else ([each] for each in done):
-            assert transitions.complete_with_plans(conn, part) == []
-        left.append(state(conn, run_id))
-        factories.empty(conn, "workflow_runs")
-    single, several = left
-    assert several == single
-    assert [job["status"] for job in several["jobs"][:2]] == ["completed"] * 2
+def test_several_results_leave_what_single_ones_leave(conn: db.Connection) -> None:
+    for name in PLANS:
+        with tabled.case(name):
+            left: list[dict[str, list[Row]]] = []
+            for at_once in (False, True):
+                run_id, jobs = begin(conn)
+                done = [*zip(jobs, PLANS[name], strict=True)]
+                for part in [done] if at_once else ([each] for each in done):
+                    assert transitions.complete_with_plans(conn, part) == []
+                left.append(state(conn, run_id))
+                factories.empty(conn, "workflow_runs")
+            single, several = left
+            assert several == single
+            assert [job["status"] for job in several["jobs"][:2]] == ["completed"] * 2
 
 
 @pytest.mark.parametrize("newest", [False, True])

@@ -14,7 +14,7 @@ import pytest
 
 from queue_workflows import claim_worker, config, errors, node_queue, queues
 from queue_workflows import jobs as jobs_api
-from tests.support import console, factories, transitions
+from tests.support import console, factories, tabled, transitions
 from tests.support.wait import until
 
 
@@ -135,23 +135,25 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
 RATES = ("5", "0/s", "5/0s", "5/y", "-1/s", "5 / s", "1/400d", "1e9/s", "9999999999/s", 5)
 
 
-@pytest.mark.parametrize("rate", RATES)
-def test_a_rate_that_cannot_be_is_refused(db: ModuleType, rate: Any) -> None:
-    with pytest.raises(errors.InvalidConfig, match="N/PERIOD"):
-        queues.limit("fetch", rate=rate)
-    with pytest.raises(errors.InvalidConfig, match="partition_rate"):
-        queues.limit("fetch", partition_rate=rate)
+def test_a_rate_that_cannot_be_is_refused(db: ModuleType) -> None:
+    for rate in RATES:
+        with tabled.case(rate):
+            with pytest.raises(errors.InvalidConfig, match="N/PERIOD"):
+                queues.limit("fetch", rate=rate)
+            with pytest.raises(errors.InvalidConfig, match="partition_rate"):
+                queues.limit("fetch", partition_rate=rate)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_before_any_write(db: ModuleType, name: str) -> None:
-    kind, call = REFUSED[name]
-    with pytest.raises(kind) as refused:
-        call()
-    assert isinstance(refused.value, ValueError)
-    with db.connect() as conn:
-        assert factories.one(conn, "SELECT count(*) FROM queue_settings") == 0
-        assert factories.one(conn, "SELECT count(*) FROM queue_partitions") == 0
+def test_what_cannot_be_is_refused_before_any_write(db: ModuleType) -> None:
+    for name in REFUSED:
+        with tabled.case(name):
+            kind, call = REFUSED[name]
+            with pytest.raises(kind) as refused:
+                call()
+            assert isinstance(refused.value, ValueError)
+            with db.connect() as conn:
+                assert factories.one(conn, "SELECT count(*) FROM queue_settings") == 0
+                assert factories.one(conn, "SELECT count(*) FROM queue_partitions") == 0
 
 
 def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
@@ -221,9 +223,8 @@ def test_the_command(db: ModuleType) -> None:
     assert (row["state"], row["rate"], row["partition_max_running"]) == ("open", None, 2)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_the_command_refuses_in_one_line(db: ModuleType) -> None:
+    cases: list[Any] = [
         ("pause",),
         ("list", "fetch", "--partition", "a"),
         ("resume", "fetch", "--until", "2h"),
@@ -232,10 +233,10 @@ def test_the_command(db: ModuleType) -> None:
         ("limit", "fetch", "--max-running", "many"),
         ("limit", "fetch", "--rate", "many"),
         ("limit", "nobody", "--max-running", "1"),
-    ],
-)
-def test_the_command_refuses_in_one_line(db: ModuleType, arguments: tuple[str, ...]) -> None:
-    console.refusal("queues", *arguments)
+    ]
+    for arguments in cases:
+        with tabled.case(arguments):
+            console.refusal("queues", *arguments)
 
 
 def test_status_shows_what_is_paused(db: ModuleType) -> None:

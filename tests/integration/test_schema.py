@@ -20,6 +20,7 @@ from tests.support import (
     installed_functions,
     migration_folders,
     schema_snapshot,
+    tabled,
     timeouts,
     transitions,
 )
@@ -142,26 +143,31 @@ def at_12(spare: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 # --- the contract's tables ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", CONTRACT)
-def test_0001_to_0012_give_exactly_the_contracts_columns(
-    table: str, at_12: schema_snapshot.Snapshot
-) -> None:
-    found = {
-        name.split(".")[1]: text
-        for name, text in at_12["columns"].items()
-        if name.startswith(f"{table}.")
-    }
-    expected = {entry.split()[0]: entry.split()[1:] for entry in CONTRACT[table].split("·")}
-    assert found.keys() == expected.keys()
-    for column, (kind, *default) in expected.items():
-        assert found[column].split(" NOT NULL")[0].split(" DEFAULT")[0] == TYPES.get(kind, kind)
-        if default and default != ["PK"]:
-            assert f"DEFAULT {_literal(default[0])}" in found[column]
-        if kind == "bigserial":
-            assert "DEFAULT nextval(" in found[column]
-    keys = {column for column, words in expected.items() if words[-1:] in (["PK"], ["bigserial"])}
-    primary = at_12["constraints"][f"{table}.{table}_pkey"]
-    assert set(re.findall(r"\w+", primary.removeprefix("PRIMARY KEY"))) == keys
+def test_0001_to_0012_give_exactly_the_contracts_columns(at_12: schema_snapshot.Snapshot) -> None:
+    for table in CONTRACT:
+        with tabled.case(table):
+            found = {
+                name.split(".")[1]: text
+                for name, text in at_12["columns"].items()
+                if name.startswith(f"{table}.")
+            }
+            expected = {entry.split()[0]: entry.split()[1:] for entry in CONTRACT[table].split("·")}
+            assert found.keys() == expected.keys()
+            for column, (kind, *default) in expected.items():
+                assert found[column].split(" NOT NULL")[0].split(" DEFAULT")[0] == TYPES.get(
+                    kind, kind
+                )
+                if default and default != ["PK"]:
+                    assert f"DEFAULT {_literal(default[0])}" in found[column]
+                if kind == "bigserial":
+                    assert "DEFAULT nextval(" in found[column]
+            keys = {
+                column
+                for column, words in expected.items()
+                if words[-1:] in (["PK"], ["bigserial"])
+            }
+            primary = at_12["constraints"][f"{table}.{table}_pkey"]
+            assert set(re.findall(r"\w+", primary.removeprefix("PRIMARY KEY"))) == keys
 
 
 def _literal(text: str) -> str:

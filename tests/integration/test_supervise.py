@@ -17,7 +17,7 @@ import pytest
 from queue_workflows import errors, node_queue, workers
 from queue_workflows.cli import supervise
 from queue_workflows.runtime import signals
-from tests.support import factories
+from tests.support import factories, tabled
 from tests.support.wait import patience, until
 from tests.support.worker_views import alive
 
@@ -291,9 +291,8 @@ def test_each_queue_has_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
 
 
-@pytest.mark.parametrize(
-    ("bounces", "units", "said"),
-    [
+def test_options_that_cannot_work_are_refused() -> None:
+    cases: list[Any] = [
         ([], [], "nothing to restart: name a command per queue by --bounce"),
         (["cpu"], [], "--bounce 'cpu' should look like cpu=COMMAND"),
         (["cpu="], [], "should look like"),
@@ -308,10 +307,10 @@ def test_each_queue_has_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ([], ["cpu=--now"], "names no unit: its name is one word"),
         ([], ["cpu=a b"], "names no unit: its name is one word"),
         ([], ["cpu="], "--unit 'cpu=' should look like"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(
-    bounces: list[str], units: list[str], said: str
-) -> None:
-    with pytest.raises(errors.InvalidConfig, match=said):
-        supervise.commands_of(bounces, units)
+    ]
+    for bounces, units, said in cases:
+        with (
+            tabled.case(bounces, units, said),
+            pytest.raises(errors.InvalidConfig, match=said),
+        ):
+            supervise.commands_of(bounces, units)

@@ -8,10 +8,8 @@ import typing
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 from queue_workflows import jobs, types, worker_control
-from tests.support import factories
+from tests.support import factories, tabled
 
 ROWS = {
     "workflow_runs": types.Run,
@@ -71,23 +69,25 @@ def _values(hint: Any) -> set[str] | None:
     return None
 
 
-@pytest.mark.parametrize("table", ROWS)
-def test_a_row_has_the_columns_of_its_table(db: ModuleType, table: str) -> None:
-    hints, columns = typing.get_type_hints(ROWS[table]), _columns(db, table)
-    assert hints.keys() == columns.keys()
-    for name, column in columns.items():
-        assert _plain(hints[name]) == KINDS[column["kind"]], name
-        optional = type(None) in typing.get_args(hints[name])
-        assert optional == (not column["filled"] and column["kind"] != "jsonb"), name
+def test_a_row_has_the_columns_of_its_table(db: ModuleType) -> None:
+    for table in ROWS:
+        with tabled.case(table):
+            hints, columns = typing.get_type_hints(ROWS[table]), _columns(db, table)
+            assert hints.keys() == columns.keys()
+            for name, column in columns.items():
+                assert _plain(hints[name]) == KINDS[column["kind"]], name
+                optional = type(None) in typing.get_args(hints[name])
+                assert optional == (not column["filled"] and column["kind"] != "jsonb"), name
 
 
-@pytest.mark.parametrize("table", ROWS)
-def test_a_column_has_exactly_the_values_of_its_check(db: ModuleType, table: str) -> None:
-    hints = typing.get_type_hints(ROWS[table])
-    for name, column in _columns(db, table).items():
-        lists = [text for text in column["checks"] if "= ANY (ARRAY[" in text]
-        found = {one for text in lists for one in re.findall(r"'(\w+)'", text)}
-        assert _values(hints[name]) == (found or None), name
+def test_a_column_has_exactly_the_values_of_its_check(db: ModuleType) -> None:
+    for table in ROWS:
+        with tabled.case(table):
+            hints = typing.get_type_hints(ROWS[table])
+            for name, column in _columns(db, table).items():
+                lists = [text for text in column["checks"] if "= ANY (ARRAY[" in text]
+                found = {one for text in lists for one in re.findall(r"'(\w+)'", text)}
+                assert _values(hints[name]) == (found or None), name
 
 
 def test_a_job_as_the_api_returns_it_has_the_keys_of_its_type(db: ModuleType) -> None:

@@ -10,7 +10,7 @@ import pytest
 import queue_workflows
 from queue_workflows import check, config, db, errors, jobs
 from queue_workflows.declare import node, workflow
-from tests.support import factories, transitions, worker_reports
+from tests.support import factories, tabled, transitions, worker_reports
 from tests.support.wait import patience
 
 OTHER = ["m@1", "n@4"]
@@ -29,17 +29,19 @@ def taken(conn: db.Connection, claimant: transitions.Claimant) -> str | None:
 # --- declared and frozen -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "version", [0, -1, True, "3", 1.0, [], 10**9 + 1, 10**5000, float("nan"), b"1"], ids=type
-)
-def test_a_version_that_is_no_positive_number_is_refused(version: Any) -> None:
-    with pytest.raises(errors.InvalidConfig, match="version must be a whole number from 1 to"):
-        queue_workflows.register_node("m", lambda: None, version=version)
-    with pytest.raises(errors.InvalidConfig, match="version must be"):
-        node(version=version)(lambda: None)
-    with pytest.raises(errors.InvalidConfig, match="version must be"):
-        config.set_node_versions({"fine": 2, "m": version})
-    assert config.get_config().node_versions == {}
+def test_a_version_that_is_no_positive_number_is_refused() -> None:
+    cases: list[Any] = [0, -1, True, "3", 1.0, [], 10**9 + 1, 10**5000, float("nan"), b"1"]
+    for version in cases:
+        with tabled.case(version):
+            with pytest.raises(
+                errors.InvalidConfig, match="version must be a whole number from 1 to"
+            ):
+                queue_workflows.register_node("m", lambda: None, version=version)
+            with pytest.raises(errors.InvalidConfig, match="version must be"):
+                node(version=version)(lambda: None)
+            with pytest.raises(errors.InvalidConfig, match="version must be"):
+                config.set_node_versions({"fine": 2, "m": version})
+            assert config.get_config().node_versions == {}
 
 
 def test_the_definition_has_the_versions_of_nodes_in_maps_and_loops() -> None:

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queue_workflows import workers
-from tests.support import console, factories, transitions, worker_reports
+from tests.support import console, factories, tabled, transitions, worker_reports
 
 Row = dict[str, Any]
 
@@ -303,9 +303,8 @@ def test_a_report_of_any_shape_can_be_listed(conn: Any, detail: Any) -> None:
 # --- whose jobs fill the memory
 
 
-@pytest.mark.parametrize(
-    ("columns", "fills"),
-    [
+def test_which_workers_have_jobs_that_fill_a_memory(conn: Any) -> None:
+    cases: list[Any] = [
         ({}, True),
         ({"job_ids": []}, False),
         ({"state": "stopped"}, False),
@@ -317,10 +316,14 @@ def test_a_report_of_any_shape_can_be_listed(conn: Any, detail: Any) -> None:
         ({"detail": Jsonb({})}, False),
         ({"detail": Jsonb(None)}, False),
         ({"detail": Jsonb([1])}, False),
-    ],
-)
-def test_which_workers_have_jobs_that_fill_a_memory(conn: Any, columns: Row, fills: bool) -> None:
-    given: Row = {"state": "busy", "job_ids": ["j"], "detail": Jsonb({"memory": ["m0", "m1"]})}
-    worker(conn, **given | columns)
-    found = worker_reports.fill_memory(conn, ["m1", "m2"], but=["own"], stale_s=30.0)
-    assert found == fills
+    ]
+    for columns, fills in cases:
+        with tabled.undone(conn, columns, fills):
+            given: Row = {
+                "state": "busy",
+                "job_ids": ["j"],
+                "detail": Jsonb({"memory": ["m0", "m1"]}),
+            }
+            worker(conn, **given | columns)
+            found = worker_reports.fill_memory(conn, ["m1", "m2"], but=["own"], stale_s=30.0)
+            assert found == fills

@@ -8,6 +8,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import answers
+from tests.support import tabled
 
 TURNOUT = {
     "widget": "turnout",
@@ -20,9 +21,8 @@ UPLOAD = {"widget": "file_upload", "accept": [".csv", "image/*"]}
 PICK = {"widget": "pick_or_upload", "accept": "csv, .json", "library": ["stock.bin"]}
 
 
-@pytest.mark.parametrize(
-    ("spec", "value"),
-    [
+def test_an_answer_that_fits_is_accepted() -> None:
+    cases: list[Any] = [
         (TURNOUT, 0),
         (TURNOUT, "r"),
         (CHOOSE, {"size_bytes": 3.0, "rel_path": "a/one.csv"}),
@@ -36,15 +36,14 @@ PICK = {"widget": "pick_or_upload", "accept": "csv, .json", "library": ["stock.b
         (PICK, "x.json"),
         ({"widget": "file_upload", "accept": []}, "x.exe"),
         ({"widget": "slider", "options": [1, 2]}, 99),
-    ],
-)
-def test_an_answer_that_fits_is_accepted(spec: dict[str, Any], value: Any) -> None:
-    answers.check(spec, value, "node 'q'")
+    ]
+    for spec, value in cases:
+        with tabled.case(spec, value):
+            answers.check(spec, value, "node 'q'")
 
 
-@pytest.mark.parametrize(
-    ("spec", "value", "said"),
-    [
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    cases: list[Any] = [
         (TURNOUT, "Left", '"Left": it is one of 0 (Left), "r" (Right)'),
         (TURNOUT, False, "does not take false"),
         (TURNOUT, None, "does not take null"),
@@ -55,15 +54,13 @@ def test_an_answer_that_fits_is_accepted(spec: dict[str, Any], value: Any) -> No
         (UPLOAD, ["a.csv", {"name": "b.mp4"}], "'b.mp4'"),
         (PICK, "other.bin", "it accepts .csv, .json"),
         (None, 1, "asked nothing yet"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(
-    spec: dict[str, Any] | None, value: Any, said: str
-) -> None:
-    with pytest.raises(errors.InputRefused) as refused:
-        answers.check(spec, value, "node 'q'")
-    assert said in str(refused.value)
-    assert "node 'q'" in str(refused.value)
+    ]
+    for spec, value, said in cases:
+        with tabled.case(spec, value, said):
+            with pytest.raises(errors.InputRefused) as refused:
+                answers.check(spec, value, "node 'q'")
+            assert said in str(refused.value)
+            assert "node 'q'" in str(refused.value)
 
 
 def test_a_refusal_names_only_some_of_many_options() -> None:
@@ -71,9 +68,8 @@ def test_a_refusal_names_only_some_of_many_options() -> None:
         answers.check({"widget": "choose_one", "options": list(range(100))}, "x", "it")
 
 
-@pytest.mark.parametrize(
-    ("spec", "typed", "meant"),
-    [
+def test_a_label_means_its_option() -> None:
+    cases: list[Any] = [
         (TURNOUT, "Left", 0),
         (TURNOUT, 0, 0),
         (TURNOUT, "r", "r"),
@@ -84,10 +80,10 @@ def test_a_refusal_names_only_some_of_many_options() -> None:
         (TURNOUT, "nowhere", "nowhere"),
         ({"widget": "file_upload"}, "x", "x"),
         (None, "x", "x"),
-    ],
-)
-def test_a_label_means_its_option(spec: dict[str, Any] | None, typed: Any, meant: Any) -> None:
-    assert answers.meant(spec, typed) == meant
+    ]
+    for spec, typed, meant in cases:
+        with tabled.case(spec, typed, meant):
+            assert answers.meant(spec, typed) == meant
 
 
 def test_a_value_comes_before_a_label() -> None:
@@ -104,9 +100,8 @@ def typed(kind: str, **more: Any) -> dict[str, Any]:
     return {"widget": "mine", "type": kind, **more}
 
 
-@pytest.mark.parametrize(
-    ("spec", "text", "value"),
-    [
+def test_a_text_that_is_json_is_decoded_where_no_text_is_taken() -> None:
+    cases: list[Any] = [
         (DIGITS, "5", 5),
         (DIGITS, "5.0", 5.0),
         (DIGITS, "true", True),
@@ -140,18 +135,15 @@ def typed(kind: str, **more: Any) -> dict[str, Any]:
         ({"widget": "toggle"}, "true", True),
         ({"type": "number"}, "3", 3),
         ({"widget": "confirm", "type": "number"}, "3", 3),
-    ],
-)
-def test_a_text_that_is_json_is_decoded_where_no_text_is_taken(
-    spec: dict[str, Any], text: str, value: Any
-) -> None:
-    found = answers.decoded(spec, text)
-    assert (found, type(found)) == (value, type(value))
+    ]
+    for spec, text, value in cases:
+        with tabled.case(spec, text, value):
+            found = answers.decoded(spec, text)
+            assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
+def test_any_other_text_stays_as_it_is() -> None:
+    cases: list[Any] = [
         (DIGITS, "7"),
         (DIGITS, "6"),
         (DIGITS, "Five"),
@@ -199,10 +191,10 @@ def test_a_text_that_is_json_is_decoded_where_no_text_is_taken(
         (None, "5"),
         ("number", "5"),
         ([], "5"),
-    ],
-)
-def test_any_other_text_stays_as_it_is(spec: Any, text: str) -> None:
-    assert answers.decoded(spec, text) == text
+    ]
+    for spec, text in cases:
+        with tabled.case(spec, text):
+            assert answers.decoded(spec, text) == text
 
 
 @pytest.mark.parametrize("value", [5, True, None, ["5"], {"a": "5"}, 0.5])

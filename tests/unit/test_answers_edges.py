@@ -8,6 +8,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import answers
+from tests.support import tabled
 
 RECORDS = [{"label": "L", "name": "N", "value": 1}, {"rel_path": "p", "id": 5}, {"x": 1}]
 
@@ -46,9 +47,8 @@ def accepts(accept: Any, *names: str) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("accept", "csv", "png", "odd"),
-    [
+def test_files_are_accepted_by_suffix_and_type() -> None:
+    cases: list[Any] = [
         ([".csv"], True, False, False), ("csv", True, False, False),
         (" .CSV ,", True, False, False),
         ("image/*", False, True, False), ("image/png", False, True, False),
@@ -56,12 +56,10 @@ def accepts(accept: Any, *names: str) -> list[bool]:
         ("*", True, True, True), ("*/*", True, True, True), (".*", True, True, True),
         ("*.csv", True, False, False), ("", True, True, True), (None, True, True, True),
         (5, True, True, True), ({"a": 1}, True, True, True), ([5], False, False, False),
-    ],
-)  # fmt: skip
-def test_files_are_accepted_by_suffix_and_type(
-    accept: Any, csv: bool, png: bool, odd: bool
-) -> None:
-    assert accepts(accept, "a.csv", "a.PNG", "a.odd") == [csv, png, odd]
+    ]  # fmt: skip
+    for accept, csv, png, odd in cases:
+        with tabled.case(accept, csv, png, odd):
+            assert accepts(accept, "a.csv", "a.PNG", "a.odd") == [csv, png, odd]
 
 
 def test_a_type_is_all_that_is_before_its_slash() -> None:
@@ -69,41 +67,39 @@ def test_a_type_is_all_that_is_before_its_slash() -> None:
     assert accepts("audi/*", "a.mp3") == [False]
 
 
-@pytest.mark.parametrize(
-    ("value", "refused"),
-    [
+def test_the_names_of_files_are_looked_for() -> None:
+    cases: list[Any] = [
         ("a.csv", False), ("a.exe", True), (["a.csv", ["b.exe"]], True), ({"path": "a.exe"}, True),
         ({"rel_path": "a.exe"}, True), ({"abs_path": "a.exe"}, True), ({"name": "a.exe"}, True),
         ({"path": "a.csv", "name": "b.exe"}, False), ({"other": "a.exe"}, False), (5, False),
         ([], False), (None, False),
-    ],
-)  # fmt: skip
-def test_the_names_of_files_are_looked_for(value: Any, refused: bool) -> None:
-    spec = {"widget": "pick_or_upload", "accept": "csv"}
-    if not refused:
-        answers.check(spec, value, "it")
-        return
-    with pytest.raises(errors.InputRefused, match=r"it accepts \.csv"):
-        answers.check(spec, value, "it")
+    ]  # fmt: skip
+    for value, refused in cases:
+        with tabled.case(value, refused):
+            spec = {"widget": "pick_or_upload", "accept": "csv"}
+            if not refused:
+                answers.check(spec, value, "it")
+                continue
+            with pytest.raises(errors.InputRefused, match=r"it accepts \.csv"):
+                answers.check(spec, value, "it")
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
+def test_values_are_compared_as_json() -> None:
+    cases: list[Any] = [
         (1, 1.0, True), (True, 1, False), (1, True, False), (False, False, True), ("1", 1, False),
         ({"a": 1}, {"a": 1.0}, True), ({"a": 1}, {"a": True}, False), ({"a": 1}, {"b": 1}, False),
         ({"a": 1}, {"a": 1, "b": 2}, False), ([1, 2], [1, 2.0], True), ([1, 2], [1], False),
         ([1, 2], [2, 2], False), ([1], {"a": 1}, False), (None, None, True), (None, 0, False),
         ([True], [1], False), ({"a": 1, "b": 2}, {"a": 1, "b": 3}, False), ([], {}, False),
-    ],
-)  # fmt: skip
-def test_values_are_compared_as_json(one: Any, other: Any, same: bool) -> None:
-    spec = {"widget": "choose_one", "options": [one]}
-    if same:
-        answers.check(spec, other, "it")
-        return
-    with pytest.raises(errors.InputRefused, match="it does not take"):
-        answers.check(spec, other, "it")
+    ]  # fmt: skip
+    for one, other, same in cases:
+        with tabled.case(one, other, same):
+            spec = {"widget": "choose_one", "options": [one]}
+            if same:
+                answers.check(spec, other, "it")
+                continue
+            with pytest.raises(errors.InputRefused, match="it does not take"):
+                answers.check(spec, other, "it")
 
 
 def reason(options: list[Any], value: Any, widget: str = "choose_one") -> str:
@@ -140,9 +136,8 @@ LABELS = [("7", "x"), ("9", "x"), ("s", "7")]
 NAMED = {"widget": "turnout", "options": [{"label": a, "value": b} for a, b in LABELS]}
 
 
-@pytest.mark.parametrize(
-    ("spec", "typed", "meant"),
-    [
+def test_what_is_typed_means_a_value_then_a_text_then_a_label() -> None:
+    cases: list[Any] = [
         ({"options": ["7", 7, 8]}, 7, 7), (NAMED, 7, "7"), (NAMED, 9, "x"),
         ({"options": ["7", 8]}, 7, "7"), ({"options": ["7", 8]}, "8", 8),
         ({"options": ["7", 8]}, 8, 8), ({"options": ["true"]}, True, "true"),
@@ -150,21 +145,18 @@ NAMED = {"widget": "turnout", "options": [{"label": a, "value": b} for a, b in L
         ({"options": ["a", 5], "multiple": True}, ["5", "b"], [5, "b"]),
         ({"options": ["a", 5], "multiple": False}, ["5"], ["5"]),
         ({"options": [{"label": "7", "x": 1}]}, 7, {"label": "7", "x": 1}),
-    ],
-)  # fmt: skip
-def test_what_is_typed_means_a_value_then_a_text_then_a_label(
-    spec: Any, typed: Any, meant: Any
-) -> None:
-    found = answers.meant(spec, typed)
-    assert (found, type(found)) == (meant, type(meant))
+    ]  # fmt: skip
+    for spec, typed, meant in cases:
+        with tabled.case(spec, typed, meant):
+            found = answers.meant(spec, typed)
+            assert (found, type(found)) == (meant, type(meant))
 
 
 SAME = object()
 
 
-@pytest.mark.parametrize(
-    ("spec", "text", "value"),
-    [
+def test_a_text_is_decoded_if_its_question_takes_the_value() -> None:
+    cases: list[Any] = [
         ({"type": "number"}, "1" + "0" * 308, 10**308), ({"type": "number"}, "1" + "0" * 309, SAME),
         ({"type": "integer"}, "5.0", SAME), ({"type": "boolean"}, "0", SAME),
         ({"type": "number"}, "true", SAME), ({"type": "json"}, "null", None),
@@ -188,30 +180,25 @@ SAME = object()
         ({"widget": "turnout", "turnout_options": [5], "$answer_type": "string"}, "5", SAME),
         ({"widget": "number", "$answer_type": "colour"}, "5", 5),
         ({"widget": "amount", "answer_type": "integer"}, "5", SAME),
-    ],
-)  # fmt: skip
-def test_a_text_is_decoded_if_its_question_takes_the_value(
-    spec: Any, text: Any, value: Any
-) -> None:
-    found, expected = answers.decoded(spec, text), text if value is SAME else value
-    assert (found, type(found)) == (expected, type(expected))
+    ]  # fmt: skip
+    for spec, text, value in cases:
+        with tabled.case(spec, text, value):
+            found, expected = answers.decoded(spec, text), text if value is SAME else value
+            assert (found, type(found)) == (expected, type(expected))
 
 
-@pytest.mark.parametrize(
-    ("named", "taken", "refused"),
-    [
+def test_a_type_takes_its_values_and_no_answer() -> None:
+    cases: list[Any] = [
         ("integer", (5, 5.0, None), (5.5, True, "5", [])), ("string", ("5", None), (5, True)),
         ("number", (5, 0.5, None), (True, "5")), ("boolean", (True, None), (1, 0, "true")),
         ("array", ([], None), ({}, "[]")), ("object", ({}, None), ([], "{}")),
         ("colour", (5, "5"), ()), (["string"], (5,), ()),
-    ],
-)  # fmt: skip
-def test_a_type_takes_its_values_and_no_answer(
-    named: Any, taken: tuple[Any, ...], refused: tuple[Any, ...]
-) -> None:
-    for value in taken:
-        answers.check_type({"$answer_type": named}, value, "q")
-    for value in refused:
-        answers.check_type({"answer_type": named}, value, "q")
-        with pytest.raises(errors.InputRefused, match=f"its answer is of type {named}"):
-            answers.check_type({"$answer_type": named}, value, "q")
+    ]  # fmt: skip
+    for named, taken, refused in cases:
+        with tabled.case(named, taken, refused):
+            for value in taken:
+                answers.check_type({"$answer_type": named}, value, "q")
+            for value in refused:
+                answers.check_type({"answer_type": named}, value, "q")
+                with pytest.raises(errors.InputRefused, match=f"its answer is of type {named}"):
+                    answers.check_type({"$answer_type": named}, value, "q")

@@ -14,6 +14,7 @@ from queue_workflows import check, config, declare, errors
 from queue_workflows.cli import graph_text
 from queue_workflows.dag import branches, definition, graph
 from queue_workflows.declare import ask, branch, node, pipeline, workflow
+from tests.support import tabled
 from tests.support.examples import examples
 from tests.unit.test_dag_plan import FakeRun, ids
 
@@ -48,9 +49,8 @@ def test_a_workflow_without_a_branch_keeps_its_version() -> None:
     assert expanded({"id": "s", "kind": "pipeline", "pipeline": "p"})["version"] == 1
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
+def test_a_wrong_branch_is_refused_with_its_step() -> None:
+    cases: list[Any] = [
         (step(arms={}), "'arms' has 0 arms"),
         (step(arms=None), "'arms': an object is needed"),
         (step(arms={"x": "gone", "y": "two"}), "arm 'x' names 'gone', which is not a node"),
@@ -58,12 +58,12 @@ def test_a_workflow_without_a_branch_keeps_its_version() -> None:
         (step(other="gone"), "arm 'other' names 'gone'"),
         (step(on=None), "'on' is missing"),
         (step(arms={"x" * 201: "one", "y": "two"}), "1 to 200 characters"),
-    ],
-)
-def test_a_wrong_branch_is_refused_with_its_step(entry: dict[str, Any], words: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match=words) as refused:
-        expanded(entry)
-    assert "step 'b'" in str(refused.value)
+    ]
+    for entry, words in cases:
+        with tabled.case(entry, words):
+            with pytest.raises(errors.InvalidWorkflow, match=words) as refused:
+                expanded(entry)
+            assert "step 'b'" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,8 @@ def test_pipelines_are_arms_of_several_nodes() -> None:
     assert made["nodes"][-1]["choice"]["arms"] == {"a": "b/two", "b": "b/text-3"}
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_a_branch_that_cannot_be_is_refused_with_the_remedy() -> None:
+    cases: list[Any] = [
         (lambda name: branch("a", {"a": text}), "takes a value of the run, not 'a'"),
         (lambda name: branch(name, {}), "a branch needs an arm"),
         (lambda name: branch(name, {1.5: text}), "1.5 is no key of an arm"),
@@ -271,11 +270,10 @@ def test_pipelines_are_arms_of_several_nodes() -> None:
             lambda name: branch(name, {"a": lambda: branch(name, {"a": text})}),
             "called in a pipeline, an arm or a loop",
         ),
-    ],
-)
-def test_a_branch_that_cannot_be_is_refused_with_the_remedy(make: Any, words: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match=words):
-        built(make)
+    ]
+    for make, words in cases:
+        with tabled.case(make, words), pytest.raises(errors.InvalidWorkflow, match=words):
+            built(make)
 
 
 def test_a_branch_outside_a_workflow_is_refused() -> None:

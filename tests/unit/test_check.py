@@ -15,7 +15,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import check, cli, config, declare, errors, model_registry
-from tests.support import console
+from tests.support import console, tabled
 from tests.support.flow import step
 
 
@@ -118,9 +118,8 @@ def test_a_correct_workflow_has_no_findings() -> None:
     assert check.definition(found.definition) == found
 
 
-@pytest.mark.parametrize(
-    ("steps", "pipelines", "words"),
-    [
+def test_each_mistake_is_an_error_with_a_remedy() -> None:
+    cases: list[Any] = [
         ((tell(words=1, depends_on=["raed"]),), {}, "'w': step 'tell' depends on the unknown"),
         ((step("s", "gone"),), {}, "step 's': pipeline 'gone': no provider is set"),
         ((step("s", "p"),), one(node("nowhere")), "node 's/nowhere': node module 'nowhere' is not"),
@@ -176,20 +175,18 @@ def test_a_correct_workflow_has_no_findings() -> None:
         ((ask_file("c.pdf"),), {}, "'default' does not take 'c.pdf': it accepts .csv"),
         ((question({"$from": "x"}, **{"$answer_type": "integer"}, default="none"),), {},
          "step 'q': 'default' does not take \"none\": its answer is of type integer"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)  # fmt: skip
-def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, words: str) -> None:
-    found = report(*steps, pipelines=pipelines)
-    said = [str(each) for each in found.findings if each.level == "error"]
-    assert any(words in line for line in said), said
-    assert not found.ok
-    assert all(each.remedy and each.at for each in found.findings)
+    ]  # fmt: skip
+    for steps, pipelines, words in cases:
+        with tabled.case(steps, pipelines, words):
+            found = report(*steps, pipelines=pipelines)
+            said = [str(each) for each in found.findings if each.level == "error"]
+            assert any(words in line for line in said), said
+            assert not found.ok
+            assert all(each.remedy and each.at for each in found.findings)
 
 
-@pytest.mark.parametrize(
-    ("steps", "pipelines", "words"),
-    [
+def test_a_possible_mistake_is_a_warning() -> None:
+    cases: list[Any] = [
         ((step("s", "count", inputs={"text": 1, "lest": 2}),), {},
          "step 's': no node of pipeline 'count' reads the input 'lest'; it reads text"),
         ((READ, {**READ, "id": "t", "depend_on": ["read"]}), {},
@@ -245,14 +242,13 @@ def test_each_mistake_is_an_error_with_a_remedy(steps: Any, pipelines: Any, word
         ((step("s", "p"),), one(node("handle")), "asks for model_handle, and gets None"),
         (({**READ, "skip_if": True}, tell()), {}, "'read/count' may be skipped, and then the run"),
         ((*GOOD[:2], tell(words={"$from": "chose.lead"})), {}, "did you mean the step 'choose'?"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)  # fmt: skip
-def test_a_possible_mistake_is_a_warning(steps: Any, pipelines: Any, words: str) -> None:
-    found = report(*steps, pipelines=pipelines)
-    assert [each.level for each in found.findings] == ["warning"], found.findings
-    assert words in str(found.findings[0])
-    assert found.ok
+    ]  # fmt: skip
+    for steps, pipelines, words in cases:
+        with tabled.case(steps, pipelines, words):
+            found = report(*steps, pipelines=pipelines)
+            assert [each.level for each in found.findings] == ["warning"], found.findings
+            assert words in str(found.findings[0])
+            assert found.ok
 
 
 def test_a_registered_widget_is_known_and_its_keys_are_its_own() -> None:

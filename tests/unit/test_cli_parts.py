@@ -17,6 +17,7 @@ from queue_workflows.cli import input_option, prompts, run_views, runs, summary,
 from queue_workflows.cli.run_snapshot import RunSnapshot, Step
 from queue_workflows.dag import graph
 from queue_workflows.runtime import signals
+from tests.support import tabled
 
 TURNOUT = {
     "widget": "turnout",
@@ -27,9 +28,8 @@ TURNOUT = {
 # --- inputs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_a_value_is_json_if_it_can_be_and_else_text() -> None:
+    cases: list[Any] = [
         ("1", 1),
         ('{"a": [true]}', {"a": [True]}),
         ('"1"', "1"),
@@ -38,10 +38,10 @@ TURNOUT = {
         ("a=b", "a=b"),
         ("NaN", "NaN"),
         ("[1", "[1"),
-    ],
-)
-def test_a_value_is_json_if_it_can_be_and_else_text(text: str, value: object) -> None:
-    assert input_option.inputs([f"key={text}"]) == {"key": value}
+    ]
+    for text, value in cases:
+        with tabled.case(text, value):
+            assert input_option.inputs([f"key={text}"]) == {"key": value}
 
 
 def test_later_inputs_win_over_earlier_ones_and_files(tmp_path: Path) -> None:
@@ -69,9 +69,8 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
 # --- answers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("spec", "value"),
-    [
+def test_yes_answers_with_defaults() -> None:
+    cases: list[Any] = [
         (TURNOUT, "l"),
         (TURNOUT | {"default": "x"}, "x"),
         ({"widget": "choose_one", "options": ["a", "b"]}, "a"),
@@ -83,11 +82,11 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
         ({"widget": "input", "$answer_type": "integer", "default": 3}, 3),
         ({"widget": "choose_one", "$answer_type": "integer", "options": [4, 5]}, 4),
         ({"widget": "of_the_app"}, True),
-    ],
-)
-def test_yes_answers_with_defaults(spec: dict[str, Any], value: object) -> None:
-    assert prompts.default(spec) == value
-    assert prompts.read("", spec) == value
+    ]
+    for spec, value in cases:
+        with tabled.case(spec, value):
+            assert prompts.default(spec) == value
+            assert prompts.read("", spec) == value
 
 
 @pytest.mark.parametrize(
@@ -145,9 +144,8 @@ def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
 # --- pictures ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("counts", "state"),
-    [
+def test_the_word_for_a_step() -> None:
+    cases: list[Any] = [
         ({}, "waiting"),
         ({"queued": 1}, "queued"),
         ({"completed": 1}, "running"),
@@ -157,10 +155,10 @@ def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
         ({"completed": 2, "cancelled": 1}, "cancelled"),
         ({"completed": 2, "skipped": 1}, "completed"),
         ({"skipped": 3}, "skipped"),
-    ],
-)
-def test_the_word_for_a_step(counts: dict[str, int], state: str) -> None:
-    assert Step("s", 3, counts, None).state == state
+    ]
+    for counts, state in cases:
+        with tabled.case(counts, state):
+            assert Step("s", 3, counts, None).state == state
 
 
 def a_node(node_id: str, status: str, **more: Any) -> dict[str, Any]:

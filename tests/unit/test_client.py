@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from queue_workflows import client, errors
+from tests.support import tabled
 
 Handler = Callable[[httpx.Request], httpx.Response]
 STATUS = {"job_id": "j", "status": "running"}
@@ -58,9 +59,8 @@ def problem(status: int, kind: str = "", **members: Any) -> httpx.Response:
     return httpx.Response(status, json=document | members, headers=headers)
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "raised"),
-    [
+def test_a_problem_is_the_error_that_the_python_api_raises() -> None:
+    cases: list[Any] = [
         (404, "unknown-job", errors.UnknownJob),
         (404, "unknown-queue", errors.UnknownQueue),
         (404, "unknown-schedule", errors.UnknownSchedule),
@@ -86,15 +86,13 @@ def problem(status: int, kind: str = "", **members: Any) -> httpx.Response:
         # No class that only handlers raise, nor the base of all.
         (422, "retry", errors.RequestRefused),
         (422, "queue-workflows-error", errors.RequestRefused),
-    ],
-)
-def test_a_problem_is_the_error_that_the_python_api_raises(
-    status: int, kind: str, raised: type[Exception]
-) -> None:
-    handler, _ = replies(problem(status, kind))
-    with pytest.raises(raised, match="why") as caught:
-        made(handler, retries=0).jobs.cancel("j")
-    assert type(caught.value) is raised
+    ]
+    for status, kind, raised in cases:
+        with tabled.case(status, kind, raised):
+            handler, _ = replies(problem(status, kind))
+            with pytest.raises(raised, match="why") as caught:
+                made(handler, retries=0).jobs.cancel("j")
+            assert type(caught.value) is raised
 
 
 def test_every_error_of_the_package_is_known_by_the_name_that_the_service_gives_it() -> None:
@@ -130,19 +128,18 @@ def test_a_clash_has_the_job_that_has_the_key() -> None:
     assert caught.value.job_id == "other"
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
+def test_a_reply_that_is_not_the_services_is_refused() -> None:
+    cases: list[Any] = [
         httpx.Response(200, content=b""), httpx.Response(200, content=b"<html>"),
         httpx.Response(200, json=[]), httpx.Response(200, json={}), httpx.Response(200, json=None),
         httpx.Response(200, content=b"[" * 100_000), httpx.Response(204),
         httpx.Response(500, content=b"\xff\x00"), httpx.Response(500, content=b"[" * 100_000),
-    ],
-)  # fmt: skip
-def test_a_reply_that_is_not_the_services_is_refused(response: httpx.Response) -> None:
-    handler, _ = replies(response)
-    with pytest.raises(errors.ServiceFailed):
-        made(handler).jobs.enqueue("t", queue="q", lock_key="l")
+    ]  # fmt: skip
+    for response in cases:
+        with tabled.case(response):
+            handler, _ = replies(response)
+            with pytest.raises(errors.ServiceFailed):
+                made(handler).jobs.enqueue("t", queue="q", lock_key="l")
 
 
 def test_what_does_not_exist_is_none_as_in_the_python_api() -> None:
@@ -248,12 +245,13 @@ ONCE: list[Act] = [
 GOOD = httpx.Response(200, json=STATUS | {"id": "j", "items": []})
 
 
-@pytest.mark.parametrize("act", REPEATABLE)
-@pytest.mark.parametrize("first", [LOST, UNSENT, problem(503), httpx.Response(502)])
-def test_what_changes_nothing_twice_is_repeated(act: Act, first: Any) -> None:
-    handler, seen = replies(first, first, GOOD)
-    act(made(handler))
-    assert len(seen) == 3
+def test_what_changes_nothing_twice_is_repeated() -> None:
+    for first in (LOST, UNSENT, problem(503), httpx.Response(502)):
+        for act in REPEATABLE:
+            with tabled.case(act, first):
+                handler, seen = replies(first, first, GOOD)
+                act(made(handler))
+                assert len(seen) == 3
 
 
 @pytest.mark.parametrize("act", ONCE)
@@ -265,12 +263,13 @@ def test_what_may_have_been_done_is_not_repeated(act: Act) -> None:
         assert len(seen) == 1
 
 
-@pytest.mark.parametrize("act", [*ONCE[:1], *REPEATABLE])
-def test_what_was_not_sent_is_repeated_up_to_a_limit(act: Act) -> None:
-    handler, seen = replies(UNSENT)
-    with pytest.raises(errors.ServiceUnavailable):
-        act(made(handler, retries=2))
-    assert len(seen) == 3
+def test_what_was_not_sent_is_repeated_up_to_a_limit() -> None:
+    for act in (*ONCE[:1], *REPEATABLE):
+        with tabled.case(act):
+            handler, seen = replies(UNSENT)
+            with pytest.raises(errors.ServiceUnavailable):
+                act(made(handler, retries=2))
+            assert len(seen) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, errors, refs
+from tests.support import tabled
 
 CONTRACT_KNOBS = {
     "DB_POOL_MAX": 10,
@@ -171,14 +172,22 @@ def test_embedded_none_means_as_it_was() -> None:
     assert config.configure(embedded=False).embedded is False
 
 
-@pytest.mark.parametrize(
-    "queues", [["cpu"], ["fetch", "gpu"], "fetch", ["with space"], [""], [".dot"], ["q" * 64]]
-)
-def test_bad_ingest_queues_change_nothing(queues: object) -> None:
-    with pytest.raises(ValueError, match=r"ingest_queues|queue name"):
-        config.configure(container_prefix="mine-", ingest_queues=queues)  # pyright: ignore
-    assert config.get_config().ingest_queues == {"fetch", "load"}
-    assert config.get_config().container_prefix == "ai_leads-"
+def test_bad_ingest_queues_change_nothing() -> None:
+    cases: list[Any] = [
+        ["cpu"],
+        ["fetch", "gpu"],
+        "fetch",
+        ["with space"],
+        [""],
+        [".dot"],
+        ["q" * 64],
+    ]
+    for queues in cases:
+        with tabled.case(queues):
+            with pytest.raises(ValueError, match=r"ingest_queues|queue name"):
+                config.configure(container_prefix="mine-", ingest_queues=queues)  # pyright: ignore
+            assert config.get_config().ingest_queues == {"fetch", "load"}
+            assert config.get_config().container_prefix == "ai_leads-"
 
 
 @pytest.mark.parametrize("budget", [0, -1, float("nan")])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
 from queue_workflows.db import connectivity
+from tests.support import tabled
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
+def test_errors_of_the_server_are_recognised() -> None:
+    cases: list[Any] = [
         ("FATAL:  sorry, too many clients already", "full"),
         ("FATAL:  remaining connection slots are reserved for roles with ...", "full"),
         ("FATAL:  the database system is starting up", "starting"),
@@ -21,7 +21,10 @@ from queue_workflows.db import connectivity
         ("session is read-only", "session"),
         ("FATAL:  no such user", "password"),
         ("FATAL:  das Passwort stimmt nicht", "other"),
-    ],
-)
-def test_errors_of_the_server_are_recognised(message: str, kind: str) -> None:
-    assert connectivity.refusal(f'connection to server at "h", port 1 failed: {message}') == kind
+    ]
+    for message, kind in cases:
+        with tabled.case(message, kind):
+            assert (
+                connectivity.refusal(f'connection to server at "h", port 1 failed: {message}')
+                == kind
+            )

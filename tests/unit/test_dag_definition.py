@@ -12,6 +12,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import bindings, definition, document_values, graph
+from tests.support import tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.wait import patience
 
@@ -102,9 +103,8 @@ def test_an_empty_skip_if_of_a_node_leaves_it_to_its_steps(empty: Any) -> None:
         assert node["skip_if"] == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+def test_the_forms_of_from() -> None:
+    cases: list[Any] = [
         ("pipeline._implicit(5)", 5),
         ('pipeline._implicit({"a": [1, null]})', {"a": [1, None]}),
         ("pipeline._implicit({'a': (1, None)})", {"a": [1, None]}),
@@ -122,10 +122,10 @@ def test_an_empty_skip_if_of_a_node_leaves_it_to_its_steps(empty: Any) -> None:
         ("a.mask.png", {"$out": "s/a/mask.png"}),
         ("a.sub/mask.png", {"$out": "s/a/sub/mask.png"}),
         ("pipeline.key", {"$from": "other.value"}),
-    ],
-)
-def test_the_forms_of_from(source: str, expected: Any) -> None:
-    assert inputs_of(source, {"key": {"$from": "other.value"}}) == {"x": expected}
+    ]
+    for source, expected in cases:
+        with tabled.case(source, expected):
+            assert inputs_of(source, {"key": {"$from": "other.value"}}) == {"x": expected}
 
 
 def test_a_key_that_the_step_does_not_give_is_none() -> None:
@@ -133,16 +133,16 @@ def test_a_key_that_the_step_does_not_give_is_none() -> None:
     assert inputs_of("pipeline.key", {"key": None}) == {"x": None}
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["stranger", "stranger.x", "a.../x", "a./etc/passwd", "a.x/../../y", "a.", "pipeline.",
-     "pipeline._siblings(a)", "pipeline._siblings([a, stranger])", "pipeline._other(1)",
-     "pipeline._implicit({1, 2})", "pipeline._implicit(" + "[" * 5000 + "]" * 5000 + ")",
-     "a.b\\c", "a.\x00"],
-)  # fmt: skip
-def test_a_from_that_is_none_of_the_forms_is_refused(source: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match=r"'t'.*'x'"):
-        inputs_of(source)
+def test_a_from_that_is_none_of_the_forms_is_refused() -> None:
+    cases: list[Any] = [
+        "stranger", "stranger.x", "a.../x", "a./etc/passwd", "a.x/../../y", "a.", "pipeline.",
+        "pipeline._siblings(a)", "pipeline._siblings([a, stranger])", "pipeline._other(1)",
+        "pipeline._implicit({1, 2})", "pipeline._implicit(" + "[" * 5000 + "]" * 5000 + ")",
+        "a.b\\c", "a.\x00"
+    ]  # fmt: skip
+    for source in cases:
+        with tabled.case(source), pytest.raises(errors.InvalidWorkflow, match=r"'t'.*'x'"):
+            inputs_of(source)
 
 
 def test_paths_are_bound_to_the_runs_folder() -> None:
@@ -207,25 +207,29 @@ BAD_IDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", BAD_IDS, ids=lambda bad: ascii(bad)[:20])
-def test_ids_have_a_grammar(bad: Any) -> None:
-    assert "is not an id" in refusal({**step("s"), "id": bad})
-    assert "is not an id" in refusal(step("s", "p"), pipelines={"p": {"nodes": [{"id": bad}]}})
+def test_ids_have_a_grammar() -> None:
+    for bad in BAD_IDS:
+        with tabled.case(bad):
+            assert "is not an id" in refusal({**step("s"), "id": bad})
+            assert "is not an id" in refusal(
+                step("s", "p"), pipelines={"p": {"nodes": [{"id": bad}]}}
+            )
 
 
-@pytest.mark.parametrize(
-    "good",
-    ["a", "A-b_9", "-", "x" * 100, "pipeline", "a.b", "a b", ".", "..", "é", "語" * 66, "日 1.x",
-     "a\\b", 5, 0, -3, 10**99],
-)  # fmt: skip
-def test_ids_that_are_fine(good: Any) -> None:
-    pipelines = {"p": {"nodes": [{"id": good}]}}
-    (node,) = expand(step("s", "p"), pipelines=pipelines)["nodes"]
-    assert (node["id"], node["module"]) == (f"s/{good}", str(good))
-    after = step("t", depends_on=[good])
-    nodes = by_id(expand({**step("s", "p"), "id": good}, after, pipelines=pipelines))
-    assert [*nodes] == [f"{good}/{good}", "t/n"]
-    assert nodes["t/n"]["deps"] == [f"{good}/{good}"]
+def test_ids_that_are_fine() -> None:
+    cases: list[Any] = [
+        "a", "A-b_9", "-", "x" * 100, "pipeline", "a.b", "a b", ".", "..", "é", "語" * 66, "日 1.x",
+        "a\\b", 5, 0, -3, 10**99
+    ]  # fmt: skip
+    for good in cases:
+        with tabled.case(good):
+            pipelines = {"p": {"nodes": [{"id": good}]}}
+            (node,) = expand(step("s", "p"), pipelines=pipelines)["nodes"]
+            assert (node["id"], node["module"]) == (f"s/{good}", str(good))
+            after = step("t", depends_on=[good])
+            nodes = by_id(expand({**step("s", "p"), "id": good}, after, pipelines=pipelines))
+            assert [*nodes] == [f"{good}/{good}", "t/n"]
+            assert nodes["t/n"]["deps"] == [f"{good}/{good}"]
 
 
 def test_a_number_and_its_text_are_one_id() -> None:
@@ -259,9 +263,8 @@ def test_the_folders_of_dots_lead_nowhere_else() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("source", "path"),
-    [
+def test_a_sibling_may_have_dots_in_its_id() -> None:
+    cases: list[Any] = [
         ("n.1", "s/n.1"),
         ("n.1.file.txt", "s/n.1/file.txt"),
         ("n.1.5", "s/n.1/5"),
@@ -270,13 +273,13 @@ def test_the_folders_of_dots_lead_nowhere_else() -> None:
         ("n", "s/n"),
         ("o.p.q", "s/o.p/q"),
         ("pipe.x", "s/pipe/x"),
-    ],
-)
-def test_a_sibling_may_have_dots_in_its_id(source: str, path: str) -> None:
-    listed = [{"id": name} for name in ("n", "n.1", "o.p", "pipe")]
-    taking = {"id": "t", "inputs": [{"name": "x", "from": source}]}
-    made = expand(step("s", "p"), pipelines={"p": {"nodes": [*listed, taking]}})
-    assert by_id(made)["s/t"]["inputs"] == {"x": {"$out": path}}
+    ]
+    for source, path in cases:
+        with tabled.case(source, path):
+            siblings = [{"id": name} for name in ("n", "n.1", "o.p", "pipe")]
+            taking = {"id": "t", "inputs": [{"name": "x", "from": source}]}
+            made = expand(step("s", "p"), pipelines={"p": {"nodes": [*siblings, taking]}})
+            assert by_id(made)["s/t"]["inputs"] == {"x": {"$out": path}}
 
 
 def test_a_long_from_is_refused_at_once() -> None:
@@ -405,21 +408,19 @@ def _deep(depth: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("words", "refused"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_a_bad_workflow_is_refused_by_name_and_reason(
-    words: str, refused: Callable[[], str]
-) -> None:
-    message = refused()
-    assert re.search(words, message), message
+def test_a_bad_workflow_is_refused_by_name_and_reason() -> None:
+    for words, refused in REFUSED:
+        with tabled.case(words, refused):
+            message = refused()
+            assert re.search(words, message), message
 
 
-@pytest.mark.parametrize(
-    "junk", [None, 5, "w", [], {}, {"steps": None}, {"steps": {}}, {"steps": "s"},
-             {"steps": [None]}, {"name": 5, "steps": [{}]}, {"steps": [[]]}],
-)  # fmt: skip
-def test_what_is_no_workflow_at_all_is_refused(junk: Any) -> None:
-    with pytest.raises(errors.InvalidWorkflow):
-        definition.expand(junk, PIPELINES.__getitem__)
+def test_what_is_no_workflow_at_all_is_refused() -> None:
+    cases: list[Any] = [None, 5, "w", [], {}, {"steps": None}, {"steps": {}}, {"steps": "s"},
+             {"steps": [None]}, {"name": 5, "steps": [{}]}, {"steps": [[]]}]  # fmt: skip
+    for junk in cases:
+        with tabled.case(junk), pytest.raises(errors.InvalidWorkflow):
+            definition.expand(junk, PIPELINES.__getitem__)
 
 
 JUNK = [None, 5, 1.5, True, "x", "", [], [5], [None], [[]], {}, {"k": 1}, ["n"], {1}, b"x"]
@@ -427,27 +428,31 @@ STEP_KEYS = ["id", "kind", "pipeline", "inputs", "depends_on", "skip_if", "widge
 NODE_KEYS = ["id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"]
 
 
-@pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_a_wrong_type_anywhere_is_refused_or_fine_but_never_another_error(junk: Any) -> None:
-    def load(nodes: Any) -> Callable[[str], Any]:
-        return lambda name: {"nodes": nodes}
+def test_a_wrong_type_anywhere_is_refused_or_fine_but_never_another_error() -> None:
+    for junk in JUNK:
+        with tabled.case(junk):
 
-    def attempt(one: Any, nodes: Any) -> None:
-        try:
-            expanded = definition.expand({"name": "w", "steps": [one, step("other")]}, load(nodes))
-        except errors.InvalidWorkflow:
-            return
-        graph.read(json.loads(json.dumps(expanded)))
+            def load(nodes: Any) -> Callable[[str], Any]:
+                return lambda name: {"nodes": nodes}
 
-    good = {"id": "n", "inputs": [{"name": "x", "from": "n"}]}
-    for key in STEP_KEYS:
-        attempt({**step("s"), key: junk}, [good])
-        attempt({"id": "s", "kind": "input", "widget": "w", key: junk}, [good])
-    for key in NODE_KEYS:
-        attempt(step("s"), [{**good, key: junk}])
-    for key in ("name", "from"):
-        attempt(step("s"), [{**good, "inputs": [{"name": "x", "from": "n", key: junk}]}])
-    attempt(step("s"), junk)
+            def attempt(one: Any, nodes: Any) -> None:
+                try:
+                    expanded = definition.expand(
+                        {"name": "w", "steps": [one, step("other")]}, load(nodes)
+                    )
+                except errors.InvalidWorkflow:
+                    return
+                graph.read(json.loads(json.dumps(expanded)))
+
+            good = {"id": "n", "inputs": [{"name": "x", "from": "n"}]}
+            for key in STEP_KEYS:
+                attempt({**step("s"), key: junk}, [good])
+                attempt({"id": "s", "kind": "input", "widget": "w", key: junk}, [good])
+            for key in NODE_KEYS:
+                attempt(step("s"), [{**good, key: junk}])
+            for key in ("name", "from"):
+                attempt(step("s"), [{**good, "inputs": [{"name": "x", "from": "n", key: junk}]}])
+            attempt(step("s"), junk)
 
 
 def test_null_means_absent_for_what_is_optional() -> None:
@@ -486,9 +491,8 @@ def test_a_long_cycle_is_named_in_short() -> None:
     assert "n0 -> n1" in message and "..." in message and len(message) < 500
 
 
-@pytest.mark.parametrize(
-    ("node_id", "path"),
-    [
+def test_the_folder_of_a_node_leads_nowhere_else_and_is_its_own() -> None:
+    cases: list[Any] = [
         ("s 1/n.2", "s 1/n.2"),
         ("../..", "%2E%2E/%2E%2E"),
         ("./.#3", "%2E/%2E#3"),
@@ -497,7 +501,7 @@ def test_a_long_cycle_is_named_in_short() -> None:
         ("s/%252E", "s/%25252E"),
         ("s/%2Escratch", "s/%252Escratch"),
         ("50%/...", "50%/..."),
-    ],
-)
-def test_the_folder_of_a_node_leads_nowhere_else_and_is_its_own(node_id: str, path: str) -> None:
-    assert document_values.folder(node_id) == path
+    ]
+    for node_id, path in cases:
+        with tabled.case(node_id, path):
+            assert document_values.folder(node_id) == path

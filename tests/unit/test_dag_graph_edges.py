@@ -8,6 +8,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import graph
+from tests.support import tabled
 from tests.unit.test_dag_graph import document
 
 
@@ -56,9 +57,8 @@ def test_nodes_come_after_their_dependencies_and_those_behind_a_cycle_do_not_com
     assert graph.ordered({"a": ["b"], "b": ["a"], "behind": ["a"], "free": []}) == ["free"]
 
 
-@pytest.mark.parametrize(
-    ("deps", "groups"),
-    [
+def test_the_nodes_of_a_cycle_have_one_number() -> None:
+    cases: list[Any] = [
         ({"a": [], "b": ["a"]}, []),
         ({"a": ["a"], "b": []}, ["a"]),
         ({"a": ["b"], "b": ["c"], "c": ["a"], "before": [], "behind": ["a"]}, ["abc"]),
@@ -66,14 +66,15 @@ def test_nodes_come_after_their_dependencies_and_those_behind_a_cycle_do_not_com
         ({"a": ["b"], "b": ["a"], "m": ["a"], "c": ["d", "m"], "d": ["c"]}, ["ab", "cd", "m"]),
         ({"a": ["b"], "b": ["c", "a"], "c": ["b"], "d": ["c", "e"], "e": ["d"]}, ["abc", "de"]),
         ({"a": ["b", "d"], "b": ["c"], "c": ["a"], "d": ["e"], "e": ["a", "d"]}, ["abcde"]),
-    ],
-)  # fmt: skip
-def test_the_nodes_of_a_cycle_have_one_number(deps: Any, groups: list[str]) -> None:
-    numbers = graph.on_cycles(deps)
-    found = [
-        "".join(sorted(key for key in numbers if numbers[key] == n)) for n in set(numbers.values())
-    ]
-    assert sorted(found) == groups
+    ]  # fmt: skip
+    for deps, groups in cases:
+        with tabled.case(deps, groups):
+            numbers = graph.on_cycles(deps)
+            found = [
+                "".join(sorted(key for key in numbers if numbers[key] == n))
+                for n in set(numbers.values())
+            ]
+            assert sorted(found) == groups
 
 
 def test_cycles_behind_one_another_are_apart_in_whatever_order_they_are_searched() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from queue_workflows.cli import output
 from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import Unreadable
+from tests.support import tabled
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 ANY_TEXT = st.text(st.characters() | st.sampled_from("\x1b\x9b\x00\n\t\r\x7f\u202e\u2066\u200b\\"))
@@ -96,24 +97,25 @@ def test_a_long_text_shows_how_much_is_left_out() -> None:
 SEPARATE_SECRETS = "\n".join(["X_TOKEN=" + "A" * 500] * 40)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["token=" + "A" * 5000, "token=" + "A" * 500_000, SEPARATE_SECRETS, SEPARATE_SECRETS * 20,
-     '{"token": "' + "A" * 5000 + '"}', "('token', '" + "A" * 30_000 + "')",
-     "token=" + "B" * 9_900 + " postgres://u:" + "A" * 900 + "@h/x",
-     "x" * 150 + " --token " + "A" * 5000, "x " * 300 + "token=" + "A" * 5000],
-)  # fmt: skip
-def test_no_part_of_a_long_secret_shows_where_a_text_is_cut(text: str) -> None:
-    shapes = [text, {"a": text}, {"token": text}, [text] * 5, {"a": {"b": [text, "c"]}}]
-    for shape in shapes:
-        for limit in (20, 50, 180, 200, 333, 2500):
-            for shown in (display.line(shape, limit), display.compact(shape, limit)):
-                assert "AA" not in shown, (limit, shown)
-                assert len(shown) <= limit
-        assert "AA" not in "".join(display.pretty(shape))
-        assert "AA" not in display.compact(shape, None)
-    assert "AA" not in "".join([*display.lines(text), *display.lines(text, 50)])
-    assert "AA" not in display.block(text)
+def test_no_part_of_a_long_secret_shows_where_a_text_is_cut() -> None:
+    cases: list[Any] = [
+        "token=" + "A" * 5000, "token=" + "A" * 500_000, SEPARATE_SECRETS, SEPARATE_SECRETS * 20,
+        '{"token": "' + "A" * 5000 + '"}', "('token', '" + "A" * 30_000 + "')",
+        "token=" + "B" * 9_900 + " postgres://u:" + "A" * 900 + "@h/x",
+        "x" * 150 + " --token " + "A" * 5000, "x " * 300 + "token=" + "A" * 5000
+    ]  # fmt: skip
+    for text in cases:
+        with tabled.case(text):
+            shapes = [text, {"a": text}, {"token": text}, [text] * 5, {"a": {"b": [text, "c"]}}]
+            for shape in shapes:
+                for limit in (20, 50, 180, 200, 333, 2500):
+                    for shown in (display.line(shape, limit), display.compact(shape, limit)):
+                        assert "AA" not in shown, (limit, shown)
+                        assert len(shown) <= limit
+                assert "AA" not in "".join(display.pretty(shape))
+                assert "AA" not in display.compact(shape, None)
+            assert "AA" not in "".join([*display.lines(text), *display.lines(text, 50)])
+            assert "AA" not in display.block(text)
 
 
 def test_what_a_mask_hides_is_not_counted() -> None:
@@ -131,9 +133,8 @@ def test_no_escape_is_cut_in_two() -> None:
         assert len(kept) % 6 == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
+def test_values_of_every_type_have_words() -> None:
+    cases: list[Any] = [
         (None, "-"),
         (b"\xff\x1b", r"\xff\x1b"),
         (float("nan"), "nan"),
@@ -145,10 +146,10 @@ def test_no_escape_is_cut_in_two() -> None:
         (datetime(5, 1, 2, 3, 4, 5, tzinfo=timezone.utc), "0005-01-02 03:04:05 UTC"),
         ({"a": [1, float("nan"), Unreadable("no", b"")]},
          '{"a": [1, "NaN", {"unreadable": "no"}]}'),
-    ],
-)  # fmt: skip
-def test_values_of_every_type_have_words(value: Any, shown: str) -> None:
-    assert display.line(value) == shown
+    ]  # fmt: skip
+    for value, shown in cases:
+        with tabled.case(value, shown):
+            assert display.line(value) == shown
 
 
 def test_a_time_at_the_end_of_what_python_has_is_shown_in_any_zone() -> None:
@@ -168,17 +169,16 @@ def test_json_has_utc_times() -> None:
     assert json.loads(display.strict_json({"at": at})) == {"at": "2025-12-31T23:00:00+00:00"}
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
+def test_durations_in_words() -> None:
+    cases: list[Any] = [
         (None, "-"), (0.04, "0.0 s"), (59.9, "59.9 s"), (125, "2 min 05 s"),
         (11_220, "3 h 07 min"), (float("nan"), "unknown"), (float("inf"), "forever"),
         (float("-inf"), "0.0 s"), (-5, "0.0 s"), (Decimal("NaN"), "unknown"), ("\x1b", r"\x1b"),
         (timedelta(seconds=61), "1 min 01 s"),
-    ],
-)  # fmt: skip
-def test_durations_in_words(value: Any, shown: str) -> None:
-    assert display.duration(value) == shown
+    ]  # fmt: skip
+    for value, shown in cases:
+        with tabled.case(value, shown):
+            assert display.duration(value) == shown
 
 
 def test_an_integer_of_too_many_digits_for_python_has_words() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.schedule import expression
+from tests.support import tabled
 
 UTC = timezone.utc
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -20,20 +21,19 @@ def after(text: str, *moments: datetime, **more: Any) -> list[datetime | None]:
     return [parsed.next_after(moment) for moment in moments]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
+def test_an_interval_is_the_sum_of_its_parts() -> None:
+    cases: list[Any] = [
         ("every 1s", 1), ("every 1m", 60), ("every 1h", 3600), ("every 1d", 86_400),
         ("every 1w", 604_800), ("EVERY 1h 30M", 5400), ("every 366d", 366 * 86_400),
         ("every  2s", 2),
-    ],
-)  # fmt: skip
-def test_an_interval_is_the_sum_of_its_parts(text: str, seconds: int) -> None:
-    period = timedelta(seconds=seconds)
-    assert after(text, START, START - TICK, START + period, anchor=START) == [
-        START + period, START, START + 2 * period,
     ]  # fmt: skip
-    assert after(text, START - 10 * period, anchor=START) == [START]
+    for text, seconds in cases:
+        with tabled.case(text, seconds):
+            period = timedelta(seconds=seconds)
+            assert after(text, START, START - TICK, START + period, anchor=START) == [
+                START + period, START, START + 2 * period,
+            ]  # fmt: skip
+            assert after(text, START - 10 * period, anchor=START) == [START]
 
 
 @pytest.mark.parametrize("text", ["every 0s", "every 366d 1s", "every", "everyday", "every 1y"])
@@ -55,22 +55,24 @@ def test_nothing_comes_after_the_end_of_the_calendar() -> None:
     assert after("5 * * * *", end) == [None]
 
 
-@pytest.mark.parametrize("tz", ["UTC", "Asia/Tokyo", "America/New_York", "Pacific/Kiritimati"])
-@pytest.mark.parametrize("text", ["0 3 * * *", "*/5 * * * *", "every 1h"])
-def test_the_ends_of_the_calendar_end_an_expression_in_every_zone(text: str, tz: str) -> None:
-    parsed = expression.parse(text, tz)
-    first, last = (end.replace(tzinfo=UTC) for end in (datetime.min, datetime.max))
-    near = [last - timedelta(hours=hours) for hours in (0, 1, 11, 14, 15)]
-    for end in near:
-        found = parsed.next_after(end)
-        assert found is None or end < found <= last
-        assert all(end < each.at <= last for each in parsed.occurrences(end, last))
-    assert parsed.next_after(last) is None
-    (soon,) = expression.latest(parsed, last, after=first)
-    assert last - soon < timedelta(days=2)
-    begun = parsed.next_after(first)
-    assert begun is not None and next(parsed.occurrences(first, last)).at == begun
-    assert expression.latest(parsed, begun, after=first) == [begun]
+def test_the_ends_of_the_calendar_end_an_expression_in_every_zone() -> None:
+    cases: list[Any] = ["UTC", "Asia/Tokyo", "America/New_York", "Pacific/Kiritimati"]
+    for text in ("0 3 * * *", "*/5 * * * *", "every 1h"):
+        for tz in cases:
+            with tabled.case(tz, text):
+                parsed = expression.parse(text, tz)
+                first, last = (end.replace(tzinfo=UTC) for end in (datetime.min, datetime.max))
+                near = [last - timedelta(hours=hours) for hours in (0, 1, 11, 14, 15)]
+                for end in near:
+                    found = parsed.next_after(end)
+                    assert found is None or end < found <= last
+                    assert all(end < each.at <= last for each in parsed.occurrences(end, last))
+                assert parsed.next_after(last) is None
+                (soon,) = expression.latest(parsed, last, after=first)
+                assert last - soon < timedelta(days=2)
+                begun = parsed.next_after(first)
+                assert begun is not None and next(parsed.occurrences(first, last)).at == begun
+                assert expression.latest(parsed, begun, after=first) == [begun]
 
 
 def test_a_text_of_200_characters_is_taken() -> None:
@@ -90,19 +92,18 @@ def test_an_unknown_alias_is_refused(text: str) -> None:
         expression.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
+def test_the_instant_after_the_new_year() -> None:
+    cases: list[Any] = [
         ("@yearly", "2025-01-01T00:00"), ("@annually", "2025-01-01T00:00"),
         ("@monthly", "2024-02-01T00:00"), ("@weekly", "2024-01-07T00:00"),
         ("@daily", "2024-01-02T00:00"), ("@Midnight", "2024-01-02T00:00"),
         ("@hourly", "2024-01-01T01:00"), ("0 0 * * *", "2024-01-02T00:00"),
         ("59 23 * * *", "2024-01-01T23:59"), ("7 5,3 * * *", "2024-01-01T03:07"),
         ("1 0 * * *", "2024-01-01T00:01"), ("30 0 0 * * *", "2024-01-01T00:00:30"),
-    ],
-)  # fmt: skip
-def test_the_instant_after_the_new_year(text: str, wanted: str) -> None:
-    assert after(text, START) == [datetime.fromisoformat(wanted).replace(tzinfo=UTC)]
+    ]  # fmt: skip
+    for text, wanted in cases:
+        with tabled.case(text, wanted):
+            assert after(text, START) == [datetime.fromisoformat(wanted).replace(tzinfo=UTC)]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from queue_workflows.model_cache import loading
+from tests.support import tabled
 
 
 class OutOfMemoryError(RuntimeError):
@@ -34,13 +33,14 @@ NO_MEMORY = [
 OTHERS = [RuntimeError("CUDA error: an illegal memory access"), ValueError("no weights"), OSError()]
 
 
-@pytest.mark.parametrize("error", [*NO_GPU, *NO_MEMORY, *OTHERS], ids=lambda each: repr(each)[:60])
-def test_an_error_is_known_by_its_text_and_so_is_what_it_has_caused(error: Exception) -> None:
-    wrapped = ValueError("no picture")
-    wrapped.__cause__ = error
-    error.__context__ = wrapped  # a circle ends the search, too
-    group = Group()
-    group.exceptions = KeyError("x"), wrapped
-    for each in (error, wrapped, group):
-        assert loading.sees_no_gpu(each) == (error in NO_GPU)
-        assert loading.lacks_memory(each) == (error in NO_MEMORY)
+def test_an_error_is_known_by_its_text_and_so_is_what_it_has_caused() -> None:
+    for error in (*NO_GPU, *NO_MEMORY, *OTHERS):
+        with tabled.case(error):
+            wrapped = ValueError("no picture")
+            wrapped.__cause__ = error
+            error.__context__ = wrapped  # a circle ends the search, too
+            group = Group()
+            group.exceptions = KeyError("x"), wrapped
+            for each in (error, wrapped, group):
+                assert loading.sees_no_gpu(each) == (error in NO_GPU)
+                assert loading.lacks_memory(each) == (error in NO_MEMORY)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from queue_workflows.telemetry import gpu_overview
 from queue_workflows.telemetry.gpu_overview import Gpu
+from tests.support import tabled
 from tests.support.examples import examples
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_gpus_of_nvidia() -> None:
+    cases: list[Any] = [
         # 390 to 470: a GPU without the reading prints [Not Supported].
         ("0, 97, 10989, 11178\n", [Gpu(0, 97, 10989, 11178)]),
         ("0, [Not Supported], 300, 2002\n", [Gpu(0, 0, 300, 2002)]),
@@ -39,10 +39,10 @@ from tests.support.examples import examples
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", []),
         ("", []),
         ("٣, 1, 2, 3\n-1, 1, 2, 3\n0, 1, 2\n", []),
-    ],
-)
-def test_gpus_of_nvidia(text: str, found: list[Gpu]) -> None:
-    assert gpu_overview.nvidia_gpus(text) == found
+    ]
+    for text, found in cases:
+        with tabled.case(text, found):
+            assert gpu_overview.nvidia_gpus(text) == found
 
 
 ROCM = """\
@@ -54,9 +54,8 @@ WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runt
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_gpus_of_amd() -> None:
+    cases: list[Any] = [
         (ROCM, [Gpu(0, 0, 0, 512), Gpu(1, 3, 1024, 16368)]),
         ('{"card0": {"GPU use (%)": 87}}', [Gpu(0, 87, 0, 0)]),
         ('{"card0": "broken", "cardx": {}}', []),
@@ -65,10 +64,10 @@ WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runt
         ("{", []),
         ("", []),
         ("No AMD GPUs specified\n", []),
-    ],
-)
-def test_gpus_of_amd(text: str, found: list[Gpu]) -> None:
-    assert gpu_overview.rocm_gpus(text) == found
+    ]
+    for text, found in cases:
+        with tabled.case(text, found):
+            assert gpu_overview.rocm_gpus(text) == found
 
 
 @given(st.text(st.sampled_from('{}[]":,0123456789.%ard-cUseGP MBVTotlmy()\n')))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from queue_workflows.telemetry import worker_usage
+from tests.support import tabled
 from tests.support.examples import examples
 
 NEW_PMON = """\
@@ -62,9 +64,8 @@ def test_processes_of_pmon_with_their_percent_columns() -> None:
     assert worker_usage.pmon_processes(MEMORY_PMON) == [row("3", pid=4101)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_no_processes_in_what_is_not_a_list_of_them() -> None:
+    cases: list[Any] = [
         "",
         NOBODY_PMON,
         "    0       4101     C     72     31      -      -    python\n",
@@ -73,10 +74,10 @@ def test_processes_of_pmon_with_their_percent_columns() -> None:
         "Failed to initialize NVML: Driver/library version mismatch\n",
         "#\n# \n\x00\x01#pid\n",
         "# gpu pid sm\n# Idx # %\n0 four 7\n0 -4 7\n0 99999999999 7\n0\n",
-    ],
-)
-def test_no_processes_in_what_is_not_a_list_of_them(text: str) -> None:
-    assert worker_usage.pmon_processes(text) == []
+    ]
+    for text in cases:
+        with tabled.case(text):
+            assert worker_usage.pmon_processes(text) == []
 
 
 def test_a_row_that_breaks_off_has_unknown_use() -> None:
@@ -85,9 +86,8 @@ def test_a_row_that_breaks_off_has_unknown_use() -> None:
     assert worker_usage.pmon_use([cut], shown=True) is None
 
 
-@pytest.mark.parametrize(
-    ("rows", "shown", "used"),
-    [
+def test_use_of_own_processes() -> None:
+    cases: list[Any] = [
         ([row("72", "31", "-")], True, 72.0),
         ([row("0", "0", "-", "55")], True, 55.0),
         ([row("-", "-")], True, 0.0),
@@ -104,17 +104,14 @@ def test_a_row_that_breaks_off_has_unknown_use() -> None:
         ([row("1e1")], True, None),
         ([row()], True, None),
         ([], True, None),
-    ],
-)
-def test_use_of_own_processes(
-    rows: list[worker_usage.Process], shown: bool, used: float | None
-) -> None:
-    assert worker_usage.pmon_use(rows, shown=shown) == used
+    ]
+    for rows, shown, used in cases:
+        with tabled.case(rows, shown, used):
+            assert worker_usage.pmon_use(rows, shown=shown) == used
 
 
-@pytest.mark.parametrize(
-    ("text", "used"),
-    [
+def test_use_of_a_machine_with_nvidia() -> None:
+    cases: list[Any] = [
         ("45 %\n", 45.0),
         ("0\n", 0.0),
         ("3 %\n97 %\n\n", 97.0),
@@ -127,15 +124,14 @@ def test_use_of_own_processes(
         ("-1 %\n", None),
         ("250 %\n", None),
         ("45 %, 12 %\n", None),
-    ],
-)
-def test_use_of_a_machine_with_nvidia(text: str, used: float | None) -> None:
-    assert worker_usage.nvidia_use(text) == used
+    ]
+    for text, used in cases:
+        with tabled.case(text, used):
+            assert worker_usage.nvidia_use(text) == used
 
 
-@pytest.mark.parametrize(
-    ("text", "used"),
-    [
+def test_use_of_a_machine_with_rocm() -> None:
+    cases: list[Any] = [
         (ROCM_TEXT, 87.0),
         (ROCM_JSON, 3.0),
         ('{"card0": {"GPU use (%)": "N/A"}}', None),
@@ -145,10 +141,10 @@ def test_use_of_a_machine_with_nvidia(text: str, used: float | None) -> None:
         ("GPU[0] : get_gpu_use_percent, Not supported on the given system", None),
         ("{}", None),
         ("", None),
-    ],
-)
-def test_use_of_a_machine_with_rocm(text: str, used: float | None) -> None:
-    assert worker_usage.rocm_use(text) == used
+    ]
+    for text, used in cases:
+        with tabled.case(text, used):
+            assert worker_usage.rocm_use(text) == used
 
 
 @given(st.text(st.sampled_from("# \n\t-%0123456789.,:[]/N AGPUuse()pidsmgn\x00٣é")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from queue_workflows import config
 from queue_workflows.telemetry.worker_usage import Sample
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
+from tests.support import tabled
 from tests.support.examples import examples
 
 T0 = 1000.0
@@ -529,9 +532,8 @@ def job(queue: str = "gpu", **values: object) -> Row:
     return {"queue": queue, "node_module": "paint", "required_model": None, **values}
 
 
-@pytest.mark.parametrize(
-    ("claimed", "kinds"),
-    [
+def test_guards_of_a_job() -> None:
+    cases: list[Any] = [
         (job(), [guards.GpuHealth, guards.Stall]),
         (job(required_model="paint-1"), [guards.GpuHealth, guards.Stall]),
         (job(required_model="film-1"), [guards.GpuHealth]),
@@ -540,11 +542,11 @@ def job(queue: str = "gpu", **values: object) -> Row:
         (job("cpu", node_module="__input__choose_one"), [guards.Budget]),
         ({"queue": "fetch", "task_name": "get"}, [guards.Budget]),
         ({"queue": "gpu", "task_name": "get"}, [guards.Budget]),
-    ],
-)
-def test_guards_of_a_job(claimed: Row, kinds: list[type]) -> None:
-    config.configure(video_model_ids={"film-1"})
-    assert [type(guard) for guard in guards.guards_for(claimed, T0)] == kinds
+    ]
+    for claimed, kinds in cases:
+        with tabled.case(claimed, kinds):
+            config.configure(video_model_ids={"film-1"})
+            assert [type(guard) for guard in guards.guards_for(claimed, T0)] == kinds
 
 
 @pytest.mark.parametrize(

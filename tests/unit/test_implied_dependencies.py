@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import errors
 from queue_workflows.dag import definition, graph
+from tests.support import tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.examples import examples
 from tests.support.flow import step
@@ -267,9 +268,8 @@ def test_a_step_may_wait_for_one_node_of_another() -> None:
     assert found["t/a"] == found["t/c"] == ["c/b"]
 
 
-@pytest.mark.parametrize(
-    ("dep", "words"),
-    [
+def test_a_dependency_on_no_node_is_refused() -> None:
+    cases: list[Any] = [
         ("s/gone", "unknown step 's/gone'"),
         ("gone/a", "unknown step 'gone/a'"),
         ("s/", "unknown step 's/'"),
@@ -279,44 +279,45 @@ def test_a_step_may_wait_for_one_node_of_another() -> None:
         ("q/q", "unknown step 'q/q'"),
         ("t/a", "'t' depends on itself"),
         ("u/a", "cycle of steps"),
-    ],
-)
-def test_a_dependency_on_no_node_is_refused(dep: str, words: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match=words):
-        deps(
-            step("s", "one"),
-            LOOP,
-            {"id": "m", "kind": "map", "over": [1], "steps": [{"id": "n", "kind": "node"}]},
-            {"id": "q", "kind": "input", "widget": "w"},
-            step("t", "one", depends_on=[dep]),
-            step("u", "one", depends_on=["t"]),
-            p=[taking("f")],
-            one=[{"id": "a"}],
-        )
+    ]
+    for dep, words in cases:
+        with tabled.case(dep, words), pytest.raises(errors.InvalidWorkflow, match=words):
+            deps(
+                step("s", "one"),
+                LOOP,
+                {"id": "m", "kind": "map", "over": [1], "steps": [{"id": "n", "kind": "node"}]},
+                {"id": "q", "kind": "input", "widget": "w"},
+                step("t", "one", depends_on=[dep]),
+                step("u", "one", depends_on=["t"]),
+                p=[taking("f")],
+                one=[{"id": "a"}],
+            )
 
 
 # --- steps of other kinds
 
 
-@pytest.mark.parametrize("kind", ["note", "node", "Pipeline", "", None, 5, [], {"a": 1}])
-def test_steps_behind_one_of_another_kind_wait_for_those_before_it(kind: Any) -> None:
-    notes = [
-        {"id": "x", "kind": kind, "depends_on": ["s"], "skip_if": True, "pipeline": "gone"},
-        {"id": "y", "kind": kind, "depends_on": ["x", "u/a"]},
-        {"id": "z", "kind": kind},
-    ]
-    for note in notes:
-        if kind is None:
-            del note["kind"]
-    found = deps(
-        step("s", "p"), step("u", "p"), *notes,
-        step("t", "p", depends_on=["y"]), step("v", "p", depends_on=["z"]),
-        step("w", "p", depends_on=["z", "x", "u"]),
-        p=[{"id": "a"}, {"id": "b", "depends_on": ["a"]}],
-    )  # fmt: skip
-    starts = {name: found[f"{name}/a"] for name in "suvtw"}
-    assert starts == {"s": [], "u": [], "v": [], "t": ["s/b", "u/a"], "w": ["s/b", "u/b"]}
-    assert len(found) == 10
+def test_steps_behind_one_of_another_kind_wait_for_those_before_it() -> None:
+    cases: list[Any] = ["note", "node", "Pipeline", "", None, 5, [], {"a": 1}]
+    for kind in cases:
+        with tabled.case(kind):
+            notes = [
+                {"id": "x", "kind": kind, "depends_on": ["s"], "skip_if": True, "pipeline": "gone"},
+                {"id": "y", "kind": kind, "depends_on": ["x", "u/a"]},
+                {"id": "z", "kind": kind},
+            ]
+            for note in notes:
+                if kind is None:
+                    del note["kind"]
+            found = deps(
+                step("s", "p"), step("u", "p"), *notes,
+                step("t", "p", depends_on=["y"]), step("v", "p", depends_on=["z"]),
+                step("w", "p", depends_on=["z", "x", "u"]),
+                p=[{"id": "a"}, {"id": "b", "depends_on": ["a"]}],
+            )  # fmt: skip
+            starts = {name: found[f"{name}/a"] for name in "suvtw"}
+            assert starts == {"s": [], "u": [], "v": [], "t": ["s/b", "u/a"], "w": ["s/b", "u/b"]}
+            assert len(found) == 10
 
 
 def test_a_cycle_through_steps_of_other_kinds_is_refused() -> None:

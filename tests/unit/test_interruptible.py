@@ -10,11 +10,11 @@ import pytest
 from queue_workflows.claim import claims
 from queue_workflows.run import running
 from queue_workflows.worker import claimed_job, guards, lane, shapes
+from tests.support import tabled
 
 
-@pytest.mark.parametrize(
-    ("value", "stored"),
-    [
+def test_what_a_task_yields_is_progress_or_a_beat() -> None:
+    cases: list[Any] = [
         (0.4, "0.4"),
         (1, "1"),
         ("parsing", '"parsing"'),
@@ -26,11 +26,10 @@ from queue_workflows.worker import claimed_job, guards, lane, shapes
         ([1], None),
         ("x" * 9000, None),
         ({"rows": {1}}, None),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_what_a_task_yields_is_progress_or_a_beat(value: Any, stored: str | None) -> None:
-    assert running.progress_text(value) == stored
+    ]
+    for value, stored in cases:
+        with tabled.case(value, stored):
+            assert running.progress_text(value) == stored
 
 
 class Reporting(running.Running):

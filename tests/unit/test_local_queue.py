@@ -21,6 +21,7 @@ import queue_workflows
 from queue_workflows import config, errors, local_queue
 from queue_workflows.local_queue import job_queue, settings
 from queue_workflows.telemetry import pressure
+from tests.support import tabled
 from tests.support.examples import examples
 from tests.support.wait import until
 
@@ -418,16 +419,17 @@ def test_nine_tenths_of_the_cores_work_at_least_ten(cores: int, workers: int) ->
     assert settings.default_workers(cores) == workers
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_setting_out_of_range_is_refused_by_name() -> None:
+    cases: list[Any] = [
         {"workers": 0}, {"max_attempts": 0}, {"grace_s": -1.0}, {"stagger_s": float("nan")},
         {"cooldown_s": float("inf")}, {"fetch_every_s": 0.0}, {"timeout_s": 0.0},
-    ],
-)  # fmt: skip
-def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidConfig, match=next(iter(wrong))):
-        local_queue.JobQueueManager(local_queue.MemoryPlan(), **wrong)
+    ]  # fmt: skip
+    for wrong in cases:
+        with (
+            tabled.case(wrong),
+            pytest.raises(errors.InvalidConfig, match=next(iter(wrong))),
+        ):
+            local_queue.JobQueueManager(local_queue.MemoryPlan(), **wrong)
 
 
 def test_a_failed_job_is_tried_three_times_and_then_failed_with_its_error(started: Any) -> None:

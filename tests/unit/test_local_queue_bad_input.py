@@ -18,7 +18,7 @@ from queue_workflows import errors, local_queue
 from queue_workflows.local_queue import outcomes
 from queue_workflows.local_queue import plan as plans
 from queue_workflows.telemetry import pressure
-from tests.support import local_queue_app
+from tests.support import local_queue_app, tabled
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -307,17 +307,18 @@ def test_a_manager_does_not_start_after_its_stop() -> None:
         manager.start()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_setting_of_a_wrong_type_is_refused_by_name() -> None:
+    cases: list[Any] = [
         {"workers": "3"}, {"workers": 2.5}, {"workers": True}, {"max_attempts": None},
         {"max_attempts": math.nan}, {"timeout_s": "5"}, {"grace_s": "1"}, {"cooldown_s": True},
         {"single_job": "false"},
-    ],
-)  # fmt: skip
-def test_a_setting_of_a_wrong_type_is_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidConfig, match=next(iter(wrong))):
-        local_queue.JobQueueManager(local_queue.MemoryPlan(), **wrong)
+    ]  # fmt: skip
+    for wrong in cases:
+        with (
+            tabled.case(wrong),
+            pytest.raises(errors.InvalidConfig, match=next(iter(wrong))),
+        ):
+            local_queue.JobQueueManager(local_queue.MemoryPlan(), **wrong)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

@@ -13,6 +13,7 @@ from queue_workflows import check, config, declare, errors
 from queue_workflows.cli import graph_text
 from queue_workflows.dag import definition, graph, loops
 from queue_workflows.declare import loop, node, pipeline, workflow
+from tests.support import tabled
 from tests.support.examples import examples
 from tests.unit.test_dag_plan import FakeRun, ids
 
@@ -124,9 +125,8 @@ def test_an_until_that_is_not_there_fails_the_run() -> None:
     assert failure[1].startswith("loop 'l': 'until' of round 1: ")
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
+def test_a_wrong_loop_is_refused_with_its_step() -> None:
+    cases: list[Any] = [
         ({"at_most": None}, "'at_most' is needed"),
         ({"at_most": True}, "'at_most' is needed"),
         ({"at_most": 0}, "must be 1 to 1000"),
@@ -140,12 +140,12 @@ def test_an_until_that_is_not_there_fails_the_run() -> None:
             "'start' is made of several values",
         ),
         ({"start": {"a": 1}, "inputs": {"x": {"$from": "l.b"}}}, "'l.b' is not in 'start'"),
-    ],
-)
-def test_a_wrong_loop_is_refused_with_its_step(more: dict[str, Any], words: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match=words) as refused:
-        expanded(step(**more))
-    assert "step 'l'" in str(refused.value)
+    ]
+    for more, words in cases:
+        with tabled.case(more, words):
+            with pytest.raises(errors.InvalidWorkflow, match=words) as refused:
+                expanded(step(**more))
+            assert "step 'l'" in str(refused.value)
 
 
 def test_a_loop_in_a_map_has_its_rounds_in_the_body() -> None:
@@ -267,9 +267,8 @@ def test_pipelines_and_functions_of_several_nodes_are_repeated() -> None:
     assert found["b/improve#1"]["deps"] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_a_loop_that_cannot_be_is_refused_with_the_remedy() -> None:
+    cases: list[Any] = [
         (lambda n: loop(grow, start=n, until=lambda r: r > 3, at_most=2), "other conditions: a no"),
         (lambda n: loop(grow, start=n, until=lambda r: True, at_most=2), "until returned True"),
         (lambda n: loop(grow, start=n, until=lambda r: not r, at_most=2), "other conditions"),
@@ -278,11 +277,10 @@ def test_pipelines_and_functions_of_several_nodes_are_repeated() -> None:
         (lambda n: loop(lambda x: n, start=n, until=is_good, at_most=2), "returns the output"),
         (lambda n: loop(drops, start=n, until=is_good, at_most=2), "returns the output"),
         (lambda n: loop(grow, start=n, until=is_good, at_most=0), "must be 1 to 1000"),
-    ],
-)
-def test_a_loop_that_cannot_be_is_refused_with_the_remedy(make: Any, words: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match=words):
-        built(make)
+    ]
+    for make, words in cases:
+        with tabled.case(make, words), pytest.raises(errors.InvalidWorkflow, match=words):
+            built(make)
 
 
 @workflow

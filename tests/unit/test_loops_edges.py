@@ -8,6 +8,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import bindings, definition, graph, loops
+from tests.support import tabled
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", n) for n in (1, 2, 3)), True)
 
@@ -54,19 +55,16 @@ def resolved(template: Any) -> Any:
     return template
 
 
-@pytest.mark.parametrize(
-    ("number", "context", "until", "goes_on"),
-    [
+def test_a_round_follows_one_that_took_place_and_did_not_end_the_loop() -> None:
+    cases: list[Any] = [
         (1, {}, 1, True), (0, {}, 1, True), (2, {"l/f#1": 1}, 0, True),
         (2, {"l/f#1": 1}, 1, False), (2, {}, 0, False), (3, {"l/f#1": 1}, 0, False),
         (3, {"l/f#2": 1}, 0, True), (900, {"l/f#3": 1}, 0, True), (900, {"l/f#2": 1}, 0, False),
-    ],
-)  # fmt: skip
-def test_a_round_follows_one_that_took_place_and_did_not_end_the_loop(
-    number: int, context: Any, until: int, goes_on: bool
-) -> None:
-    loop = LOOP._replace(rounds=tuple(each._replace(until=until) for each in LOOP.rounds))
-    assert loops.goes_on(loop, number, context, resolved) is goes_on
+    ]  # fmt: skip
+    for number, context, until, goes_on in cases:
+        with tabled.case(number, context, until, goes_on):
+            loop = LOOP._replace(rounds=tuple(each._replace(until=until) for each in LOOP.rounds))
+            assert loops.goes_on(loop, number, context, resolved) is goes_on
 
 
 def test_an_until_that_does_not_resolve_names_its_round() -> None:
@@ -91,9 +89,8 @@ def inputs_of(number: int, read: Any, **more: Any) -> Any:
     return nodes_of(inputs={"x": read}, **more)[f"l/f#{number}"]["inputs"]["x"]
 
 
-@pytest.mark.parametrize(
-    ("given", "first", "second"),
-    [
+def test_the_state_is_the_start_and_then_a_part_of_the_result() -> None:
+    cases: list[Any] = [
         ({"$from": "l"}, {"a": 1}, {"$from": "l/f#1.s"}),
         ({"$from": "l.a"}, {"$value": 1}, {"$from": "l/f#1.s.a"}),
         ({"$from": "l.a", "$eq": 1}, {"$value": True}, {"$from": "l/f#1.s.a", "$eq": 1}),
@@ -102,13 +99,11 @@ def inputs_of(number: int, read: Any, **more: Any) -> Any:
         ({"k": {"$from": "l.a"}}, {"k": {"$value": 1}}, {"k": {"$from": "l/f#1.s.a"}}),
         ({"$from": "other.l"}, {"$from": "other.l"}, {"$from": "other.l"}),
         (7, 7, 7),
-    ],
-)
-def test_the_state_is_the_start_and_then_a_part_of_the_result(
-    given: Any, first: Any, second: Any
-) -> None:
-    start = {"result": "f.s", "start": {"a": 1}}
-    assert (inputs_of(1, given, **start), inputs_of(2, given, **start)) == (first, second)
+    ]
+    for given, first, second in cases:
+        with tabled.case(given, first, second):
+            start = {"result": "f.s", "start": {"a": 1}}
+            assert (inputs_of(1, given, **start), inputs_of(2, given, **start)) == (first, second)
 
 
 def test_a_start_of_several_values_is_given_as_a_whole() -> None:

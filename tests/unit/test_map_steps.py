@@ -11,6 +11,7 @@ from queue_workflows import branch, check, errors, loop, node, pipeline, refs, w
 from queue_workflows.cli import graph_text
 from queue_workflows.dag import definition, graph, item_ids, items
 from queue_workflows.declare import failures
+from tests.support import tabled
 
 PIPELINES: dict[str, Any] = {
     "film": {
@@ -66,9 +67,8 @@ def test_a_definition_with_a_map_has_version_2_and_is_read_back() -> None:
     assert plain["version"] == 1
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
+def test_a_bad_map_is_refused_by_step_and_reason() -> None:
+    cases: list[Any] = [
         ({"over": ...}, "'over' is missing"),
         ({"pipeline": ...}, "either 'pipeline' or 'steps'"),
         ({"steps": []}, "either 'pipeline' or 'steps'"),
@@ -93,13 +93,13 @@ def test_a_definition_with_a_map_has_version_2_and_is_read_back() -> None:
             "a map cannot ask a person",
         ),
         ({"pipeline": ..., "steps": [{"id": "q", "kind": "note"}]}, "unknown kind 'note'"),
-    ],
-)
-def test_a_bad_map_is_refused_by_step_and_reason(more: dict[str, Any], reason: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow) as refused:
-        expand(**more)
-    assert "step 'films'" in str(refused.value)
-    assert reason in str(refused.value)
+    ]
+    for more, reason in cases:
+        with tabled.case(more, reason):
+            with pytest.raises(errors.InvalidWorkflow) as refused:
+                expand(**more)
+            assert "step 'films'" in str(refused.value)
+            assert reason in str(refused.value)
 
 
 def test_maps_nest_up_to_four_levels() -> None:
@@ -170,9 +170,8 @@ def test_a_ref_to_what_an_item_lacks_fails_when_it_is_resolved() -> None:
         refs.resolve_ref(made.nodes["films[a]/encode"].inputs["size"], context)
 
 
-@pytest.mark.parametrize(
-    ("node_id", "parts"),
-    [
+def test_ids_of_items_are_split() -> None:
+    cases: list[Any] = [
         ("cut[clip-7]/encode", ("cut", "clip-7", "encode")),
         ("cut[clip-7]", ("cut", "clip-7", "")),
         ("a[b]/c[d.e]/f/g", ("a[b]/c", "d.e", "f/g")),
@@ -181,10 +180,10 @@ def test_a_ref_to_what_an_item_lacks_fails_when_it_is_resolved() -> None:
         ("[x]", None),
         ("cut[]", None),
         ("cut]a[", None),
-    ],
-)
-def test_ids_of_items_are_split(node_id: str, parts: tuple[str, str, str] | None) -> None:
-    assert item_ids.split(node_id) == parts
+    ]
+    for node_id, parts in cases:
+        with tabled.case(node_id, parts):
+            assert item_ids.split(node_id) == parts
 
 
 def test_a_path_keeps_the_dots_of_an_items_key_together() -> None:

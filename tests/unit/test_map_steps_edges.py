@@ -8,6 +8,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import bindings, branches, graph, item_ids, items, loops
+from tests.support import tabled
 from tests.unit.test_dag_graph_edges import entry
 
 
@@ -98,9 +99,8 @@ def test_a_branch_without_other_has_none_in_an_item() -> None:
     assert found is not None and found.other is None
 
 
-@pytest.mark.parametrize(
-    ("given", "bound"),
-    [
+def test_an_input_is_bound_to_the_item() -> None:
+    cases: list[Any] = [
         (5, 5), ({"$from": "item"}, 7),
         ({"$value": {"$from": "item"}}, {"$value": {"$from": "item"}}),
         ({"$value": 3}, 3), ({"$value": {bindings.OUT: 1}}, {"$value": {bindings.OUT: 1}}),
@@ -111,10 +111,10 @@ def test_a_branch_without_other_has_none_in_an_item() -> None:
         ({bindings.OUT: "n/file"}, {bindings.OUT: "m[k]/n/file"}),
         ({bindings.OUT: ["n/a", "n/b"]}, {bindings.OUT: ["m[k]/n/a", "m[k]/n/b"]}),
         ({bindings.OUT: {"$value": {"$from": "item"}}}, {bindings.OUT: {"$value": {"$value": 7}}}),
-    ],
-)  # fmt: skip
-def test_an_input_is_bound_to_the_item(given: Any, bound: Any) -> None:
-    assert inputs_of(given) == bound
+    ]  # fmt: skip
+    for given, bound in cases:
+        with tabled.case(given, bound):
+            assert inputs_of(given) == bound
 
 
 def test_an_item_that_is_a_template_stays_quoted() -> None:

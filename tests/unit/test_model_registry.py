@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from queue_workflows import errors, model_registry
 from queue_workflows.model_registry import ModelSpec
+from tests.support import tabled
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +54,8 @@ def test_an_empty_registry_is_listed_as_none():
         model_registry.get("nope")
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "said"),
-    [
+def test_a_spec_that_cannot_work_is_refused():
+    cases: list[Any] = [
         ({"id": "", "loader": object}, "non-empty id"),
         ({"id": "m\x00", "loader": object}, "1 to 400 bytes"),
         ({"id": "\udcff", "loader": object}, "1 to 400 bytes"),
@@ -67,11 +68,10 @@ def test_an_empty_registry_is_listed_as_none():
         ({"id": "m", "loader": object, "est_vram_gb": "24"}, "est_vram_gb"),
         ({"id": "m", "loader": object, "est_vram_gb": None}, "est_vram_gb"),
         ({"id": "m", "loader": object, "est_vram_gb": 10**400}, "est_vram_gb"),
-    ],
-)
-def test_a_spec_that_cannot_work_is_refused(kwargs: dict[str, object], said: str):
-    with pytest.raises(errors.InvalidConfig, match=said):
-        ModelSpec(**kwargs)
+    ]
+    for kwargs, said in cases:
+        with tabled.case(kwargs, said), pytest.raises(errors.InvalidConfig, match=said):
+            ModelSpec(**kwargs)
 
 
 def test_a_size_is_a_float_whatever_kind_of_number_was_given():

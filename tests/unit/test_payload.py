@@ -19,6 +19,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import graph, payload, plan
+from tests.support import tabled
 
 
 def nested(levels: int, leaf: Any = 1) -> Any:
@@ -27,9 +28,8 @@ def nested(levels: int, leaf: Any = 1) -> Any:
     return leaf
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_what_cannot_be_stored_is_refused_by_name() -> None:
+    cases: list[Any] = [
         {"a": "b\x00c"},
         {"a\x00": 1},
         "\x00",
@@ -49,18 +49,16 @@ def nested(levels: int, leaf: Any = 1) -> Any:
         {"a": [{True: 1}]},
         {("t",): 1},
         10**5000,
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_cannot_be_stored_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(errors.InvalidPayload, match="the thing") as caught:
-        payload.encode(value, "the thing")
-    assert isinstance(caught.value, ValueError)
+    ]
+    for value in cases:
+        with tabled.case(value):
+            with pytest.raises(errors.InvalidPayload, match="the thing") as caught:
+                payload.encode(value, "the thing")
+            assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_what_json_carries_round_trips() -> None:
+    cases: list[Any] = [
         None,
         {},
         [],
@@ -74,10 +72,10 @@ def test_what_cannot_be_stored_is_refused_by_name(value: Any) -> None:
         {"a": [1, {"b": None}], "ключ": "значение", "": ""},
         {"a": "\\ud800 spelled out"},
         {"$from": "looks like a ref"},
-    ],
-)
-def test_what_json_carries_round_trips(value: Any) -> None:
-    assert json.loads(payload.encode(value, "it")) == value
+    ]
+    for value in cases:
+        with tabled.case(value):
+            assert json.loads(payload.encode(value, "it")) == value
 
 
 class Colour(Enum):
@@ -102,9 +100,8 @@ class Order(pydantic.BaseModel):
 ID = UUID("12345678-1234-5678-1234-567812345678")
 
 
-@pytest.mark.parametrize(
-    ("value", "stored"),
-    [
+def test_values_of_common_types_are_encoded() -> None:
+    cases: list[Any] = [
         (date(2026, 3, 1), "2026-03-01"),
         (datetime(2026, 3, 1, 10, 30), "2026-03-01T10:30:00"),
         (datetime(2026, 3, 1, 10, tzinfo=timezone.utc), "2026-03-01T10:00:00+00:00"),
@@ -120,17 +117,15 @@ ID = UUID("12345678-1234-5678-1234-567812345678")
         }),
         (Order(day=date(2026, 3, 1)), {"day": "2026-03-01", "price": "1.50"}),
         ({"a": [1, {"b": (ID, None, 1.5, True)}]}, {"a": [1, {"b": [str(ID), None, 1.5, True]}]}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_values_of_common_types_are_encoded(value: Any, stored: Any) -> None:
-    assert json.loads(payload.encode(value, "it")) == stored
-    assert json.loads(payload.encode({"k": [value]}, "it")) == {"k": [stored]}
+    ]  # fmt: skip
+    for value, stored in cases:
+        with tabled.case(value, stored):
+            assert json.loads(payload.encode(value, "it")) == stored
+            assert json.loads(payload.encode({"k": [value]}, "it")) == {"k": [stored]}
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
+def test_a_refusal_names_the_place_in_one_line() -> None:
+    cases: list[Any] = [
         ({"a": [1, 2, 3, {4}]}, "result['a'][3]: a set, which JSON cannot carry"),
         ({1, 2}, "result: a set, which JSON cannot carry"),
         ({"a": {"b": (1, object())}}, "result['a']['b'][1]: an object, which JSON cannot carry"),
@@ -141,17 +136,16 @@ def test_values_of_common_types_are_encoded(value: Any, stored: Any) -> None:
         ({"a": [10**5000]}, "result['a'][0]: a number beyond 1.7976931348623157e308"),
         ({"a": ["b\x00"]}, "result['a'][0]: text with a NUL character or a lone surrogate"),
         ({"a": [ID, Path("b\x00")]}, "result['a'][1]: text with a NUL character"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_refusal_names_the_place_in_one_line(value: Any, words: str) -> None:
-    with pytest.raises(errors.InvalidPayload) as refused:
-        payload.encode(value, "result of node 's/n'")
-    text = str(refused.value)
-    assert text.startswith(f"result of node 's/n': {words}")
-    assert "\n" not in text
-    assert refused.value.__cause__ is None
-    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+    ]
+    for value, words in cases:
+        with tabled.case(value, words):
+            with pytest.raises(errors.InvalidPayload) as refused:
+                payload.encode(value, "result of node 's/n'")
+            text = str(refused.value)
+            assert text.startswith(f"result of node 's/n': {words}")
+            assert "\n" not in text
+            assert refused.value.__cause__ is None
+            assert refused.value.__suppress_context__ or refused.value.__context__ is None
 
 
 def test_what_dataclasses_hold_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import definition, policy
+from tests.support import tabled
 
 
 class Flaky(ConnectionError):
@@ -23,9 +24,8 @@ def decided(given: dict[str, Any] | None, error: BaseException) -> bool:
     return policy.decide(given, 0, policy.Raised(policy.names_of(error))).retry
 
 
-@pytest.mark.parametrize(
-    ("backoff", "expected"),
-    [
+def test_a_backoff_grows_as_its_kind_defines() -> None:
+    cases: list[Any] = [
         (None, [30, 60, 90, 120, 150]),
         (7, [7] * 5),
         (0, [0] * 5),
@@ -33,10 +33,10 @@ def decided(given: dict[str, Any] | None, error: BaseException) -> bool:
         ({"kind": "exponential", "base_s": 2, "cap_s": 10}, [2, 4, 8, 10, 10]),
         ({"kind": "constant", "base_s": 5}, [5] * 5),
         ({"kind": "exponential", "base_s": 1000}, [1000, 2000, 3600, 3600, 3600]),
-    ],
-)
-def test_a_backoff_grows_as_its_kind_defines(backoff: Any, expected: list[float]) -> None:
-    assert waits(backoff) == expected
+    ]
+    for backoff, expected in cases:
+        with tabled.case(backoff, expected):
+            assert waits(backoff) == expected
 
 
 def test_a_backoff_of_many_attempts_stays_at_its_cap() -> None:
@@ -108,9 +108,8 @@ def test_a_node_without_a_policy_leaves_the_definition_as_it_was() -> None:
     assert expanded({}) is None
 
 
-@pytest.mark.parametrize(
-    ("node", "words"),
-    [
+def test_a_bad_value_is_refused_with_the_node_that_has_it() -> None:
+    cases: list[Any] = [
         ({"retries": -1}, "'retries' must be 0 to 1000"),
         ({"retries": True}, "'retries' must be a whole number"),
         ({"retries": "3"}, "'retries' must be a whole number"),
@@ -130,12 +129,12 @@ def test_a_node_without_a_policy_leaves_the_definition_as_it_was() -> None:
         ({"priority": 40000}, "'priority' must be -32768 to 32767"),
         ({"lock_key": ""}, "'lock_key' must have 1 to 200 characters"),
         ({"lock_key": 5}, "'lock_key' must be text"),
-    ],
-)
-def test_a_bad_value_is_refused_with_the_node_that_has_it(node: Any, words: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow, match="pipeline 'p': node 'n': ") as caught:
-        expanded(node)
-    assert words in str(caught.value)
+    ]
+    for node, words in cases:
+        with tabled.case(node, words):
+            with pytest.raises(errors.InvalidWorkflow, match="pipeline 'p': node 'n': ") as caught:
+                expanded(node)
+            assert words in str(caught.value)
 
 
 def test_bad_defaults_are_refused() -> None:

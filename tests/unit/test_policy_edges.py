@@ -8,29 +8,28 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import policy
+from tests.support import tabled
 
 
 def read(**entry: Any) -> Any:
     return policy.read(entry, {}, "here")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_the_ends_of_each_range_are_taken() -> None:
+    cases: list[Any] = [
         ("retries", 0), ("retries", 1000), ("timeout_s", 0.001), ("timeout_s", 366 * 86400.0),
         ("backoff", 0.0), ("backoff", 366 * 86400.0), ("priority", -32768), ("priority", 32767),
         ("lock_key", "x" * 200), ("retry_on", ["a.B"]), ("discard_on", []),
         ("backoff", {"kind": "constant", "base_s": 0.0, "cap_s": 0.0, "jitter": 0.0}),
         ("backoff", {"jitter": 1.0}), ("backoff", {}),
-    ],
-)  # fmt: skip
-def test_the_ends_of_each_range_are_taken(key: str, value: Any) -> None:
-    assert read(**{key: value}) == {key: value}
+    ]  # fmt: skip
+    for key, value in cases:
+        with tabled.case(key, value):
+            assert read(**{key: value}) == {key: value}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
+def test_what_is_beside_them_is_refused() -> None:
+    cases: list[Any] = [
         ("retries", 1001, "0 to 1000"), ("timeout_s", 0.0009, "0.001 to"),
         ("timeout_s", 366 * 86400.0 + 1, "to 3.16224e+07"), ("timeout_s", True, "a number"),
         ("backoff", -0.1, "0 to"), ("backoff", True, "a number"), ("retries", False, "whole"),
@@ -41,12 +40,12 @@ def test_the_ends_of_each_range_are_taken(key: str, value: Any) -> None:
         ("backoff", {"cap_s": "1"}, "'backoff.cap_s' must be a number"),
         ("backoff", {"jitter": -0.1}, "'backoff.jitter' must be 0 to 1"),
         ("backoff", {"jitter": 1.1}, "'backoff.jitter' must be 0 to 1"),
-    ],
-)  # fmt: skip
-def test_what_is_beside_them_is_refused(key: str, value: Any, said: str) -> None:
-    with pytest.raises(errors.InvalidWorkflow) as refused:
-        read(**{key: value})
-    assert said in str(refused.value)
+    ]  # fmt: skip
+    for key, value, said in cases:
+        with tabled.case(key, value, said):
+            with pytest.raises(errors.InvalidWorkflow) as refused:
+                read(**{key: value})
+            assert said in str(refused.value)
 
 
 def test_null_in_a_backoff_and_in_a_policy_counts_as_missing() -> None:
@@ -116,20 +115,17 @@ def test_the_names_of_an_error_are_those_of_its_bases_without_object() -> None:
     assert "builtins.object" not in names
 
 
-@pytest.mark.parametrize(
-    ("max_attempts", "own", "task", "attempts"),
-    [
+def test_a_job_has_the_attempts_of_its_row_or_its_task() -> None:
+    cases: list[Any] = [
         (1, None, None, 1), (1, None, {"retries": 4}, 5), (1, {}, {"retries": 4}, 5),
         (3, None, {"retries": 4}, 3), (1, {"retries": 0}, {"retries": 4}, 1),
         (1, {"retries": 2}, {"retries": 4}, 3), (2, {"retries": 0}, None, 2),
         (2, {"retries": 4}, None, 5), (1, None, {"retries": None}, 1), (0, None, None, 1),
         (2, None, {"retries": 9}, 2), (0, None, {"retries": 4}, 5),
-    ],
-)  # fmt: skip
-def test_a_job_has_the_attempts_of_its_row_or_its_task(
-    max_attempts: int, own: Any, task: Any, attempts: int
-) -> None:
-    assert policy.most_attempts(max_attempts, own, task) == attempts
+    ]  # fmt: skip
+    for max_attempts, own, task, attempts in cases:
+        with tabled.case(max_attempts, own, task, attempts):
+            assert policy.most_attempts(max_attempts, own, task) == attempts
 
 
 def test_a_failure_is_decided_by_the_job_before_its_task() -> None:
@@ -141,19 +137,18 @@ def test_a_failure_is_decided_by_the_job_before_its_task() -> None:
     assert policy.decide(None, 0, policy.Raised(after_s=0.0)) == (True, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("raw", "attempt", "wait_s"),
-    [
+def test_a_wait_grows_to_its_cap() -> None:
+    cases: list[Any] = [
         ({"kind": "exponential", "base_s": 1e-12, "cap_s": 1e9}, 61, 1e-12 * 2.0**60),
         ({"kind": "exponential", "base_s": 1e-12, "cap_s": 1e9}, 62, 1e-12 * 2.0**60),
         ({"kind": "exponential", "base_s": 1e-12, "cap_s": 1e9}, 60, 1e-12 * 2.0**59),
         ({"base_s": 100}, 40, 3600.0), ({}, 3, 90.0),
         (None, 200_000, 6_000_000.0), (None, 2_000_000, 366 * 86400.0),
         ({"kind": "constant", "base_s": 5000}, 1, 5000.0),
-    ],
-)  # fmt: skip
-def test_a_wait_grows_to_its_cap(raw: Any, attempt: int, wait_s: float) -> None:
-    assert policy.delay_s(raw, attempt) == wait_s
+    ]  # fmt: skip
+    for raw, attempt, wait_s in cases:
+        with tabled.case(raw, attempt, wait_s):
+            assert policy.delay_s(raw, attempt) == wait_s
 
 
 def test_a_jitter_of_one_draws_from_nothing_to_the_whole_wait() -> None:

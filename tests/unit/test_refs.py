@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors, refs
+from tests.support import tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.wait import patience
 
@@ -24,9 +25,8 @@ CONTEXT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
+def test_a_template_resolves_as_documented() -> None:
+    cases: list[Any] = [
         (5, 5),
         (None, None),
         ("$from", "$from"),
@@ -45,20 +45,29 @@ CONTEXT: dict[str, Any] = {
         ({"$from": "a.b.c.0", "$ne": 10, "$eq": 10}, True),
         ({"x": {"$from": "flag"}, "y": {"z": {"$value": 1}}}, {"x": True, "y": {"z": 1}}),
         ([{"$from": "flag"}], [{"$from": "flag"}]),
-    ],
-)
-def test_a_template_resolves_as_documented(template: Any, expected: Any) -> None:
-    assert refs.resolve_ref(template, CONTEXT) == expected
+    ]
+    for template, expected in cases:
+        with tabled.case(template, expected):
+            assert refs.resolve_ref(template, CONTEXT) == expected
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["x", "a.x", "a.b.c.2", "a.b.c.-3", "a.b.c.d", "flag.real", "a.none.x", "", "a.b.c.1.d.0"],
-)
-def test_a_missing_segment_is_a_key_error_that_names_the_path(path: str) -> None:
-    with pytest.raises(KeyError) as caught:
-        refs.resolve_ref({"$from": path}, CONTEXT)
-    assert repr(path) in str(caught.value)
+def test_a_missing_segment_is_a_key_error_that_names_the_path() -> None:
+    cases: list[Any] = [
+        "x",
+        "a.x",
+        "a.b.c.2",
+        "a.b.c.-3",
+        "a.b.c.d",
+        "flag.real",
+        "a.none.x",
+        "",
+        "a.b.c.1.d.0",
+    ]
+    for path in cases:
+        with tabled.case(path):
+            with pytest.raises(KeyError) as caught:
+                refs.resolve_ref({"$from": path}, CONTEXT)
+            assert repr(path) in str(caught.value)
 
 
 class _Secret:
@@ -105,9 +114,8 @@ def test_filter_keeps_the_items_that_meet_every_condition() -> None:
     assert len(names({})) == 3
 
 
-@pytest.mark.parametrize(
-    ("value", "pattern", "found"),
-    [
+def test_a_pattern_is_searched_in_texts_and_in_the_digits_of_numbers() -> None:
+    cases: list[Any] = [
         (12, "^12$", True),
         (-1.5, r"^-1\.5$", True),
         (0, "0", True),
@@ -117,14 +125,12 @@ def test_filter_keeps_the_items_that_meet_every_condition() -> None:
         (None, "", False),
         ([12], "12", False),
         ({"a": 12}, "12", False),
-    ],
-)
-def test_a_pattern_is_searched_in_texts_and_in_the_digits_of_numbers(
-    value: Any, pattern: str, found: bool
-) -> None:
-    items = [{"f": value}]
-    ref = {"$from": "l", "$filter": {"f:matches": pattern}}
-    assert refs.resolve_ref(ref, {"l": items}) == (items if found else [])
+    ]
+    for value, pattern, found in cases:
+        with tabled.case(value, pattern, found):
+            items = [{"f": value}]
+            ref = {"$from": "l", "$filter": {"f:matches": pattern}}
+            assert refs.resolve_ref(ref, {"l": items}) == (items if found else [])
 
 
 def test_a_member_without_the_key_counts_as_null() -> None:
@@ -146,9 +152,8 @@ def test_filter_needs_a_list() -> None:
         refs.resolve_ref({"$from": "flag", "$filter": {}}, CONTEXT)
 
 
-@pytest.mark.parametrize(
-    "ref",
-    [
+def test_what_is_no_ref_of_this_language_is_a_value_error() -> None:
+    cases: list[Any] = [
         {"$from": "files", "$filter": {"kind:lt": 1}},
         {"$from": "files", "$filter": {"kind": "image"}},
         {"$from": "files", "$filter": {":eq": "image"}},
@@ -158,11 +163,10 @@ def test_filter_needs_a_list() -> None:
         {"$from": "files", "$equals": []},
         {"$from": ["a", "b"]},
         {"$from": None},
-    ],
-)
-def test_what_is_no_ref_of_this_language_is_a_value_error(ref: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        refs.resolve_ref(ref, CONTEXT)
+    ]
+    for ref in cases:
+        with tabled.case(ref), pytest.raises(ValueError):
+            refs.resolve_ref(ref, CONTEXT)
 
 
 REFUSED = [
@@ -197,15 +201,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("pattern", REFUSED)
-def test_unsafe_patterns_are_refused(pattern: str) -> None:
-    with pytest.raises(errors.InvalidRef):
-        refs.resolve_ref({"$from": "files", "$filter": {"kind:matches": pattern}}, CONTEXT)
+def test_unsafe_patterns_are_refused() -> None:
+    for pattern in REFUSED:
+        with tabled.case(pattern), pytest.raises(errors.InvalidRef):
+            refs.resolve_ref({"$from": "files", "$filter": {"kind:matches": pattern}}, CONTEXT)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "subject"),
-    [
+def test_ordinary_patterns_are_searched_for() -> None:
+    cases: list[Any] = [
         (r".*foo.*bar", "a foo a bar"),
         (r"scan.*mask.*png", "scan1/mask.png"),
         (r"^img_\d+_\d+\.(png|jpe?g)$", "img_10_2.jpeg"),
@@ -223,14 +226,14 @@ def test_unsafe_patterns_are_refused(pattern: str) -> None:
         (r".*?x", "aax"),
         ("", "anything"),
         (r"\d*", ""),
-    ],
-)
-def test_ordinary_patterns_are_searched_for(pattern: str, subject: str) -> None:
-    found = refs.resolve_ref(
-        {"$from": "l", "$filter": {"f:matches": pattern}},
-        {"l": [{"f": subject}, {"f": None}, {}]},
-    )
-    assert found == [{"f": subject}]
+    ]
+    for pattern, subject in cases:
+        with tabled.case(pattern, subject):
+            found = refs.resolve_ref(
+                {"$from": "l", "$filter": {"f:matches": pattern}},
+                {"l": [{"f": subject}, {"f": None}, {}]},
+            )
+            assert found == [{"f": subject}]
 
 
 def test_a_subject_over_the_limit_matches_nothing() -> None:

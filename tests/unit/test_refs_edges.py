@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors, refs
+from tests.support import tabled
 
 
 def nested(depth: int) -> Any:
@@ -28,23 +29,23 @@ def test_a_list_has_indexes_from_both_ends(at: str, found: int) -> None:
     assert refs.resolve_ref({"$from": f"l.{at}"}, {"l": (1, 2, 3)}) == found
 
 
-@pytest.mark.parametrize("at", ["3", "4", "-4", "-5", "x", "1.0", " 1", "0x1", "1234567890"])
-def test_another_index_is_missing(at: str) -> None:
-    with pytest.raises(errors.RefNotFound):
-        refs.resolve_ref({"$from": f"l.{at}"}, {"l": [1, 2, 3]})
+def test_another_index_is_missing() -> None:
+    cases: list[Any] = ["3", "4", "-4", "-5", "x", "1.0", " 1", "0x1", "1234567890"]
+    for at in cases:
+        with tabled.case(at), pytest.raises(errors.RefNotFound):
+            refs.resolve_ref({"$from": f"l.{at}"}, {"l": [1, 2, 3]})
 
 
-@pytest.mark.parametrize(
-    ("path", "segments"),
-    [
+def test_the_id_of_an_items_node_is_one_segment() -> None:
+    cases: list[Any] = [
         ("a.b.c", ["a", "b", "c"]), ("a", ["a"]), ("m[a.png]/cut", ["m[a.png]/cut"]),
         ("m[a.png]/cut.x.y", ["m[a.png]/cut", "x", "y"]),
         ("m[a]/n[b.c]/cut.x", ["m[a]/n[b.c]/cut", "x"]),
         ("a[b.c", ["a[b", "c"]), ("m[].x", ["m[]", "x"]), ("a.m[b.c]", ["a", "m[b", "c]"]),
-    ],
-)  # fmt: skip
-def test_the_id_of_an_items_node_is_one_segment(path: str, segments: list[str]) -> None:
-    assert refs.segments(path) == segments
+    ]  # fmt: skip
+    for path, segments in cases:
+        with tabled.case(path, segments):
+            assert refs.segments(path) == segments
 
 
 def test_a_key_without_a_dollar_is_no_operator() -> None:

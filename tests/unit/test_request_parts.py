@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from queue_workflows.service import request_parts
-from tests.support import asgi_service
+from tests.support import asgi_service, tabled
 
 
 @pytest.mark.parametrize(
@@ -23,15 +25,14 @@ def test_only_streams_may_stay_open(path: str, stays: bool) -> None:
     assert asked.wait_s is None
 
 
-@pytest.mark.parametrize(
-    ("query", "wait_s"),
-    [
+def test_the_time_of_a_long_poll_is_the_one_that_it_names() -> None:
+    cases: list[Any] = [
         ("wait=2.5", 2.5), ("w%61it=3", 3.0), ("wait=60&wait=1", 1.0), ("awaits=9", None),
         ("wait=", 0.0), ("wait=61", 0.0), ("wait=nan", 0.0), ("wait=-1", 0.0), ("wait=x", 0.0),
-    ],
-)  # fmt: skip
-def test_the_time_of_a_long_poll_is_the_one_that_it_names(query: str, wait_s: float | None) -> None:
-    assert request_parts.of(asgi_service.scope_of("/api/v1/runs/r", query)).wait_s == wait_s
+    ]  # fmt: skip
+    for query, wait_s in cases:
+        with tabled.case(query, wait_s):
+            assert request_parts.of(asgi_service.scope_of("/api/v1/runs/r", query)).wait_s == wait_s
 
 
 @pytest.mark.parametrize(

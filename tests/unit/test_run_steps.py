@@ -9,6 +9,7 @@ import pytest
 from queue_workflows import errors
 from queue_workflows.cli import graph_text
 from queue_workflows.dag import definition, graph, plan
+from tests.support import tabled
 from tests.unit.test_dag_plan import FakeRun, ids
 
 NODES = {"nodes": [{"id": "n"}]}
@@ -69,9 +70,8 @@ def test_an_output_that_is_not_there_fails_the_run() -> None:
     assert "node '__output__': input 'x'" in failure[1]
 
 
-@pytest.mark.parametrize(
-    ("steps", "more", "words"),
-    [
+def test_what_is_wrong_is_refused() -> None:
+    cases: list[Any] = [
         ((call(workflow=None),), {}, "step 'c': 'workflow' is missing"),
         ((call(wait="no"),), {}, "step 'c': 'wait' must be true or false"),
         ((call(inputs=[]),), {}, "step 'c': 'inputs': an object is needed"),
@@ -79,14 +79,14 @@ def test_an_output_that_is_not_there_fails_the_run() -> None:
         ((flow("__output__"), call(id="__output__2")), {"output": {}}, ""),
         ((call(id="__output__"),), {"output": {}}, "no step can have the id '__output__'"),
         ((call(depends_on=["c"]),), {}, "depends on itself"),
-    ],
-)
-def test_what_is_wrong_is_refused(steps: Any, more: Any, words: str) -> None:
-    if not words:
-        expanded(*steps, **more)
-        return
-    with pytest.raises(errors.InvalidWorkflow, match=words):
-        expanded(*steps, **more)
+    ]
+    for steps, more, words in cases:
+        with tabled.case(steps, more, words):
+            if not words:
+                expanded(*steps, **more)
+                continue
+            with pytest.raises(errors.InvalidWorkflow, match=words):
+                expanded(*steps, **more)
 
 
 @pytest.mark.parametrize("module", ["__run__w", "__start__w", "__output__", "__branch__"])

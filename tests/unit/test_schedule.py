@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from queue_workflows import errors
 from queue_workflows.schedule import entry as schedule_entry
 from queue_workflows.schedule.entry import ScheduleEntry
-from tests.support import entry_instants
+from tests.support import entry_instants, tabled
 from tests.support.examples import examples
 
 UTC = timezone.utc
@@ -110,14 +111,15 @@ def test_the_zone_of_now_changes_nothing(entry: ScheduleEntry, now: datetime, zo
     assert entry.previous_fire_at(local) == entry.previous_fire_at(now)
 
 
-@pytest.mark.parametrize("change", DST_DATES)
-@pytest.mark.parametrize("zone", ZONES)
-def test_a_dst_change_neither_skips_nor_repeats_an_hour(change: datetime, zone: str):
-    start = (change - 24 * HOUR).astimezone(ZoneInfo(zone))
-    end = (change + 24 * HOUR).astimezone(ZoneInfo(zone))
-    fired = [fire_at for _, fire_at in entry_instants.between([hourly(30)], start, end)]
-    assert len(fired) == 48
-    assert all(later - sooner == HOUR for sooner, later in itertools.pairwise(fired))
+def test_a_dst_change_neither_skips_nor_repeats_an_hour():
+    for zone in ZONES:
+        for change in DST_DATES:
+            with tabled.case(change, zone):
+                start = (change - 24 * HOUR).astimezone(ZoneInfo(zone))
+                end = (change + 24 * HOUR).astimezone(ZoneInfo(zone))
+                fired = [fire_at for _, fire_at in entry_instants.between([hourly(30)], start, end)]
+                assert len(fired) == 48
+                assert all(later - sooner == HOUR for sooner, later in itertools.pairwise(fired))
 
 
 def test_a_local_time_that_exists_twice_is_two_instants():
@@ -137,9 +139,8 @@ def test_an_entry_is_a_value_and_takes_any_iterable_of_hours():
         entry.minute = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_a_bad_entry_is_refused_by_field():
+    cases: list[Any] = [
         ({"minute": 60}, "minute"),
         ({"minute": -1}, "minute"),
         ({"minute": True}, "minute"),
@@ -157,13 +158,18 @@ def test_an_entry_is_a_value_and_takes_any_iterable_of_hours():
         ({"name": "prices:boot"}, "':boot'"),
         ({"task_name": ""}, "task_name"),
         ({"queue": ""}, "queue"),
-    ],
-)
-def test_a_bad_entry_is_refused_by_field(changes: dict[str, object], said: str):
-    fields: dict[str, object] = {"name": "e", "minute": 5, "task_name": "t", "queue": "fetch"}
-    with pytest.raises(ValueError, match=said) as caught:
-        ScheduleEntry(**(fields | changes))  # type: ignore[arg-type]
-    assert isinstance(caught.value, errors.InvalidConfig)
+    ]
+    for changes, said in cases:
+        with tabled.case(changes, said):
+            fields: dict[str, object] = {
+                "name": "e",
+                "minute": 5,
+                "task_name": "t",
+                "queue": "fetch",
+            }
+            with pytest.raises(ValueError, match=said) as caught:
+                ScheduleEntry(**(fields | changes))  # type: ignore[arg-type]
+            assert isinstance(caught.value, errors.InvalidConfig)
 
 
 def test_one_name_at_one_instant_is_one_job():

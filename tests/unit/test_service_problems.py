@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import psycopg
-import pytest
 from psycopg import errors as pg
 
 from queue_workflows import errors
 from queue_workflows.service import problems
+from tests.support import tabled
 
 
 class StaysSo(psycopg.DatabaseError):
@@ -18,9 +19,8 @@ class StaysSo(psycopg.DatabaseError):
     sqlstate = "QW002"
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
+def test_a_request_is_blamed_for_its_own_values_only() -> None:
+    cases: list[Any] = [
         (pg.UndefinedTable('relation "ingest_jobs" does not exist'), 503),
         (pg.UndefinedColumn("no column"), 503),
         (pg.UndefinedFunction("no function"), 503),
@@ -43,12 +43,12 @@ class StaysSo(psycopg.DatabaseError):
         (psycopg.DataError("a text cannot hold NUL"), 422),
         (errors.InvalidJob("wrong"), 422),
         (RuntimeError("a bug"), 500),
-    ],
-)
-def test_a_request_is_blamed_for_its_own_values_only(error: Exception, status: int) -> None:
-    reply = problems.of_error(error)
-    assert reply.status_code == status
-    assert ("retry-after" in reply.headers) is (status == 503)
+    ]
+    for error, status in cases:
+        with tabled.case(error, status):
+            reply = problems.of_error(error)
+            assert reply.status_code == status
+            assert ("retry-after" in reply.headers) is (status == 503)
 
 
 def test_a_database_without_the_schema_is_named() -> None:

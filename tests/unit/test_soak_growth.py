@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.soak import acknowledgements, check_growth, evidence, growing_workflows, journal
+from tests.support import tabled
 
 Nodes = dict[str, dict[str, Any]]
 Lines = dict[str, list[journal.Line]]
@@ -112,9 +110,8 @@ def a_skipped_round_that_ran(nodes: Nodes, lines: Lines) -> None:
     lines["each[c]/again/turn#4"] = [line("each[c]/again/turn#4", "start", 6.5)]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
+def test_anything_else_is_found() -> None:
+    cases: list[Any] = [
         (wrong_arm, "each[c]/ready/still ran, and is skipped"),
         (both_arms, "each[c]/ready/still is completed, not skipped"),
         (no_arm, "each[c]/ready/film is skipped, not completed"),
@@ -125,9 +122,9 @@ def a_skipped_round_that_ran(nodes: Nodes, lines: Lines) -> None:
         (a_round_of_an_old_state, "each[c]/again/turn#2 has the count 1, not 2"),
         (an_arm_of_another, "each[c]/ready/film has the arm still, not film"),
         (a_skipped_round_that_ran, "each[c]/again/turn#4 ran, and is skipped"),
-    ],
-)
-def test_anything_else_is_found(spoil: Callable[[Nodes, Lines], None], words: str) -> None:
-    nodes, lines = right()
-    spoil(nodes, lines)
-    assert any(words in text for text in found(nodes, lines)), found(nodes, lines)
+    ]
+    for spoil, words in cases:
+        with tabled.case(spoil, words):
+            nodes, lines = right()
+            spoil(nodes, lines)
+            assert any(words in text for text in found(nodes, lines)), found(nodes, lines)

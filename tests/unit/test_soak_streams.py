@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from queue_workflows import streams
 from tests.soak import check_streams, evidence, stream_tasks
+from tests.support import tabled
 
 WHOLE = stream_tasks.COUNT
 
@@ -38,9 +37,8 @@ def test_a_prefix_of_each_attempt_a_mark_and_the_whole_last_one_are_right() -> N
     assert found(FIRST, "failed") == []
 
 
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
+def test_anything_else_is_found() -> None:
+    cases: list[Any] = [
         (FIRST + SECOND[1:], "without a mark"),
         (FIRST + SECOND[:1] + SECOND, "a mark of attempt 2 behind one of 2"),
         (FIRST[1:] + SECOND, "part 1-2 behind 0-0"),
@@ -49,7 +47,7 @@ def test_a_prefix_of_each_attempt_a_mark_and_the_whole_last_one_are_right() -> N
         (FIRST + SECOND[:-1], "39 parts of its last attempt"),
         (FIRST, "nothing of it"),
         ([*FIRST[:1], part(1, 2)._replace(value=[2, 1]), *SECOND], "part 1-2 is"),
-    ],
-)
-def test_anything_else_is_found(parts: list[streams.Part], words: str) -> None:
-    assert any(words in text for text in found(parts)), found(parts)
+    ]
+    for parts, words in cases:
+        with tabled.case(parts, words):
+            assert any(words in text for text in found(parts)), found(parts)

@@ -9,6 +9,7 @@ import pytest
 
 from queue_workflows import sql
 from queue_workflows.db import scripts, statements
+from tests.support import tabled
 
 SHARED = """-- name: touch many
 -- tables: ingest_jobs workflow_node_jobs
@@ -42,9 +43,8 @@ def test_a_statement_for_both_families_is_given_for_each_table() -> None:
     assert b"ingest" not in node
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_invalid_statement_files_are_refused() -> None:
+    cases: list[Any] = [
         "SELECT 1;\n-- name: one row\n-- Return 1.\nSELECT 1;\n",
         "-- name: one row\nSELECT 1;\n",
         "-- name: one row\n-- Return 1.\n;\n",
@@ -52,11 +52,10 @@ def test_a_statement_for_both_families_is_given_for_each_table() -> None:
         "-- name: one\n-- Return 1.\nSELECT 1;\n",
         "-- name: one rows\n-- Return 1.\nSELECT 1;\n",
         "-- name: one row quickly\n-- Return 1.\nSELECT 1;\n",
-    ],
-)
-def test_invalid_statement_files_are_refused(source: str) -> None:
-    with pytest.raises(ValueError, match=r"^x\.sql: "):
-        statements.parse(source, "x.sql")
+    ]
+    for source in cases:
+        with tabled.case(source), pytest.raises(ValueError, match=r"^x\.sql: "):
+            statements.parse(source, "x.sql")
 
 
 class Fake:
@@ -82,9 +81,8 @@ class Fake:
 ROWS = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rows", "returned"),
-    [
+def test_the_kind_says_what_a_call_and_a_script_return() -> None:
+    cases: list[Any] = [
         ("one", ROWS, ROWS[0]),
         ("one", [], None),
         ("row", ROWS[:1], ROWS[0]),
@@ -95,20 +93,18 @@ ROWS = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
         ("column", ROWS, [1, 3]),
         ("count", ROWS, 7),
         ("none", ROWS, None),
-    ],
-)
-def test_the_kind_says_what_a_call_and_a_script_return(
-    kind: str, rows: list[dict[str, Any]], returned: Any
-) -> None:
-    statement = one(f"-- name: it {kind}\n-- Do it.\nSELECT %(x)s;\n")
-    conn: Any = Fake(rows)
-    assert statement(conn, x=5) == returned
-    assert conn.executed == [(b"SELECT %(x)s", {"x": 5}, None)]
-    script = statement.script(x=5)
-    assert next(script) == scripts.Statement(b"SELECT %(x)s", {"x": 5})
-    with pytest.raises(StopIteration) as end:
-        script.send(rows)
-    assert end.value.value == (None if kind == "count" else returned)
+    ]
+    for kind, rows, returned in cases:
+        with tabled.case(kind, rows, returned):
+            statement = one(f"-- name: it {kind}\n-- Do it.\nSELECT %(x)s;\n")
+            conn: Any = Fake(rows)
+            assert statement(conn, x=5) == returned
+            assert conn.executed == [(b"SELECT %(x)s", {"x": 5}, None)]
+            script = statement.script(x=5)
+            assert next(script) == scripts.Statement(b"SELECT %(x)s", {"x": 5})
+            with pytest.raises(StopIteration) as end:
+                script.send(rows)
+            assert end.value.value == (None if kind == "count" else returned)
 
 
 @pytest.mark.parametrize("rows", [[], ROWS])

@@ -21,6 +21,7 @@ import queue_workflows
 from queue_workflows import errors, tasks
 from queue_workflows.dag import payload, typed_values
 from queue_workflows.tasks import args as taking
+from tests.support import tabled
 
 Row = dict[str, Any]
 
@@ -80,9 +81,8 @@ DAY = datetime.date(2026, 3, 1)
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 
-@pytest.mark.parametrize(
-    ("task", "args", "got"),
-    [
+def test_a_task_gets_the_model_or_the_keywords_that_it_takes() -> None:
+    cases: list[Any] = [
         (model_alone, {"day": "2026-03-01"}, Order(day=DAY)),
         (model_as_args, {"day": "2026-03-01", "rows": 3}, Order(day=DAY, rows=3)),
         (record, {"first": "2026-03-01"}, Span(DAY)),
@@ -91,17 +91,14 @@ ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
         (rest, {"day": "x", "n": 1}, {"day": "x", "n": 1}),
         (injected, {"unasked": 1}, ["boot", "its own"]),
         (both_and_keyword, {"client": 1}, ["boot", {"client": 1}, "its own"]),
-    ],
-)
-def test_a_task_gets_the_model_or_the_keywords_that_it_takes(
-    task: Any, args: Row, got: Any
-) -> None:
-    assert called(task, args) == got
+    ]
+    for task, args, got in cases:
+        with tabled.case(task, args, got):
+            assert called(task, args) == got
 
 
-@pytest.mark.parametrize(
-    ("task", "args", "words"),
-    [
+def test_what_a_task_does_not_take_is_refused_and_named() -> None:
+    cases: list[Any] = [
         (model_alone, {}, "day"),
         (model_as_args, {"day": "2026-03-01", "rows": "many"}, "rows"),
         (record, {"first": "yesterday"}, "args of task 't': 'first': date, not 'yesterday'"),
@@ -116,17 +113,16 @@ def test_a_task_gets_the_model_or_the_keywords_that_it_takes(
         ),
         (keywords, ["day"], "args of task 't': a dict, not list"),
         (rest, {"day": "x", "n": "one"}, "args of task 't': 'n': int, not 'one'"),
-    ],
-)
-def test_what_a_task_does_not_take_is_refused_and_named(task: Any, args: Any, words: str) -> None:
-    with pytest.raises(errors.ArgsRefused) as refused:
-        called(task, args)
-    assert words in str(refused.value)
+    ]
+    for task, args, words in cases:
+        with tabled.case(task, args, words):
+            with pytest.raises(errors.ArgsRefused) as refused:
+                called(task, args)
+            assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "got"),
-    [
+def test_a_value_that_fits_its_annotation() -> None:
+    cases: list[Any] = [
         (int, 3, 3),
         (float, 3, 3),
         (bool, True, True),
@@ -158,17 +154,15 @@ def test_what_a_task_does_not_take_is_refused_and_named(task: Any, args: Any, wo
         (set[int], [1], [1]),
         (object, 3, 3),
         ("a text", 3, 3),
-    ],
-    ids=str,
-)
-def test_a_value_that_fits_its_annotation(kind: Any, value: Any, got: Any) -> None:
-    made = typed_values.taken(value, kind, "x")
-    assert (type(made), made) == (type(got), got)
+    ]
+    for kind, value, got in cases:
+        with tabled.case(kind, value, got):
+            made = typed_values.taken(value, kind, "x")
+            assert (type(made), made) == (type(got), got)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
+def test_a_value_that_does_not() -> None:
+    cases: list[Any] = [
         (int, 3.5),
         (int, True),
         (float, True),
@@ -197,12 +191,10 @@ def test_a_value_that_fits_its_annotation(kind: Any, value: Any, got: Any) -> No
         (datetime.time, "soon"),
         (Span, 3),
         (list[Span], [{"first": "2026-03-01", "more": 1}]),
-    ],
-    ids=str,
-)
-def test_a_value_that_does_not(kind: Any, value: Any) -> None:
-    with pytest.raises(errors.ArgsRefused, match=r"^x"):
-        typed_values.taken(value, kind, "x")
+    ]
+    for kind, value in cases:
+        with tabled.case(kind, value), pytest.raises(errors.ArgsRefused, match=r"^x"):
+            typed_values.taken(value, kind, "x")
 
 
 def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
@@ -214,9 +206,8 @@ def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
         called(task, {"day": 1, "limit": "x"})
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
+def test_a_typed_parameter_gets_back_what_was_encoded() -> None:
+    cases: list[Any] = [
         (datetime.date, DAY),
         (datetime.datetime, datetime.datetime(2026, 3, 1, 10, 0, 0, 5, datetime.timezone.utc)),
         (datetime.time, datetime.time(10, 30)),
@@ -228,13 +219,12 @@ def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
         (Order, Order(day=DAY, rows=3)),
         (dict[str, list[Span]], {"a": [Span(DAY)]}),
         (tuple[uuid.UUID, ...], (ID, ID)),
-    ],
-    ids=str,
-)
-def test_a_typed_parameter_gets_back_what_was_encoded(kind: Any, value: Any) -> None:
-    stored = json.loads(payload.encode(value, "it"))
-    made = typed_values.taken(stored, kind, "x")
-    assert (type(made), made) == (type(value), value)
+    ]
+    for kind, value in cases:
+        with tabled.case(kind, value):
+            stored = json.loads(payload.encode(value, "it"))
+            made = typed_values.taken(stored, kind, "x")
+            assert (type(made), made) == (type(value), value)
 
 
 # --- at enqueue -------------------------------------------------------------------------------
@@ -317,9 +307,8 @@ def test_a_task_that_is_registered_again_loses_its_policy() -> None:
     assert queue_workflows.get_config().ingest_task_policies["t"] == {}
 
 
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
+def test_a_policy_that_cannot_be_is_refused_and_nothing_registered() -> None:
+    cases: list[Any] = [
         ({"retry": 1}, "unknown option 'retry'; known are"),
         ({"retries": -1}, "'retries' must be 0 to 1000"),
         ({"retries": 1, "max_attempts": 2}, "max_attempts is retries + 1"),
@@ -334,14 +323,13 @@ def test_a_task_that_is_registered_again_loses_its_policy() -> None:
         ({"queue": "no queue"}, "is not a queue name"),
         ({"queue": 3}, "is not a queue name"),
         ({"callable_": "text"}, "is not callable"),
-    ],
-    ids=str,
-)
-def test_a_policy_that_cannot_be_is_refused_and_nothing_registered(said: Row, words: str) -> None:
-    with pytest.raises(errors.InvalidConfig, match="ingest task 't'") as refused:
-        queue_workflows.register_ingest_task("t", **{"callable_": keywords, **said})
-    assert words in str(refused.value)
-    assert "t" not in queue_workflows.get_config().ingest_task_map
+    ]
+    for said, words in cases:
+        with tabled.case(said, words):
+            with pytest.raises(errors.InvalidConfig, match="ingest task 't'") as refused:
+                queue_workflows.register_ingest_task("t", **{"callable_": keywords, **said})
+            assert words in str(refused.value)
+            assert "t" not in queue_workflows.get_config().ingest_task_map
 
 
 def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,9 +431,8 @@ def a_reason_of(reason: Mapping[str, int]) -> Any:
     return reason
 
 
-@pytest.mark.parametrize(
-    ("task", "got"),
-    [
+def test_the_args_are_bound_by_annotation() -> None:
+    cases: list[Any] = [
         (named_payload, {"day": "2026-03-01"}),
         (mapping, {"day": "2026-03-01"}),
         (typed_dict, {"day": "2026-03-01"}),
@@ -462,10 +449,10 @@ def a_reason_of(reason: Mapping[str, int]) -> Any:
         (two_dicts, {"args": {"day": "2026-03-01"}, "reason": "boot"}),
         (text, "boot"),
         (a_reason_of, "boot"),
-    ],
-)
-def test_the_args_are_bound_by_annotation(task: Any, got: Any) -> None:
-    assert called(task, {"day": "2026-03-01"}) == got
+    ]
+    for task, got in cases:
+        with tabled.case(task, got):
+            assert called(task, {"day": "2026-03-01"}) == got
 
 
 def day_alone(day: str) -> None:

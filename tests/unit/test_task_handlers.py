@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from queue_workflows import errors
 from queue_workflows.tasks import control, handlers
+from tests.support import tabled
 from tests.support.examples import examples
 
 Log = list[str]
@@ -80,9 +81,8 @@ async def _async_generator() -> AsyncGenerator[Any, None]:
     yield "half"
 
 
-@pytest.mark.parametrize(
-    ("task", "left", "heard"),
-    [
+def test_result_and_progress_of_each_kind_of_task() -> None:
+    cases: list[Any] = [
         (_plain, {"n": 1}, []),
         (_generator, {"n": 1}, [0.5, "half"]),
         (_async, {"n": 1}, []),
@@ -90,21 +90,20 @@ async def _async_generator() -> AsyncGenerator[Any, None]:
         (functools.partial(_generator), {"n": 1}, [0.5, "half"]),
         (lambda: _async(), {"n": 1}, []),
         (lambda: [1], [1], []),
-    ],
-)
-def test_result_and_progress_of_each_kind_of_task(task: Any, left: Any, heard: list[Any]) -> None:
-    script = Script()
-    assert run(task(), script) == left
-    assert script.heard == heard
+    ]
+    for task, left, heard in cases:
+        with tabled.case(task, left, heard):
+            script = Script()
+            assert run(task(), script) == left
+            assert script.heard == heard
 
 
 class _Callable:
     async def __call__(self) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("task", "is_async"),
-    [
+def test_a_task_is_async_by_its_definition() -> None:
+    cases: list[Any] = [
         (_plain, False),
         (_generator, False),
         (_async, True),
@@ -113,10 +112,10 @@ class _Callable:
         (_Callable(), True),
         (print, False),
         (dict, False),
-    ],
-)
-def test_a_task_is_async_by_its_definition(task: Any, is_async: bool) -> None:
-    assert handlers.is_async(task) is is_async
+    ]
+    for task, is_async in cases:
+        with tabled.case(task, is_async):
+            assert handlers.is_async(task) is is_async
 
 
 @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])

@@ -16,7 +16,7 @@ import pytest
 
 from queue_workflows import errors
 from queue_workflows.dag import payload, typed_values
-from tests.support import typed_app
+from tests.support import tabled, typed_app
 
 
 def keywords(function: Any, *, strict: bool = True) -> typed_values.Keywords:
@@ -133,9 +133,8 @@ def test_a_models_complaint_is_told_without_values(given: str, said: str) -> Non
     assert str(refused.value) == said
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "got"),
-    [
+def test_a_value_that_fits() -> None:
+    cases: list[Any] = [
         (pathlib.Path | str, "a", "a"), (float | int, 1, 1), (int | float, 1.5, 1.5),
         (datetime.date | None, "2024-05-01", datetime.date(2024, 5, 1)),
         (datetime.date | str, "x", "x"), (pathlib.PurePosixPath, "a", pathlib.PurePosixPath("a")),
@@ -144,17 +143,15 @@ def test_a_models_complaint_is_told_without_values(given: str, said: str) -> Non
         (Callable[[], int], 5, 5), (type[int], 5, 5), (typing.Literal["a", None], None, None),
         (typing.TypeVar("T"), 5, 5), (Decimal, "1", Decimal(1)), (types.NoneType, None, None),
         (bool | int, True, True), (int, 0, 0), (str, "", ""),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_value_that_fits(kind: Any, value: Any, got: Any) -> None:
-    found = typed_values.taken(value, kind, "it")
-    assert (found, type(found)) == (got, type(got))
+    ]  # fmt: skip
+    for kind, value, got in cases:
+        with tabled.case(kind, value, got):
+            found = typed_values.taken(value, kind, "it")
+            assert (found, type(found)) == (got, type(got))
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "said"),
-    [
+def test_a_value_that_does_not_fit_is_named() -> None:
+    cases: list[Any] = [
         (tuple[int, str], [1, "a", 2], "it: tuple[int, str], not [1, 'a', 2]"),
         (tuple[int, ...], ["a"], "it[0]: int, not 'a'"),
         (tuple[int, str], [1, 2], "it[1]: str, not 2"),
@@ -172,13 +169,12 @@ def test_a_value_that_fits(kind: Any, value: Any, got: Any) -> None:
         (typing.Literal[1, 2], 1.0, "it: Literal[1, 2], not 1.0"),
         (types.NoneType, 0, "it: NoneType, not 0"),
         (pathlib.Path, 5, "it: Path, not 5"), (datetime.date, "x", "it: date, not 'x'"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_value_that_does_not_fit_is_named(kind: Any, value: Any, said: str) -> None:
-    with pytest.raises(errors.ArgsRefused) as refused:
-        typed_values.taken(value, kind, "it")
-    assert str(refused.value) == said
+    ]  # fmt: skip
+    for kind, value, said in cases:
+        with tabled.case(kind, value, said):
+            with pytest.raises(errors.ArgsRefused) as refused:
+                typed_values.taken(value, kind, "it")
+            assert str(refused.value) == said
 
 
 def test_a_long_value_is_cut_after_two_hundred_characters() -> None:
