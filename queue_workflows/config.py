@@ -108,251 +108,121 @@ def _warn_once(variable: str, raw: str, reason: str) -> None:
 
 KNOBS: dict[str, Knob[Any]] = {}
 
-DB_POOL_MAX = Knob(
-    "DB_POOL_MAX", 10, "connections", "size of the pool that `db.connection()` draws from"
-)
-POLL_ONLY = Knob(
-    "POLL_ONLY",
-    False,
-    "flag",
-    "set and non-empty: every process only polls, and leaves nothing in a session of the server, so"
-    " that a pooler in transaction mode may be in between",
-)
-CLAIM_POLL_S = Knob(
-    "CLAIM_POLL_S",
-    1.0,
-    "s",
-    "how often an idle worker or orchestrator polls, in case a notification was lost",
-)
-DL_HEARTBEAT_SEC = Knob(
-    "DL_HEARTBEAT_SEC",
-    10.0,
-    "s",
-    "how often a worker writes its heartbeat and renews its claims (thrice a lease at least)",
-    prefix="",
-)
-LEASE_RECLAIM_INTERVAL_S = Knob(
-    "LEASE_RECLAIM_INTERVAL_S", 5.0, "s", "how often lapsed leases are swept"
-)
-STALE_WORKER_AFTER_S = Knob(
-    "STALE_WORKER_AFTER_S",
-    30.0,
-    "s",
+# fmt: off
+DB_POOL_MAX = Knob("DB_POOL_MAX", 10, "connections",
+    "size of the pool that `db.connection()` draws from")
+POLL_ONLY = Knob("POLL_ONLY", False, "flag",
+    "set and non-empty: every process only polls, and leaves nothing in a session of the server, "
+    "so that a pooler in transaction mode may be in between")
+CLAIM_POLL_S = Knob("CLAIM_POLL_S", 1.0, "s",
+    "how often an idle worker or orchestrator polls, in case a notification was lost")
+DL_HEARTBEAT_SEC = Knob("DL_HEARTBEAT_SEC", 10.0, "s",
+    "how often a worker writes its heartbeat and renews its claims (thrice a lease at "
+    "least)", prefix="")
+LEASE_RECLAIM_INTERVAL_S = Knob("LEASE_RECLAIM_INTERVAL_S", 5.0, "s",
+    "how often lapsed leases are swept")
+STALE_WORKER_AFTER_S = Knob("STALE_WORKER_AFTER_S", 30.0, "s",
     "age of the last heartbeat, or of the last renewal of a worker whose session is gone, at which "
-    "it counts as dead",
-)
-CANCEL_GRACE_S = Knob(
-    "CANCEL_GRACE_S",
-    30.0,
-    "s",
-    "how long a cancelled handler may continue before its worker is stopped",
-)
-DEAD_WORKER_SWEEP_INTERVAL_S = Knob(
-    "DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s", "how often dead workers are searched for"
-)
-WATCHDOG_MAX_RETRIES = Knob(
-    "WATCHDOG_MAX_RETRIES", 3, "failures", "watchdog failures before a job fails"
-)
-CRASH_BACKOFF_S = Knob(
-    "CRASH_BACKOFF_S",
-    30.0,
-    "s",
-    "wait before a job runs again after its second and each later crash, times its crashes",
-)
-STALL_CONFIRM_SAMPLES = Knob(
-    "STALL_CONFIRM_SAMPLES", 3, "samples", "idle samples that confirm a stall"
-)
+    "it counts as dead")
+CANCEL_GRACE_S = Knob("CANCEL_GRACE_S", 30.0, "s",
+    "how long a cancelled handler may continue before its worker is stopped")
+DEAD_WORKER_SWEEP_INTERVAL_S = Knob("DEAD_WORKER_SWEEP_INTERVAL_S", 5.0, "s",
+    "how often dead workers are searched for")
+WATCHDOG_MAX_RETRIES = Knob("WATCHDOG_MAX_RETRIES", 3, "failures",
+    "watchdog failures before a job fails")
+CRASH_BACKOFF_S = Knob("CRASH_BACKOFF_S", 30.0, "s",
+    "wait before a job runs again after its second and each later crash, times its crashes")
+STALL_CONFIRM_SAMPLES = Knob("STALL_CONFIRM_SAMPLES", 3, "samples",
+    "idle samples that confirm a stall")
 STALL_CONFIRM_POLL_S = Knob("STALL_CONFIRM_POLL_S", 1.0, "s", "time between those samples")
 GPU_HEALTH_INTERVAL_S = Knob("GPU_HEALTH_INTERVAL_S", 300.0, "s", "window of the GPU health guard")
-GPU_HEALTH_LOAD_GRACE_S = Knob(
-    "GPU_HEALTH_LOAD_GRACE_S", 1200.0, "s", "first window, which covers a cold load"
-)
+GPU_HEALTH_LOAD_GRACE_S = Knob("GPU_HEALTH_LOAD_GRACE_S", 1200.0, "s",
+    "first window, which covers a cold load")
 GPU_IDLE_PCT = Knob("GPU_IDLE_PCT", 5.0, "%", "GPU use at or under which it counts as idle")
-GPU_HEALTH_RAM_DELTA_MB = Knob(
-    "GPU_HEALTH_RAM_DELTA_MB", 5120, "MB", "change of RAM that counts as progress"
-)
-GPU_MODEL_IDLE_TTL_S = Knob(
-    "GPU_MODEL_IDLE_TTL_S", 60.0, "s", "idle time after which a model is dropped; <= 0: never"
-)
-GPU_CLAIM_POLICY = Knob(
-    "GPU_CLAIM_POLICY",
-    "strict",
-    "name",
-    "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu.md)",
-)
-WORKER_CONTROL_POLL_S = Knob(
-    "WORKER_CONTROL_POLL_S",
-    5.0,
-    "s",
-    "how often a worker reads its ON/OFF row, in case a notification was lost",
-)
-RUN_RETENTION_DAYS = Knob(
-    "RUN_RETENTION_DAYS",
-    365.0,
-    "days",
-    "time after its end at which a run is deleted, with its nodes; <= 0: never",
-)
-JOB_RETENTION_DAYS = Knob(
-    "JOB_RETENTION_DAYS",
-    90.0,
-    "days",
-    "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never",
-)
-NODE_EVENT_RETENTION_DAYS = Knob(
-    "NODE_EVENT_RETENTION_DAYS",
-    30,
-    "days",
+GPU_HEALTH_RAM_DELTA_MB = Knob("GPU_HEALTH_RAM_DELTA_MB", 5120, "MB",
+    "change of RAM that counts as progress")
+GPU_MODEL_IDLE_TTL_S = Knob("GPU_MODEL_IDLE_TTL_S", 60.0, "s",
+    "idle time after which a model is dropped; <= 0: never")
+GPU_CLAIM_POLICY = Knob("GPU_CLAIM_POLICY", "strict", "name",
+    "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu.md)")
+WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s",
+    "how often a worker reads its ON/OFF row, in case a notification was lost")
+RUN_RETENTION_DAYS = Knob("RUN_RETENTION_DAYS", 365.0, "days",
+    "time after its end at which a run is deleted, with its nodes; <= 0: never")
+JOB_RETENTION_DAYS = Knob("JOB_RETENTION_DAYS", 90.0, "days",
+    "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never")
+NODE_EVENT_RETENTION_DAYS = Knob("NODE_EVENT_RETENTION_DAYS", 30, "days",
     "age at which events of jobs and those that apps sent, logs, processed outbox rows and "
-    "schedule fires are deleted; <= 0: never",
-)
-NODE_EVENT_PRUNE_INTERVAL_S = Knob(
-    "NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s", "how often rows past their retention are deleted"
-)
-NODE_POOL_RECOVERY_RETRIES = Knob(
-    "NODE_POOL_RECOVERY_RETRIES", 5, "tries", "tries of the orchestrator's recovery at its start"
-)
-NODE_POOL_RECOVERY_BACKOFF_S = Knob(
-    "NODE_POOL_RECOVERY_BACKOFF_S", 2.0, "s", "wait between those tries"
-)
-SHUTDOWN_TIMEOUT_S = Knob(
-    "SHUTDOWN_TIMEOUT_S", 8.0, "s", "time a running job gets to end after SIGTERM"
-)
-WORKERS_JSON = Knob(
-    "WORKERS_JSON",
-    "",
-    "JSON",
-    "queues of `queue-claim-worker --workers`, and of the pool that `up` starts:"
-    ' `[{"queue": "load", "concurrency": 2}]`',
-    prefix="",
-)
-WORKER_MEMORY_THROTTLE = Knob(
-    "WORKER_MEMORY_THROTTLE",
-    "ram,swap",
-    "names",
+    "schedule fires are deleted; <= 0: never")
+NODE_EVENT_PRUNE_INTERVAL_S = Knob("NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s",
+    "how often rows past their retention are deleted")
+NODE_POOL_RECOVERY_RETRIES = Knob("NODE_POOL_RECOVERY_RETRIES", 5, "tries",
+    "tries of the orchestrator's recovery at its start")
+NODE_POOL_RECOVERY_BACKOFF_S = Knob("NODE_POOL_RECOVERY_BACKOFF_S", 2.0, "s",
+    "wait between those tries")
+SHUTDOWN_TIMEOUT_S = Knob("SHUTDOWN_TIMEOUT_S", 8.0, "s",
+    "time a running job gets to end after SIGTERM")
+WORKERS_JSON = Knob("WORKERS_JSON", "", "JSON",
+    "queues of `queue-claim-worker --workers`, and of the pool that `up` starts: "
+    '`[{"queue": "load", "concurrency": 2}]`', prefix="")
+WORKER_MEMORY_THROTTLE = Knob("WORKER_MEMORY_THROTTLE", "ram,swap", "names",
     "memory for which workers wait when it is full: `ram`, `swap`, `gpu`, separated by commas; "
-    "`off`: none (docs/workers.md)",
-)
-MEMORY_THROTTLE_THRESHOLD = Knob(
-    "MEMORY_THROTTLE_THRESHOLD",
-    90.0,
-    "%",
-    "RAM use from which workers and the in-process queue wait; of the container if it has a limit",
-    prefix="",
-)
-MEMORY_RESUME_THRESHOLD = Knob(
-    "MEMORY_RESUME_THRESHOLD", 80.0, "%", "RAM use below which they continue", prefix=""
-)
-GPU_THROTTLE_THRESHOLD = Knob(
-    "GPU_THROTTLE_THRESHOLD", 85.0, "%", "memory use of one GPU from which they wait", prefix=""
-)
-GPU_RESUME_THRESHOLD = Knob(
-    "GPU_RESUME_THRESHOLD", 75.0, "%", "GPU memory use below which they continue", prefix=""
-)
-MEMORY_CHECK_INTERVAL = Knob(
-    "MEMORY_CHECK_INTERVAL", 5.0, "s", "time between two readings of the memory", prefix=""
-)
-WORKER_SINGLE_JOB_MODE = Knob(
-    "WORKER_SINGLE_JOB_MODE",
-    "true",
-    "true/false",
-    "whether a thread of the in-process queue ends after one job and is replaced",
-    prefix="",
-)
-MASTER_GRACE_PERIOD_SECONDS = Knob(
-    "MASTER_GRACE_PERIOD_SECONDS",
-    15.0,
-    "s",
-    "time from the start of the in-process queue to its first fetch",
-    prefix="",
-)
-WORKER_STAGGER_SECONDS = Knob(
-    "WORKER_STAGGER_SECONDS",
-    1.0,
-    "s",
-    "time between the starts of threads of the in-process queue",
-    prefix="",
-)
-WORKER_COOLDOWN_SECONDS = Knob(
-    "WORKER_COOLDOWN_SECONDS",
-    10.0,
-    "s",
-    "how long a thread of the in-process queue waits after a job",
-    prefix="",
-)
+    "`off`: none (docs/workers.md)")
+MEMORY_THROTTLE_THRESHOLD = Knob("MEMORY_THROTTLE_THRESHOLD", 90.0, "%",
+    "RAM use from which workers and the in-process queue wait; of the container if it "
+    "has a limit", prefix="")
+MEMORY_RESUME_THRESHOLD = Knob("MEMORY_RESUME_THRESHOLD", 80.0, "%",
+    "RAM use below which they continue", prefix="")
+GPU_THROTTLE_THRESHOLD = Knob("GPU_THROTTLE_THRESHOLD", 85.0, "%",
+    "memory use of one GPU from which they wait", prefix="")
+GPU_RESUME_THRESHOLD = Knob("GPU_RESUME_THRESHOLD", 75.0, "%",
+    "GPU memory use below which they continue", prefix="")
+MEMORY_CHECK_INTERVAL = Knob("MEMORY_CHECK_INTERVAL", 5.0, "s",
+    "time between two readings of the memory", prefix="")
+WORKER_SINGLE_JOB_MODE = Knob("WORKER_SINGLE_JOB_MODE", "true", "true/false",
+    "whether a thread of the in-process queue ends after one job and is replaced", prefix="")
+MASTER_GRACE_PERIOD_SECONDS = Knob("MASTER_GRACE_PERIOD_SECONDS", 15.0, "s",
+    "time from the start of the in-process queue to its first fetch", prefix="")
+WORKER_STAGGER_SECONDS = Knob("WORKER_STAGGER_SECONDS", 1.0, "s",
+    "time between the starts of threads of the in-process queue", prefix="")
+WORKER_COOLDOWN_SECONDS = Knob("WORKER_COOLDOWN_SECONDS", 10.0, "s",
+    "how long a thread of the in-process queue waits after a job", prefix="")
 WORKFLOW_CPU_WORKERS = Knob("WORKFLOW_CPU_WORKERS", 5, "jobs", "cpu jobs at once under `up`")
 WORKFLOW_GPU_WORKERS = Knob("WORKFLOW_GPU_WORKERS", 1, "workers", "gpu workers that `up` starts")
-MAX_PAYLOAD_KB = Knob(
-    "MAX_PAYLOAD_KB", 1024, "KiB", "largest result, inputs or answer as JSON text"
-)
-LOG_CAPTURE_KB = Knob(
-    "LOG_CAPTURE_KB", 64, "KiB", "stored output of a handler per attempt; <= 0: nothing"
-)
+MAX_PAYLOAD_KB = Knob("MAX_PAYLOAD_KB", 1024, "KiB",
+    "largest result, inputs or answer as JSON text")
+LOG_CAPTURE_KB = Knob("LOG_CAPTURE_KB", 64, "KiB",
+    "stored output of a handler per attempt; <= 0: nothing")
 LOG_FORMAT = Knob("LOG_FORMAT", "text", "name", "how processes log: `text` or `json`")
-LOG_PATH = Knob(
-    "LOG_PATH",
-    "",
-    "path",
-    "folder of the application log, or its file (`.log`, `.json`, `.jsonl` or `.txt`); empty: "
-    "stderr alone",
-    prefix="",
-)
-METRIC_PATH = Knob(
-    "METRIC_PATH",
-    "",
-    "path",
-    "likewise for the metric log, a line of JSON per attempt; empty: none",
-    prefix="",
-)
-AUDIT_LOG_PATH = Knob(
-    "AUDIT_LOG_PATH",
-    "",
-    "path",
-    "likewise for the audit log, a line of JSON per event of a job; empty: none",
-    prefix="",
-)
-SPANS = Knob(
-    "SPANS",
-    "",
-    "name",
-    "spans for OpenTelemetry: `all`, or `traced` for jobs and runs with a trace; empty: none",
-)
-OUT_ROOTS = Knob(
-    "OUT_ROOTS",
-    "",
-    "paths",
-    "folders, separated by `:`, that a run's `out_dir` must resolve into; empty: anywhere",
-)
-OUTPUTS_DIR = Knob(
-    "OUTPUTS_DIR",
-    "",
-    "path",
+LOG_PATH = Knob("LOG_PATH", "", "path",
+    "folder of the application log, or its file (`.log`, `.json`, `.jsonl` or `.txt`); "
+    "empty: stderr alone", prefix="")
+METRIC_PATH = Knob("METRIC_PATH", "", "path",
+    "likewise for the metric log, a line of JSON per attempt; empty: none", prefix="")
+AUDIT_LOG_PATH = Knob("AUDIT_LOG_PATH", "", "path",
+    "likewise for the audit log, a line of JSON per event of a job; empty: none", prefix="")
+SPANS = Knob("SPANS", "", "name",
+    "spans for OpenTelemetry: `all`, or `traced` for jobs and runs with a trace; empty: none")
+OUT_ROOTS = Knob("OUT_ROOTS", "", "paths",
+    "folders, separated by `:`, that a run's `out_dir` must resolve into; empty: anywhere")
+OUTPUTS_DIR = Knob("OUTPUTS_DIR", "", "path",
     "folder of the runs that name no `out_dir`, one folder each; empty: `runs` in the first of "
-    "OUT_ROOTS, else `outputs` in the user's data folder",
-)
-ON_FAILED = Knob(
-    "ON_FAILED",
-    "",
-    "command",
-    "what a scheduler runs for a failure, with the alert as JSON on stdin (docs/alerts.md)",
-)
-DISABLE_HW_METRICS = Knob(
-    "DISABLE_HW_METRICS", False, "flag", "set and non-empty: no hardware samples"
-)
-DISABLE_WORKER_HEARTBEAT = Knob(
-    "DISABLE_WORKER_HEARTBEAT", False, "flag", "set and non-empty: no heartbeats"
-)
-DISABLE_GPU_IDLE_REAPER = Knob(
-    "DISABLE_GPU_IDLE_REAPER", False, "flag", "set and non-empty: models stay loaded"
-)
-DISABLE_WORKER_CONTROL = Knob(
-    "DISABLE_WORKER_CONTROL", False, "flag", "set and non-empty: ON/OFF rows are ignored"
-)
-EMBEDDED = Knob(
-    "EMBEDDED", False, "flag", "set and non-empty: use the embedded server when no DSN is set"
-)
-EMBEDDED_DIR = Knob(
-    "EMBEDDED_DIR", "", "path", "the embedded server's folder; empty: the user's data folder"
-)
+    "OUT_ROOTS, else `outputs` in the user's data folder")
+ON_FAILED = Knob("ON_FAILED", "", "command",
+    "what a scheduler runs for a failure, with the alert as JSON on stdin (docs/alerts.md)")
+DISABLE_HW_METRICS = Knob("DISABLE_HW_METRICS", False, "flag",
+    "set and non-empty: no hardware samples")
+DISABLE_WORKER_HEARTBEAT = Knob("DISABLE_WORKER_HEARTBEAT", False, "flag",
+    "set and non-empty: no heartbeats")
+DISABLE_GPU_IDLE_REAPER = Knob("DISABLE_GPU_IDLE_REAPER", False, "flag",
+    "set and non-empty: models stay loaded")
+DISABLE_WORKER_CONTROL = Knob("DISABLE_WORKER_CONTROL", False, "flag",
+    "set and non-empty: ON/OFF rows are ignored")
+EMBEDDED = Knob("EMBEDDED", False, "flag",
+    "set and non-empty: use the embedded server when no DSN is set")
+EMBEDDED_DIR = Knob("EMBEDDED_DIR", "", "path",
+    "the embedded server's folder; empty: the user's data folder")
+# fmt: on
 
 _REMOVED: Mapping[str, str] = dict.fromkeys(
     (

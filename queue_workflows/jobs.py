@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 import psycopg
 
 from queue_workflows import db, errors
-from queue_workflows.admin import waiting_reasons
 from queue_workflows.claim import job_tables, manual_changes
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
@@ -332,6 +331,8 @@ def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     the worker takes the job next. `can_run`: some live worker will take it. `lost`: it runs, and
     its lease has lapsed. Takes no lock.
     """
+    from queue_workflows.admin import waiting_reasons  # late: those who enqueue do not explain
+
     with db.transaction(conn) as own:
         return waiting_reasons.of_job(own, job_id)
 

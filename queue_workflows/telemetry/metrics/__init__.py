@@ -10,7 +10,7 @@ import queue_workflows
 from queue_workflows import config, db, history
 from queue_workflows.claim import row_isolation
 from queue_workflows.db import statements
-from queue_workflows.telemetry.metrics import exposition, gauges, totals
+from queue_workflows.telemetry.metrics import exposition
 from queue_workflows.types import Row
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE
@@ -43,9 +43,9 @@ def scrape(conn: db.Connection | None = None) -> str:
             seen = statements.metrics.progress(own)
             rows = statements.metrics.totals(own, limit=MOST_TOTALS)
             bounds = statements.metrics.bounds(own)
-            state = gauges.state(own, stale_after_s=config.STALE_WORKER_AFTER_S.read())
+            state = exposition.state(own, stale_after_s=config.STALE_WORKER_AFTER_S.read())
     known = {row["name"] for row in rows if row["metric"] != "model_load"}
-    families = [*totals.families(rows, bounds), *gauges.families(state, known)]
+    families = [*exposition.counted(rows, bounds), *exposition.gauges(state, known)]
     return exposition.page([*families, *_about(seen, started)])
 
 
@@ -73,14 +73,14 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
 
 
 def _about(seen: Row, started: float) -> list[exposition.Family]:
-    info = gauges.gauge("build_info", "The version of the package that made this page.")
+    info = exposition.gauge("build_info", "The version of the package that made this page.")
     info.add(1, {"version": queue_workflows.__version__})
-    age = gauges.gauge("history_counted_age_seconds", "Time since events were last counted.")
+    age = exposition.gauge("history_counted_age_seconds", "Time since events were last counted.")
     age.add(seen["counted_s"], {})
-    behind = gauges.gauge(
+    behind = exposition.gauge(
         "history_uncounted_transactions", "Transactions of the server since events were counted."
     )
     behind.add(seen["behind"], {})
-    took = gauges.gauge("scrape_duration_seconds", "Time that it took to make this page.")
+    took = exposition.gauge("scrape_duration_seconds", "Time that it took to make this page.")
     took.add(time.monotonic() - started, {})
     return [info, age, behind, took]
