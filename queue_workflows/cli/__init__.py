@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from queue_workflows import __version__
-from queue_workflows.cli import command, database_option
+from queue_workflows.cli import command
 from queue_workflows.runtime import entry_point
 
 COMMANDS = {
@@ -28,16 +28,16 @@ COMMANDS = {
     "runs": "runs.runs",
     "show": "show.show",
     "workers": "workers.workers",
-    "queues": "queues.queues",
-    "schedules": "schedules.schedules",
-    "models": "models.models",
+    "queues": "queues.app",
+    "schedules": "schedules.app",
+    "models": "models.app",
     "samples": "samples.samples",
     "metrics": "metrics.metrics",
     "why": "why.why",
     "jobs": "jobs.app",
     "events": "events.app",
-    "cancel": "cancel.cancel",
-    "retry": "retry.retry",
+    "cancel": "changed_work.cancel",
+    "retry": "changed_work.retry",
     "upgrade": "upgrade.upgrade",
     "inputs": "answer.waiting",
     "answer": "answer.answer",
@@ -98,17 +98,13 @@ def _with(names: tuple[str, ...]) -> typer.Typer:
         else:
             made.command(name, context_settings=_SETTINGS.get(name))(found)
     made.callback()(_root)
-    database_option.add(made)
     return made
 
 
 @functools.cache
 def _subcommand(name: str) -> Callable[..., None] | typer.Typer:
     module, _, attribute = COMMANDS[name].partition(".")
-    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-    if isinstance(found, typer.Typer):
-        database_option.add(found)
-    return found
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

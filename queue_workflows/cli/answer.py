@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from queue_workflows import db, errors, runs
 from queue_workflows.admin import item_nodes
-from queue_workflows.cli import command, ids, input_option, options, output, prompts
+from queue_workflows.cli import command, define, ids, input_option, options, output, prompts
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
@@ -21,35 +19,26 @@ SHOWN = 10
 """Options of one question that `inputs` prints; `--json` has all."""
 
 
+@define.command("answer")
 def answer(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help=f"The id of the run that asks. {ids.PREFIX_HELP}")
-    ],
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The input node's id.")],
+    run: Annotated[str, options.argument("RUN", f"The id of the run that asks. {ids.PREFIX_HELP}")],
+    node: Annotated[str, options.argument("NODE", "The input node's id.")],
     value: Annotated[
         str,
-        typer.Argument(
-            metavar="VALUE", help="JSON if it is, else text; @FILE: a file of either; or a label."
-        ),
+        options.argument("VALUE", "JSON if it is, else text; @FILE: a file of either; or a label."),
     ],
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Submit it without a check against the question.")
+        bool, options.flag("--unchecked", "Submit it without a check against the question.")
     ] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+) -> int | define.Shown:
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
-
-    def run_command() -> int:
-        with command.reading(app):
-            done = answered(run, node, text_given(value), check=not unchecked)
-        if as_json:
-            output.dump(done)
-        _print_result(done, quiet=as_json)
-        return 0 if done["outcome"] == "answered" else 1
-
-    command.execute("answer", run_command, debug=debug)
+    done = answered(run, node, text_given(value), check=not unchecked)
+    is_answered = done["outcome"] == "answered"
+    if not is_answered:
+        command.refuse("answer", _refused(done))
+    text = f"{_named_node(done)}: answered {output.compact(done['value'])}"
+    shown = define.Shown(done, lambda: is_answered and output.echo(text))
+    return shown._replace(code=0 if is_answered else 1)
 
 
 def text_given(text: str) -> str:
@@ -136,24 +125,19 @@ def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[
     return {"outcome": "not waiting", "reason": str(error), "status": job["status"]}
 
 
-def _print_result(done: dict[str, Any], *, quiet: bool) -> None:
-    what = f"node {done['node_id']} of run {done['run_id']}"
-    if done["outcome"] == "answered":
-        if not quiet:
-            output.echo(f"{what}: answered {output.compact(done['value'])}")
-        return
-    text = done["reason"] or f"there is no run {done['run_id']!r}"
-    if done["outcome"] == "already answered":
-        text = f"{what} has been answered already"
-        if done["status"] == "completed":
-            text += f" with {output.compact(done['value'])}"
-        text += "; the first answer counts"
-    elif done["outcome"] == "timed out":
-        text = (
-            f"{what} was not answered within its time-out, and took the default "
-            f"{output.compact(done['value'])}"
-        )
-    command.refuse("answer", text)
+def _named_node(done: dict[str, Any]) -> str:
+    return f"node {done['node_id']} of run {done['run_id']}"
+
+
+def _refused(done: dict[str, Any]) -> str:
+    """Return why an answer was not taken."""
+    if done["outcome"] == "timed out":
+        took = f"took the default {output.compact(done['value'])}"
+        return f"{_named_node(done)} was not answered within its time-out, and {took}"
+    if done["outcome"] != "already answered":
+        return done["reason"] or f"there is no run {done['run_id']!r}"
+    first = f" with {output.compact(done['value'])}" if done["status"] == "completed" else ""
+    return f"{_named_node(done)} has been answered already{first}; the first answer counts"
 
 
 _KEYS = (
@@ -162,33 +146,18 @@ _KEYS = (
 )  # fmt: skip
 
 
+@define.command("inputs")
 def waiting(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Only those of this run.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10000, metavar="N", help="How many at most.")
-    ] = 100,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    run: Annotated[str | None, options.argument("RUN", "Only those of this run.")] = None,
+    limit: Annotated[int, options.option("N", "How many at most.", min=1, max=10000)] = 100,
+) -> int | define.Shown:
     """List what runs ask people, the longest wait first."""
-
-    def run_command() -> int:
-        with command.reading(app):
-            meant, known = (None, True) if run is None else _named(run)
-            if not known:
-                output.complain(f"{command.PROG} inputs: there is no run {run!r}")
-                return 1
-            rows = listing(meant, limit=limit)
-        if as_json:
-            output.dump(rows)
-        else:
-            _show(rows, run)
-        return 0
-
-    command.execute("inputs", run_command, debug=debug)
+    meant, known = (None, True) if run is None else _named(run)
+    if not known:
+        output.complain(f"{command.PROG} inputs: there is no run {run!r}")
+        return 1
+    rows = listing(meant, limit=limit)
+    return define.Shown(rows, lambda: _show(rows, run))
 
 
 def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, Any]]:

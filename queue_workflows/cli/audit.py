@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Annotated, Any
-
-import typer
 
 from queue_workflows import db, errors
 from queue_workflows.admin import audit as checks
 from queue_workflows.admin import bad_rows
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import command, define, options, output
+from queue_workflows.runtime import clock
 
 SHOWN = 5
 """Offenders shown of each invariant: enough to start from."""
-_SINCE = re.compile(r"(\d{1,6})([smhd])")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MARKS = {"ok": "ok", "broken": "BROKEN", "unfinished": "UNFINISHED", "elsewhere": "-"}
 
 
+@define.command("audit", reads=False)
 def audit(
     since: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="How far to look back: 90m, 24h, 7d, or `all`."),
+        str, options.option("TIME", "How far to look back: 90m, 24h, 7d, or `all`.")
     ] = "24h",
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> define.Shown:
     """Check the invariants; exit code 1 if one is broken.
 
     It only reads, and is safe on a live system.
     """
-
-    def run_command() -> int:
-        since_s = window(since)
-        with command.reading(app) as words, db.connect() as conn:
-            found = collect(conn, since_s)
-            bad = [*bad_rows.stuck(conn, SHOWN), *bad_rows.out_of_range(conn, SHOWN)]
-        if as_json:
-            rows = [row._asdict() for row in bad]
-            report = {"database": words, "since": since, "invariants": found, "bad_rows": rows}
-            output.dump(report)
-        else:
-            show(found)
-            show_bad(bad)
-        return int(any(each["state"] in ("broken", "unfinished") for each in found))
-
-    command.execute("audit", run_command, debug=debug)
+    since_s = window(since)
+    with command.reading(app) as database, db.connect() as conn:
+        found = collect(conn, since_s)
+        bad = [*bad_rows.stuck(conn, SHOWN), *bad_rows.out_of_range(conn, SHOWN)]
+    rows = [row._asdict() for row in bad]
+    report = {"database": database, "since": since, "invariants": found, "bad_rows": rows}
+    is_bad = any(each["state"] in ("broken", "unfinished") for each in found)
+    return define.Shown(report, lambda: (show(found), show_bad(bad)), int(is_bad))
 
 
 def window(text: str) -> float | None:
@@ -58,10 +45,9 @@ def window(text: str) -> float | None:
     """
     if text == "all":
         return None
-    match = _SINCE.fullmatch(text)
-    if match is None:
+    if (span := clock.span(text)) is None:
         raise errors.InvalidConfig(f"--since {text} should look like 90m, 24h, 7d, or be `all`")
-    return float(match[1]) * _UNITS_S[match[2]]
+    return span.total_seconds()
 
 
 def collect(conn: db.Connection, since_s: float | None) -> list[dict[str, Any]]:

@@ -9,47 +9,40 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import typer
-
 from queue_workflows import check as checks
 from queue_workflows import config, errors
-from queue_workflows.cli import command, graph_text, options, output
+from queue_workflows.cli import command, define, graph_text, options, output
 from queue_workflows.dag import definition
 from queue_workflows.runtime import app_loading
 
 
+@define.command("check", "app debug", reads=False)
 def check(
     workflow: Annotated[
         str | None,
-        typer.Argument(
-            metavar="WORKFLOW",
-            help="Its name, or a JSON file with a workflow or an expanded definition; without it "
+        options.argument(
+            "WORKFLOW",
+            "Its name, or a JSON file with a workflow or an expanded definition; without it "
             "all that the app declares in Python.",
         ),
     ] = None,
-    app: options.App = None,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="tree, json or mermaid.")
-    ] = "tree",
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
-    debug: options.Debug = False,
-) -> None:
+    form: Annotated[str, options.option("FORMAT", "tree, json or mermaid.", "--format")] = "tree",
+    strict: Annotated[bool, options.flag("--strict", "Warnings count as errors.")] = False,
+    *,
+    app: str | None,
+) -> int:
     """Check a workflow against its code.
 
     Exit code 0: it can run, 1: it cannot, 2: wrong usage.
     """
-
-    def run_command() -> int:
-        if form not in _SHOW:
-            raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
-        chosen = app_loading.load_app(app)
-        reports = [_checked(each, chosen) for each in _workflow_names(workflow, chosen)]
-        _SHOW[form](reports)
-        found = [finding for report in reports for finding in report.findings]
-        bad = [finding for finding in found if strict or finding.level == "error"]
-        return 1 if bad else 0
-
-    command.execute("check", run_command, debug=debug)
+    if form not in _SHOW:
+        raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
+    chosen = app_loading.load_app(app)
+    reports = [_checked(each, chosen) for each in _workflow_names(workflow, chosen)]
+    _SHOW[form](reports)
+    found = [finding for report in reports for finding in report.findings]
+    bad = [finding for finding in found if strict or finding.level == "error"]
+    return 1 if bad else 0
 
 
 def _workflow_names(workflow: str | None, app: str | None) -> list[str]:

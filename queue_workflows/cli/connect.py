@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Generator
 from typing import Annotated
 
-import typer
-
 from queue_workflows import config, db, errors
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import command, findings, network_checks, options, output, server_checks
-from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.cli import checks, command, define, options, output
+from queue_workflows.cli.checks import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.db import connectivity, ledger, schema, statements
 from queue_workflows.runtime import app_loading, entry_point
 
@@ -32,51 +30,44 @@ STEPS = (
 """The steps in the order of their checks."""
 
 
+@define.command("connect", reads=False)
 def connect(
     dsn: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DSN",
-            help="Default: the one in force, which no `ps` shows.",
-            show_default=False,
+        options.argument(
+            "DSN", "Default: the one in force, which no `ps` shows.", show_default=False
         ),
     ] = None,
     purpose: Annotated[
         str,
-        typer.Option(
-            "--for",
-            metavar="PURPOSE",
-            help=f"What the role is for: {', '.join(permissions.PURPOSES)}.",
+        options.option(
+            "PURPOSE", f"What the role is for: {', '.join(permissions.PURPOSES)}.", "--for"
         ),
     ] = "work",
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long each step may take.")
+        float, options.option("SECONDS", "How long each step may take.", min=0.1)
     ] = TIMEOUT_S,
-    app: options.App = None,
-    as_json: options.AsJson = False,
     as_sql: Annotated[
-        bool, typer.Option("--sql", help="Print only the GRANTs and REVOKEs, as an SQL script.")
+        bool, options.flag("--sql", "Print only the GRANTs and REVOKEs, as an SQL script.")
     ] = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+    as_json: bool,
+) -> int | define.Shown:
     """Check the connection to the database, step by step."""
-
-    def run_command() -> int:
-        if purpose not in permissions.PURPOSES:
-            known = ", ".join(permissions.PURPOSES)
-            raise errors.InvalidConfig(f"--for {purpose!r:.80} is none of {known}")
-        if as_sql and as_json:
-            raise errors.InvalidConfig("--sql and --json cannot be used together")
-        entry_point.setup_logging("error")
-        app_loading.load_app(app)
-        with _named(dsn) as words:
-            if as_sql:
-                return _script(purpose)
-            where = connectivity.destination(url := db.db_url())
-            steps = examine(url, purpose, timeout, where)
-            return _report(words, steps, purpose, as_json=as_json)
-
-    command.execute("connect", run_command, debug=debug)
+    if purpose not in permissions.PURPOSES:
+        known = ", ".join(permissions.PURPOSES)
+        raise errors.InvalidConfig(f"--for {purpose!r:.80} is none of {known}")
+    if as_sql and as_json:
+        raise errors.InvalidConfig("--sql and --json cannot be used together")
+    entry_point.setup_logging("error")
+    app_loading.load_app(app)
+    with _named(dsn) as words:
+        if as_sql:
+            return _script(purpose)
+        where = connectivity.destination(url := db.db_url())
+        steps = examine(url, purpose, timeout, where)
+        return _report(words, steps, purpose, as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -117,29 +108,25 @@ def _statements(conn: db.Connection, purpose: str, role: str) -> list[str]:
     ]
 
 
-def _report(words: str, steps: Findings, purpose: str, *, as_json: bool) -> int:
-    found: list[Finding] = []
+def _report(words: str, steps: Findings, purpose: str, *, as_json: bool) -> define.Shown:
+    def show(step: Finding) -> None:
+        if len(step.remedy) > SHOWN:
+            script = f"`queue-workflows connect --for {purpose} --sql`"
+            step = step._replace(remedy=f"run what {script} prints, as the owner of the tables")
+        checks.show(step)
+
     if not as_json:
         output.echo(words)
-    for step in steps:
-        safe = Finding(*(entry_point.mask(part) for part in step))
-        found.append(safe)
-        if not as_json and len(safe.remedy) > SHOWN:
-            script = (
-                f"run what `queue-workflows connect --for {purpose} --sql` prints, as the owner"
-            )
-            findings.show(safe._replace(remedy=f"{script} of the tables"))
-        elif not as_json:
-            findings.show(safe)
+    found = checks.masked(steps, lambda step: as_json or show(step))
     failed = next((step.check for step in found if step.level == ERROR), None)
     seen = {step.check for step in found}
     left = [step for step in STEPS if step not in seen] if failed else []
-    if as_json:
-        steps_ = [step._asdict() for step in found]
-        output.dump({"database": words, "failed": failed, "steps": steps_, "not_reached": left})
-    elif left:
-        output.echo(f"not checked: {', '.join(left)}")
-    return int(failed is not None)
+    listed = [step._asdict() for step in found]
+    return define.Shown(
+        {"database": words, "failed": failed, "steps": listed, "not_reached": left},
+        lambda: left and output.echo(f"not checked: {', '.join(left)}"),
+        int(failed is not None),
+    )
 
 
 def examine(
@@ -147,7 +134,7 @@ def examine(
 ) -> Findings:
     """Yield the steps in order, up to the first with level `error`."""
     where = where or connectivity.destination(url)
-    for step in network_checks.network(where, timeout_s):
+    for step in checks.network(where, timeout_s):
         yield step
         if step.level == ERROR:
             return
@@ -160,7 +147,7 @@ def examine(
         yield Finding("database", ERROR, str(error))
     except db.Error as error:
         if conn is None:
-            yield from network_checks.refused(where, " ".join(str(error).split()))
+            yield from checks.refused(where, " ".join(str(error).split()))
         else:
             remedy = "try again; see the server's log"
             yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
@@ -171,11 +158,11 @@ def _session(conn: db.Connection, purpose: str) -> Findings:
     yield Finding("login", OK, f"as {conn.info.user}{ssl}")
     yield Finding("database", OK, conn.info.dbname)
     for check in (
-        server_checks.server,
+        checks.server,
         _schema(purpose),
         _rights(purpose),
-        server_checks.clock,
-        server_checks.listen,
+        checks.clock,
+        checks.listen,
         _round_trip,
     ):
         for step in check(conn):

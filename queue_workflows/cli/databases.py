@@ -5,27 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import embedded
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import command, define, output
 from queue_workflows.db import databases as stored
 from queue_workflows.embedded import running_apps
 
 PATH_MAX = 60
 
 
-def databases(as_json: options.AsJson = False, debug: options.Debug = False) -> None:
+@define.command("databases", "as_json debug", reads=False)
+def databases() -> define.Shown:
     """List the embedded server's databases, one per project."""
-
-    def run_command() -> int:
-        with embedded.ensure(create=False) as server:
-            found = _collect(server)
-            words = f"embedded PostgreSQL in {server.data_dir}"
-        if as_json:
-            output.dump(found)
-        else:
-            _show(words, found)
-        return 0
-
-    command.execute("databases", run_command, debug=debug)
+    with embedded.ensure(create=False) as server:
+        found = _collect(server)
+        words = f"embedded PostgreSQL in {server.data_dir}"
+    return define.Shown(found, lambda: _show(words, found))
 
 
 def _collect(server: embedded.Server) -> list[dict[str, Any]]:

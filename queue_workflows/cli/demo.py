@@ -8,17 +8,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from queue_workflows import config, db, errors, runs
 from queue_workflows.cli import (
     command,
+    define,
     fleet,
-    interactive_run,
+    follow,
     options,
     output,
     run,
-    run_request,
     unserved_queues,
 )
 from queue_workflows.db import statements
@@ -31,52 +29,44 @@ TEXT_SUFFIXES = (".txt", ".md")
 DEFAULT_OUT = Path("queue-workflows-demo")
 
 
+@define.command("demo", "as_json debug db", reads=False)
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FOLDER", help="Texts (.txt, .md) for the book; default: five samples."
-        ),
+        options.argument("FOLDER", "Texts (.txt, .md) for the book; default: five samples."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Answer its question by itself.")] = False,
+    yes: Annotated[bool, options.flag("--yes", "Answer its question by itself.")] = False,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, metavar="N", help="cpu jobs at once; default: one per core."),
+        int | None, options.option("N", "cpu jobs at once; default: one per core.", min=1, max=64)
     ] = None,
     out: options.Out = DEFAULT_OUT,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    as_json: bool,
+) -> int:
     """Make a picture book of a folder of texts. It starts and stops all that it needs."""
-
-    def run_command() -> int:
-        if not yes and not sys.stdin.isatty():
-            raise errors.InvalidConfig(
-                "demo asks one question on the way: use a terminal, or --yes"
+    if not yes and not sys.stdin.isatty():
+        raise errors.InvalidConfig("demo asks one question on the way: use a terminal, or --yes")
+    source = None if folder is None else str(_source(folder))
+    with fleet.Fleet() as own:
+        app_loading.load_app(APP)
+        wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
+        with command.until_stopped() as stop, command.database(create=True) as words:
+            command.print_message(words)
+            if not command.prepare(stop):
+                return run.stopped_early()
+            _refuse_company()
+            request = run.Request(
+                workflow=WORKFLOW,
+                inputs={"folder": source},
+                out_dir=run.folder(out),
+                priority=100,
+                queues={},
             )
-        source = None if folder is None else str(_source(folder))
-        with fleet.Fleet() as own:
-            app_loading.load_app(APP)
-            wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
-            with command.until_stopped() as stop, command.database(create=True) as words:
-                command.print_message(words)
-                if not command.prepare(stop):
-                    return run.stopped_early()
-                _refuse_company()
-                request = run_request.Request(
-                    workflow=WORKFLOW,
-                    inputs={"folder": source},
-                    out_dir=run_request.folder(out),
-                    priority=100,
-                    queues={},
-                )
-                return _run(request, wanted, own, stop, yes=yes, as_json=as_json)
-
-    command.execute("demo", run_command, debug=debug)
+            return _run(request, wanted, own, stop, yes=yes, as_json=as_json)
 
 
 def _run(
-    request: run_request.Request,
+    request: run.Request,
     wanted: fleet.Roles,
     own: fleet.Fleet,
     stop: signals.StopRequest,
@@ -92,13 +82,13 @@ def _run(
         if stop.requested.is_set():
             return run.stopped_early()
         row = request.insert()
-        follower = interactive_run.Follower(view, stop, own.check, yes=yes)
+        follower = follow.Follower(view, stop, own.check, yes=yes)
         seen = follower.follow(row["id"])
         if seen is None:
             runs.cancel(row["id"])
     if seen is None:
         command.print_message(f"run {row['id']} is cancelled")
-        return interactive_run.exit_code(None)
+        return follow.exit_code(None)
     code = run.finish(row["id"], seen, as_json=as_json)
     if not as_json:
         if code == 0:

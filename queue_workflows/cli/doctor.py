@@ -9,23 +9,15 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from queue_workflows import __version__, config, db, errors, schedules
 from queue_workflows.admin import bad_rows, permissions
 from queue_workflows.admin import doctor as facts
 from queue_workflows.claim import admission
-from queue_workflows.cli import (
-    command,
-    findings,
-    options,
-    output,
-    server_checks,
-    table_checks,
-    unserved_queues,
-)
-from queue_workflows.cli.findings import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.cli import checks, command, define, output, unserved_queues
+from queue_workflows.cli.checks import ERROR, OK, WARNING, Finding, Findings
 from queue_workflows.dag import confinement
 from queue_workflows.db import functions, ledger, schema, statements
 from queue_workflows.runtime import app_loading, display, entry_point
@@ -41,43 +33,29 @@ ALERT_WARN_S = 150.0
 SHOWN_BAD = 20
 """Bad rows that are shown per kind."""
 SERVER_CHECKS = (
-    server_checks.server,
-    server_checks.settings,
-    server_checks.clock,
-    server_checks.listen,
-    server_checks.transactions,
-    server_checks.connections,
+    checks.server,
+    checks.settings,
+    checks.clock,
+    checks.listen,
+    checks.transactions,
+    checks.connections,
 )
 
 Check = Callable[[db.Connection], Findings]
 
 
-def doctor(
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+@define.command("doctor", reads=False)
+def doctor(*, app: str | None, as_json: bool) -> define.Shown:
     """Check this machine, the server and unfinished work. Exit code 1 for an error."""
-
-    def run_command() -> int:
-        entry_point.setup_logging("error")
-        app_loading.load_app(app)
-        found: list[Finding] = []
-        for finding in examine():
-            safe = Finding(*(entry_point.mask(part) for part in finding))
-            found.append(safe)
-            if not as_json:
-                findings.show(safe)
-        counts = {level: sum(f.level == level for f in found) for level in (ERROR, WARNING)}
-        if as_json:
-            listed = [finding._asdict() for finding in found]
-            output.dump({"findings": listed, "errors": counts[ERROR], "warnings": counts[WARNING]})
-        else:
-            errors_, warnings = (output.counted(n, word) for word, n in counts.items())
-            output.echo(f"{errors_}, {warnings}")
-        return int(counts[ERROR] > 0)
-
-    command.execute("doctor", run_command, debug=debug)
+    entry_point.setup_logging("error")
+    app_loading.load_app(app)
+    found = checks.masked(examine(), lambda found: as_json or checks.show(found))
+    counts = {level: sum(f.level == level for f in found) for level in (ERROR, WARNING)}
+    listed = [finding._asdict() for finding in found]
+    report = {"findings": listed, "errors": counts[ERROR], "warnings": counts[WARNING]}
+    errors_, warnings = (output.counted(n, word) for word, n in counts.items())
+    shown = define.Shown(report, lambda: output.echo(f"{errors_}, {warnings}"))
+    return shown._replace(code=int(counts[ERROR] > 0))
 
 
 def examine() -> Findings:
@@ -121,7 +99,7 @@ def _connection(words: str) -> Findings:
             return
         for check in (
             _functions, _files, _outbox, _runs, _bad_rows, _leases, _queues, _versions, _lock_keys,
-            _schedules, _alerts, _workers, table_checks.dead_rows, table_checks.renewals,
+            _schedules, _alerts, _workers, checks.dead_rows, checks.renewals,
         ):  # fmt: skip
             yield from _guarded(check.__name__.lstrip("_").replace("_", " "), check, conn)
 
@@ -144,6 +122,12 @@ def _remedy(error: db.Error) -> str:
     if facts.is_undefined(error):
         return "run `queue-workflows migrate`, which installs what is missing"
     return "grant this role what it needs, or try again when the server is less busy"
+
+
+def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]], level: str = WARNING) -> Findings:
+    """Yield a finding for each text and remedy; `ok` if there is none."""
+    found = [Finding(check, level, text, remedy) for text, remedy in wrong]
+    yield from found or [Finding(check, OK, ok)]
 
 
 def _schema(conn: db.Connection) -> Findings:
@@ -268,10 +252,8 @@ def _runs(conn: db.Connection) -> Findings:
 def _bad_rows(conn: db.Connection) -> Findings:
     """Report failing, blocked, unreadable and out-of-range rows with the command that ends each."""
     rows = [*bad_rows.stuck(conn, SHOWN_BAD), *bad_rows.out_of_range(conn, SHOWN_BAD)]
-    if not rows:
-        yield Finding("bad rows", OK, "none is failing, blocked, unreadable or out of range")
-    for row in rows:
-        yield Finding("bad rows", WARNING, f"{row.kind} {row.id}: {row.text}", f"`{row.command}`")
+    wrong = [(f"{row.kind} {row.id}: {row.text}", f"`{row.command}`") for row in rows]
+    return _each("bad rows", "none is failing, blocked, unreadable or out of range", wrong)
 
 
 def _leases(conn: db.Connection) -> Findings:
@@ -284,20 +266,22 @@ def _leases(conn: db.Connection) -> Findings:
 
 
 def _queues(conn: db.Connection) -> Findings:
-    rows = [
-        row
-        for row in facts.unserved(conn, config.STALE_WORKER_AFTER_S.read())
-        if row["wait_s"] > WAIT_WARN_S
-    ]
-    if not rows:
-        yield Finding("queues", OK, "every queue with due jobs has a live worker")
-    for row in rows:
-        text = f"{row['queue']}: {output.counted(row['n'], 'due job')} and no live worker"
-        remedy = f"start queue-claim-worker --queue={row['queue']}"
+    wrong: list[tuple[str, str]] = []
+    for row in facts.unserved(conn, config.STALE_WORKER_AFTER_S.read()):
+        jobs = f"{row['queue']}: {output.counted(row['n'], 'due job')}"
+        if row["wait_s"] <= WAIT_WARN_S:
+            continue
         if row["alive"]:
-            text = f"{row['queue']}: {output.counted(row['n'], 'due job')}, its workers take none"
-            remedy = f"queue-worker-control --queue={row['queue']} --on"
-        yield Finding("queues", WARNING, text, remedy)
+            wrong.append(
+                (
+                    f"{jobs}, its workers take none",
+                    f"queue-worker-control --queue={row['queue']} --on",
+                )
+            )
+        else:
+            start = f"start queue-claim-worker --queue={row['queue']}"
+            wrong.append((f"{jobs} and no live worker", start))
+    return _each("queues", "every queue with due jobs has a live worker", wrong)
 
 
 def _versions(conn: db.Connection) -> Findings:
@@ -319,24 +303,26 @@ def _versions(conn: db.Connection) -> Findings:
 
 def _lock_keys(conn: db.Connection) -> Findings:
     rows = admission.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
-    if not rows:
-        yield Finding("lock keys", OK, "none passed over a queue whose jobs no worker takes")
-    for row in rows:
-        queue = shlex.quote(row["queue"])
-        remedy = (
-            f"start queue-claim-worker --queue={queue}, `queue-workflows queues resume {queue}` if"
-            f" it is paused, or `queue-workflows jobs cancel --queue {queue}`"
-        )
-        yield Finding("lock keys", WARNING, unserved_queues.unserved_text(row), remedy)
+    remedy = (
+        "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
+        "paused, or `queue-workflows jobs cancel --queue {0}`"
+    )
+    wrong = [
+        (unserved_queues.unserved_text(row), remedy.format(shlex.quote(row["queue"])))
+        for row in rows
+    ]
+    return _each("lock keys", "none passed over a queue whose jobs no worker takes", wrong)
 
 
 def _schedules(conn: db.Connection) -> Findings:
-    rows = schedules.troubled(conn=conn)
-    if not rows:
-        yield Finding("schedules", OK, "none fails, is overdue, or was missed")
-    for row in rows:
-        text = f"{row['name']}: {schedules.problem(row)}"
-        yield Finding("schedules", WARNING, text, "`queue-workflows schedules list` has all of it")
+    wrong = [
+        (
+            f"{row['name']}: {schedules.problem(row)}",
+            "`queue-workflows schedules list` has all of it",
+        )
+        for row in schedules.troubled(conn=conn)
+    ]
+    return _each("schedules", "none fails, is overdue, or was missed", wrong)
 
 
 def _alerts(conn: db.Connection) -> Findings:
@@ -361,8 +347,9 @@ def _alerts(conn: db.Connection) -> Findings:
 
 
 def _workers(conn: db.Connection) -> Findings:
-    if gone := statements.doctor.dead_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
-        text = f"silent while holding jobs: {', '.join(gone)}"
-        yield Finding("workers", WARNING, text, "restart them; their leases give the jobs back")
-    else:
-        yield Finding("workers", OK, "none is flagged dead")
+    gone = statements.doctor.dead_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+    text, remedy = (
+        f"silent while holding jobs: {', '.join(gone)}",
+        "restart them; their leases give the jobs back",
+    )
+    return _each("workers", "none is flagged dead", [(text, remedy)] if gone else [])

@@ -1,24 +1,35 @@
-"""Print a run or a job as it changes, for `show --follow`: states, events and growing logs."""
+"""Follow a run or a job as it changes: states, events, growing logs, streams and questions."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from queue_workflows import db, errors, history
+from queue_workflows import db, errors, history, runs, streams
 from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
-from queue_workflows.cli import job_texts, output, parts, report, run_snapshot, run_views
+from queue_workflows.cli import job_texts, output, prompts, report, run_snapshot, run_views
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 _log = logging.getLogger(__name__)
-TICK_S = 0.5
+PART_CHARACTERS = 1000
+FIRST_TICK_S = 0.02
+TICK_GROWS = 1.15
+TICK_S = 0.2
+TICK_LARGE_S = 0.5
+"""Seconds between two looks at a run: few at first, as it may be short, then as many as its size
+allows."""
+OUTPUT_S = 0.5
+"""Seconds between two reads of what handlers print and stream, at least."""
 LAST_S = 0.1
 LAST_READS = 40
 LAST_MAX_S = 2.0
@@ -26,6 +37,41 @@ LAST_MAX_S = 2.0
 long as so many reads do here, and at most the last."""
 _MARGIN = timedelta(seconds=10)
 """A transaction may commit this long after the time that it wrote."""
+
+
+class Parts:
+    """Print the parts of jobs, each once and in order."""
+
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print = print_line
+        self._after: dict[str, str] = {}
+
+    def show(self, job_id: str, label: str = "") -> None:
+        """Print what the handler has streamed since the last call; `label`: stands before it.
+
+        Without a label the attempt does. Raises `UnknownJob` if the job is gone.
+        """
+        full = True
+        while full:
+            page = streams.read_page(job_id, after=self._after.get(job_id))
+            for part in page.parts:
+                self._print(_line(part, label))
+            full, self._after[job_id] = page.full, page.after
+
+    def has(self, job_id: str, place: tuple[int, int]) -> bool:
+        """Return whether the part at this place, or a later one, was printed."""
+        claim_no, _, seq = self._after.get(job_id, "0-0").partition("-")
+        return (int(claim_no), int(seq)) >= place
+
+
+def _line(part: streams.Part, label: str) -> str:
+    attempt = f"attempt {part.claim_no}"
+    if part.is_reset:
+        name = f"{label}: {attempt}" if label else attempt
+        return f"{name}: its stream begins, what came before is of an earlier one"
+    text = part.value if isinstance(part.value, str) else json.dumps(part.value)
+    shown = output.line(text, PART_CHARACTERS)
+    return f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip()
 
 
 class Tail:
@@ -74,9 +120,10 @@ class Tails:
             self._print(f"{output.line(name)} | {shown}".rstrip())
 
 
-class RunLogs:
-    """Print what the handlers of a run print, as their workers store it every two seconds.
+class RunOutput:
+    """Print what the handlers of a run print and stream.
 
+    Their workers store the logs every two seconds. Each line of a stream has its node before it.
     `nodes`: only of these; None: of all.
     """
 
@@ -85,70 +132,169 @@ class RunLogs:
     ) -> None:
         self._run_id = run_id
         self._nodes = None if nodes is None else [*nodes]
+        self._print = print_line
         self._tails = Tails(print_line)
         self._since: datetime | None = None
+        self._parts = Parts(print_line)
+        self._begun = False
+        self._unreadable: set[str] = set()
 
     def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
-        """Print what is new; `last`: of all logs, with incomplete lines too.
+        """Print what is new; `last`: all, with incomplete lines, also of an outage.
 
-        Nodes of the queues `without` are left out. Prints nothing while the database is away.
+        Logs of the queues `without` are left out. Prints nothing while the database is away.
         """
-        since = None if last else self._since
         with contextlib.suppress(db.OperationalError):
-            with db.transaction() as conn:
-                jobs = statements.logs.nodes_that_logged(
-                    conn, run_id=self._run_id, since=since, nodes=self._nodes
-                )
-            if jobs:
-                self._since = _before(jobs[-1]["updated_at"])
-            shown = [job for job in jobs if job["queue"] not in without]
-            for at in range(0, len(shown), report.AT_ONCE):
-                self._tails.show_jobs(shown[at : at + report.AT_ONCE], last=last)
+            self._show_logs(last=last, without=without)
+        with contextlib.suppress(db.OperationalError):
+            self._show_streams(live=self._begun and not last)
+
+    def _show_logs(self, *, last: bool, without: Collection[str]) -> None:
+        since = None if last else self._since
+        with db.transaction() as conn:
+            jobs = statements.logs.nodes_that_logged(
+                conn, run_id=self._run_id, since=since, nodes=self._nodes
+            )
+        if jobs:
+            self._since = _before(jobs[-1]["updated_at"])
+        shown = [job for job in jobs if job["queue"] not in without]
+        for at in range(0, len(shown), report.AT_ONCE):
+            self._tails.show_jobs(shown[at : at + report.AT_ONCE], last=last)
+
+    def _show_streams(self, *, live: bool) -> None:
+        with db.transaction() as conn:
+            found = statements.job_parts.streaming_nodes(
+                conn, run_id=self._run_id, nodes=self._nodes, live=live
+            )
+        for row in found:
+            if not self._parts.has(row["job_id"], (row["claim_no"], row["seq"])):
+                self._show_stream(row["job_id"], output.line(row["node_id"]))
+        self._begun = True
+
+    def _show_stream(self, job_id: str, label: str) -> None:
+        if job_id in self._unreadable:
+            return
+        try:
+            self._parts.show(job_id, label)
+        except errors.UnknownJob:
+            return  # deleted meanwhile
+        except errors.UnreadableRow as error:
+            self._unreadable.add(job_id)
+            self._print(f"{label}: its stream cannot be shown: {output.line(str(error), 200)}")
 
 
-class RunOutput:
-    """Print what the handlers of a run print and stream; parameters as of `RunLogs`."""
+class Follower(NamedTuple):
+    """Settings for following a run; `yes`: take default answers, else ask on the terminal."""
 
-    def __init__(
-        self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
-    ) -> None:
-        self._logs = RunLogs(run_id, print_line, nodes)
-        self._streams = parts.RunParts(run_id, print_line, nodes)
+    view: run_views.View
+    stop: signals.StopRequest
+    tick: Callable[[run_snapshot.RunSnapshot], object] = lambda _: None
+    yes: bool = False
+    printing_queues: Callable[[], Collection[str]] | None = None
+    """Queues whose handlers print to our terminal themselves; None: no output is shown."""
+    nodes: Sequence[str] | None = None
+    """The nodes whose output is shown; None: all."""
+    asks: bool = True
+    """Whether its questions are asked here."""
 
-    def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
-        """Print what is new; `last` as for logs; no logs of the queues `without`."""
-        self._logs.show(last=last, without=without)
-        self._streams.show(last=last)
+    def follow(self, run_id: str) -> run_snapshot.RunSnapshot | None:
+        """Follow the run and return it when it is over.
+
+        Returns None if asked to stop, or if the reader of stdout is gone. `tick` is called with
+        every picture. Raises `UnknownJob` if the run is deleted meanwhile, and what `tick` raises.
+        """
+        reader = run_snapshot.Reader(run_id)
+        seen: run_snapshot.RunSnapshot | None = None
+        settled: set[str] = set()
+        tick_s = FIRST_TICK_S
+        printed, printed_at = RunOutput(run_id, self.view.print_message, self.nodes), -math.inf
+        try:
+            while not self.stop.requested.is_set():
+                begun = time.monotonic()
+                seen = reader.read()
+                read_s = time.monotonic() - begun
+                pause_s = TICK_LARGE_S
+                if seen is not None:
+                    self.view.show(seen)
+                    if seen.over:
+                        self._show_last(printed, read_s)
+                        return seen
+                    if time.monotonic() - printed_at >= OUTPUT_S and self.printing_queues:
+                        printed_at = time.monotonic()
+                        printed.show(without=self.printing_queues())
+                    self.tick(seen)
+                    for node in seen.questions if self.asks else ():
+                        self._settle(run_id, node, settled)
+                    pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
+                self.stop.requested.wait(min(tick_s, pause_s))
+                tick_s *= TICK_GROWS
+        except BrokenPipeError as error:
+            # The reader of stdout is gone: stop as on Ctrl-C, and report it on stderr.
+            entry_point.lost_output(error)
+            return seen if seen is not None and seen.over else None
+        finally:
+            reader.close()
+        return None
+
+    def _show_last(self, printed: RunOutput, read_s: float) -> None:
+        """Print the rest of the output, once the workers have had time to store the logs."""
+        if self.printing_queues is None:
+            return
+        without = self.printing_queues()
+        if not without:
+            await_logs(self.stop, read_s)
+        printed.show(last=True, without=without)
+
+    def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
+        """Answer a question once; try again while the database is away."""
+        if node["id"] in settled:
+            return
+        settled.add(node["id"])
+        try:
+            self._answer(run_id, node)
+        except db.OperationalError as error:
+            settled.discard(node["id"])
+            self.view.print_message(output.line(f"the answer waits for the database: {error}"))
+
+    def _answer(self, run_id: str, node: Row) -> None:
+        """Answer a question, or report one that nobody here can answer."""
+        where = output.line(node["node_id"])
+        if self.yes:
+            try:
+                value = prompts.default(node["input_spec"])
+                runs.answer(run_id, node["node_id"], value)
+            except errors.InputRefused as error:
+                self.view.print_message(output.line(f"{where} is not answered: {error}", 300))
+                self._print_answer_command(run_id, node)
+            else:
+                text = f"answered {where}: {output.compact(value)}"
+                self.view.print_message(output.line(text, 300))
+            return
+        if not sys.stdin.isatty():
+            self._print_answer_command(run_id, node)
+            return
+        with self.view.aside():
+            answered, value = prompts.ask(node, self.stop)
+        if not answered and not self.stop.requested.is_set():
+            self._print_answer_command(run_id, node)
+        if answered:
+            try:
+                runs.answer(run_id, node["node_id"], value)
+            except errors.InputRefused as error:  # another one was first
+                self.view.print_message(output.line(str(error), 300))
+
+    def _print_answer_command(self, run_id: str, node: Row) -> None:
+        prompt = output.line(node["input_spec"].get("prompt") or "")
+        how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
+        where = output.line(node["node_id"])
+        self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
 
 
-def run(
-    run_id: str, view: run_views.View, stop: signals.StopRequest, nodes: Sequence[str] | None
-) -> run_snapshot.RunSnapshot | None:
-    """Follow a run and return it when it is over.
-
-    Returns None if asked to stop, or if the reader of stdout is gone. `nodes`: only the logs and
-    streams of these. Raises `UnknownJob` if the run is deleted meanwhile.
-    """
-    reader = run_snapshot.Reader(run_id)
-    printed = RunOutput(run_id, view.print_message, nodes)
-    try:
-        while not stop.requested.is_set():
-            begun = time.monotonic()
-            seen = reader.read()
-            read_s = time.monotonic() - begun
-            if seen is not None:
-                view.show(seen)
-                printed.show()
-                if seen.over:
-                    await_logs(stop, read_s)
-                    printed.show(last=True)
-                    return seen
-            stop.requested.wait(TICK_S)
-    except BrokenPipeError as error:
-        entry_point.lost_output(error)
-    finally:
-        reader.close()
-    return None
+def exit_code(seen: run_snapshot.RunSnapshot | None) -> int:
+    """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
+    if seen is None:
+        return entry_point.INTERRUPTED
+    return 0 if seen.run["status"] == "completed" else 1
 
 
 def await_logs(stop: signals.StopRequest, read_s: float) -> None:
@@ -172,7 +318,7 @@ class _Progress:
         self._tails = Tails(print_line)
         self._printed: set[tuple[int, int]] = set()
         self._status = ""
-        self._parts = parts.Parts(print_line)
+        self._parts = Parts(print_line)
 
     def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
         """Print and return the job as it is now. Raises `UnknownJob` if it is gone."""
@@ -231,7 +377,7 @@ def job(
                 if not away:
                     _log.warning("waiting for the database: %s", str(error).strip())
                 away = True
-            stop.requested.wait(TICK_S)
+            stop.requested.wait(TICK_LARGE_S)
     except BrokenPipeError as error:
         entry_point.lost_output(error)
     return None

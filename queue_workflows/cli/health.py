@@ -4,58 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from queue_workflows import config, errors, workers
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import command, define, options, output
 from queue_workflows.types import Row
 
 ALIVE, SILENT, UNKNOWN = "alive", "silent", "unknown"
 _SILENT = "no heartbeat"
 
 
+@define.command("health", reads=False)
 def health(
     queue: Annotated[
-        list[str] | None,
-        typer.Option(metavar="Q", help="A queue that must have a worker; repeatable."),
+        list[str] | None, options.option("Q", "A queue that must have a worker; repeatable.")
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Default: this machine's.")
-    ] = None,
+    host: Annotated[str | None, options.option("LABEL", "Default: this machine's.")] = None,
     within: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="Largest age of a heartbeat.")
+        float, options.option("SECONDS", "Largest age of a heartbeat.", min=1.0)
     ] = 60.0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 also if the database does not answer.")
+        bool, options.flag("--strict", "Exit with 1 also if the database does not answer.")
     ] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> define.Shown:
     """Report whether the workers of this machine are alive.
 
     Exit code 0: all are, 1: one is silent. A database that does not answer proves nothing
     about a worker: the exit code is 0, and the outage is printed.
     """
-
-    def run_command() -> int:
-        label, why = "", ""
-        found: dict[str, str] = {}
-        try:
-            with command.reading(app):
-                label = host or config.host_label()
-                found = judge(workers.list(absent=False), label, queue or [], within)
-        except (errors.DatabaseUnavailable, errors.SchemaTimeout) as error:
-            why = str(error)
-        state = UNKNOWN if why else SILENT if SILENT in found.values() or not found else ALIVE
-        if as_json:
-            output.dump({"host_label": label, "state": state, "queues": found, "reason": why})
-        else:
-            states = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
-            output.echo(f"{state}: {output.line(why, 500) or states or f'no worker of {label}'}")
-        return int(state == SILENT or (strict and state == UNKNOWN))
-
-    command.execute("health", run_command, debug=debug)
+    label, why = "", ""
+    found: dict[str, str] = {}
+    try:
+        with command.reading(app):
+            label = host or config.host_label()
+            found = judge(workers.list(absent=False), label, queue or [], within)
+    except (errors.DatabaseUnavailable, errors.SchemaTimeout) as error:
+        why = str(error)
+    state = UNKNOWN if why else SILENT if SILENT in found.values() or not found else ALIVE
+    states = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
+    text = f"{state}: {output.line(why, 500) or states or f'no worker of {label}'}"
+    return define.Shown(
+        {"host_label": label, "state": state, "queues": found, "reason": why},
+        lambda: output.echo(text),
+        int(state == SILENT or (strict and state == UNKNOWN)),
+    )
 
 
 def judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> dict[str, str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-import typer
-
 from queue_workflows import db, errors
+from queue_workflows.cli import options
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
@@ -15,9 +14,7 @@ from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
 PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
-RunOrJob = Annotated[
-    str, typer.Argument(metavar="RUN|JOB", help=f"The id of a run or a job. {PREFIX_HELP}")
-]
+RunOrJob = Annotated[str, options.argument("RUN|JOB", f"The id of a run or a job. {PREFIX_HELP}")]
 CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
 _UUID = "00000000-0000-0000-0000-000000000000"

@@ -6,54 +6,52 @@ import getpass
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from datetime import datetime, timedelta
+from typing import Annotated, Any
 
-import typer
-
-from queue_workflows import errors
+from queue_workflows import db, errors
 from queue_workflows import jobs as api
-from queue_workflows.cli import command, ids, job_selection, options, output, run_views, show
-from queue_workflows.runtime import display
+from queue_workflows.cli import (
+    command,
+    define,
+    ids,
+    options,
+    output,
+    run_views,
+    show,
+)
+from queue_workflows.runtime import clock, display
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
-app = typer.Typer(
-    name="jobs",
-    help="List and show ingest jobs, or retry, cancel or delete them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = define.group(
+    "jobs", "List and show ingest jobs, or retry, cancel or delete them.", is_listed=False
 )
 LINES = 20
 """Jobs that are named one by one; beyond that only the counts are printed."""
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="JOB", help=f"Ids; or a filter below. {ids.HELP}")
-]
-Queue = Annotated[str | None, typer.Option(metavar="Q", help="Only jobs of this queue.")]
-Task = Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this task.")]
+Ids = Annotated[list[str] | None, options.argument("JOB", f"Ids; or a filter below. {ids.HELP}")]
+Queue = Annotated[str | None, options.option("Q", "Only jobs of this queue.")]
+Task = Annotated[str | None, options.option("NAME", "Only jobs of this task.")]
 Status = Annotated[
-    list[str] | None,
-    typer.Option(metavar="STATUS", help=f"Repeatable: {', '.join(api.STATUSES)}."),
+    list[str] | None, options.option("STATUS", f"Repeatable: {', '.join(api.STATUSES)}.")
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone).",
+    options.option(
+        "TIME", "Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone)."
     ),
 ]
-Key = Annotated[
-    str | None, typer.Option(metavar="KEY", help="Their idempotency, lock or partition key.")
-]
+Key = Annotated[str | None, options.option("KEY", "Their idempotency, lock or partition key.")]
 By = Annotated[
-    str | None,
-    typer.Option(metavar="WHO", help="Who does it, for the history. Default: your login."),
+    str | None, options.option("WHO", "Who does it, for the history. Default: your login.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the jobs that it would change.")]
+DryRun = Annotated[bool, options.flag("--dry-run", "Only list the jobs that it would change.")]
 
 
 @app.command("list")
+@define.command("jobs list", reads=False)
 def list_(
     queue: Queue = None,
     task: Task = None,
@@ -61,142 +59,145 @@ def list_(
     since: Since = None,
     key: Key = None,
     limit: options.Limit = 20,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> define.Shown:
     """List jobs, the newest first."""
-
-    def run_command() -> int:
-        moment = job_selection.instant(since)
-        with command.reading(app):
-            rows = api.list(
-                queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
-            )
-        output.dump(rows) if as_json else _table(rows)
-        return 0
-
-    command.execute("jobs list", run_command, debug=debug)
+    moment = instant(since)
+    with command.reading(app):
+        rows = api.list(
+            queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
+        )
+    return define.Shown(rows, lambda: output.table(_HEAD, map(_cells, rows)))
 
 
 @app.command("show")
+@define.command("jobs show")
 def show_(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help=f"The id of a job, or its start. {ids.HELP}")
-    ],
-    full: Annotated[bool, typer.Option("--full", help="Values, traces and logs uncut.")] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    job: Annotated[str, options.argument("JOB", f"The id of a job, or its start. {ids.HELP}")],
+    full: Annotated[bool, options.flag("--full", "Values, traces and logs uncut.")] = False,
+) -> int | define.Shown:
     """Show a job: its attempts with their logs, and changes by people."""
-
-    def run_command() -> int:
-        with command.reading(app):
-            kind, job_id = show.found(job, "jobs show", jobs_first=True)
-            if kind is None:
-                return 1
-            if kind == "run":
-                raise errors.InvalidConfig(f"{job_id} is a run: `{command.PROG} show` shows it")
-            show.print_out(show.collect(kind, job_id), as_json=as_json, full=full)
-        return 0
-
-    command.execute("jobs show", run_command, debug=debug)
+    kind, job_id = show.found(job, "jobs show", jobs_first=True)
+    if kind is None:
+        return 1
+    if kind == "run":
+        raise errors.InvalidConfig(f"{job_id} is a run: `{command.PROG} show` shows it")
+    shown = show.collect(kind, job_id)
+    return define.Shown(shown, lambda: show.print_out(shown, full=full))
 
 
-@app.command("retry")
-def retry(
-    job: Ids = None,
-    queue: Queue = None,
-    task: Task = None,
-    status: Status = None,
-    since: Since = None,
-    key: Key = None,
-    by: By = None,
-    dry_run: DryRun = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
-    """Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones."""
-    wanted = job_selection.Selection(job, queue, task, status, since, key, default=("failed",))
-    _run("retry", wanted, lambda some, who: api.retry_many(some, by=who), by, dry_run,
-         app=app, as_json=as_json, debug=debug)  # fmt: skip
-
-
-@app.command("cancel")
-def cancel(
-    job: Ids = None,
-    queue: Queue = None,
-    task: Task = None,
-    status: Status = None,
-    since: Since = None,
-    key: Key = None,
-    by: By = None,
-    dry_run: DryRun = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
-    """Cancel jobs. Waiting ones end at once, running ones are asked to stop."""
-    wanted = job_selection.Selection(
-        job, queue, task, status, since, key, default=("queued", "running")
-    )
-    running = not status or "running" in status
-    _run("cancel", wanted, lambda some, who: api.cancel_many(some, running=running, by=who),
-         by, dry_run, app=app, as_json=as_json, debug=debug)  # fmt: skip
-
-
-@app.command("delete")
-def delete(
-    job: Ids = None,
-    queue: Queue = None,
-    task: Task = None,
-    status: Status = None,
-    since: Since = None,
-    key: Key = None,
-    by: By = None,
-    dry_run: DryRun = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
-    """Delete jobs that do not run. A filter means those that are over; their history stays."""
-    wanted = job_selection.Selection(
-        job, queue, task, status, since, key, default=tuple(sorted(TERMINAL_RUN_STATUSES))
-    )
-    _run("delete", wanted, lambda some, who: api.delete_many(some, by=who), by, dry_run,
-         app=app, as_json=as_json, debug=debug)  # fmt: skip
-
-
-def _run(
+def _changing(
     name: str,
-    wanted: job_selection.Selection,
-    act: Callable[[list[str], str], list[JsonDict]],
-    by: str | None,
-    dry_run: bool,
-    *,
-    app: str | None,
-    as_json: bool,
-    debug: bool,
+    doc: str,
+    default: tuple[str, ...],
+    act: Callable[[list[str], str, bool], list[JsonDict]],
 ) -> None:
-    def run_command() -> int:
+    """Add a subcommand that changes jobs; `default`: the statuses that a filter means."""
+
+    def change(
+        job: Ids = None,
+        queue: Queue = None,
+        task: Task = None,
+        status: Status = None,
+        since: Since = None,
+        key: Key = None,
+        by: By = None,
+        dry_run: DryRun = False,
+        *,
+        app: str | None,
+    ) -> define.Shown:
+        wanted = Selection(job, queue, task, status, since, key, default=default)
         wanted.check()
         with command.reading(app):
             chosen = wanted.found()
             if dry_run:
-                output.dump(chosen) if as_json else _print_ids(name, chosen)
-                return 0
-            done = act(chosen, by or login())
-        if as_json:
-            output.dump(done)
-        else:
-            _print_result(done)
+                return define.Shown(chosen, lambda: _print_ids(name, chosen))
+            done = act(chosen, by or login(), not status or "running" in status)
         refused = [one for one in done if one["outcome"] not in _DONE]
         _refuse(name, refused)
-        return 1 if refused else 0
+        return define.Shown(done, lambda: _print_result(done), 1 if refused else 0)
 
-    command.execute(f"jobs {name}", run_command, debug=debug)
+    change.__doc__ = doc
+    app.command(name)(define.command(f"jobs {name}", reads=False)(change))
+
+
+_changing(
+    "retry",
+    "Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones.",
+    ("failed",),
+    lambda some, who, _: api.retry_many(some, by=who),
+)
+_changing(
+    "cancel",
+    "Cancel jobs. Waiting ones end at once, running ones are asked to stop.",
+    ("queued", "running"),
+    lambda some, who, running: api.cancel_many(some, running=running, by=who),
+)
+_changing(
+    "delete",
+    "Delete jobs that do not run. A filter means those that are over; their history stays.",
+    tuple(sorted(TERMINAL_RUN_STATUSES)),
+    lambda some, who, _: api.delete_many(some, by=who),
+)
+
+
+def instant(text: str | None) -> datetime | timedelta | None:
+    """Return a time span for `90m`, `24h` or `7d`, a time for ISO text. Raises `InvalidConfig`."""
+    if text is None:
+        return None
+    if (ago := clock.span(text)) is not None:
+        return ago
+    try:
+        moment = clock.iso_time(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise errors.InvalidConfig(
+            f"--since {text} should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
+        )
+    return moment
+
+
+class Selection:
+    """The jobs that a command is about: named ids, or those that a filter finds."""
+
+    def __init__(
+        self,
+        given: Sequence[str] | None,
+        queue: str | None,
+        task: str | None,
+        status: Sequence[str] | None,
+        since: str | None,
+        key: str | None,
+        *,
+        default: Sequence[str],
+    ) -> None:
+        self.ids = list(given or ())
+        self._given = {"queue": queue, "task_name": task, "status": status or None, "key": key}
+        self._since = since
+        self._default = default
+
+    def check(self) -> None:
+        """Raise `InvalidConfig` for neither ids nor a filter, and for both."""
+        filtered = self._since is not None or any(v is not None for v in self._given.values())
+        if bool(self.ids) == filtered:
+            raise errors.InvalidConfig(
+                "name jobs or give a filter: --queue, --task, --status, --since, --key"
+                if not filtered
+                else "name jobs or give a filter, not both"
+            )
+        instant(self._since)
+
+    def found(self) -> list[str]:
+        """Return the ids; for a filter the oldest first."""
+        if self.ids:
+            with db.transaction() as conn:
+                return [ids.find(conn, one)[0] for one in self.ids]
+        given: dict[str, Any] = {"status": list(self._default)}
+        given |= {name: value for name, value in self._given.items() if value is not None}
+        rows = api.list(**given, since=instant(self._since), limit=None)
+        return [row["id"] for row in reversed(rows)]
 
 
 def login() -> str:
@@ -234,10 +235,6 @@ def _print_ids(name: str, chosen: Sequence[str]) -> None:
         output.echo(f"  {output.line(one)}")
     if len(chosen) > LINES:
         output.echo(f"  and {len(chosen) - LINES} more")
-
-
-def _table(rows: Sequence[Row]) -> None:
-    output.table(_HEAD, [_cells(row) for row in rows])
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -6,9 +6,7 @@ import asyncio
 import sys
 from typing import Annotated
 
-import typer
-
-from queue_workflows.cli import command, options
+from queue_workflows.cli import command, define, options
 from queue_workflows.runtime import app_loading, entry_point
 from queue_workflows.telemetry import metrics as page
 from queue_workflows.telemetry.metrics import listener
@@ -19,30 +17,25 @@ EVERYWHERE = (
 )
 
 
+@define.command("metrics", "app debug db", reads=False)
 def metrics(
     listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Serve http://HOST:PORT/metrics until SIGTERM or Ctrl-C."
-        ),
+        options.option("HOST:PORT", "Serve http://HOST:PORT/metrics until SIGTERM or Ctrl-C."),
     ] = None,
-    app: options.App = None,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> int:
     """Print the metrics for Prometheus, or serve them.
 
     Counters go on through restarts and `prune`: they are kept in the database.
     """
-
-    def run_command() -> int:
-        if listen is None:
-            with command.reading(app):
-                page.count(within_s=float("inf"))
-                sys.stdout.write(page.scrape())
-            return 0
-        return _serve(listener.address(listen), app)
-
-    command.execute("metrics", run_command, debug=debug)
+    if listen is None:
+        with command.reading(app):
+            page.count(within_s=float("inf"))
+            sys.stdout.write(page.scrape())
+        return 0
+    return _serve(listener.address(listen), app)
 
 
 def _serve(where: listener.Address, app: str | None) -> int:

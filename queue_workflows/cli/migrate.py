@@ -10,54 +10,46 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from queue_workflows import db, errors
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import command, define, options, output
 from queue_workflows.db import functions, ledger, schema, statements
 from queue_workflows.runtime import app_loading
 
 
+@define.command("migrate", reads=False)
 def migrate(
-    to: Annotated[int | None, typer.Option(min=0, metavar="N", help="Default: the newest.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")] = False,
+    to: Annotated[int | None, options.option("N", "Default: the newest.", min=0)] = None,
+    dry_run: Annotated[bool, options.flag("--dry-run", "Print what would be done.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Name what is missing or differs; change nothing.")
+        bool, options.flag("--verify", "Name what is missing or differs; change nothing.")
     ] = False,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of it; do nothing.")] = False,
+    sql: Annotated[bool, options.flag("--sql", "Print the SQL of it; do nothing.")] = False,
     allow_data_loss: Annotated[
         bool,
-        typer.Option(
-            "--allow-data-loss", help="With --to an older version: drop existing rows and values."
+        options.flag(
+            "--allow-data-loss", "With --to an older version: drop existing rows and values."
         ),
     ] = False,
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="DIR", help="A chain of your own: NNNN_name.sql."),
+        Path | None, options.option("DIR", "A chain of your own: NNNN_name.sql.", "--dir")
     ] = None,
-    table: Annotated[
-        str, typer.Option(metavar="NAME", help="The ledger of that chain.")
-    ] = ledger.NAME,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    table: Annotated[str, options.option("NAME", "The ledger of that chain.")] = ledger.NAME,
+    *,
+    app: str | None,
+) -> int | define.Shown:
     """Bring the schema and its functions up to date, or to version N."""
-
-    def run_command() -> int:
-        chain = ledger.chain(folder)
-        app_loading.load_app(app)
-        with command.database(create=False) as words:
-            db.wait_until_reachable(timeout_s=0)
-            plan = _plan(chain, to, folder, table)
-            if verify:
-                return _verify(words, plan, as_json=as_json)
-            if sql:
-                _print(plan)
-                return 0
-            if not dry_run and (plan.steps or plan.parts or plan.damaged):
-                plan = _carry_out(plan, folder, table, allow_data_loss=allow_data_loss)
-            _report(words, plan, dry_run=dry_run, as_json=as_json)
-        return 0
-
-    command.execute("migrate", run_command, debug=debug)
+    chain = ledger.chain(folder)
+    app_loading.load_app(app)
+    with command.database(create=False) as words:
+        db.wait_until_reachable(timeout_s=0)
+        plan = _plan(chain, to, folder, table)
+        if verify:
+            return _verify(words, plan)
+        if sql:
+            _print(plan)
+            return 0
+        if not dry_run and (plan.steps or plan.parts or plan.damaged):
+            plan = _carry_out(plan, folder, table, allow_data_loss=allow_data_loss)
+    return _report(words, plan, dry_run=dry_run)
 
 
 class _Plan(NamedTuple):
@@ -98,22 +90,16 @@ def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, ta
         )
 
 
-def _verify(words: str, plan: _Plan, *, as_json: bool) -> int:
-    """Report differences from this code's schema and set; return the exit code, 1 for any."""
+def _verify(words: str, plan: _Plan) -> define.Shown:
+    """Report differences from this code's schema and set; the exit code is 1 for any."""
     found = [f"migration {step.version:04d}_{step.name} is not applied" for step in plan.steps]
     found += [each.text for each in plan.problems]
-    is_older = any(each.is_newer for each in plan.problems)
-    if as_json:
-        output.dump({"database": words, "version": plan.before, "problems": found})
-    else:
-        for text in found:
-            output.echo(text)
-        remedy = (
-            "upgrade queue_workflows here" if is_older else "`queue-workflows migrate` fixes it"
-        )
-        remedy = f"; {remedy}" if found else ""
-        output.echo(f"{words}: {output.counted(len(found), 'problem')}{remedy}")
-    return int(bool(found))
+    remedy = "; `queue-workflows migrate` fixes it"
+    if any(each.is_newer for each in plan.problems):
+        remedy = "; upgrade queue_workflows here"
+    last = f"{words}: {output.counted(len(found), 'problem')}{remedy if found else ''}"
+    report = {"database": words, "version": plan.before, "problems": found}
+    return define.Shown(report, lambda: [*map(output.echo, [*found, last])], int(bool(found)))
 
 
 def _print(plan: _Plan) -> None:
@@ -194,21 +180,18 @@ def _downgrade(target: int, folder: Path | None, table: str, *, allow_data_loss:
         ) from None
 
 
-def _report(words: str, plan: _Plan, *, dry_run: bool, as_json: bool) -> None:
+def _report(words: str, plan: _Plan, *, dry_run: bool) -> define.Shown:
     versions = [step.version for step in plan.steps]
     installed = [part.name for part in dict.fromkeys([*plan.parts, *plan.damaged])]
-    if as_json:
-        result: dict[str, Any] = {
-            "database": words,
-            "from_version": plan.before,
-            "to_version": plan.target,
-            "applied": [] if plan.is_down else versions,
-            "reverted": versions if plan.is_down else [],
-            "installed": installed,
-            "dry_run": dry_run,
-        }
-        output.dump(result)
-        return
+    result: dict[str, Any] = {
+        "database": words,
+        "from_version": plan.before,
+        "to_version": plan.target,
+        "applied": [] if plan.is_down else versions,
+        "reverted": versions if plan.is_down else [],
+        "installed": installed,
+        "dry_run": dry_run,
+    }
     verbs = ("would revert", "would apply", "would install") if dry_run else (
         "reverted", "applied", "installed",
     )  # fmt: skip
@@ -218,4 +201,5 @@ def _report(words: str, plan: _Plan, *, dry_run: bool, as_json: bool) -> None:
     if installed:
         done.append(f"{verbs[2]} the {' and '.join(installed)}")
     what = "; ".join(done) or "nothing to do"
-    output.echo(f"{words}: version {plan.before} -> {plan.target}: {what}")
+    text = f"{words}: version {plan.before} -> {plan.target}: {what}"
+    return define.Shown(result, lambda: output.echo(text))

@@ -4,82 +4,88 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from queue_workflows import config, db, errors
 from queue_workflows import models as api
-from queue_workflows.cli import command, options, output, sample_text
+from queue_workflows.cli import command, define, options, output, sample_text
 from queue_workflows.runtime import display, entry_point, signals, stored_json
 from queue_workflows.types import Row
 
-ACTIONS = ("list", "load", "unload")
 POLL_S = 0.25
 _OVER = frozenset({"done", "failed", "refused"})
 
 
-def models(
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="list, load or unload.")] = "list",
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="The model's id; `unload` without one: the loaded model."
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="H", help="Host label; default: this machine's, and `list`: all."),
-    ] = None,
-    worker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID|PID", help="One gpu worker of the machine; default: each of them."
-        ),
-    ] = None,
-    requested_by: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who requests it, for the record.")
-    ] = None,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Send the request, and do not wait for the answer.")
-    ] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
-    """Show the models of gpu workers, or load or unload one.
+app = define.group("models", "Show the models of gpu workers, or load or unload one.")
+Host = Annotated[str | None, options.option("H", "Host label; default: this machine's.")]
+Worker = Annotated[
+    str | None, options.option("ID|PID", "One gpu worker of the machine; default: each of them.")
+]
+By = Annotated[str | None, options.option("WHO", "Who requests it, for the record.")]
+NoWait = Annotated[
+    bool, options.flag("--no-wait", "Send the request, and do not wait for the answer.")
+]
 
-    Workers act between their jobs. Exit code 0: all did it, 1: one failed, refused or died, 130:
-    left by Ctrl-C.
-    """
 
-    def run_command() -> int:
-        _check(action, model, worker)
+@app.command("list")
+@define.command("models list")
+def list_(
+    model: Annotated[str | None, options.argument("MODEL", "None.", hidden=True)] = None,
+    host: Annotated[str | None, options.option("H", "Only of this host label.")] = None,
+) -> define.Shown:
+    """List the gpu workers with their models."""
+    if model is not None:
+        raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
+    rows = api.list(host)
+    return define.Shown(rows, lambda: _list(rows))
+
+
+def _asking(action: str, help_: str, doc: str) -> None:
+    """Add a subcommand that asks workers to act on a model; `help_`: of its argument."""
+
+    def ask(
+        model: Annotated[str | None, options.argument("MODEL", help_)] = None,
+        host: Host = None,
+        worker: Worker = None,
+        requested_by: By = None,
+        no_wait: NoWait = False,
+        *,
+        app: str | None,
+    ) -> int | define.Shown:
+        if action == "load" and not model:
+            raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
         with command.reading(app):
-            if action == "list":
-                _list(api.list(host), as_json=as_json)
-                return 0
             label = host or config.host_label()
             request = _send_request(action, label, model, worker, requested_by)
-            if no_wait:
-                rows = _requested_workers(request)
-            else:
-                with command.until_stopped() as stop:
-                    rows = _answers(request, stop)
-                    if stop.requested.is_set():
-                        command.print_message("stopped waiting; the request remains")
-                        return entry_point.INTERRUPTED
-        _list(rows, as_json=as_json) if as_json or no_wait else _print_answers(rows)
-        return 0 if no_wait or all(_state(row) == "done" for row in rows) else 1
+            return _outcome(request, no_wait=no_wait)
 
-    command.execute("models", run_command, debug=debug)
+    ask.__doc__ = doc
+    ask.__annotations__["model"] = Annotated[str | None, options.argument("MODEL", help_)]
+    app.command(action)(define.command(f"models {action}", reads=False)(ask))
 
 
-def _check(action: str, model: str | None, worker: str | None) -> None:
-    if action not in ACTIONS:
-        raise errors.InvalidConfig(f"{action!r} is none of {', '.join(ACTIONS)}")
-    if action == "load" and not model:
-        raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
-    if action == "list" and (model or worker):
-        raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
+_asking(
+    "load",
+    "The model's id.",
+    "Load a model, between two jobs of each worker.\n\n"
+    "Exit code 0: all did it, 1: one failed, refused or died, 130: left by Ctrl-C.",
+)
+_asking(
+    "unload",
+    "Its id; default: the loaded model.",
+    "Unload a model, between two jobs of each worker; the exit codes are those of `load`.",
+)
+
+
+def _outcome(request: Row, *, no_wait: bool) -> int | define.Shown:
+    if no_wait:
+        rows = _requested_workers(request)
+        return define.Shown(rows, lambda: _list(rows))
+    with command.until_stopped() as stop:
+        rows = _answers(request, stop)
+        if stop.requested.is_set():
+            command.print_message("stopped waiting; the request remains")
+            return entry_point.INTERRUPTED
+    is_done = all(_state(row) == "done" for row in rows)
+    return define.Shown(rows, lambda: _print_answers(rows), 0 if is_done else 1)
 
 
 def _send_request(
@@ -157,10 +163,7 @@ def _name(row: Row) -> str:
     return f"{row['host_label']} pid {row['pid']}"
 
 
-def _list(rows: list[Row], *, as_json: bool) -> None:
-    if as_json:
-        output.dump(rows)
-        return
+def _list(rows: list[Row]) -> None:
     output.table(
         ("host", "pid", "state", "model", "held", "load", "needs", "gpus", "request"),
         [

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from queue_workflows.runtime import entry_point, logs
+
+
+def option(metavar: str | None, help_: str, *names: str, **more: Any) -> Any:
+    """Return an option with a value, for which `metavar` stands; `names`: default its own."""
+    return typer.Option(*names, metavar=metavar, help=help_, **more)
+
+
+def flag(name: str, help_: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, help=help_)
+
+
+def argument(metavar: str, help_: str, **more: Any) -> Any:
+    """Return an argument, for which `metavar` stands."""
+    return typer.Argument(metavar=metavar, help=help_, **more)
+
 
 App = Annotated[
     str | None,

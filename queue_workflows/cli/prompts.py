@@ -6,7 +6,7 @@ import select
 import sys
 from typing import Any
 
-from queue_workflows import errors, runs
+from queue_workflows import errors
 from queue_workflows.cli import input_option, output
 from queue_workflows.dag import answers as node_answers
 from queue_workflows.runtime import signals
@@ -107,12 +107,3 @@ def _line(stop: signals.StopRequest) -> str | None:
         if sys.stdin in ready:
             return sys.stdin.readline() or None
     return None
-
-
-def submit(run_id: str, node_id: str, value: Any) -> str:
-    """Submit the answer; return "" or, if another one was first, why it was refused."""
-    try:
-        runs.answer(run_id, node_id, value)
-    except errors.InputRefused as error:
-        return str(error)
-    return ""

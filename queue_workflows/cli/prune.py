@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from queue_workflows import history
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import define, options, output
 
 
+@define.command("prune")
 def prune(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only count the runs and jobs that would be deleted.")
+        bool, options.flag("--dry-run", "Only count the runs and jobs that would be deleted.")
     ] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    database: str,
+) -> define.Shown:
     """Delete rows that are past their retention.
 
     These are finished runs and jobs, events and logs. The orchestrator does it by itself, each
     NODE_EVENT_PRUNE_INTERVAL_S.
     """
-
-    def run_command() -> int:
-        with command.reading(app) as words:
-            gone = history.prunable() if dry_run else history.prune()
-        if as_json:
-            output.dump({"database": words, "dry_run": dry_run, "deleted": gone})
-        else:
-            counts = ", ".join(
-                f"{kind.replace('_', ' ')} {count:,}" for kind, count in gone.items() if count
-            )
-            output.echo(f"{'would delete' if dry_run else 'deleted'}: {counts or 'nothing'}")
-        return 0
-
-    command.execute("prune", run_command, debug=debug)
+    gone = history.prunable() if dry_run else history.prune()
+    counts = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in gone.items() if n)
+    text = f"{'would delete' if dry_run else 'deleted'}: {counts or 'nothing'}"
+    done = {"database": database, "dry_run": dry_run, "deleted": gone}
+    return define.Shown(done, lambda: output.echo(text))

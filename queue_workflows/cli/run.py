@@ -4,80 +4,159 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-import typer
-
-from queue_workflows import db
+from queue_workflows import config, db, errors, runs
 from queue_workflows.cli import (
     command,
+    define,
     fleet,
-    interactive_run,
+    follow,
+    input_option,
     options,
     output,
     run_processes,
-    run_request,
     run_snapshot,
     run_views,
     summary,
     unserved_queues,
 )
+from queue_workflows.dag import graph
 from queue_workflows.db import statements
+from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import app_loading, signals
+from queue_workflows.types import JsonDict, Run
+
+DEFAULT_OUT = Path("queue-workflows-out")
+"""Parent of the folders of runs without one; created when a node asks for its folder."""
+ITEMS = 8
+"""How often the body of a map counts, since the number of its items is not known yet."""
 
 
+class Request(NamedTuple):
+    """A validated request for a run; `out_dir` None: a folder of its own, named by its id."""
+
+    workflow: str
+    inputs: JsonDict
+    out_dir: Path | None
+    priority: int
+    queues: dict[str, int]
+
+    def insert(self) -> Run:
+        """Insert the run and return its row. Raises `InvalidPayload` before any write."""
+        run_id = str(uuid.uuid4())
+        return runs.submit(
+            self.workflow,
+            run_id=run_id,
+            out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
+            priority=self.priority,
+            inputs=self.inputs,
+        )
+
+
+def inputs_of(workflow: str, given: Iterable[str]) -> JsonDict:
+    """Return the run's inputs, checked if the app declares the workflow in Python."""
+    declared = config.get_config().workflow_map.get(workflow)
+    if declared is None:
+        return input_option.inputs(given)
+    found = input_option.inputs(given, declared.accepts_input)
+    try:
+        declared.check_inputs(found)
+    except errors.ArgsRefused as error:
+        raise errors.ArgsRefused(f"{error}; inputs are given by --input KEY=VALUE") from None
+    return found
+
+
+def folder(out: Path | None) -> Path | None:
+    """Create the folder and return it, absolute. Raises `InvalidConfig` if it cannot be used."""
+    if out is None:
+        return None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidConfig(f"--out {out} cannot be used: {error.strerror}") from None
+    return out.resolve()
+
+
+def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
+    """Return how many nodes of the workflow go to each queue; one cpu node without a provider.
+
+    Those of its maps and of its child runs count too, the body of a map ITEMS times.
+
+    Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
+    """
+    try:
+        made = hooks.expand({"id": workflow, "workflow_name": workflow})
+    except hooks.NoProvider:
+        if app is None:
+            return {"cpu": 1}
+        raise errors.InvalidConfig(
+            f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
+        ) from None
+    except errors.UnknownWorkflow as error:
+        hint = errors.hint(workflow, config.get_config().workflow_map)
+        text = str(error).removesuffix(hint) + (hint or f"; is --app {app} the one that has it?")
+        raise errors.UnknownWorkflow(text) from error
+    found, graphs, known = Counter[str](), [(made["nodes"], 1)], {workflow}
+    while graphs:
+        nodes, times = graphs.pop()
+        for node in nodes:
+            found[node["queue"]] += times
+            if settings := node.get("map"):
+                graphs.append((settings["body"], times * ITEMS))
+            child = graph.workflow_of(node["module"])
+            if child is not None and child not in known:
+                known.add(child)
+                # A child that cannot be read fails its node, which says why.
+                with contextlib.suppress(errors.QueueWorkflowsError):
+                    below = hooks.expand({"id": child, "workflow_name": child})
+                    graphs.append((below["nodes"], times))
+    return dict(found)
+
+
+@define.command("run", reads=False)
 def run(
     workflow: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="Its name, as the app's provider knows it.")
+        str, options.argument("WORKFLOW", "Its name, as the app's provider knows it.")
     ],
-    app: options.App = None,
     given: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input", metavar="K=V|@FILE", help="An input: JSON if it is, else text; repeatable."
-        ),
+        options.option("K=V|@FILE", "An input: JSON if it is, else text; repeatable.", "--input"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help=f"Folder of the run's files; default: {run_request.DEFAULT_OUT}/<run id>.",
-        ),
+        options.option("DIR", f"Folder of the run's files; default: {DEFAULT_OUT}/<run id>."),
     ] = None,
-    priority: Annotated[
-        int, typer.Option(min=-32768, max=32767, metavar="N", help="Lower is sooner.")
-    ] = 100,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the nodes while they run.")] = False,
+    priority: Annotated[int, options.option("N", "Lower is sooner.", min=-32768, max=32767)] = 100,
+    watch: Annotated[bool, options.flag("--watch", "Show the nodes while they run.")] = False,
     no_up: Annotated[
-        bool, typer.Option("--no-up", help="Start no processes: others serve the database.")
+        bool, options.flag("--no-up", "Start no processes: others serve the database.")
     ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Queue it, print its id, and leave; implies --no-up.")
+        bool, options.flag("--no-wait", "Queue it, print its id, and leave; implies --no-up.")
     ] = False,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+    as_json: bool,
+    debug: bool,
+) -> int:
     """Run a workflow to its end.
 
     Exit code 0: completed, 1: failed or cancelled, 130: left by Ctrl-C.
     """
 
-    def run_command() -> int:
-        if no_up or no_wait:
-            return run_beside(None)
-        with fleet.Fleet() as own:
-            return run_beside(own)
-
     def run_beside(own: fleet.Fleet | None) -> int:
         chosen = app_loading.load_app(app)
-        request = run_request.Request(
+        request = Request(
             workflow=workflow,
-            inputs=run_request.inputs_of(workflow, given or ()),
-            out_dir=run_request.folder(out),
+            inputs=inputs_of(workflow, given or ()),
+            out_dir=folder(out),
             priority=priority,
-            queues=run_request.used_queues(workflow, app=chosen),
+            queues=used_queues(workflow, app=chosen),
         )
         joined = command.database(create=own is not None, app=chosen if own else None)
         ours = run_processes.StartedProcesses()
@@ -93,11 +172,14 @@ def run(
                 return stopped_early()
             return finish(*ended, as_json=as_json, debug=debug, ours=ours.started)
 
-    command.execute("run", run_command, debug=debug)
+    if no_up or no_wait:
+        return run_beside(None)
+    with fleet.Fleet() as own:
+        return run_beside(own)
 
 
 def _see_through(
-    request: run_request.Request,
+    request: Request,
     stop: signals.StopRequest,
     ours: run_processes.StartedProcesses,
     own: fleet.Fleet | None,
@@ -127,13 +209,17 @@ def _see_through(
         for text in _paused(request.queues):
             view.print_message(text)
         # Our own workers' output goes to stderr, or to the file beside a live picture.
-        follower = interactive_run.Follower(
+        follower = follow.Follower(
             view,
             stop,
-            helper.tick if own else None,
+            helper.tick if own else _nothing,
             printing_queues=lambda: () if log is not None else helper.served,
         )
         return row["id"], follower.follow(row["id"])
+
+
+def _nothing(_: run_snapshot.RunSnapshot) -> None:
+    """Check no processes: others serve the database."""
 
 
 def _ready(stop: signals.StopRequest) -> bool:
@@ -143,7 +229,7 @@ def _ready(stop: signals.StopRequest) -> bool:
     return True
 
 
-def _queue_only(request: run_request.Request, *, as_json: bool) -> int:
+def _queue_only(request: Request, *, as_json: bool) -> int:
     row = request.insert()
     if as_json:
         output.dump(
@@ -170,7 +256,7 @@ def view_for(
         stack.callback(lambda: log.text and command.print_message(log.text))
         return stack.enter_context(tree.Tree(Console())), log.path
     if quiet:
-        return run_views.Quiet(command.print_message), None
+        return run_views.View(command.print_message), None
     return run_views.Lines(command.print_message if as_json else _print), None
 
 
@@ -182,7 +268,7 @@ def _print(text: str) -> None:
 def stopped_early() -> int:
     """Report that nothing was queued; return the exit code."""
     command.print_message("stopped before a run was queued")
-    return interactive_run.exit_code(None)
+    return follow.exit_code(None)
 
 
 def _ahead(run_id: str) -> str:
@@ -236,11 +322,11 @@ def finish(
     """
     if seen is None:
         command.print_message(_left(run_id, ours=ours))
-        return interactive_run.exit_code(None)
+        return follow.exit_code(None)
     found = summary.collect(seen)
     if as_json:
         output.dump(found)
     else:
         summary.show(found)
         summary.show_traces(found, whole=debug)
-    return interactive_run.exit_code(seen)
+    return follow.exit_code(seen)

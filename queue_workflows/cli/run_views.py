@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from queue_workflows.cli import output
 from queue_workflows.cli.run_snapshot import RunSnapshot, Step
@@ -17,39 +17,26 @@ AGAIN_S = 2.0
 """Least seconds between two lines about one running step."""
 
 
-class View(Protocol):
-    """A way to show a running run."""
-
-    def show(self, picture: RunSnapshot) -> None:
-        """Show the run as it is now."""
-        ...
-
-    def print_message(self, text: str) -> None:
-        """Print one line without disturbing the picture."""
-        ...
-
-    def aside(self) -> AbstractContextManager[object]:
-        """Free the terminal while a question is asked."""
-        ...
-
-
-class Quiet:
-    """Show only important lines."""
+class View:
+    """A way to show a running run; this one shows important lines alone."""
 
     def __init__(self, echo: Callable[[str], object]) -> None:
         self._echo = echo
 
     def show(self, picture: RunSnapshot) -> None:
+        """Show the run as it is now."""
         del picture
 
     def print_message(self, text: str) -> None:
+        """Print one line without disturbing the picture."""
         self._echo(text)
 
     def aside(self) -> AbstractContextManager[object]:
+        """Free the terminal while a question is asked."""
         return contextlib.nullcontext()
 
 
-class Lines(Quiet):
+class Lines(View):
     """Print one line per change of a step's state, and at most every 2 s per running step.
 
     The summary reports how the run ended.

@@ -6,12 +6,10 @@ import shutil
 import sys
 from typing import Annotated, get_args
 
-import typer
-
 from queue_workflows import db, errors
 from queue_workflows import runs as api
 from queue_workflows.admin import overview
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import define, options, output
 from queue_workflows.runtime import display
 from queue_workflows.types import Row, RunStatus
 
@@ -24,31 +22,18 @@ _KEYS = (
 )  # fmt: skip
 
 
+@define.command("runs")
 def runs(
-    status: Annotated[
-        str | None, typer.Option(metavar="STATUS", help="Only runs of this status.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10000, metavar="N", help="How many at most.")
-    ] = 20,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    status: Annotated[str | None, options.option("STATUS", "Only runs of this status.")] = None,
+    limit: Annotated[int, options.option("N", "How many at most.", min=1, max=10000)] = 20,
+) -> define.Shown:
     """List the newest runs with their nodes by state."""
-
-    def run_command() -> int:
-        with command.reading(app):
-            if status is not None:
-                _check(status)
-            rows = api.list(limit=limit, status=status)
-        if as_json:
-            output.dump([{key: row[key] for key in _KEYS} for row in rows])
-        else:
-            show(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
-        return 0
-
-    command.execute("runs", run_command, debug=debug)
+    if status is not None:
+        _check(status)
+    rows = api.list(limit=limit, status=status)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    listed = [{key: row[key] for key in _KEYS} for row in rows]
+    return define.Shown(listed, lambda: show(rows, width))
 
 
 def _check(status: str) -> None:

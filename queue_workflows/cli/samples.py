@@ -8,10 +8,8 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, NamedTuple
 
-import typer
-
 from queue_workflows import config, db, errors, history, hw_metrics
-from queue_workflows.cli import command, options, output, sample_text, show
+from queue_workflows.cli import command, define, options, output, sample_text, show
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict
@@ -22,48 +20,33 @@ BEFORE_S = 300.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+@define.command("samples", reads=False)
 def samples(
-    host: Annotated[
-        str | None, typer.Option(metavar="H", help="Host label; default: this machine's.")
-    ] = None,
-    past: Annotated[
-        str, typer.Option(metavar="SPAN", help="How far to look back: 30s, 10m, 2h, 1d.")
-    ] = "10m",
+    host: Annotated[str | None, options.option("H", "Host label; default: this machine's.")] = None,
+    past: Annotated[str, options.option("SPAN", "How far to look back: 30s, 10m, 2h, 1d.")] = "10m",
     job: Annotated[
-        str | None,
-        typer.Option(metavar="JOB", help="The machine of a job's last attempt, up to its end."),
+        str | None, options.option("JOB", "The machine of a job's last attempt, up to its end.")
     ] = None,
     now: Annotated[
-        bool, typer.Option("--now", help="This machine as it is now, and what a sample costs.")
+        bool, options.flag("--now", "This machine as it is now, and what a sample costs.")
     ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Every sample on a line of its own.")
-    ] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    full: Annotated[bool, options.flag("--full", "Every sample on a line of its own.")] = False,
+    *,
+    app: str | None,
+) -> int | define.Shown:
     """Show the recent CPU, RAM and GPU use of a machine.
 
     There is a sample every 2 s for the last hour, and one a minute for the last day. Longer
     spans are merged to 30 lines: the mean of percentages, the maximum in use.
     """
-
-    def run_command() -> int:
-        if now:
-            return _now(as_json=as_json)
-        past_s = _seconds(past)
-        with command.reading(app):
-            rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
-        if rows is None:
-            return 1
-        if as_json:
-            output.dump(rows)
-        else:
-            table(rows if full else drawn_together(rows))
-        return 0
-
-    command.execute("samples", run_command, debug=debug)
+    if now:
+        return _now()
+    past_s = _seconds(past)
+    with command.reading(app):
+        rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
+    if rows is None:
+        return 1
+    return define.Shown(rows, lambda: table(rows if full else drawn_together(rows)))
 
 
 def _seconds(text: str) -> float:
@@ -164,7 +147,7 @@ def measure(probe: hw_metrics.Probe, times: int = 10) -> Cost:
     )
 
 
-def _now(*, as_json: bool) -> int:
+def _now() -> define.Shown:
     probe = hw_metrics.Probe()
     try:
         cost = measure(probe)
@@ -172,12 +155,9 @@ def _now(*, as_json: bool) -> int:
         source = probe.source
     finally:
         probe.close()
-    if as_json:
-        output.dump({"sample": found, "gpus_by": source, "cost": cost._asdict()})
-        return 0
-    output.echo(sample_text.line(found))
-    output.echo(
+    text = (
         f"GPUs by {source}; a sample costs {cost.cpu_s * 1000:.1f} ms CPU here"
         f" and {cost.tools_cpu_s * 1000:.1f} ms in tools, and takes {cost.wall_s * 1000:.0f} ms"
     )
-    return 0
+    shown = {"sample": found, "gpus_by": source, "cost": cost._asdict()}
+    return define.Shown(shown, lambda: output.echo(f"{sample_text.line(found)}\n{text}"))

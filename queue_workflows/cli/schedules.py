@@ -2,137 +2,147 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Generator
 from datetime import datetime
 from typing import Annotated, Any, cast
 
-import typer
-
 from queue_workflows import errors
 from queue_workflows import schedules as api
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import define, options, output
+from queue_workflows.requests import catalog
 from queue_workflows.runtime import clock
 from queue_workflows.schedule import expression as expressions
 from queue_workflows.types import Row
 
-_ALWAYS = ("action", "name", "expression", "app", "as_json", "debug")
 _HELD_BACK = {
     "overlap": "nothing queued: the last job or run is not over",
     "idempotency key": "nothing queued: another job has the idempotency key",
 }
-ACTIONS = ("list", "add", "pause", "resume", "run-now", "preview", "remove")
 _WEEK, _YEAR = 7.0, 366.0
+_HEAD = ("schedule", "expression", "zone", "runs", "next", "last", "state")
+
+app = define.group("schedules", "List, add, pause, fire, preview or remove schedules.")
+Name = Annotated[str, options.argument("NAME", "One schedule.")]
 
 
-def schedules(
-    context: typer.Context,
-    action: Annotated[
-        str, typer.Argument(metavar="ACTION", help=f"{', '.join(ACTIONS)}.")
-    ] = "list",
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One schedule.")] = None,
-    expression: Annotated[
-        str | None,
-        typer.Argument(metavar="EXPRESSION", help="For add: '0 3 * * 1-5'."),
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="For add: the task to queue.")] = None,
-    workflow: Annotated[str | None, typer.Option(help="For add: the workflow to submit.")] = None,
-    tz: Annotated[str, typer.Option(help="For add: the time zone.")] = "UTC",
-    queue: Annotated[str | None, typer.Option(help="For add: the queue of the job.")] = None,
-    args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="For add: args of the task, or inputs.")
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="For add: of the job or run.")] = None,
+@app.command("list")
+@define.command("schedules list")
+def list_(
+    name: Annotated[str | None, options.argument("NAME", "Only this one.")] = None,
+) -> define.Shown:
+    """List schedules, the next to fire first."""
+    rows = api.list()
+    if name is not None and name not in (known := [row["name"] for row in rows]):
+        raise errors.UnknownSchedule(f"no schedule {name!r:.220}{errors.hint(name, known)}")
+    return _shown(name, rows)
+
+
+def _shown(name: str | None, rows: list[Row]) -> define.Shown:
+    chosen = [row for row in rows if name in (None, row["name"])]
+    return define.Shown(chosen, lambda: output.table(_HEAD, map(_cells, chosen)))
+
+
+@app.command("add")
+@define.command("schedules add")
+def add(
+    name: Name,
+    expression: Annotated[str, options.argument("EXPRESSION", "When it fires: '0 3 * * 1-5'.")],
+    task: Annotated[str | None, options.option(None, "The task to queue.")] = None,
+    workflow: Annotated[str | None, options.option(None, "The workflow to submit.")] = None,
+    tz: Annotated[str, options.option(None, "The time zone.")] = "UTC",
+    queue: Annotated[str | None, options.option(None, "The queue of the job.")] = None,
+    args: Annotated[str | None, options.option("JSON", "Args of the task, or inputs.")] = None,
+    priority: Annotated[int | None, options.option(None, "Of the job or run.")] = None,
     idempotency_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="For add: {fire_at} in it becomes the instant."),
+        str | None, options.option("KEY", "{fire_at} in it becomes the instant.")
     ] = None,
-    headers: Annotated[
-        str | None, typer.Option(metavar="JSON", help="For add: headers of the job.")
-    ] = None,
-    catch_up: Annotated[str, typer.Option(help="For add: none, last or all.")] = "last",
-    catch_up_max: Annotated[
-        int, typer.Option(help="For add with all: how many instants fire.")
-    ] = 100,
+    headers: Annotated[str | None, options.option("JSON", "Headers of the job.")] = None,
+    catch_up: Annotated[str, options.option(None, "none, last or all.")] = "last",
+    catch_up_max: Annotated[int, options.option(None, "With all: how many instants fire.")] = 100,
     catch_up_within_s: Annotated[
-        float, typer.Option(help="For add with all: how old these may be.")
+        float, options.option(None, "With all: how old these may be.")
     ] = 86_400.0,
-    overlap: Annotated[str, typer.Option(help="For add: allow, skip, replace or queue.")] = "skip",
-    jitter_s: Annotated[float, typer.Option(help="For add: the longest delay.")] = 0.0,
+    overlap: Annotated[str, options.option(None, "allow, skip, replace or queue.")] = "skip",
+    jitter_s: Annotated[float, options.option(None, "The longest delay.")] = 0.0,
     start_at: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="For add: ISO time; in --tz if it has no zone."),
+        str | None, options.option("TIME", "ISO time; in --tz if it has no zone.")
     ] = None,
-    end_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For add: no instant after it.")
-    ] = None,
-    year: Annotated[
-        bool, typer.Option("--year", help="For preview: a year instead of a week.")
-    ] = False,
-    limit: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="For preview: the most instants.")
-    ] = 10_000,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
-    """List, add, pause, fire, preview or remove schedules.
-
-    `preview` marks each instant that a change of the clock moves, drops or doubles.
-    """
-
-    def run_command() -> int:
-        _check(action, name, expression, task, workflow)
-        _check_options(context, action)
-        with command.reading(app):
-            if action == "preview":
-                found = _preview(name or "", _YEAR if year else _WEEK, limit)
-            else:
-                found = _act(action, name or "", add, app)
-        if as_json:
-            output.dump(found)
-        else:
-            _print(action, found)
-        return 0
-
-    def add() -> None:
-        target: dict[str, Any] = {"task_name": task, "args": _json("--args", args)}
-        if workflow is not None:
-            target = {"workflow_name": workflow, "inputs": _json("--args", args)}
+    end_at: Annotated[str | None, options.option("TIME", "No instant after it.")] = None,
+    *,
+    app: str | None,
+) -> define.Shown:
+    """Add a schedule, or replace the definition of the one of this name."""
+    if (task is None) == (workflow is None):
+        raise errors.InvalidConfig("schedules add: give --task or --workflow")
+    given = _json("--args", args)
+    target: dict[str, Any] = {"task_name": task, "args": given}
+    if workflow is not None:
+        target = {"workflow_name": workflow, "inputs": given}
+    with _naming_app(app):
         api.add(
-            name or "", expression or "", tz=tz, queue=queue, priority=priority,
+            name, expression, tz=tz, queue=queue, priority=priority,
             idempotency_key=idempotency_key, headers=_json("--headers", headers),
             catch_up=catch_up, catch_up_max=catch_up_max, catch_up_within_s=catch_up_within_s,
             overlap=overlap, jitter_s=jitter_s, start_at=_time("--start-at", start_at, tz),
             end_at=_time("--end-at", end_at, tz), **target,
         )  # fmt: skip
-
-    command.execute("schedules", run_command, debug=debug)
-
-
-def _check(
-    action: str, name: str | None, expression: str | None, task: str | None, workflow: str | None
-) -> None:
-    if action not in ACTIONS:
-        raise errors.InvalidConfig(f"schedules {action!r}: actions are {', '.join(ACTIONS)}")
-    if action != "list" and name is None:
-        raise errors.InvalidConfig(f"schedules {action} needs the NAME of a schedule")
-    if (expression is not None) != (action == "add"):
-        raise errors.InvalidConfig("schedules add NAME EXPRESSION: only add takes an expression")
-    if action == "add" and (task is None) == (workflow is None):
-        raise errors.InvalidConfig("schedules add: give --task or --workflow")
+    return _shown(name, api.list())
 
 
-def _check_options(context: typer.Context, action: str) -> None:
-    """Refuse options of another action: they would do nothing."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name in _ALWAYS:
-            continue
-        owner = "preview" if name in ("year", "limit") else "add"
-        if action != owner:
-            option = f"--{name.replace('_', '-')}"
-            raise errors.InvalidConfig(f"schedules {action}: {option} is an option of {owner}")
+def _acted(asked: Any, _: object) -> define.Shown:
+    return _shown(asked.name, api.list())
+
+
+define.request(app, "pause", catalog.PauseSchedule, _acted)
+define.request(app, "resume", catalog.ResumeSchedule, _acted)
+
+
+@app.command("run-now")
+@define.command("schedules run-now")
+def run_now(name: Name, *, app: str | None) -> define.Shown:
+    """Fire a schedule now."""
+    with _naming_app(app):
+        fired = api.fire_now(name)
+    text = fired.id or _HELD_BACK.get(fired.skipped or "", "nothing queued")
+    return define.Shown(fired._asdict(), lambda: output.echo(text))
+
+
+@app.command("preview")
+@define.command("schedules preview")
+def preview(
+    name: Name,
+    year: Annotated[bool, options.flag("--year", "A year instead of a week.")] = False,
+    limit: Annotated[
+        int, options.option(None, "The most instants.", min=1, max=1_000_000)
+    ] = 10_000,
+) -> define.Shown:
+    """Show the coming instants, and which of them a change of the clock moves, drops or doubles."""
+    found = api.preview(name, days=_YEAR if year else _WEEK, limit=limit + 1)
+    if len(found) > limit:
+        output.complain(f"these are the first {limit}: --limit N shows more")
+    shown = [one._asdict() for one in found[:limit]]
+    return define.Shown(shown, lambda: _print_preview(shown))
+
+
+@app.command("remove")
+@define.command("schedules remove")
+def remove(name: Name) -> define.Shown:
+    """Remove a schedule of the database."""
+    api.remove(name)
+    return define.Shown([], lambda: None)
+
+
+@contextlib.contextmanager
+def _naming_app(app: str | None) -> Generator[None]:
+    """Add to the error of an unknown name that --app may have it."""
+    try:
+        yield
+    except (errors.UnknownQueue, errors.UnknownTask) as error:
+        if app is not None:
+            raise
+        raise type(error)(f"{error}; --app names the app that has it") from error
 
 
 def _json(option: str, text: str | None) -> Any:
@@ -156,48 +166,10 @@ def _time(option: str, text: str | None, tz: str) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=expressions.load_zone(tz))
 
 
-def _preview(name: str, days: float, limit: int) -> list[dict[str, Any]]:
-    found = api.preview(name, days=days, limit=limit + 1)
-    if len(found) > limit:
-        output.complain(f"these are the first {limit}: --limit N shows more")
-    return [one._asdict() for one in found[:limit]]
-
-
-def _act(action: str, name: str, add: Callable[[], None], app: str | None) -> Any:
-    try:
-        if action == "run-now":
-            return api.fire_now(name)._asdict()
-        if action == "add":
-            add()
-    except (errors.UnknownQueue, errors.UnknownTask) as error:
-        if app is not None:
-            raise
-        raise type(error)(f"{error}; --app names the app that has it") from error
-    if action == "pause":
-        api.pause(name)
-    elif action == "resume":
-        api.resume(name)
-    elif action == "remove":
-        api.remove(name)
-    known = api.list()
-    found = [row for row in known if not name or row["name"] == name]
-    if name and not found and action == "list":
-        meant = errors.hint(name, [row["name"] for row in known])
-        raise errors.UnknownSchedule(f"no schedule {name!r:.220}{meant}")
-    return found
-
-
-def _print(action: str, found: Any) -> None:
-    if action == "run-now":
-        output.echo(found["id"] or _HELD_BACK.get(found["skipped"], "nothing queued"))
-    elif action == "preview":
-        rows = [(one["at"], one["note"] or "") for one in found]
-        output.table(("at (UTC)", "note"), rows)
-        if not rows:
-            output.complain(f"none: preview looks {_WEEK:.0f} days ahead, or with --year a year")
-    elif action != "remove":
-        head = ("schedule", "expression", "zone", "runs", "next", "last", "state")
-        output.table(head, map(_cells, found))
+def _print_preview(shown: list[dict[str, Any]]) -> None:
+    output.table(("at (UTC)", "note"), [(one["at"], one["note"] or "") for one in shown])
+    if not shown:
+        output.complain(f"none: preview looks {_WEEK:.0f} days ahead, or with --year a year")
 
 
 def _cells(row: Row) -> tuple[object, ...]:

@@ -6,44 +6,42 @@ import importlib
 import os
 from typing import Annotated, Any
 
-import typer
-
 from queue_workflows import config, service
-from queue_workflows.cli import command, options
+from queue_workflows.cli import command, define, options
 from queue_workflows.embedded import cluster
 from queue_workflows.runtime import app_loading, entry_point
 
 
+@define.command("serve", "app debug db", reads=False)
 def serve(
     host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where to listen; default: 127.0.0.1.")
+        str | None, options.option("ADDRESS", "Where to listen; default: 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, metavar="N", help="Default: 8081; 0: any.")
+        int | None, options.option("N", "Default: 8081; 0: any.", min=0, max=65_535)
     ] = None,
-    app: options.App = None,
     workers_json: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="The queues to serve here; default: WORKERS_JSON."),
+        str | None, options.option("JSON", "The queues to serve here; default: WORKERS_JSON.")
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Take no changes.")] = False,
+    read_only: Annotated[bool, options.flag("--read-only", "Take no changes.")] = False,
     behind_proxy: Annotated[
         bool,
-        typer.Option(
-            "--behind-proxy", help="Listen on every address, for a proxy in front that has TLS."
+        options.flag(
+            "--behind-proxy", "Listen on every address, for a proxy in front that has TLS."
         ),
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name that a request's Host may have; repeatable."),
+        options.option("NAME", "A name that a request's Host may have; repeatable."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the settings and the app, and exit.")
+        bool, options.flag("--check", "Check the settings and the app, and exit.")
     ] = False,
     log_level: options.LogLevel = "info",
     log_format: options.LogFormat = None,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> int:
     """Serve jobs, runs and queues over HTTP. Ctrl-C stops it."""
     given: dict[str, Any] = {
         "app_host": host,
@@ -54,33 +52,30 @@ def serve(
         "app_allowed_hosts": " ".join(allow_host) if allow_host else None,
     }
 
-    def run_command() -> int:
-        _load()
-        from queue_workflows.service import application, process_environment, server, settings
+    _load()
+    from queue_workflows.service import application, process_environment, server, settings
 
-        found = settings.load(**given)
-        if log_format:
-            os.environ["QUEUE_WORKFLOWS_LOG_FORMAT"] = log_format  # also of the workers
-        process_environment.apply(found)
-        entry_point.setup_logging("debug" if found.debug else log_level, log_format)
-        app_loading.load_app(app)
-        process_environment.apply(found)
-        process_environment.check_app(found)
-        if check:
-            if config.database_url() is None:
-                cluster.check_installed()
-            command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
-            return 0
-        with command.database(create=not found.app_read_only or bool(found.pool)) as words:
-            bound = server.bind(found)
-            made = application.build(found)
-            address = _where(found.host, bound.getsockname()[1])
-            if made.state.token_path is not None:
-                command.print_message(f"the token is in {made.state.token_path}")
-            serving = f"serving {words} on {address}"
-            return server.run(made, found, bound, lambda: command.print_message(serving))
-
-    command.execute("serve", run_command, debug=debug)
+    found = settings.load(**given)
+    if log_format:
+        os.environ["QUEUE_WORKFLOWS_LOG_FORMAT"] = log_format  # also of the workers
+    process_environment.apply(found)
+    entry_point.setup_logging("debug" if found.debug else log_level, log_format)
+    app_loading.load_app(app)
+    process_environment.apply(found)
+    process_environment.check_app(found)
+    if check:
+        if config.database_url() is None:
+            cluster.check_installed()
+        command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
+        return 0
+    with command.database(create=not found.app_read_only or bool(found.pool)) as words:
+        bound = server.bind(found)
+        made = application.build(found)
+        address = _where(found.host, bound.getsockname()[1])
+        if made.state.token_path is not None:
+            command.print_message(f"the token is in {made.state.token_path}")
+        serving = f"serving {words} on {address}"
+        return server.run(made, found, bound, lambda: command.print_message(serving))
 
 
 def _load() -> None:

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
-import typer
-
 from queue_workflows import db, errors, history
 from queue_workflows.admin import item_nodes, overview
 from queue_workflows.cli import (
     command,
+    define,
     follow,
     ids,
-    interactive_run,
     job_texts,
     options,
     output,
@@ -31,76 +29,61 @@ from queue_workflows.types import Row
 T = TypeVar("T")
 
 
+@define.command("show")
 def show(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|JOB", help=f"The id of a run or a job, or its start. {ids.HELP}"
-        ),
+        options.argument("RUN|JOB", f"The id of a run or a job, or its start. {ids.HELP}"),
     ],
     node: Annotated[
-        list[str] | None,
-        typer.Option("--node", metavar="NODE", help="Only this node of the run; repeatable."),
+        list[str] | None, options.option("NODE", "Only this node of the run; repeatable.", "--node")
     ] = None,
     item: Annotated[
-        str | None,
-        typer.Option("--item", metavar="KEY", help="Only this item of a map: its state and nodes."),
+        str | None, options.option("KEY", "Only this item of a map: its state and nodes.", "--item")
     ] = None,
     round_no: Annotated[
-        int | None,
-        typer.Option("--round", metavar="N", min=1, help="Only the nodes of this round of a loop."),
+        int | None, options.option("N", "Only the nodes of this round of a loop.", "--round", min=1)
     ] = None,
     full: Annotated[
         bool,
-        typer.Option(
-            "--full", help="Every node in detail, values and logs uncut; --json: every log."
-        ),
+        options.flag("--full", "Every node in detail, values and logs uncut; --json: every log."),
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show what happens until it is over.")
+        bool, options.flag("--follow", "Show what happens until it is over.")
     ] = False,
     steps: Annotated[
-        bool, typer.Option("--steps", help="The steps of a job that are recorded.")
+        bool, options.flag("--steps", "The steps of a job that are recorded.")
     ] = False,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    as_json: bool,
+    debug: bool,
+) -> int | define.Shown:
     """Show a run or a job: attempts, inputs, output, traceback, log.
 
     With --follow the exit code is that of `run`: 0: completed, 1: failed or cancelled, 130: left.
     """
-
-    def run_command() -> int:
-        with command.reading(app):
-            kind, any_id = found(what, "show")
-            if kind is None:
-                return 1
-            if (node or item or round_no) and kind != "run":
-                raise errors.InvalidConfig(
-                    f"--node, --item and --round need a run: {kind} {any_id} "
-                    "has no nodes of its own"
-                )
-            if steps:
-                return step_report.show(kind, any_id, as_json=as_json, full=full)
-            of_item = _chosen(any_id, "--item", item, item_nodes.listed, item_nodes.key_hint)
-            of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
-            wanted = [*(node or ()), *of_item, *of_round] if node or item or round_no else None
-            if follow:
-                text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
-                with command.until_stopped(lambda: text) as stop:
-                    return _follow(
-                        kind, any_id, stop, wanted, item, as_json=as_json, full=full or debug
-                    )
-            # The page reads the logs of the nodes that it prints.
-            logs = (True if full else None) if as_json else False
-            shown = collect(kind, any_id, wanted, item, logs=logs)
-            if not as_json and wanted and item is None:
-                shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
-            print_out(shown, as_json=as_json, full=full)
-        return 0
-
-    command.execute("show", run_command, debug=debug)
+    kind, any_id = found(what, "show")
+    if kind is None:
+        return 1
+    if (node or item or round_no) and kind != "run":
+        raise errors.InvalidConfig(
+            f"--node, --item and --round need a run: {kind} {any_id} has no nodes of its own"
+        )
+    if steps:
+        return step_report.show(kind, any_id, full=full)
+    of_item = _chosen(any_id, "--item", item, item_nodes.listed, item_nodes.key_hint)
+    of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
+    wanted = [*(node or ()), *of_item, *of_round] if node or item or round_no else None
+    if follow:
+        text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
+        with command.until_stopped(lambda: text) as stop:
+            return _follow(kind, any_id, stop, wanted, item, as_json=as_json, full=full or debug)
+    # The page reads the logs of the nodes that it prints.
+    logs = (True if full else None) if as_json else False
+    shown = collect(kind, any_id, wanted, item, logs=logs)
+    if not as_json and wanted and item is None:
+        shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
+    return define.Shown(shown, lambda: print_out(shown, full=full))
 
 
 def _chosen(
@@ -174,11 +157,8 @@ def collect(
     return shown
 
 
-def print_out(shown: dict[str, Any], *, as_json: bool, full: bool) -> None:
-    """Print what `collect` returned: as JSON, or as a page cut to the terminal, unless `full`."""
-    if as_json:
-        output.dump(shown)
-        return
+def print_out(shown: dict[str, Any], *, full: bool) -> None:
+    """Print what `collect` returned as a page cut to the terminal, unless `full`."""
     page = report.Page(full=full)
     if shown["kind"] == "run":
         page.run(shown, read_logs=history.add_logs)
@@ -199,7 +179,10 @@ def _follow(
     say = command.print_message if as_json else _line
     if kind == "run":
         collect(kind, any_id, nodes, logs=False)
-        seen = follow.run(any_id, run_views.Lines(say), stop, nodes)
+        follower = follow.Follower(
+            run_views.Lines(say), stop, printing_queues=tuple, nodes=nodes, asks=False
+        )
+        seen = follower.follow(any_id)
         if seen is None:
             return _left(kind, any_id)
         if not as_json:
@@ -207,7 +190,7 @@ def _follow(
                 _line(job_texts.item_text(each))
             return run.finish(any_id, seen, as_json=False, debug=full)
         output.dump(collect(kind, any_id, nodes, item, logs=True if full else None))
-        return interactive_run.exit_code(seen)
+        return follow.exit_code(seen)
     ended = follow.job(kind, any_id, say, stop)
     if ended is None:
         return _left(kind, any_id)

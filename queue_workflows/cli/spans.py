@@ -4,39 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from queue_workflows.cli import command, options
+from queue_workflows.cli import command, define, options
 from queue_workflows.event_export import exporter
 from queue_workflows.runtime import entry_point
 
 
+@define.command("spans", "app debug db", reads=False)
 def spans(
     only_traced: Annotated[
         bool,
-        typer.Option(
-            "--only-traced", help="Only of jobs and runs whose enqueuer gave a traceparent."
-        ),
+        options.flag("--only-traced", "Only of jobs and runs whose enqueuer gave a traceparent."),
     ] = False,
-    app: options.App = None,
     log_level: options.LogLevel = "info",
     log_format: options.LogFormat = None,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> int:
     """Send spans of attempts and runs to a collector, until Ctrl-C.
 
     They are those of OpenTelemetry, one for each attempt and each run; OTEL_EXPORTER_OTLP_ENDPOINT
     names the collector. Also writes the audit log and the metric log if AUDIT_LOG_PATH and
     METRIC_PATH are set. Of several such processes one works.
     """
-
-    def run_command() -> int:
-        entry_point.setup_logging(log_level, log_format)
-        exports = exporter.wanted(spans="traced" if only_traced else "all")
-        with command.until_stopped() as stop, command.reading(app) as words:
-            command.print_message(f"{words}: sending spans; Ctrl-C stops it")
-            with exporter.running(exports):
-                stop.requested.wait()
-        return 0
-
-    command.execute("spans", run_command, debug=debug)
+    entry_point.setup_logging(log_level, log_format)
+    exports = exporter.wanted(spans="traced" if only_traced else "all")
+    with command.until_stopped() as stop, command.reading(app) as words:
+        command.print_message(f"{words}: sending spans; Ctrl-C stops it")
+        with exporter.running(exports):
+            stop.requested.wait()
+    return 0

@@ -10,7 +10,7 @@ from queue_workflows import config, db, schedules
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
 from queue_workflows.claim import admission, record
-from queue_workflows.cli import command, options, output, unserved_queues
+from queue_workflows.cli import command, define, output, unserved_queues
 from queue_workflows.cli import workers as workers_command
 from queue_workflows.dag import confinement
 from queue_workflows.db import ledger, statements
@@ -22,26 +22,15 @@ PATIENCE_S = 2.0
 _NOT_SERVING = frozenset({"dead", "stopped", "parked", "paused", "draining"})
 
 
-def status(
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+@define.command("status", reads=False)
+def status(*, app: str | None) -> define.Shown:
     """Show queues, workers, runs, the orchestrator's lag, the schema."""
-
-    def run_command() -> int:
-        chosen = app_loading.load_app(app)
-        with command.database(create=False) as words:
-            db.wait_until_reachable(timeout_s=0)
-            found = _collect(words, config.queues() if chosen else config.DAG_QUEUES)
-            psql = _psql(db.db_url()) if found["embedded"] else ""
-        if as_json:
-            output.dump(found)
-        else:
-            _show(found, psql)
-        return 0
-
-    command.execute("status", run_command, debug=debug)
+    chosen = app_loading.load_app(app)
+    with command.database(create=False) as words:
+        db.wait_until_reachable(timeout_s=0)
+        found = _collect(words, config.queues() if chosen else config.DAG_QUEUES)
+        psql = _psql(db.db_url()) if found["embedded"] else ""
+    return define.Shown(found, lambda: _show(found, psql))
 
 
 def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_workflows import errors, jobs
-from queue_workflows.cli import command, output
+from queue_workflows.cli import command, define, output
 from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
@@ -12,23 +12,24 @@ CUT = 100
 """Characters of a result, an error or arguments that are shown without --full."""
 
 
-def show(kind: str, job_id: str, *, as_json: bool, full: bool) -> int:
-    """Print the steps of a job and return the exit code. Raises `InvalidConfig` for a run."""
+def show(kind: str, job_id: str, *, full: bool) -> define.Shown:
+    """Return the recorded steps of a job. Raises `InvalidConfig` for a run."""
     if kind == "run":
         raise errors.InvalidConfig(
             f"--steps needs the job of a node, and {job_id} is a run; "
             f"`{command.PROG} show {job_id} --node NODE` shows the job of a node"
         )
     steps = jobs.steps(job_id)
-    if as_json:
-        output.dump({"kind": kind, "id": job_id, "steps": steps})
-    elif not steps:
-        output.echo(f"{kind} {job_id} has recorded no steps")
-    elif full:
-        _print_full(steps)
-    else:
-        output.table(_HEAD, [_cells(step) for step in steps])
-    return 0
+
+    def print_out() -> None:
+        if not steps:
+            output.echo(f"{kind} {job_id} has recorded no steps")
+        elif full:
+            _print_full(steps)
+        else:
+            output.table(_HEAD, map(_cells, steps))
+
+    return define.Shown({"kind": kind, "id": job_id, "steps": steps}, print_out)
 
 
 def _cells(step: Row) -> tuple[object, ...]:

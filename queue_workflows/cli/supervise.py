@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Annotated
 
-import typer
-
 from queue_workflows import config, db, errors
-from queue_workflows.cli import command, options
+from queue_workflows.cli import command, define, options
 from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, entry_point, service, signals, supervisor
 from queue_workflows.types import NowFn, Row
@@ -38,44 +36,33 @@ OUTPUT_BYTES = 4000
 _log = logging.getLogger("queue_workflows.supervise")
 
 
+@define.command("supervise", "app debug db", reads=False)
 def supervise(
     bounce: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="QUEUE=COMMAND", help="What restarts the worker of a queue; repeatable."
-        ),
+        options.option("QUEUE=COMMAND", "What restarts the worker of a queue; repeatable."),
     ] = None,
     unit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="QUEUE=NAME", help="The systemd unit of a queue's worker; repeatable."
-        ),
+        options.option("QUEUE=NAME", "The systemd unit of a queue's worker; repeatable."),
     ] = None,
-    every: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How often to check.")
-    ] = (5.0),
-    host: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Default: this machine's.")
-    ] = None,
-    app: options.App = None,
+    every: Annotated[float, options.option("SECONDS", "How often to check.", min=0.1)] = (5.0),
+    host: Annotated[str | None, options.option("LABEL", "Default: this machine's.")] = None,
     log_level: options.LogLevel = "info",
     log_format: options.LogFormat = None,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> int:
     """Restart workers of this machine that are flagged dead."""
-
-    def run_command() -> int:
-        commands = commands_of(bounce or [], unit or [])
-        entry_point.setup_logging(log_level, log_format)
-        app_loading.load_app(app)
-        label = host or config.host_label()
-        with signals.StopRequest() as stop, command.database(create=False) as words:
-            queues = ", ".join(sorted(commands))
-            command.print_message(f"{words}: watching the workers of {label} on {queues}")
-            _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
-        return 0
-
-    command.execute("supervise", run_command, debug=debug)
+    commands = commands_of(bounce or [], unit or [])
+    entry_point.setup_logging(log_level, log_format)
+    app_loading.load_app(app)
+    label = host or config.host_label()
+    with signals.StopRequest() as stop, command.database(create=False) as words:
+        queues = ", ".join(sorted(commands))
+        command.print_message(f"{words}: watching the workers of {label} on {queues}")
+        _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
+    return 0
 
 
 def _serve(restarter: Restarter, every_s: float, stop: signals.StopRequest) -> None:

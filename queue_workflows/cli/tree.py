@@ -47,13 +47,14 @@ _NAME_LEAST, _NAME_MOST = 10, 40
 _RESERVED = 6
 
 
-class Tree:
+class Tree(run_views.View):
     """A picture that stays in place; enter it before the first `show`.
 
     The caller of `show` draws it, without a thread. Log lines appear above it.
     """
 
     def __init__(self, console: Console) -> None:
+        super().__init__(lambda text: console.print(Text(output.line(text, None))))
         self._console = console
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         unicode = (console.encoding or "").lower().startswith("utf")
@@ -83,10 +84,6 @@ class Tree:
         """Draw the run."""
         self._last = self.render(picture)
         self._live.update(self._last, refresh=True)
-
-    def print_message(self, text: str) -> None:
-        """Print a line above the picture."""
-        self._console.print(Text(output.line(text, None)))
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from queue_workflows import config, errors
-from queue_workflows.cli import command, fleet, options
+from queue_workflows.cli import command, define, fleet, options
 from queue_workflows.runtime import app_loading, entry_point, supervisor
 from queue_workflows.worker import parent, shapes
 
@@ -23,91 +21,82 @@ sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
 """
 
 
+@define.command("up", "app debug db", reads=False)
 def up(
-    app: options.App = None,
     cpu: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="cpu jobs at once; default: WORKFLOW_CPU_WORKERS."),
+        int | None, options.option("N", "cpu jobs at once; default: WORKFLOW_CPU_WORKERS.", min=0)
     ] = None,
     gpu: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.",
+        options.option(
+            "N", "gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.", min=0
         ),
     ] = None,
     cards: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N",
-            help="A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.",
+        options.option(
+            "N,N",
+            "A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.",
         ),
     ] = None,
     workers: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|JSON",
-            help="A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON.",
+        options.option(
+            "FILE|JSON", "A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON."
         ),
     ] = None,
     ingest: Annotated[
         list[str] | None,
-        typer.Option(metavar="QUEUE", help="A worker of this queue, beside the pool's; again."),
+        options.option("QUEUE", "A worker of this queue, beside the pool's; again."),
     ] = None,
     no_ingest: Annotated[
-        bool, typer.Option("--no-ingest", help="No ingest workers, no pool, no scheduler.")
+        bool, options.flag("--no-ingest", "No ingest workers, no pool, no scheduler.")
     ] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a file of the app changes.")
+        bool, options.flag("--reload", "Start again when a file of the app changes.")
     ] = False,
     log_level: options.LogLevel = "info",
     log_format: options.LogFormat = None,
-    debug: options.Debug = False,
-) -> None:
+    *,
+    app: str | None,
+) -> int:
     """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
-
-    def run_command() -> int:
-        entry_point.setup_logging(log_level, log_format)
-        chosen = app_loading.load_app(app)
-        if no_ingest and (workers is not None or ingest):
-            raise errors.InvalidConfig("--no-ingest excludes --workers and --ingest")
-        if cards is not None and gpu is not None:
-            raise errors.InvalidConfig("--cards and --gpu exclude each other")
-        pool = [] if no_ingest else _pool(workers)
-        wanted = fleet.roles(
-            cpu=cpu,
-            gpu=gpu,
-            ingest=not no_ingest,
-            pool=pool,
-            beside=set(ingest or ()),
-            cards=_cards(cards),
-        )
-        if reload and chosen is None:
-            raise errors.InvalidConfig("--reload needs --app: it watches the files of an app")
-        edits = _Edits(chosen) if reload and chosen else None
-        joined = command.database(create=True, app=chosen or "", up=True)
-        with command.until_stopped() as stop, joined as words:
-            command.print_message(words)
-            if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
-                return 0
-            if found := fleet.strangers():
-                command.print_message(
-                    "WARNING: unfinished runs of workflows that this app does not know "
-                    f"({found}): these processes will fail them; Ctrl-C now, and see "
-                    "`queue-workflows runs`, if another app is to finish them"
-                )
-            children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
-            command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
-            code = parent.Parent(children).run(
-                stop, outdated=edits.found if edits else lambda: False
+    entry_point.setup_logging(log_level, log_format)
+    chosen = app_loading.load_app(app)
+    if no_ingest and (workers is not None or ingest):
+        raise errors.InvalidConfig("--no-ingest excludes --workers and --ingest")
+    if cards is not None and gpu is not None:
+        raise errors.InvalidConfig("--cards and --gpu exclude each other")
+    pool = [] if no_ingest else _pool(workers)
+    wanted = fleet.roles(
+        cpu=cpu,
+        gpu=gpu,
+        ingest=not no_ingest,
+        pool=pool,
+        beside=set(ingest or ()),
+        cards=_cards(cards),
+    )
+    if reload and chosen is None:
+        raise errors.InvalidConfig("--reload needs --app: it watches the files of an app")
+    edits = _Edits(chosen) if reload and chosen else None
+    joined = command.database(create=True, app=chosen or "", up=True)
+    with command.until_stopped() as stop, joined as words:
+        command.print_message(words)
+        if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
+            return 0
+        if found := fleet.strangers():
+            command.print_message(
+                "WARNING: unfinished runs of workflows that this app does not know "
+                f"({found}): these processes will fail them; Ctrl-C now, and see "
+                "`queue-workflows runs`, if another app is to finish them"
             )
-            if edits is None or not edits.loadable or stop.requested.is_set():
-                return code
-        # This process has the old code too, and with it perhaps other queues.
-        return os.execv(sys.executable, [sys.executable, "-m", "queue_workflows", *sys.argv[1:]])
-
-    command.execute("up", run_command, debug=debug)
+        children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
+        command.print_message(f"starting {wanted.describe()}; Ctrl-C stops them")
+        code = parent.Parent(children).run(stop, outdated=edits.found if edits else lambda: False)
+        if edits is None or not edits.loadable or stop.requested.is_set():
+            return code
+    # This process has the old code too, and with it perhaps other queues.
+    return os.execv(sys.executable, [sys.executable, "-m", "queue_workflows", *sys.argv[1:]])
 
 
 class _Edits:

@@ -4,50 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from queue_workflows import db, errors, runs
-from queue_workflows.cli import command, ids, job_texts, jobs, options, output
+from queue_workflows.cli import command, define, ids, job_texts, jobs, options, output
 from queue_workflows.types import Upgrade
 
 SHOWN = 30
 """Nodes and edges of a kind that are printed; --json has all."""
 
 
+@define.command("upgrade")
 def upgrade(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=f"The id of a run. {ids.PREFIX_HELP}")],
+    run: Annotated[str, options.argument("RUN", f"The id of a run. {ids.PREFIX_HELP}")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show how the run differs from today's code.")
+        bool, options.flag("--dry-run", "Only show how the run differs from today's code.")
     ] = False,
     by: jobs.By = None,
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+) -> int | define.Shown:
     """Move a run to today's code, if no ended node has changed."""
-
-    def run_command() -> int:
-        with command.reading(app):
-            with db.transaction() as conn:
-                run_id, found = ids.resolve(conn, run)
-            if found is not None and found["kind"] != "run":
-                raise errors.InvalidConfig(f"{run_id} is a job; name its run")
-            try:
-                done = runs.upgrade(run_id, dry_run=dry_run, by=by or jobs.login())
-            except (errors.UpgradeRefused, errors.UnknownJob) as error:
-                command.refuse("upgrade", _text(error))
-                return 1
-        if as_json:
-            output.dump(dict(done))
-        else:
-            _print(done)
-        return 1 if done["outcome"] == "refused" else 0
-
-    command.execute("upgrade", run_command, debug=debug)
-
-
-def _text(error: Exception) -> str:
-    return str(error.args[0]) if error.args else str(error)
+    with db.transaction() as conn:
+        run_id, found = ids.resolve(conn, run)
+    if found is not None and found["kind"] != "run":
+        raise errors.InvalidConfig(f"{run_id} is a job; name its run")
+    try:
+        done = runs.upgrade(run_id, dry_run=dry_run, by=by or jobs.login())
+    except (errors.UpgradeRefused, errors.UnknownJob) as error:
+        command.refuse("upgrade", str(error.args[0]) if error.args else str(error))
+        return 1
+    return define.Shown(dict(done), lambda: _print(done), int(done["outcome"] == "refused"))
 
 
 def _print(done: Upgrade) -> None:

@@ -4,50 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from queue_workflows import errors, runs
 from queue_workflows import jobs as job_api
-from queue_workflows.cli import command, ids, options, output, show
+from queue_workflows.cli import define, ids, options, output, show
 from queue_workflows.runtime import display
 
 
+@define.command("why")
 def why(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|JOB",
-            help=f"The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}",
+        options.argument(
+            "RUN|JOB", f"The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}"
         ),
     ],
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+) -> int | define.Shown:
     """Show why a job waits: what keeps each live worker from it. Of a run: each node that waits.
 
     Exit code 0 when nothing is queued, or a worker will take it in its turn; 1 when no live worker
     can take a job that is queued, or there is no such run or job.
     """
-
-    def run_command() -> int:
-        with command.reading(app):
-            kind, any_id = show.found(what, "why")
-            if kind is None:
-                return 1
-            reasons = runs.explain(any_id) if kind == "run" else job_api.explain(any_id)
-        if reasons is None:
-            raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
-        if as_json:
-            output.dump(reasons)
-        elif kind == "run":
-            _print_run(reasons)
-        else:
-            _print(reasons)
-        jobs = reasons["nodes"] if kind == "run" else [reasons]
-        return 0 if all(map(_may_run, jobs)) else 1
-
-    command.execute("why", run_command, debug=debug)
+    kind, any_id = show.found(what, "why")
+    if kind is None:
+        return 1
+    reasons = runs.explain(any_id) if kind == "run" else job_api.explain(any_id)
+    if reasons is None:
+        raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
+    jobs = reasons["nodes"] if kind == "run" else [reasons]
+    printed = _print_run if kind == "run" else _print
+    return define.Shown(reasons, lambda: printed(reasons), 0 if all(map(_may_run, jobs)) else 1)
 
 
 def _may_run(reasons: dict[str, Any]) -> bool:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from queue_workflows import workers as api
-from queue_workflows.cli import command, options, output
+from queue_workflows.cli import define, output
 from queue_workflows.types import Row
 
 
-def workers(
-    app: options.App = None,
-    as_json: options.AsJson = False,
-    debug: options.Debug = False,
-) -> None:
+@define.command("workers")
+def workers() -> define.Shown:
     """List worker processes: state, jobs, who switched them off."""
-
-    def run_command() -> int:
-        with command.reading(app):
-            rows = api.list()
-        if as_json:
-            output.dump(rows)
-        else:
-            show(rows)
-        return 0
-
-    command.execute("workers", run_command, debug=debug)
+    rows = api.list()
+    return define.Shown(rows, lambda: show(rows))
 
 
 def show(rows: list[Row]) -> None:

@@ -15,10 +15,8 @@ except ImportError as missing:
         "(SOURCE is the checkout or wheel of queue_workflows)"
     ) from missing
 
-from queue_workflows.client.asynchronous import AsyncClient
-from queue_workflows.client.events import Event, Part
-from queue_workflows.client.job_states import JobStatus
-from queue_workflows.client.sync import Client
+from queue_workflows.client.clients import AsyncClient, Client
+from queue_workflows.requests.catalog import Event, JobStatus, Part
 
 del _httpx
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from queue_workflows import errors
-from queue_workflows.types import JsonDict
+from queue_workflows.requests.catalog import Event, Stream
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Bytes of one event."""
@@ -18,45 +18,6 @@ REMEMBERED: Final = 10_000
 """Ids of events that are not returned again when a stream is resumed."""
 SILENCE_S: Final = 60.0
 """A stream on which nothing arrived for so long is opened again; the service sends sooner."""
-
-
-class Event(NamedTuple):
-    """A change of a job or run: its `id`, the `kind` (`job` or `run`) and its data."""
-
-    id: str
-    kind: str
-    data: JsonDict
-
-
-class Part(NamedTuple):
-    """A part of a stream, or a reset mark: what came before is of an earlier attempt."""
-
-    claim_no: int
-    """The claim of the attempt."""
-    seq: int
-    """The number within the attempt, over all names; 0: a reset mark."""
-    name: str
-    value: Any
-    created_at: str | None
-    """In ISO 8601."""
-
-    @property
-    def is_reset(self) -> bool:
-        """Return whether a new attempt begins here, and this is no part."""
-        return self.seq == 0
-
-    @property
-    def id(self) -> str:
-        """Return the place in the stream, for `after`."""
-        return f"{self.claim_no}-{self.seq}"
-
-
-def part_of(data: JsonDict) -> Part:
-    """Return a part as the service sends it. Raises `ServiceFailed` for anything else."""
-    try:
-        return Part(*(data[name] for name in Part._fields))
-    except KeyError:
-        raise errors.ServiceFailed("a part lacks a member: this is not the service") from None
 
 
 class Parser:
@@ -117,23 +78,15 @@ class Follower:
     Raises `InvalidConfig` for an id that no event has.
     """
 
-    def __init__(
-        self,
-        path: str,
-        wanted: dict[str, str | None],
-        last_event_id: str | None,
-        *,
-        ends: bool = False,
-    ) -> None:
-        """`ends`: the event `end` is the last one."""
-        if last_event_id and not (last_event_id.isascii() and last_event_id.isprintable()):
-            raise errors.InvalidConfig(f"no event has the id {last_event_id!r:.80}")
-        self.path = path
-        self._ends = ends
+    def __init__(self, stream: Stream[Any]) -> None:
+        self.last_id = stream.last_id
+        if self.last_id and not (self.last_id.isascii() and self.last_id.isprintable()):
+            raise errors.InvalidConfig(f"no event has the id {self.last_id!r:.80}")
+        call = stream.call(stream.read)
+        self.path, self.query = call.path, call.query
+        self._ends = stream.ends
         self.over = False
         """Whether the last event has come."""
-        self.query = {name: value for name, value in wanted.items() if value is not None}
-        self.last_id = last_event_id
         self.failures = 0
         """How often in a row it ended in an error before an event came."""
         self.parser = Parser()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import quote
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import httpx
 
 import queue_workflows
 from queue_workflows import errors
-from queue_workflows.client import problems
+from queue_workflows.client import events, problems
+from queue_workflows.requests.request import Call
 from queue_workflows.runtime import trace_context
 
 T = TypeVar("T")
@@ -27,38 +27,6 @@ PAUSE_MAX_S: Final = 10.0
 _UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Errors of requests that the service has not seen."""
 _AGAIN: Final = frozenset({408, 429, 502, 503, 504})
-
-
-class Call(NamedTuple, Generic[T]):
-    """A request, and how its response is read."""
-
-    method: str
-    path: str
-    read: Callable[[Any], T]
-    """Takes the response's JSON."""
-    query: Mapping[str, Any] = {}
-    body: Any = None
-    headers: Mapping[str, str] = {}
-    repeatable: bool = True
-    """Whether a second request changes nothing that the first one has not."""
-    wait_s: float = 0.0
-    """How long the service may take on request."""
-    missing: bool = False
-    """Whether a thing that does not exist is None, and no error."""
-
-
-def path(*parts: str) -> str:
-    """Return a path of the API; each part is one segment, whatever it holds.
-
-    Raises `InvalidConfig` for a part that no path can have.
-    """
-    for part in parts:
-        if not isinstance(part, str) or part in ("", ".", ".."):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidConfig(f"{part!r:.80} cannot be a part of a path")
-    try:
-        return "/api/v1/" + "/".join(quote(part, safe="") for part in parts)
-    except UnicodeEncodeError:
-        raise errors.InvalidConfig("a part of the path has characters that are no text") from None
 
 
 class Connection(NamedTuple):
@@ -89,7 +57,7 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
 
 def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
     """Return the request of a call. Raises `InvalidPayload` for a body that is no JSON."""
-    headers = {**conn.headers, **call.headers}
+    headers = {**conn.headers}
     headers |= trace_context.with_current(None) or {}
     content = None
     if call.body is not None:
@@ -147,3 +115,20 @@ def pause_s(conn: Connection, call: Call[Any], tries: int, got: Got) -> float | 
         return None
     longest = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2**tries)
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter
+
+
+def opened(conn: Connection, follow: events.Follower) -> dict[str, Any]:
+    """Return the options with which a stream is opened."""
+    follow.opened()
+    return {
+        "params": follow.query,
+        "headers": {**conn.headers, **follow.headers},
+        "timeout": httpx.Timeout(conn.timeout_s, read=events.SILENCE_S),
+        "follow_redirects": False,
+    }
+
+
+def may_reopen(conn: Connection, follow: events.Follower) -> bool:
+    """Note that a stream could not be read; return whether it is opened again."""
+    follow.failures += 1
+    return follow.failures <= conn.retries

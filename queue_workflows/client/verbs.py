@@ -1,143 +1,157 @@
-"""Turn the functions of `calls` into methods of the two clients, with the same types."""
+"""Make the methods of both clients from the requests of `requests.catalog`, with the same types."""
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+import inspect
+import typing
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from queue_workflows.client import calls, events, request_loops, transport
-from queue_workflows.types import JsonDict
+from queue_workflows.requests import catalog, request
 
 P = ParamSpec("P")
 T = TypeVar("T")
-W = TypeVar("W", bound=Mapping[str, Any])
 
 
-class _SyncCaller(Protocol):
-    def call(self, call: transport.Call[T]) -> T: ...
+class Sync(Protocol):
+    """A client that waits for each reply."""
 
-    def stream(self, follow: events.Follower) -> Iterator[events.Event]: ...
+    def send(self, asked: request.Request[T]) -> T: ...
 
-
-class _AsyncCaller(Protocol):
-    async def call(self, call: transport.Call[T]) -> T: ...
-
-    def stream(self, follow: events.Follower) -> AsyncIterator[events.Event]: ...
+    def stream(self, asked: catalog.Stream[T]) -> Iterator[T]: ...
 
 
-class SyncGroup:
-    """Verbs that a `Client` calls."""
+class Async(Protocol):
+    """A client of an event loop."""
 
-    def __init__(self, client: _SyncCaller) -> None:
-        self._client = client
+    async def send(self, asked: request.Request[T]) -> T: ...
 
-    def call(self, call: transport.Call[T]) -> T:
-        """Return what a request returns."""
-        return self._client.call(call)
-
-    def all(
-        self, limit: int, page: Callable[[int, str | None], transport.Call[calls.Page]]
-    ) -> list[JsonDict]:
-        """Return up to `limit` items of a list; `page`: the call of its size and cursor."""
-        pages = request_loops.Pages(limit, page)
-        while (request := pages.next()) is not None:
-            pages.add(self.call(request))
-        return pages.items
-
-    def end_of(self, wait: request_loops.Wait[W]) -> W:
-        """Return a run or job once it has ended. Raises `WaitTimeout`."""
-        while not wait.is_over(found := self.call(wait.next())):
-            pass
-        return found
-
-    def parts_of(
-        self, where: tuple[str, ...], name: str | None, after: str | None
-    ) -> list[events.Part]:
-        """Return what is stored of a stream; `where`: the path of its job or node."""
-        page = functools.partial(calls.parts, path_of=where, name=name)
-        found = self.all(sys.maxsize, lambda limit, cursor: page(limit, cursor or after))
-        return [events.part_of(each) for each in found]
-
-    def parts_from(
-        self, where: tuple[str, ...], name: str | None, after: str | None
-    ) -> Iterator[events.Part]:
-        """Yield what comes of a stream until its job has ended."""
-        for event in self._client.stream(calls.stream(where, name, after)):
-            yield events.part_of(event.data)
+    def stream(self, asked: catalog.Stream[T]) -> AsyncIterator[T]: ...
 
 
-class AsyncGroup:
-    """Verbs that an `AsyncClient` calls."""
-
-    def __init__(self, client: _AsyncCaller) -> None:
-        self._client = client
-
-    async def call(self, call: transport.Call[T]) -> T:
-        """Return what a request returns."""
-        return await self._client.call(call)
-
-    async def all(
-        self, limit: int, page: Callable[[int, str | None], transport.Call[calls.Page]]
-    ) -> list[JsonDict]:
-        """Return up to `limit` items of a list; `page`: the call of its size and cursor."""
-        pages = request_loops.Pages(limit, page)
-        while (request := pages.next()) is not None:
-            pages.add(await self.call(request))
-        return pages.items
-
-    async def end_of(self, wait: request_loops.Wait[W]) -> W:
-        """Return a run or job once it has ended. Raises `WaitTimeout`."""
-        while not wait.is_over(found := await self.call(wait.next())):
-            pass
-        return found
-
-    async def parts_of(
-        self, where: tuple[str, ...], name: str | None, after: str | None
-    ) -> list[events.Part]:
-        """Return what is stored of a stream; `where`: the path of its job or node."""
-        page = functools.partial(calls.parts, path_of=where, name=name)
-        found = await self.all(sys.maxsize, lambda limit, cursor: page(limit, cursor or after))
-        return [events.part_of(each) for each in found]
-
-    async def parts_from(
-        self, where: tuple[str, ...], name: str | None, after: str | None
-    ) -> AsyncIterator[events.Part]:
-        """Yield what comes of a stream until its job has ended."""
-        async for event in self._client.stream(calls.stream(where, name, after)):
-            yield events.part_of(event.data)
+C = TypeVar("C", Sync, Async, covariant=True)
 
 
-class Sync(Generic[P, T]):
-    """A method that takes what a verb takes, and returns what its request returns."""
+class Group(Generic[C]):
+    """Verbs of a client, which are those of a noun."""
 
-    def __init__(self, verb: Callable[P, transport.Call[T]]) -> None:
-        self._verb = verb
-        self.__doc__ = verb.__doc__
-
-    def __get__(self, caller: _SyncCaller | None, kind: Any = None) -> Callable[P, T]:
-        @functools.wraps(self._verb)
-        def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            assert caller is not None, "a verb is called on a client"
-            return caller.call(self._verb(*args, **kwargs))
-
-        return method
+    def __init__(self, client: C) -> None:
+        self.client = client
 
 
-class Async(Generic[P, T]):
-    """A method that takes what a verb takes; awaited, it returns what its request returns."""
+def _method(kind: Callable[P, Any], send: Callable[[Any], Any] | None) -> Any:
+    """Return a function that takes the fields of a request, and sends it."""
 
-    def __init__(self, verb: Callable[P, transport.Call[T]]) -> None:
-        self._verb = verb
-        self.__doc__ = verb.__doc__
+    def method(*args: Any, **kwargs: Any) -> Any:
+        assert send is not None, "a verb is called on a client"
+        return send(kind(*args, **kwargs))
 
+    method.__doc__ = kind.__doc__
+    method.__signature__ = _signature(kind)  # pyright: ignore[reportFunctionMemberAccess]
+    return method
+
+
+@functools.cache
+def _signature(kind: Any) -> inspect.Signature:
+    """Return the fields of a request as parameters, with the plain types."""
+    found, types = inspect.signature(kind), typing.get_type_hints(kind)
+    named = [each.replace(annotation=types[each.name]) for each in found.parameters.values()]
+    return found.replace(parameters=named, return_annotation=inspect.Signature.empty)
+
+
+class Verb(Generic[P, T]):
+    """A method that sends a request, and returns its result."""
+
+    def __init__(self, kind: Callable[P, request.Request[T]]) -> None:
+        self.kind = kind
+        self.__doc__ = kind.__doc__
+
+    @overload
+    def __get__(self, group: Group[Sync], kind: Any = None) -> Callable[P, T]: ...
+    @overload
     def __get__(
-        self, caller: _AsyncCaller | None, kind: Any = None
-    ) -> Callable[P, Coroutine[Any, Any, T]]:
-        @functools.wraps(self._verb)
-        async def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            assert caller is not None, "a verb is called on a client"
-            return await caller.call(self._verb(*args, **kwargs))
+        self, group: Group[Async], kind: Any = None
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, group: None, kind: Any = None) -> Callable[P, Any]: ...
+    def __get__(self, group: Group[Any] | None, kind: Any = None) -> Any:
+        return _method(self.kind, None if group is None else group.client.send)
 
-        return method
+
+class Stream(Generic[P, T]):
+    """A method that opens a stream, and yields its items."""
+
+    def __init__(self, kind: Callable[P, catalog.Stream[T]]) -> None:
+        self.kind = kind
+        self.__doc__ = kind.__doc__
+
+    @overload
+    def __get__(self, group: Group[Sync], kind: Any = None) -> Callable[P, Iterator[T]]: ...
+    @overload
+    def __get__(self, group: Group[Async], kind: Any = None) -> Callable[P, AsyncIterator[T]]: ...
+    @overload
+    def __get__(self, group: None, kind: Any = None) -> Callable[P, Any]: ...
+    def __get__(self, group: Group[Any] | None, kind: Any = None) -> Any:
+        return _method(self.kind, None if group is None else group.client.stream)
+
+
+class Jobs(Group[C]):
+    """Jobs outside of runs."""
+
+    enqueue = Verb(catalog.Enqueue)
+    get = Verb(catalog.GetJob)
+    status = Verb(catalog.GetJobStatus)
+    wait = Verb(catalog.WaitForJob)
+    cancel = Verb(catalog.CancelJob)
+    retry = Verb(catalog.RetryJob)
+    list = Verb(catalog.ListJobs)
+    events = Verb(catalog.GetJobEvents)
+    explain = Verb(catalog.ExplainJob)
+    parts = Verb(catalog.GetJobParts)
+    follow = Stream(catalog.FollowJob)
+
+
+class Runs(Group[C]):
+    """Runs of workflows."""
+
+    submit = Verb(catalog.Submit)
+    get = Verb(catalog.GetRun)
+    wait = Verb(catalog.WaitForRun)
+    cancel = Verb(catalog.CancelRun)
+    retry = Verb(catalog.RetryRun)
+    answer = Verb(catalog.AnswerNode)
+    list = Verb(catalog.ListRuns)
+    nodes = Verb(catalog.ListNodes)
+    explain = Verb(catalog.ExplainRun)
+    parts = Verb(catalog.GetNodeParts)
+    follow = Stream(catalog.FollowNode)
+
+
+class Workers(Group[C]):
+    """Worker processes, and the switches of machines and queues."""
+
+    list = Verb(catalog.ListWorkers)
+    enable = Verb(catalog.EnableWorkers)
+    disable = Verb(catalog.DisableWorkers)
+    drain = Verb(catalog.DrainWorkers)
+
+
+class Queues(Group[C]):
+    """Queues with their depth, limits and pauses."""
+
+    list = Verb(catalog.ListQueues)
+    get = Verb(catalog.GetQueue)
+    pause = Verb(catalog.PauseQueue)
+    resume = Verb(catalog.ResumeQueue)
+    limit = Verb(catalog.LimitQueue)
+
+
+class Schedules(Group[C]):
+    """Schedules, of the code and of the database."""
+
+    list = Verb(catalog.ListSchedules)
+    preview = Verb(catalog.PreviewSchedule)
+    pause = Verb(catalog.PauseSchedule)
+    resume = Verb(catalog.ResumeSchedule)
+    run_now = Verb(catalog.RunSchedule)

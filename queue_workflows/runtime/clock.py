@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,6 +32,7 @@ def boot_s() -> float:
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
+_SPAN = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_SPAN = timedelta(days=36_525)
 """The longest time span that is accepted: PostgreSQL's times end sooner than Python's spans."""
@@ -69,6 +71,12 @@ def iso_time(text: str) -> datetime:
     """Return the time that an ISO 8601 text names, naive if it has no zone. Raises ValueError."""
     # Python 3.10 knows no Z.
     return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+
+
+def span(text: str) -> timedelta | None:
+    """Return a whole number of s, m, h or d, such as 90m, as a time span; None for another text."""
+    found = _SPAN.fullmatch(text)
+    return None if found is None else timedelta(seconds=int(found[1]) * UNITS_S[found[2]])
 
 
 def parse_until(text: str) -> datetime | timedelta:

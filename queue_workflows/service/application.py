@@ -19,34 +19,23 @@ from queue_workflows.service import (
     problems,
     request_context,
     request_parts,
-    schemas,
     state,
     tokens,
 )
 from queue_workflows.service import settings as service_settings
 from queue_workflows.service.routes import (
-    bodies,
-    etl,
+    endpoints,
     events,
     infrastructure,
-    jobs,
+    operations,
     parameters,
-    queues,
-    runs,
-    schedules,
     streams,
-    workers,
 )
 from queue_workflows.tasks import args
 
 ROUTERS = (
     infrastructure.router,
-    etl.router,
-    jobs.router,
-    runs.router,
-    workers.router,
-    queues.router,
-    schedules.router,
+    operations.router,
     events.router,
     streams.router,
 )
@@ -90,7 +79,7 @@ class _Application(fastapi.FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             named = document.setdefault("components", {}).setdefault("schemas", {})
-            named.update(bodies.schemas(schemas.Trigger))
+            named.update(endpoints.bodies())
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]

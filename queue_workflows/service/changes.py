@@ -8,15 +8,18 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from queue_workflows import db, errors, history
 from queue_workflows.runtime import service
-from queue_workflows.service import change_reader
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
+PARTS: Final = "job_parts"
+"""The channel of notifications about new parts, and the kind of change that stands for them."""
+BACKLOG: Final = 2_000
+"""Changes that a slow reader may be behind; then its stream ends, and it has to come again."""
 CHANNELS: Final = (
-    "ingest_job_ready", "node_job_ready", "job_cancel", "orchestrator_work", change_reader.PARTS,
+    "ingest_job_ready", "node_job_ready", "job_cancel", "orchestrator_work", PARTS,
 )  # fmt: skip
 POLL_S: Final = 0.5
 """Nothing notifies of a job that ends, so the history is read so often while somebody listens."""
@@ -29,12 +32,97 @@ REPLAY_PAGES: Final = 50
 """Pages of events that are searched for what a reader has missed; beyond them it is too much."""
 
 
+class Change(NamedTuple):
+    """A change: its place in the order of all, the kind `job` or `run`, and its data."""
+
+    id: str
+    kind: str
+    data: dict[str, Any]
+
+    def matches(self, wanted: dict[str, str]) -> bool:
+        """Return whether the change has these members."""
+        return all(
+            (self.kind if name == "kind" else self.data.get(name)) == text
+            for name, text in wanted.items()
+        )
+
+
+class Reader:
+    """One waiter for changes, on an event loop; it gets those that match its filter."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wanted: dict[str, str], parts_of: str | None = None
+    ) -> None:
+        """`parts_of`: the id of a job whose new parts wake it too."""
+        self._loop = loop
+        self.parts_of = parts_of
+        self._wanted = wanted
+        self._changes: asyncio.Queue[Change | None] = asyncio.Queue()
+        self._begun = asyncio.Event()
+        self.closed = False
+
+    def offer(self, found: Iterable[Change]) -> None:
+        """Add the changes that match; called on the thread that follows the changes."""
+        mine = [change for change in found if change.matches(self._wanted)]
+        if mine:
+            self._call(self._put, mine)
+
+    def wake(self) -> None:
+        """Let `next` return, once if it was not called meanwhile; called on that thread too."""
+        self._call(self._wake)
+
+    def begin(self) -> None:
+        """Note that every later change is offered; called on the thread that follows them."""
+        self._call(self._begun.set)
+
+    async def begun(self, timeout_s: float) -> bool:
+        """Wait until every later change is offered; return False if that takes longer."""
+        try:
+            await asyncio.wait_for(self._begun.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """End the reader's iteration."""
+        self._call(self._finish)
+
+    def _call(self, call: Any, *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            self.closed = True  # its event loop has ended
+
+    def _put(self, found: list[Change]) -> None:
+        if self._changes.qsize() + len(found) > BACKLOG:
+            self._finish()
+        elif not self.closed:
+            for change in found:
+                self._changes.put_nowait(change)
+
+    def _wake(self) -> None:
+        if not self.closed and self._changes.empty():
+            self._changes.put_nowait(Change("", PARTS, {}))
+
+    def _finish(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._changes.put_nowait(None)
+
+    async def next(self, timeout_s: float) -> Change | None:
+        """Return the next change; None after the timeout, and once the reader was ended."""
+        try:
+            return await asyncio.wait_for(self._changes.get(), timeout_s)
+        except asyncio.TimeoutError:
+            return None
+
+
 class Changes:
     """Reads the history while there are readers, on one thread, and passes on what is new."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._readers: list[change_reader.Reader] = []
+        self._readers: list[Reader] = []
         self._follow: service.Follow[db.Wake] | None = None
         self._listener: db.Listener | None = None
         self._closed = False
@@ -43,30 +131,28 @@ class Changes:
         self._since: datetime | None = None
 
     @asynccontextmanager
-    async def reading(self, **wanted: str | None) -> AsyncGenerator[change_reader.Reader]:
+    async def reading(self, **wanted: str | None) -> AsyncGenerator[Reader]:
         """Yield a reader of the changes from now on; `wanted`: only those with these members."""
         chosen = {name: text for name, text in wanted.items() if text is not None}
-        async with self._reading(
-            change_reader.Reader(asyncio.get_running_loop(), chosen)
-        ) as reader:
+        async with self._reading(Reader(asyncio.get_running_loop(), chosen)) as reader:
             yield reader
 
     @asynccontextmanager
-    async def reading_parts(self, job_id: str) -> AsyncGenerator[change_reader.Reader]:
+    async def reading_parts(self, job_id: str) -> AsyncGenerator[Reader]:
         """Yield a reader that is woken by changes of a job and by new parts of its stream."""
-        made = change_reader.Reader(asyncio.get_running_loop(), {"job_id": job_id}, parts_of=job_id)
+        made = Reader(asyncio.get_running_loop(), {"job_id": job_id}, parts_of=job_id)
         async with self._reading(made) as reader:
             yield reader
 
     @asynccontextmanager
-    async def _reading(self, reader: change_reader.Reader) -> AsyncGenerator[change_reader.Reader]:
+    async def _reading(self, reader: Reader) -> AsyncGenerator[Reader]:
         self._add(reader)
         try:
             yield reader
         finally:
             self._remove(reader)
 
-    def _add(self, reader: change_reader.Reader) -> None:
+    def _add(self, reader: Reader) -> None:
         with self._lock:
             if self._closed:
                 reader.end()
@@ -82,7 +168,7 @@ class Changes:
         self._follow = service.Follow("service-changes", self._listener, self._on_wake)
         self._follow.start()
 
-    def _remove(self, reader: change_reader.Reader) -> None:
+    def _remove(self, reader: Reader) -> None:
         with self._lock:
             if reader in self._readers:
                 self._readers.remove(reader)
@@ -109,7 +195,7 @@ class Changes:
         if not readers:
             self._since = None
             return
-        streamed = {text for channel, text in wake.notified if channel == change_reader.PARTS}
+        streamed = {text for channel, text in wake.notified if channel == PARTS}
         for reader in readers:
             if reader.parts_of is not None and reader.parts_of[:1000] in streamed:
                 reader.wake()
@@ -120,7 +206,7 @@ class Changes:
             reader.offer(found)
             reader.begin()
 
-    def _read(self) -> list[change_reader.Change]:
+    def _read(self) -> list[Change]:
         """Return the changes that were not returned before; none at the first call.
 
         Nothing is noted before all was read: after an error the next call returns the same.
@@ -164,7 +250,7 @@ def _state(row: Row) -> tuple[str, int]:
     return row["status"], row["generation"]
 
 
-def _runs_of(found: Iterable[change_reader.Change]) -> set[str]:
+def _runs_of(found: Iterable[Change]) -> set[str]:
     return {change.data["run_id"] for change in found if change.data["run_id"]}
 
 
@@ -179,24 +265,24 @@ def _pages(since: datetime) -> Iterator[list[Row]]:
         after = page[-1]
 
 
-def replay(last_id: str, wanted: dict[str, str]) -> list[change_reader.Change]:
+def replay(last_id: str, wanted: dict[str, str]) -> list[Change]:
     """Return the matching changes since the one with this id, which may come again.
 
     Raises `InvalidConfig` for an id that no change has, `LookupError` if there are too many.
     """
     since = _instant(last_id) - OVERLAP
-    found: list[change_reader.Change] = []
+    found: list[Change] = []
     runs: set[str] = set()
     for number, page in enumerate(_pages(since)):
         changes = [*map(job_change, page)]
         runs |= _runs_of(changes)
         found += [change for change in changes if change.matches(wanted)]
         most = max(len(found), len(runs))
-        if most > change_reader.BACKLOG or number >= REPLAY_PAGES:
+        if most > BACKLOG or number >= REPLAY_PAGES:
             raise LookupError(last_id)
     away_s = max(0.0, (history.now() - since).total_seconds())
-    states = history.run_states(runs, recent_s=away_s, limit=change_reader.BACKLOG + 1)
-    if len(states) > change_reader.BACKLOG:
+    states = history.run_states(runs, recent_s=away_s, limit=BACKLOG + 1)
+    if len(states) > BACKLOG:
         raise LookupError(last_id)
     return found + [each for each in map(run_change, states) if each.matches(wanted)]
 
@@ -212,15 +298,15 @@ def _place(at: datetime) -> int:
     return int(at.timestamp() * 1_000_000)
 
 
-def job_change(row: Row) -> change_reader.Change:
+def job_change(row: Row) -> Change:
     """Return an event of a job as a change."""
     number = f"{_place(row['created_at'])}-{row['kind'][0]}{row['id']}"
     data = {name: value for name, value in row.items() if name not in ("id", "created_at")}
-    return change_reader.Change(number, "job", data | {"at": row["created_at"]})
+    return Change(number, "job", data | {"at": row["created_at"]})
 
 
-def run_change(row: Row) -> change_reader.Change:
+def run_change(row: Row) -> Change:
     """Return the state of a run as a change."""
     at = row["finished_at"] or row["started_at"] or row["created_at"]
     data = {**row, "run_id": row["id"], "at": at}
-    return change_reader.Change(f"{_place(at)}-r{row['generation']}", "run", data)
+    return Change(f"{_place(at)}-r{row['generation']}", "run", data)

@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from queue_workflows.service import messages, paths, problems, request_parts, state, tokens
+from queue_workflows.service import problems, request_parts, state, tokens
 from queue_workflows.service import settings as service_settings
 
+SECURITY: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+)
 Check = Callable[[request_parts.Request], "Response | None"]
+
+
+class Reply:
+    """Sends the response with the security headers; calls `on_start` before its first part."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.on_start: Callable[[], object] = lambda: None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.on_start()
+            message["headers"] = [*message.get("headers", []), *SECURITY]
+        await self._send(message)
+
+
+class Replay:
+    """Gives the application the body that was read, then what else the client sends."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive: Callable[[], Awaitable[Any]] = receive
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await self._receive()
 
 
 class _ClientGone(Exception):
@@ -43,8 +78,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = messages.Reply(send)
-        if paths.holds_nul(scope):
+        reply = Reply(send)
+        if request_parts.holds_nul(scope):
             await problems.problem(400, "a URL holds no NUL character")(scope, receive, reply)
             return
         request = request_parts.of(scope)
@@ -159,7 +194,7 @@ class Guard:
         return problems.problem(503, f"{used} requests are being served; try again")
 
     async def _counted(
-        self, request: request_parts.Request, receive: Receive, reply: messages.Reply
+        self, request: request_parts.Request, receive: Receive, reply: Reply
     ) -> None:
         if request.is_stream:
             self._streams += 1
@@ -175,7 +210,7 @@ class Guard:
             self._requests -= 1
 
     async def _limited(
-        self, request: request_parts.Request, receive: Receive, reply: messages.Reply
+        self, request: request_parts.Request, receive: Receive, reply: Reply
     ) -> None:
         """Serve a request whose body arrives, and whose response begins, in time."""
         limit_s = self._settings.app_request_timeout_sec
@@ -192,7 +227,7 @@ class Guard:
                     scope.deadline = anyio.current_time() + limit_s
                     # A client that takes responses too slowly is cut off by the server.
                     reply.on_start = lambda: setattr(scope, "deadline", math.inf)
-                    await self._app(request.scope, messages.Replay(body, receive), reply)
+                    await self._app(request.scope, Replay(body, receive), reply)
         except _ClientGone:
             return
         except TimeoutError:

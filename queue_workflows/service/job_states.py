@@ -11,7 +11,6 @@ from queue_workflows.types import JsonDict, Row
 _NAMES: Final = {"completed": "succeeded", "cancelled": "canceled"}
 """The service's names of statuses, where the engine has others."""
 _ENGINE: Final = ("queued", "running", "completed", "failed", "cancelled")
-FINAL: Final = frozenset({"succeeded", "failed", "canceled"})
 
 
 def name(status: str, *, lost: bool = False) -> str:

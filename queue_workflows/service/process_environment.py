@@ -7,7 +7,7 @@ import os
 from queue_workflows import config, errors
 from queue_workflows.event_export import exporter
 from queue_workflows.runtime import logs
-from queue_workflows.service import env_file, settings
+from queue_workflows.service import settings
 
 _LOGS = (("log_path", "log_file_name"), ("metric_path", "metric_file_name"),
          ("audit_log_path", "audit_log_file_name"))  # fmt: skip
@@ -35,7 +35,7 @@ def apply(found: settings.Settings) -> None:
     cfg.engine_pool_max = found.pg_pool_size + found.pg_max_overflow
     cfg.pool_recycle_s = found.pg_pool_recycle if found.pg_pool_recycle > 0 else 366 * 86_400
     own = {name for name, _, _ in settings.describe()}
-    for name, text in env_file.variables(settings.PREFIX).items():
+    for name, text in settings.file_variables(settings.PREFIX).items():
         if name not in own and name.removeprefix(settings.PREFIX) not in own:
             os.environ.setdefault(name, text)
     if found.dsn is not None:

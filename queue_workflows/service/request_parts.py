@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from starlette.responses import Response
 from starlette.types import Scope
 
-from queue_workflows.service import paths, problems, tokens
+from queue_workflows.service import problems, tokens
 
+_ESCAPED: Final = re.compile("%2f", re.IGNORECASE)
+_STAND_IN: Final = "\0"
+"""Stands for an escaped slash until the endpoint is called. No URL that is served holds it."""
 LONGEST_WAIT_S: Final = 60.0
 """Seconds for which a long poll may wait, beside the time of a request."""
 MAX_HEAD_BYTES: Final = 16_384
@@ -75,8 +78,8 @@ class Request(NamedTuple):
 
 def of(scope: Scope) -> Request:
     """Return the request to check and to serve; HEAD is served as GET, the server cuts the body."""
-    served = paths.with_escaped_slashes(scope)
-    path = paths.of(served)
+    served = with_escaped_slashes(scope)
+    path = path_of(served)
     if scope["method"] == "HEAD" and STREAMS.fullmatch(path) is None:
         served = {**served, "method": "GET"}
     return Request(served["method"], path, dict(scope["headers"]), served)
@@ -116,3 +119,34 @@ def hostname(host: str) -> str:
     """Return the name of a Host header, without its port; "" if it is none."""
     found = _HOST.fullmatch(host)
     return "" if found is None else (found[1] or found[2]).lower()
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path below the one at which the application is mounted."""
+    path: str = scope["path"]
+    mounted: str = scope.get("root_path", "")
+    is_below = path.startswith(mounted) and path[len(mounted) : len(mounted) + 1] in ("", "/")
+    return path[len(mounted) :] if is_below else path
+
+
+def holds_nul(scope: Scope) -> bool:
+    """Return whether the URL has a NUL character, escaped or not."""
+    query: bytes = scope["query_string"]
+    return "\0" in scope["path"] or b"%00" in query or b"\0" in query
+
+
+def with_escaped_slashes(scope: Scope) -> Scope:
+    """Return a scope whose path has one segment for `a%2Fb`; `unescaped` returns `a/b` for it.
+
+    The scope is the given one if its URL has no escaped slash, or if a server or an application in
+    front has changed the path.
+    """
+    raw = (scope.get("raw_path") or b"").decode("latin-1")
+    if _ESCAPED.search(raw) is None or unquote(raw) != scope["path"]:
+        return scope
+    return {**scope, "path": unquote(_ESCAPED.sub(_STAND_IN, raw))}
+
+
+def unescaped(segment: str) -> str:
+    """Return a segment of the path as the client meant it."""
+    return segment.replace(_STAND_IN, "/")

@@ -1,20 +1,16 @@
-"""Define the bodies of requests and responses, with examples for the OpenAPI document."""
+"""Define the bodies of responses and the base of those of requests, with examples."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Final, cast
 
 import pydantic
-from pydantic import AwareDatetime, Field, StrictInt
+from pydantic import Field
 
-MAX_ATTEMPTS = 5
-"""Attempts of a job that is triggered without `max_attempts`."""
+from queue_workflows.requests.catalog import JobState
+
 _AT = "2026-03-01T09:30:00+00:00"
 _JOB = "0198f3a2-5b1c-7d3e-8f90-000000000001"
-
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
-Key = Annotated[str, Field(min_length=1, max_length=1000)]
-JobState = Literal["queued", "running", "succeeded", "failed", "canceled", "lost"]
 
 
 class Body(pydantic.BaseModel):
@@ -36,31 +32,21 @@ class Body(pydantic.BaseModel):
         return cast("Any", given)
 
 
-class Trigger(Body):
-    """A job to queue."""
+EXAMPLES: Final[dict[str, Any]] = {
+    "Trigger": {
+        "queue": "load.cbr", "task": "load.rates", "args": {"day": "2026-03-01"},
+        "idempotency_key": "rates 2026-03-01", "lock_key": "rates",
+    },
+}  # fmt: skip
 
-    queue: Name
-    task: Name
-    args: dict[str, Any] = Field(default_factory=dict)
-    idempotency_key: Key | None = None
-    lock_key: Key
-    partition_key: Key | None = None
-    priority: StrictInt | None = Field(default=None, description="smaller runs first; default 100")
-    available_at: AwareDatetime | None = None
-    max_attempts: StrictInt = Field(default=MAX_ATTEMPTS, ge=1)
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "example": {
-                "queue": "load.cbr",
-                "task": "load.rates",
-                "args": {"day": "2026-03-01"},
-                "idempotency_key": "rates 2026-03-01",
-                "lock_key": "rates",
-            }
-        },
-    )
+def body(name: str, doc: str, members: dict[str, Any]) -> type[Body]:
+    """Return the model of a body with these members, each a type and a `Field`."""
+    made: Any = pydantic.create_model(name, __base__=Body, __doc__=doc, **members)
+    if name in EXAMPLES:
+        made.model_config["json_schema_extra"] = {"example": EXAMPLES[name]}
+        made.model_rebuild(force=True)
+    return made
 
 
 class Triggered(pydantic.BaseModel):
@@ -121,65 +107,3 @@ class Problem(pydantic.BaseModel):
     title: str = Field(examples=["Not found"])
     status: int = Field(examples=[404])
     detail: str = Field(examples=["no job 'x'"])
-
-
-class Submit(Body):
-    """A run to submit."""
-
-    workflow: Name
-    inputs: dict[str, Any] = Field(default_factory=dict, examples=[{"wish": "tea"}])
-    priority: StrictInt = Field(default=100, description="smaller runs first")
-    idempotency_key: Key | None = None
-
-
-class RetryRun(Body):
-    """From which node a run is run again; null: from those that did not complete."""
-
-    from_node: Name | None = None
-
-
-class Answer(Body):
-    """An answer to an input node."""
-
-    value: Any = Field(examples=["yes"])
-
-
-class Switch(Body):
-    """Why workers are switched."""
-
-    reason: str | None = Field(default=None, max_length=1000)
-
-
-class Drain(Switch):
-    """Also for how many seconds; null: until they are switched on."""
-
-    for_s: float | None = Field(default=None, gt=0, le=366 * 86400.0)
-
-
-class SwitchOff(Drain):
-    """A switch to OFF: `hard` returns running jobs to the queue, `pause` lets them finish."""
-
-    policy: Name = "hard"
-
-
-class Pause(Body):
-    """For how many seconds a queue, or one partition of it, is paused; null: until `resume`."""
-
-    partition: Key | None = None
-    for_s: float | None = Field(default=None, gt=0, le=366 * 86400.0)
-
-
-class Resume(Body):
-    """The partition that is resumed; null: the queue."""
-
-    partition: Key | None = None
-
-
-class Limits(Body):
-    """The limits to set; a member that is null removes its limit, one that is absent keeps it."""
-
-    partition: Key | None = None
-    max_running: StrictInt | None = None
-    rate: str | None = Field(default=None, max_length=40, examples=["100/m"])
-    partition_max_running: StrictInt | None = None
-    partition_rate: str | None = Field(default=None, max_length=40)

@@ -15,7 +15,7 @@ from uvicorn.protocols.http import h11_impl
 
 from queue_workflows import errors
 from queue_workflows.runtime import signals
-from queue_workflows.service import lifespan, messages, problems, state
+from queue_workflows.service import guard, lifespan, problems, state
 from queue_workflows.service import settings as service_settings
 
 MAX_INCOMPLETE_BYTES: Final = 65_536
@@ -87,7 +87,7 @@ class _Protocol(h11_impl.H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else a response has begun
             found = problems.problem(status, detail, headers={"connection": "close"})
             head = [f"HTTP/1.1 {status} {reason}".encode()]
-            head += [b": ".join(each) for each in (*found.raw_headers, *messages.SECURITY)]
+            head += [b": ".join(each) for each in (*found.raw_headers, *guard.SECURITY)]
             self.transport.write(b"\r\n".join([*head, b"", bytes(found.body)]))
         self.transport.close()
 

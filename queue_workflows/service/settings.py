@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
+import dotenv
 import pydantic
 import pydantic_settings
+from dotenv import parser
 from pydantic import Field
 
 from queue_workflows import db, errors
 from queue_workflows.runtime import logs, masking
-from queue_workflows.service import env_file
 from queue_workflows.worker import shapes
 
+FILE: Final = ".env"
+ENCODING: Final = "utf-8-sig"
+"""UTF-8, where some editors put a byte order mark before the first line."""
 PREFIX: Final = "QUEUE_WORKFLOWS_"
 MIN_TOKEN: Final = 16
 """Characters of a token that a person chooses."""
@@ -35,8 +39,8 @@ class Settings(pydantic_settings.BaseSettings):
     """
 
     model_config = pydantic_settings.SettingsConfigDict(
-        env_file=env_file.NAME,
-        env_file_encoding=env_file.ENCODING,
+        env_file=FILE,
+        env_file_encoding=ENCODING,
         extra="ignore",
         frozen=True,
         populate_by_name=True,
@@ -244,6 +248,29 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def _check_file() -> None:
+    """Raise `InvalidConfig` for a line that would be left out, without its text."""
+    if not Path(FILE).is_file():
+        return
+    with Path(FILE).open(encoding=ENCODING) as file:
+        for found in parser.parse_stream(file):
+            if found.error:
+                text = found.original.string
+                blank = text[: len(text) - len(text.lstrip())].count("\n")
+                raise errors.InvalidConfig(
+                    f"{FILE}, line {found.original.line + blank}: it must be NAME=value, with "
+                    "a quote at both ends of the value or at none"
+                )
+
+
+def file_variables(prefix: str) -> dict[str, str]:
+    """Return the values of the names that begin with `prefix`; none without the file."""
+    found = dotenv.dotenv_values(FILE, encoding=ENCODING)
+    return {
+        name: text for name, text in found.items() if name.startswith(prefix) and text is not None
+    }
+
+
 def load(**given: Any) -> Settings:
     """Return the settings; `given` ones replace those of the environment, None ones do not.
 
@@ -253,13 +280,13 @@ def load(**given: Any) -> Settings:
     if unknown := sorted(chosen.keys() - Settings.model_fields.keys()):
         raise errors.InvalidConfig(f"the service has no setting {unknown[0]!r:.80}")
     try:
-        env_file.check()
+        _check_file()
         found = Settings(**chosen)
         _ = found.pool
     except pydantic.ValidationError as error:
         raise errors.InvalidConfig("; ".join(map(_fault, error.errors()))) from None
     except (UnicodeDecodeError, OSError) as error:
-        raise errors.InvalidConfig(f"{env_file.NAME} cannot be read: {error}") from None
+        raise errors.InvalidConfig(f"{FILE} cannot be read: {error}") from None
     return found
 
 

@@ -133,6 +133,7 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
     assert said.code == 2
     assert said.err.splitlines()[-1] == (
         "queue-workflows queues: 'paus' is none of list, pause, resume, limit"
+        "; did you mean 'pause'?"
     )
     assert invoke("models", "drop").err.splitlines()[-1] == (
         "queue-workflows models: 'drop' is none of list, load, unload"

@@ -133,7 +133,7 @@ def test_an_unknown_schedule_is_compared_with_the_known_ones(
 
 def test_bad_input_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]):
     cases: list[Any] = [
-        (["explode"], "actions are list"),
+        (["explode"], "is none of list"),
         (["pause"], "needs the NAME"),
         (["pause", "nope"], "no schedule 'nope'"),
         (["list", "nope"], "no schedule 'nope'"),

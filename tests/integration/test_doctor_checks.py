@@ -11,7 +11,7 @@ import pytest
 
 from queue_workflows import db
 from queue_workflows.admin import doctor as facts
-from queue_workflows.cli import server_checks, table_checks
+from queue_workflows.cli import checks
 from queue_workflows.db import statements
 from tests.support import factories, reused_backends
 from tests.support.findings import ERROR, OK, WARNING, wrong
@@ -70,7 +70,7 @@ def test_clocks_that_differ(
 
 def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     real = facts.notify
-    monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.2)
+    monkeypatch.setattr(checks, "LISTEN_WAIT_S", 0.2)
     monkeypatch.setattr(facts, "notify", lambda conn, _: real(conn, "another_channel"))
     finding = found("listen")
     assert finding.level == WARNING
@@ -93,11 +93,11 @@ def test_a_transaction_that_was_forgotten(
         other.execute("SELECT 1")
         assert found("transactions").level == OK
         assert "(forgotten)" in found("transactions").text
-        monkeypatch.setattr(server_checks, "IDLE_WARN_S", 0.0)
+        monkeypatch.setattr(checks, "IDLE_WARN_S", 0.0)
         assert found("transactions").level == WARNING
         assert "(forgotten) has been idle in one for" in found("transactions").text
-        monkeypatch.setattr(server_checks, "IDLE_WARN_S", 60.0)
-        monkeypatch.setattr(server_checks, "TRANSACTION_WARN_S", 0.0)
+        monkeypatch.setattr(checks, "IDLE_WARN_S", 60.0)
+        monkeypatch.setattr(checks, "TRANSACTION_WARN_S", 0.0)
         assert found("transactions").level == WARNING
         assert "the oldest is open for" in found("transactions").text
     assert found("transactions").text == "none is open"
@@ -135,7 +135,7 @@ def test_a_server_that_is_gone_by_the_time_of_listening(
 ) -> None:
     with Proxy(dsn) as proxy:
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
-        monkeypatch.setattr(server_checks, "LISTEN_WAIT_S", 0.2)
+        monkeypatch.setattr(checks, "LISTEN_WAIT_S", 0.2)
         real = facts.clock
 
         def cut(conn: Any) -> Any:
@@ -158,7 +158,7 @@ def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("dead rows").text == "autovacuum is off for workers"
     with db.connect() as conn:
         conn.execute("ALTER TABLE workers RESET (autovacuum_enabled)")
-    monkeypatch.setattr(table_checks, "DEAD_ROWS_WARN", 5)
+    monkeypatch.setattr(checks, "DEAD_ROWS_WARN", 5)
     finding = until(lambda: f if (f := found("dead rows")).level == WARNING else None)
     assert "workers (" in finding.text
     assert "VACUUM" in finding.remedy

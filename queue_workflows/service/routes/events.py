@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 import fastapi
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from queue_workflows.service import change_reader, changes, problems, responses, state
-from queue_workflows.service.routes import parameters
+from queue_workflows.requests import catalog
+from queue_workflows.service import changes, problems, responses, state
+from queue_workflows.service.routes import endpoints
 
-router = fastapi.APIRouter(prefix="/api/v1/events", tags=["events"])
+router = fastapi.APIRouter()
 BEAT_S = 15.0
 """Seconds without a change after which a comment shows that the stream is alive."""
 RETRY_MS = 2000
@@ -20,27 +21,17 @@ BEGIN_S = 5.0
 """Longest wait for the database before a stream begins; changes meanwhile may be missed then."""
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "Changes"},
-    **parameters.problems(401, 403, 410, 422, 503),
+    200: {"content": {"text/event-stream": {}}, "description": "Changes"}
 }
 
 
-@router.get("", responses=_RESPONSES)
-async def stream(
-    request: fastapi.Request,
-    kind: Literal["job", "run"] | None = None,
-    job_id: parameters.Filter = None,
-    run_id: parameters.Filter = None,
-    queue: parameters.Filter = None,
-    last_event_id: parameters.LastEventId = None,
-) -> Response:
-    """Return the changes from now on, or from those behind Last-Event-ID, which may come again.
-
-    Each has an id, the event `job` or `run`, and JSON data.
-    """
-    given = {"kind": kind, "job_id": job_id, "run_id": run_id, "queue": queue}
+async def _stream(asked: catalog.FollowEvents, http: fastapi.Request) -> Response:
+    given = {name: getattr(asked, name) for name in ("kind", "job_id", "run_id", "queue")}
     wanted = {name: text for name, text in given.items() if text is not None}
-    return _Stream(state.of(request), wanted, last_event_id)
+    return _Stream(state.of(http), wanted, asked.last_event_id)
+
+
+endpoints.add(router, catalog.FollowEvents, _stream, responses=_RESPONSES)
 
 
 def response(events: AsyncIterator[bytes]) -> Response:
@@ -69,8 +60,8 @@ class _Stream(Response):
             begun = await self._response(reader)
             await begun(scope, receive, send)
 
-    async def _response(self, reader: change_reader.Reader) -> Response:
-        missed: list[change_reader.Change] = []
+    async def _response(self, reader: changes.Reader) -> Response:
+        missed: list[changes.Change] = []
         if self._last_id:
             try:
                 missed = await self._own.calls.run(changes.replay, self._last_id, self._wanted)
@@ -83,9 +74,7 @@ class _Stream(Response):
         return response(_events(reader, missed))
 
 
-async def _events(
-    reader: change_reader.Reader, missed: list[change_reader.Change]
-) -> AsyncIterator[bytes]:
+async def _events(reader: changes.Reader, missed: list[changes.Change]) -> AsyncIterator[bytes]:
     yield f"retry: {RETRY_MS}\n\n".encode()
     for change in missed:
         yield _text(change)
@@ -97,6 +86,6 @@ async def _events(
             yield b": alive\n\n"
 
 
-def _text(change: change_reader.Change) -> bytes:
+def _text(change: changes.Change) -> bytes:
     head = f"id: {change.id}\nevent: {change.kind}\ndata: ".encode()
     return head + responses.body(change.data) + b"\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import fastapi
 from starlette.responses import Response
@@ -13,90 +13,51 @@ from starlette.types import Receive, Scope, Send
 
 from queue_workflows import db, errors
 from queue_workflows import streams as api
-from queue_workflows.service import change_reader, job_states, responses, schemas, state
-from queue_workflows.service.routes import events, parameters
+from queue_workflows.requests import catalog
+from queue_workflows.service import changes, job_states, responses, state
+from queue_workflows.service.routes import endpoints, events
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger("queue_workflows.service")
-router = fastapi.APIRouter(prefix="/api/v1", tags=["streams"])
+router = fastapi.APIRouter()
 PAUSE_S: Final = 5.0
 """Longest time between two reads of a stream that no notification and no event of its job wakes."""
 _AWAY: Final = (db.OperationalError, db.InterfaceError, errors.DatabaseUnavailable, TimeoutError)
-_ERRORS: Final = parameters.problems(401, 403, 404, 422, 503)
-_PAGE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": schemas.PartsPage}, **_ERRORS}
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "Parts of the stream"},
-    **_ERRORS,
+    200: {"content": {"text/event-stream": {}}, "description": "Parts of the stream"}
 }
-Name = Annotated[str | None, fastapi.Query(max_length=400, description="only the parts of it")]
-Place = Annotated[
-    str | None, fastapi.Query(max_length=100, description="the id of the last part that is known")
-]
 
 
-@router.get("/jobs/{job_id}/parts", responses=_PAGE)
-async def parts(
-    request: fastapi.Request,
-    job_id: parameters.JobId,
-    name: Name = None,
-    limit: parameters.Limit = 200,
-    cursor: Place = None,
-) -> Response:
-    """Return a page of what the handler of a job has streamed, in order, with reset marks."""
-    return await _page(request, job_id, name, limit, cursor)
+def _parts(asked: catalog.GetJobParts, _: object) -> JsonDict:
+    return _page(asked.job_id, asked)
 
 
-@router.get("/jobs/{job_id}/stream", responses=_STREAM)
-async def stream(
-    request: fastapi.Request,
-    job_id: parameters.JobId,
-    name: Name = None,
-    last_event_id: parameters.LastEventId = None,
-) -> Response:
-    """Return what the handler of a job streams, from Last-Event-ID on, until the job has ended.
-
-    Each `part` has an id. `reset`: a new attempt begins, discard what came before. `end` is last.
-    """
-    return _Stream(state.of(request), job_id, name, last_event_id)
+def _node_parts(asked: catalog.GetNodeParts, _: object) -> JsonDict:
+    return _page(api.job_of_node(asked.run_id, asked.node_id), asked)
 
 
-@router.get("/runs/{run_id}/nodes/{node_id:path}/parts", responses=_PAGE)
-async def node_parts(
-    request: fastapi.Request,
-    run_id: parameters.RunId,
-    node_id: parameters.NodeId,
-    name: Name = None,
-    limit: parameters.Limit = 200,
-    cursor: Place = None,
-) -> Response:
-    """Return a page of what a node of a run has streamed, in order, with reset marks."""
-    job_id = await state.of(request).calls.run(api.job_of_node, run_id, node_id)
-    return await _page(request, job_id, name, limit, cursor)
+endpoints.add(router, catalog.GetJobParts, _parts)
+endpoints.add(router, catalog.GetNodeParts, _node_parts)
 
 
-@router.get("/runs/{run_id}/nodes/{node_id:path}/stream", responses=_STREAM)
-async def node_stream(
-    request: fastapi.Request,
-    run_id: parameters.RunId,
-    node_id: parameters.NodeId,
-    name: Name = None,
-    last_event_id: parameters.LastEventId = None,
-) -> Response:
-    """Return what a node of a run streams, as the stream of a job does."""
-    own = state.of(request)
-    job_id = await own.calls.run(api.job_of_node, run_id, node_id)
-    return _Stream(own, job_id, name, last_event_id)
-
-
-async def _page(
-    request: fastapi.Request, job_id: str, name: str | None, limit: int, cursor: str | None
-) -> Response:
-    read = state.of(request).calls.run
-    page = await read(api.read_page, job_id, name, after=cursor, limit=limit)
+def _page(job_id: str, asked: catalog.GetJobParts | catalog.GetNodeParts) -> JsonDict:
+    page = api.read_page(job_id, asked.name, after=asked.after, limit=asked.limit)
     items = [_item(part) for part in page.parts]
-    return responses.reply(
-        {"items": items, "next": page.after if page.full else None, "over": page.over}
-    )
+    return {"items": items, "next": page.after if page.full else None, "over": page.over}
+
+
+async def _stream(asked: catalog.FollowJob, http: fastapi.Request) -> Response:
+    return _Stream(state.of(http), asked.job_id, asked.name, asked.after)
+
+
+async def _node_stream(asked: catalog.FollowNode, http: fastapi.Request) -> Response:
+    own = state.of(http)
+    job_id = await own.calls.run(api.job_of_node, asked.run_id, asked.node_id)
+    return _Stream(own, job_id, asked.name, asked.after)
+
+
+endpoints.add(router, catalog.FollowJob, _stream, responses=_STREAM)
+endpoints.add(router, catalog.FollowNode, _node_stream, responses=_STREAM)
 
 
 def _item(part: api.Part) -> JsonDict:
@@ -128,7 +89,7 @@ class _Stream(Response):
     async def _read(self, after: str | None) -> api.Page:
         return await self._own.calls.run(api.read_page, self._job_id, self._name, after=after)
 
-    async def _events(self, reader: change_reader.Reader, page: api.Page) -> AsyncIterator[bytes]:
+    async def _events(self, reader: changes.Reader, page: api.Page) -> AsyncIterator[bytes]:
         yield f"retry: {events.RETRY_MS}\n\n".encode()
         sent_at = time.monotonic()
         while not reader.closed:
