@@ -345,9 +345,10 @@ class ExplainJob(RowOrNone):
 
 @operation("GET jobs/{job_id}/parts")
 class GetJobParts(_Parts):
-    """Return what the handler of a job has streamed, of `name` if given, with reset marks.
+    """Return the parts that the handler of a job has streamed, with reset marks.
 
-    `after`: the `id` of the last part that is known. Raises `UnknownJob`.
+    `name`: only of this stream. `after`: the `id` of the last part that is known. Raises
+    `UnknownJob`.
     """
 
     job_id: JobId
@@ -359,7 +360,7 @@ class GetJobParts(_Parts):
 
 @operation("GET jobs/{job_id}/stream")
 class FollowJob(_PartsFrom):
-    """Yield what the handler of a job streams, as `parts` returns it, until its job has ended.
+    """Yield the parts that the handler of a job streams, until the job has ended.
 
     An interrupted stream is resumed, without a gap and without repeating what was yielded.
     Raises `UnknownJob`, and `ServiceUnavailable` as `events` does.
@@ -516,9 +517,10 @@ class AnswerNode(Request[str]):
 
 @operation("GET runs/{run_id}/nodes/{node_id:path}/parts", name="node_parts")
 class GetNodeParts(_Parts):
-    """Return what a node of a run has streamed, of `name` if given, with reset marks.
+    """Return the parts that a node of a run has streamed, with reset marks.
 
-    `after`: the `id` of the last part that is known. Raises `UnknownJob`.
+    `name`: only of this stream. `after`: the `id` of the last part that is known. Raises
+    `UnknownJob`.
     """
 
     run_id: RunId
@@ -531,7 +533,7 @@ class GetNodeParts(_Parts):
 
 @operation("GET runs/{run_id}/nodes/{node_id:path}/stream", name="node_stream")
 class FollowNode(_PartsFrom):
-    """Yield what a node of a run streams, as `parts` returns it, until its job has ended.
+    """Yield the parts that a node of a run streams, until its job has ended.
 
     An interrupted stream is resumed, without a gap and without repeating what was yielded.
     Raises `UnknownJob`, and `ServiceUnavailable` as `events` does.
