@@ -35,7 +35,7 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 16.7,
+        "a colon for a verb": 16.5,
         "those, that of, one of": 3.0,
         "a no instead of a not": 5.2,
         "what as a noun": 6.7,
