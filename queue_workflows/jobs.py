@@ -19,8 +19,7 @@ from queue_workflows.claim import job_tables, manual_changes
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import clock, identity
-from queue_workflows.tasks import args as task_args
-from queue_workflows.tasks import job_validation
+from queue_workflows.tasks import job_validation, registry
 from queue_workflows.types import (
     IngestJob,
     JobId,
@@ -208,7 +207,7 @@ def enqueue_once(
     One transaction, or that of `conn`. Raises as `enqueue` does, and `ArgsRefused` for args that
     the task does not read.
     """
-    task_args.refuse_dropped(task_name, job.get("args"))
+    registry.refuse_dropped(task_name, job.get("args"))
     if job.get("idempotency_key") is not None:
         job.setdefault("idempotency_window_s", LONGEST_WINDOW_S)
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])

@@ -17,8 +17,7 @@ from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations, statements
 from queue_workflows.dispatch import schedule_rows
 from queue_workflows.schedule import definition, entry, expression
-from queue_workflows.tasks import args as task_args
-from queue_workflows.tasks import job_validation
+from queue_workflows.tasks import job_validation, registry
 from queue_workflows.types import Row, Rows
 
 ScheduleEntry = entry.ScheduleEntry
@@ -128,7 +127,7 @@ def check(found: Schedule) -> None:
         return
     row = {name: getattr(found, name) for name in definition.COLUMNS}
     try:
-        task_args.refuse_dropped(found.task_name or "", found.args)
+        registry.refuse_dropped(found.task_name or "", found.args)
         job_validation.batches([schedule_rows.new_job(row, _ANY_INSTANT)])
     except (ValueError, TypeError) as error:
         if not isinstance(error, errors.QueueWorkflowsError):

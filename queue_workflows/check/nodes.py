@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from queue_workflows import config, errors, model_registry
 from queue_workflows.check import findings
 from queue_workflows.check.findings import Finding
-from queue_workflows.dag import graph, map_steps, typed_values
+from queue_workflows.dag import graph, typed_values
 from queue_workflows.declare import compiling, node_functions
 from queue_workflows.runtime import stored_json
 
@@ -55,7 +55,7 @@ class NodeFunctions:
         if node.choice is not None or node.loop is not None:
             return None
         if node.map is not None:
-            return map_steps.OUTPUTS
+            return graph.MAP_OUTPUTS
         found = self._found.get(node.module)
         if found is None or isinstance(found, _Unresolvable):
             return None
@@ -252,5 +252,5 @@ def _steps(entry: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
     for raw in stored_json.sequence(entry.get("steps")):
         step = stored_json.mapping(raw)
         yield step
-        if step.get("kind") == "map" and depth < map_steps.MAX_DEPTH:
+        if step.get("kind") == "map" and depth < graph.MAX_MAP_DEPTH:
             yield from _steps(step, depth + 1)

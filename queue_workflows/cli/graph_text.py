@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from queue_workflows.check import findings
 from queue_workflows.cli import output
-from queue_workflows.dag import answers, bindings, graph
+from queue_workflows.dag import answers, document_values, graph
 
 Nodes = list[dict[str, Any]]
 _BRANCHES = {True: ("├─ ", "│  ", "└─ ", "   "), False: ("|- ", "|  ", "`- ", "   ")}
@@ -222,8 +222,8 @@ def _value(value: Any, ids: frozenset[str]) -> str:
     record = cast("dict[str, Any]", value)
     if "$value" in record:
         return output.compact(record["$value"])
-    if bindings.OUT in record:
-        paths = record[bindings.OUT]
+    if document_values.OUT in record:
+        paths = record[document_values.OUT]
         if isinstance(paths, dict):
             return output.compact(cast("dict[str, Any]", paths)["$value"])
         listed = cast("list[str]", paths if isinstance(paths, list) else [paths])

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from queue_workflows import config, errors, refs
 from queue_workflows.dag import (
     answers,
-    bindings,
     branches,
     document_values,
     graph,
     loops,
-    map_steps,
     policy,
 )
 
@@ -304,7 +302,7 @@ def _node(node_id: str, module: str, deps: list[str], inputs: Mapping[str, Any])
         "queue": "cpu",
         "model": None,
         "deps": deps,
-        "inputs": {key: bindings.as_input(value) for key, value in inputs.items()},
+        "inputs": {key: document_values.as_input(value) for key, value in inputs.items()},
         "skip_if": None,
         "pipeline": None,
         "step": None,
@@ -332,9 +330,9 @@ def _child(entry: Mapping[str, Any], where: str) -> str:
 
 def _map_node(step_id: str, entry: Mapping[str, Any], reading: _Reading, where: str) -> JsonDict:
     """Return the node of a step of kind `map`, with the nodes of its body relative to the item."""
-    if reading.depth + 1 > map_steps.MAX_DEPTH:
+    if reading.depth + 1 > graph.MAX_MAP_DEPTH:
         raise errors.InvalidWorkflow(
-            f"{where}: maps are nested deeper than {map_steps.MAX_DEPTH} levels"
+            f"{where}: maps are nested deeper than {graph.MAX_MAP_DEPTH} levels"
         )
     if ("steps" in entry) == ("pipeline" in entry):
         raise errors.InvalidWorkflow(f"{where}: a map has either 'pipeline' or 'steps'")
@@ -346,8 +344,8 @@ def _map_node(step_id: str, entry: Mapping[str, Any], reading: _Reading, where: 
         reading.budget.take_nodes("", len(flow.nodes))
         step = _Step((), _placed(flow, "", _step_inputs(entry, where), None))
         body = _nodes({"": step}, reading.budget, where)
-    over, found = map_steps.read(entry, body, where)
-    node = _node(step_id, map_steps.MODULE, [], {"over": over})
+    over, found = graph.read_map(entry, body, where)
+    node = _node(step_id, graph.MAP, [], {"over": over})
     return {**node, "map": {**found, "body": body}}
 
 
@@ -386,7 +384,7 @@ def _pipeline_of_one(
     node = _pipeline_node(node_id, alone, (), {}, where)
     for name in inputs:
         _check_input(name, where)
-    sources = {name: bindings.from_step(name) for name in inputs}
+    sources = {name: document_values.from_step(name) for name in inputs}
     return _Pipeline(None, {node_id: {**node, "inputs": sources}})
 
 
@@ -420,9 +418,9 @@ def _pipeline_node(
 
 def _sources(
     entry: Mapping[str, Any], siblings: Collection[str], where: str
-) -> dict[str, bindings.Source]:
+) -> dict[str, document_values.Source]:
     """Return the sources by name, the last one of each name; entries without a name are ignored."""
-    sources: dict[str, bindings.Source] = {}
+    sources: dict[str, document_values.Source] = {}
     for raw in document_values.items(entry, "inputs", where):
         given = document_values.record(raw, f"{where}: an entry of 'inputs'")
         if not given.get("name"):
@@ -431,7 +429,7 @@ def _sources(
         _check_input(name, where)
         at = f"{where}: input {name!r}"
         text = document_values.needed_text(given, "from", at, limit=None)
-        sources[name] = bindings.parse(text, siblings, at)
+        sources[name] = document_values.parse_source(text, siblings, at)
     return sources
 
 

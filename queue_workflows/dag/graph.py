@@ -6,11 +6,11 @@ A run's row holds the definition, and a role that may write the row may have sto
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from queue_workflows import config, errors
-from queue_workflows.dag import bindings, branches, document_values, loops, map_steps, policy
+from queue_workflows import config, errors, refs
+from queue_workflows.dag import branches, document_values, loops, policy
 from queue_workflows.types import Unreadable
 
 VERSIONS = (1, 2)
@@ -27,6 +27,19 @@ OUTPUT = "__output__"
 """Module and id of the node that has the output of its run."""
 MAX_RUN_DEPTH = 8
 """How many child runs may be nested below a run."""
+MAP = "__map__"
+"""The module of the node of a map, which waits for its items."""
+MAX_MAP_DEPTH = 4
+"""How deep maps nest. The id of a node has the keys of all items around it."""
+MOST_AT_ONCE = 100_000
+MAP_ITEM = "item"
+"""The head of refs to the item, unless the step names another by `as`."""
+MAP_RESULTS = "results"
+"""The key of a map's output under which the results of its items are."""
+MAP_FAILED = "failed"
+"""The key of a map's output under which the items that failed are, `{"key", "error"}` each."""
+MAP_OUTPUTS = frozenset({MAP_RESULTS, "keys", MAP_FAILED})
+"""All keys of a map's output."""
 _STORED = "the run's stored definition"
 _ROUND = re.compile("#[1-9][0-9]{0,3}$")
 _LISTED = 20
@@ -243,8 +256,8 @@ class _Reading(NamedTuple):
             pipeline=document_values.text(entry, "pipeline", where),
             step=None if step is None else dict(document_values.record(step, f"{where}: 'step'")),
         )
-        if (entry.get("map") is None) != (node.module != map_steps.MODULE):
-            raise errors.InvalidWorkflow(f"{where}: 'map' and the module {map_steps.MODULE!r}")
+        if (entry.get("map") is None) != (node.module != MAP):
+            raise errors.InvalidWorkflow(f"{where}: 'map' and the module {MAP!r}")
         more = {key: entry[key] for key in _SELDOM if entry.get(key) is not None}
         return self._with_more(node, more, where, depth) if more else node
 
@@ -277,7 +290,7 @@ class _Reading(NamedTuple):
         return node._replace(**found)
 
     def _map(self, raw: Any, where: str, depth: int) -> Map:
-        if depth >= map_steps.MAX_DEPTH:
+        if depth >= MAX_MAP_DEPTH:
             raise errors.InvalidWorkflow(f"{where}: maps are nested too deep")
         at = f"{where}: 'map'"
         given = document_values.record(raw, at)
@@ -296,9 +309,85 @@ class _Reading(NamedTuple):
             path=tuple(cast("list[str]", path)),
             key=document_values.text(given, "key", at),
             item=document_values.identifier({"id": given.get("item")}, f"{at}: 'item'"),
-            at_once=map_steps.at_once(given.get("at_once"), at),
+            at_once=_checked_at_once(given.get("at_once"), at),
             may_fail=_may_fail(given.get("may_fail"), at),
         )
+
+
+def read_map(
+    entry: Mapping[str, Any], body: Sequence[Mapping[str, Any]], where: str
+) -> tuple[Any, dict[str, Any]]:
+    """Return the list as a template, and the definition's entry of a map without its body.
+
+    `{"key", "item", "at_once", "may_fail", "result", "path"}`. Raises `InvalidWorkflow` that starts
+    with `where`.
+    """
+    if entry.get("over") is None:
+        raise errors.InvalidWorkflow(
+            f'{where}: \'over\' is missing: the list, as {{"$from": "scan/scan.files"}}'
+        )
+    name = MAP_ITEM if entry.get("as") is None else entry["as"]
+    item = document_values.identifier({"id": name}, f"{where}: 'as'")
+    ids = [node["id"] for node in body]
+    if item in ids:
+        raise errors.InvalidWorkflow(
+            f"{where}: a node of its body has the name {item!r} of the item"
+        )
+    result, path = _map_result(entry.get("result"), body, where)
+    return document_values.value(entry["over"], f"{where}: 'over'"), {
+        "key": document_values.text(entry, "key", where),
+        "item": item,
+        "at_once": _checked_at_once(entry.get("at_once"), where),
+        "may_fail": _checked_may_fail(entry.get("may_fail"), where),
+        "result": result,
+        "path": path,
+    }
+
+
+def _checked_at_once(given: Any, where: str) -> int | None:
+    """Return how many items are open at most; None if it is not given."""
+    if given is None:
+        return None
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_AT_ONCE:
+        raise errors.InvalidWorkflow(
+            f"{where}: 'at_once' is a number of items, 1 to {MOST_AT_ONCE}, not {given!r:.40}"
+        )
+    return given
+
+
+def _checked_may_fail(given: Any, where: str) -> dict[str, Any]:
+    """Return how many items may fail: `{"count": n}`, or of a float `{"share": x}`."""
+    if given is None:
+        return {"count": 0}
+    if isinstance(given, float) and 0 <= given <= 1:
+        return {"share": given}
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= 1_000_000_000:
+        return {"count": given}
+    raise errors.InvalidWorkflow(
+        f"{where}: 'may_fail' is a number of items, or a share of them from 0.0 to 1.0, "
+        f"not {given!r:.40}"
+    )
+
+
+def _map_result(given: Any, body: Sequence[Mapping[str, Any]], where: str) -> tuple[str, list[str]]:
+    if given is None:
+        followed = {dep for node in body for dep in node["deps"]}
+        leaves = [node for node in body if node["id"] not in followed]
+        if len(leaves) > 1:
+            raise errors.InvalidWorkflow(
+                f"{where}: {len(leaves)} nodes end its body: name the one whose output is the "
+                f'item\'s, as "result": {{"$from": "{leaves[-1]["id"]}"}}'
+            )
+        return leaves[0]["id"], [MAP_RESULTS] if "map" in leaves[0] else []
+    path = cast("dict[str, Any]", given).get("$from") if isinstance(given, dict) else None
+    if not isinstance(path, str) or len(cast("dict[str, Any]", given)) != 1:
+        raise errors.InvalidWorkflow(
+            f'{where}: \'result\' is one ref, as {{"$from": "encode.path"}}'
+        )
+    head, *rest = refs.segments(path)
+    if head not in {node["id"] for node in body}:
+        raise errors.InvalidWorkflow(f"{where}: 'result': its body has no node {head!r:.120}")
+    return head, rest
 
 
 def _may_fail(raw: Any, where: str) -> int | float:
@@ -307,7 +396,7 @@ def _may_fail(raw: Any, where: str) -> int | float:
     given = entry.get("share", entry.get("count", "nothing"))
     if "share" in entry and isinstance(given, int) and not isinstance(given, bool):
         given = float(given)
-    (allowed,) = map_steps.may_fail(given, where).values()
+    (allowed,) = _checked_may_fail(given, where).values()
     return allowed
 
 
@@ -333,15 +422,15 @@ def _inputs(raw: Any, where: str) -> dict[str, Any]:
     where = f"{where}: 'inputs'"
     inputs = dict(document_values.record(document_values.value(raw, where, wrapped=3), where))
     for name, template in inputs.items():
-        if bindings.is_marker(template):
-            _check_marker(template[bindings.OUT], f"{where}: {name!r:.80}")
+        if document_values.is_marker(template):
+            _check_marker(template[document_values.OUT], f"{where}: {name!r:.80}")
     return inputs
 
 
 def _check_marker(marked: Any, where: str) -> None:
     if isinstance(marked, dict):
         if "$value" not in marked:
-            raise errors.InvalidWorkflow(f"{where}: {bindings.OUT!r} without '$value'")
+            raise errors.InvalidWorkflow(f"{where}: {document_values.OUT!r} without '$value'")
         return
     paths = cast("list[Any]", marked) if isinstance(marked, list) else [marked]
     for path in paths:

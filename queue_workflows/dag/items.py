@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import bindings, branches, graph, item_ids, loops
+from queue_workflows.dag import branches, document_values, graph, item_ids, loops
 
 
 class Scope(NamedTuple):
@@ -175,11 +175,11 @@ def near(scope: Scope, node_ids: Iterable[str]) -> list[str]:
 
 
 def _input(value: Any, scopes: Sequence[Scope]) -> Any:
-    if not bindings.is_marker(value):
+    if not document_values.is_marker(value):
         return _plain(_bound(value, scopes))
-    if isinstance(marked := value[bindings.OUT], dict):
-        return {bindings.OUT: {"$value": _bound(marked["$value"], scopes)}}
-    return bindings.with_paths(value, lambda path: f"{scopes[-1].id}/{path}")
+    if isinstance(marked := value[document_values.OUT], dict):
+        return {document_values.OUT: {"$value": _bound(marked["$value"], scopes)}}
+    return document_values.with_paths(value, lambda path: f"{scopes[-1].id}/{path}")
 
 
 def _plain(bound: Any) -> Any:
@@ -189,7 +189,9 @@ def _plain(bound: Any) -> Any:
     """
     if isinstance(bound, dict) and bound.keys() == {"$value"}:
         value = cast("dict[str, Any]", bound)["$value"]
-        return cast("Any", bound if bindings.is_marker(value) or refs.has_refs(value) else value)
+        return cast(
+            "Any", bound if document_values.is_marker(value) or refs.has_refs(value) else value
+        )
     return cast("Any", bound)
 
 

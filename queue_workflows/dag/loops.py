@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import bindings, document_values
+from queue_workflows.dag import document_values
 
 MODULE = "__loop__"
 """The module of the node that has a loop's output. No worker runs it: the dispatcher ends it."""
@@ -109,8 +109,8 @@ def _in_round(
         "id": f"{node['id']}#{number}",
         "deps": inner or waits,
         "inputs": {
-            name: bindings.with_paths(value, functools.partial(_of_round, number))
-            if bindings.is_marker(value)
+            name: document_values.with_paths(value, functools.partial(_of_round, number))
+            if document_values.is_marker(value)
             else _placed(value, heads, where)
             for name, value in node["inputs"].items()
         },

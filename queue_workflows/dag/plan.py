@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import bindings, branches, graph, loops, payload, policy
+from queue_workflows.dag import branches, document_values, graph, loops, payload, policy
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
@@ -393,7 +393,7 @@ class _Planner:
         owner = node.arm or node_id
         row = NewNode(node, choice=of.choices.get(owner), loop=of.nodes[owner].loop)
         try:
-            row.template = bindings.bind_paths(node.inputs, out_dir, node_id=node_id)
+            row.template = document_values.bind_paths(node.inputs, out_dir, node_id=node_id)
         except errors.InvalidWorkflow as error:
             row.reason = str(error)
         return row

@@ -35,15 +35,6 @@ _RIGHT_NAMES = {
 """Names of the same keys in Celery, Airflow, Temporal and others, and common guesses."""
 
 
-class Backoff(NamedTuple):
-    """The wait before the next attempt; `jitter` 0 to 1 is the share of it that is random."""
-
-    kind: str = "linear"
-    base_s: float = BASE_S
-    cap_s: float = MAX_WAIT_S
-    jitter: float = 0.0
-
-
 class Raised(NamedTuple):
     """What a failed attempt decides about the next one."""
 
@@ -196,36 +187,21 @@ def delay_s(raw: Any, attempt: int, draw: random.Random | None = None) -> float:
 
     `jitter` j draws the wait evenly from (1 - j) to 1 times its length, so that a cap stays one.
     """
-    backoff = _parsed(raw)
-    if backoff.kind == "constant":
-        wait_s = backoff.base_s
-    elif backoff.kind == "linear":
-        wait_s = backoff.base_s * attempt
-    else:
-        wait_s = backoff.base_s * 2.0 ** min(attempt - 1, 60)
-    wait_s = min(wait_s, backoff.cap_s)
-    if backoff.jitter:
-        wait_s *= 1 - backoff.jitter * (draw or _random).random()
+    if not isinstance(raw, dict):  # the default, and a constant, have no cap of their own
+        return min(BASE_S * attempt if raw is None else float(raw), MAX_WAIT_S)
+    given = cast("dict[str, Any]", raw)
+    kind, wait_s = given.get("kind", "linear"), given.get("base_s", BASE_S)
+    if kind == "linear":
+        wait_s *= attempt
+    elif kind == "exponential":
+        wait_s *= 2.0 ** min(attempt - 1, 60)
+    wait_s = min(wait_s, given.get("cap_s", MAX_WAIT_S if kind == "constant" else CAP_S))
+    if jitter := given.get("jitter"):
+        wait_s *= 1 - jitter * (draw or _random).random()
     return wait_s
 
 
 _random = random.Random()  # noqa: S311  jitter
-
-
-def _parsed(raw: Any) -> Backoff:
-    if raw is None:
-        return Backoff(base_s=BASE_S)
-    if isinstance(raw, dict):
-        given = cast("dict[str, Any]", raw)
-        growing = given.get("kind", "linear") != "constant"
-        cap_s = CAP_S if growing else MAX_WAIT_S
-        return Backoff(
-            kind=given.get("kind", "linear"),
-            base_s=given.get("base_s", BASE_S),
-            cap_s=given.get("cap_s", cap_s),
-            jitter=given.get("jitter", 0.0),
-        )
-    return Backoff("constant", float(raw))
 
 
 def _backoff(raw: Any, key: str, where: str) -> Any:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import map_steps
+from queue_workflows.dag import graph
 from queue_workflows.declare import handles, node_functions
 
 
@@ -166,22 +166,16 @@ class Graph:
     ) -> Any:
         """Add a call of a pipeline: a step with the nodes that its function calls."""
         if self.group is not None and self.group.entry["kind"] in ("branch", "loop"):
-            outer, self.defaults = self.defaults, options.extra
-            try:
+            with self._within(self.group, options.extra):
                 return build()
-            finally:
-                self.defaults = outer
         if self.group is not None:
             raise errors.InvalidWorkflow(
                 f"{self.where}: pipeline {name!r} is called in the pipeline of step "
                 f"{self.group.entry['id']!r}: a pipeline holds nodes; call it in the workflow"
             )
         step, where = self.begin("pipeline", name, given, options)
-        self.group, self.defaults = step, options.extra
-        try:
+        with self._within(step, options.extra):
             made = build()
-        finally:
-            self.group, self.defaults = None, {}
         if not step.nodes:
             raise errors.InvalidWorkflow(f"{where}: pipeline {name!r} calls no node")
         if made is not None:
@@ -201,11 +195,18 @@ class Graph:
         if around is not None and around.entry["kind"] != "map":
             raise refused(self.where, around, f"{kind}() is called")
         step, _ = self.begin(kind, kind, value, options)
-        self.group = step
-        try:
+        with self._within(step, self.defaults):
             yield step
+
+    @contextmanager
+    def _within(self, step: Step, defaults: Mapping[str, Any]) -> Generator[None]:
+        """Add the nodes that the block calls to a step; `defaults`: keys of their entries."""
+        outer = self.group, self.defaults
+        self.group, self.defaults = step, defaults
+        try:
+            yield
         finally:
-            self.group = around
+            self.group, self.defaults = outer
 
     def add_run(
         self,
@@ -265,15 +266,12 @@ class Graph:
         step.entry["over"] = handles.template(items, f"{where}: the list")
         step.entry |= {key: value for key, value in settings.items() if value is not None}
         item = handles.Origin(self, what=f"{where}: an item", body=step)
-        self.group, self.defaults = step, options.extra
-        try:
-            made = build(handles.Handle(item, {"$from": map_steps.ITEM}))
-        finally:
-            self.group, self.defaults = None, {}
+        with self._within(step, options.extra):
+            made = build(handles.Handle(item, {"$from": graph.MAP_ITEM}))
         stores = _end_map(step, made, where)
         return handles.Handle(
             handles.Origin(self, what=where, step=own, node=own, stores=stores),
-            {"$from": f"{own}.{map_steps.RESULTS}"},
+            {"$from": f"{own}.{graph.MAP_RESULTS}"},
         )
 
     def add_question(self, keys: Mapping[str, Any], target: str, options: Options) -> Any:
@@ -360,7 +358,7 @@ def _end_map(step: Step, made: Any, where: str) -> bool:
     body = {*step.members, *([] if step.run is None else [step.run["id"]])}
     if not body:
         raise errors.InvalidWorkflow(f"{where}: its function calls no node")
-    for head in sorted(step.outer & {*body, *step.node_ids(), map_steps.ITEM}):
+    for head in sorted(step.outer & {*body, *step.node_ids(), graph.MAP_ITEM}):
         raise errors.InvalidWorkflow(
             f"{where}: {head!r} is in it and outside of it: give one another name, a node by "
             "options(id=...)"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
 from queue_workflows import errors, refs
-from queue_workflows.dag import map_steps, payload
+from queue_workflows.dag import graph, payload
 
 _TO_COME = " of a run to come>"
 
@@ -128,9 +128,9 @@ def failures(handle: Any) -> Handle:
     """Return a handle on the items that failed in a map, out of the one on its results."""
     made = origin(handle) if isinstance(handle, Handle) else None
     ref: Any = handle._ref if isinstance(handle, Handle) else {}  # pyright: ignore[reportPrivateUsage]
-    if made is None or made.step is None or ref != {"$from": f"{made.step}.{map_steps.RESULTS}"}:
+    if made is None or made.step is None or ref != {"$from": f"{made.step}.{graph.MAP_RESULTS}"}:
         raise errors.InvalidWorkflow("failures() takes what a call of map() gave")
-    return Handle(made, {"$from": f"{made.step}.{map_steps.FAILED}"})
+    return Handle(made, {"$from": f"{made.step}.{graph.MAP_FAILED}"})
 
 
 def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:

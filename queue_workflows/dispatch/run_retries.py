@@ -6,13 +6,17 @@ Each function takes part in the transaction of its connection.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from queue_workflows import db, errors
 from queue_workflows.admin import item_nodes
 from queue_workflows.claim import manual_changes
-from queue_workflows.dag import graph, item_ids
+from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.types import Row
+
+if TYPE_CHECKING:
+    from queue_workflows.dag import graph
 
 
 def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
@@ -35,6 +39,8 @@ def reopen(conn: db.Connection, run_id: str, *, from_node: str | None) -> Row:
 
 def _again(conn: db.Connection, run_id: str, node_id: str) -> Again:
     """Return a node and all that depends on it."""
+    from queue_workflows.dag import graph  # late: a process that queues jobs reads no graphs
+
     stored, again = statements.runs.definition(conn, run_id=run_id), Again()
     if stored is None or not again.add(graph.read(stored), node_id):
         meant = item_nodes.hint(conn, run_id, node_id)

@@ -15,7 +15,7 @@ from queue_workflows import config, errors
 from queue_workflows.dag import payload
 from queue_workflows.local_queue import job_queue, outcomes, plan, settings
 from queue_workflows.runtime import service
-from queue_workflows.tasks import args, control, handlers
+from queue_workflows.tasks import control, handlers, registry
 from queue_workflows.tasks import job as current
 from queue_workflows.types import NowFn, Row
 
@@ -468,7 +468,7 @@ def _run_task(job: job_queue.Job, control_: Control, attempt: int, worker: str) 
     }  # fmt: skip
     running = current.Job(row, control_)
     with contextlib.closing(handlers.Runner()) as runner, current.running(running):
-        begun = args.caller_of(task).call(task, running.reason, given, job.task)
+        begun = registry.caller_of(task).call(task, running.reason, given, job.task)
         value = runner.run(begun, control_)
     value = handlers.unless_signal(value)
     return running.result_set if value is None else value

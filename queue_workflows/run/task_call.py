@@ -10,7 +10,7 @@ from queue_workflows import config, errors
 from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload
 from queue_workflows.run import attempt
-from queue_workflows.tasks import args, control, handlers
+from queue_workflows.tasks import control, handlers, registry
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row, Unreadable
 
@@ -68,7 +68,7 @@ class _Attempt(attempt.Attempt):
             raise errors.UnknownTask(
                 f"this worker knows no ingest task {name!r}: register_ingest_task()"
             )
-        return args.caller_of(task).call(task, self.job.reason, self.row["args"], name)
+        return registry.caller_of(task).call(task, self.job.reason, self.row["args"], name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
         if self.control.cancel_requested:

@@ -31,7 +31,7 @@ from queue_workflows.service.routes import (
     parameters,
     streams,
 )
-from queue_workflows.tasks import args
+from queue_workflows.tasks import registry
 
 ROUTERS = (
     infrastructure.router,
@@ -112,9 +112,9 @@ def _trigger_example() -> dict[str, Any] | None:
     """Return a job that this service takes; None without one."""
     config = queue_workflows.get_config()
     for name, task in sorted(config.ingest_task_map.items()) if config.ingest_queues else ():
-        given = {"day": "2026-03-01"} if args.caller_of(task).args else {}
+        given = {"day": "2026-03-01"} if registry.caller_of(task).args else {}
         try:
-            args.check_args(name, given)
+            registry.check_args(name, given)
         except queue_workflows.errors.ArgsRefused:
             continue
         queue = config.ingest_task_queues.get(name) or min(config.ingest_queues)

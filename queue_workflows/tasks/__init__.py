@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows.tasks.args import check_args
-from queue_workflows.tasks.registry import TaskPolicy, register_ingest_task, row_defaults
+from queue_workflows.tasks.registry import (
+    TaskPolicy,
+    check_args,
+    register_ingest_task,
+    row_defaults,
+)
 
 if TYPE_CHECKING:
     from queue_workflows.tasks.job import Job, NodeJob, current_job

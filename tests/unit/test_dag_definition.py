@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, definition, document_values, graph
+from queue_workflows.dag import definition, document_values, graph
+from queue_workflows.dag import document_values as bindings
 from tests.support import tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.wait import patience

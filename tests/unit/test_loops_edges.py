@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, definition, graph, loops
+from queue_workflows.dag import definition, graph, loops
+from queue_workflows.dag import document_values as bindings
 from tests.support import tabled
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", n) for n in (1, 2, 3)), True)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import bindings, branches, graph, item_ids, items, loops
+from queue_workflows.dag import branches, graph, item_ids, items, loops
+from queue_workflows.dag import document_values as bindings
 from tests.support import tabled
 from tests.unit.test_dag_graph_edges import entry
 

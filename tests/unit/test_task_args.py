@@ -20,7 +20,7 @@ import pytest
 import queue_workflows
 from queue_workflows import errors, tasks
 from queue_workflows.dag import payload, typed_values
-from queue_workflows.tasks import args as taking
+from queue_workflows.tasks import registry as taking
 from tests.support import tabled
 
 Row = dict[str, Any]

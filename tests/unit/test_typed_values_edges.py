@@ -247,3 +247,58 @@ def test_whatever_an_app_raises_is_a_refusal(what: str, said: str) -> None:
     with pytest.raises(errors.ArgsRefused) as refused:
         typed_values.taken({"what": what}, Failing, "it")
     assert str(refused.value) == f"it: {said}"
+
+
+def handler(
+    out: Any, a: int, b: pathlib.Path | None = None, *, d: str = "d", **rest: int
+) -> None: ...
+
+
+def test_a_handler_gets_its_inputs_by_name_and_what_it_is_offered() -> None:
+    signature = typed_values.signature(handler)
+    assert typed_values.signature(handler) is signature
+    assert (signature.names, signature.defaulted) == (("out", "a", "b", "d"), {"b", "d"})
+    assert (signature.takes_rest, signature.paths) == (True, {"b"})
+    offers = {"out": lambda: "engine's", "a": lambda: "offer", "unknown": lambda: 1}
+    bound = signature.bind({"out": 1, "a": "2", "b": "f", "d": None, "e": 5}, offers)
+    assert bound == {"out": "engine's", "a": "2", "b": pathlib.Path("f"), "e": 5}
+    assert signature.bind({"d": "x"}, {}) == {"d": "x"}
+    assert signature.bind({"out": 1}, offers) == {"out": "engine's", "a": "offer"}
+
+
+def test_inputs_are_converted_where_errors_have_a_place() -> None:
+    signature = typed_values.signature(handler)
+    given = {"a": 2, "b": "f", "d": None, "e": 5}
+    assert signature.bind(given, {}, where="here") == {"a": 2, "b": pathlib.Path("f"), "e": 5}
+    for name, value in (("a", "2"), ("e", "x"), ("a", None)):
+        with pytest.raises(errors.ArgsRefused, match=f"here: '{name}'"):
+            signature.bind({"a": 1, name: value}, {}, where="here")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_path"),
+    [
+        (pathlib.Path, True), (pathlib.PurePosixPath, True), (pathlib.Path | None, True),
+        ("pathlib.Path", True), ("Path", True), ("Unknown | Path", True),
+        ("Optional[Path]", True), ("Optional['Path']", True), ("typing.Union[Path, X]", True),
+        (str, False), ("Unknown", False), ("list[Path]", False), (list[pathlib.Path], False),
+        (Any, False),
+    ],
+)  # fmt: skip
+def test_a_text_becomes_a_path_for_an_annotation_that_says_so(
+    annotation: Any, is_path: bool
+) -> None:
+    def one(x: Any) -> None: ...
+
+    one.__annotations__["x"] = annotation
+    found = typed_values.Signature(one).bind({"x": "f"}, {})
+    assert found == {"x": pathlib.Path("f") if is_path else "f"}
+
+
+def test_a_callable_that_cannot_be_hashed_has_a_signature() -> None:
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, a: int) -> None: ...
+
+    assert typed_values.signature(Unhashable()).names == ("a",)
