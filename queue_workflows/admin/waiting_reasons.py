@@ -6,7 +6,7 @@ from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.admin import waiting_facts, worker_reasons
-from queue_workflows.claim import job_tables, record
+from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock, display, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
@@ -155,7 +155,7 @@ def _unknown_node(row: Row) -> str:
     return (
         f"no live worker of queue {row['queue']} knows node module {row['node_module']}{met}; "
         "start a worker with that code, or it fails "
-        f"{display.number(record.UNKNOWN_NODE_S)} s after the first worker met it"
+        f"{display.number(job_tables.UNKNOWN_NODE_S)} s after the first worker met it"
     )
 
 

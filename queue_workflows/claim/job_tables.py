@@ -18,6 +18,9 @@ class JobTable(NamedTuple):
     """Where the database notifies that a queue, the payload, has a job to claim."""
 
 
+UNKNOWN_NODE_S = 120.0
+"""Seconds for which a node that workers do not know is left to others: a deployment of new code to
+a fleet, machine by machine, is then done."""
 NODE_JOBS = JobTable(
     "workflow_node_jobs", "workflow_node_events", in_run=True, ready_channel="node_job_ready"
 )

@@ -20,9 +20,6 @@ from queue_workflows.runtime import display, log_context
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
-UNKNOWN_NODE_S = 120.0
-"""Seconds for which a node that workers do not know is left to others: a deployment of new code to
-a fleet, machine by machine, is then done."""
 UNKNOWN_MAX_S = 20.0
 """The longest wait, in seconds, between two claims of a node that workers do not know."""
 UNKNOWN_BOUNDS = 10
@@ -298,7 +295,7 @@ def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str
     found = yield from statements.handback.unknown.script(job=lease.job_id, stale_s=stale_s)
     if found is None or config.DISABLE_WORKER_HEARTBEAT.read():
         return error
-    bound_s = UNKNOWN_NODE_S * (UNKNOWN_BOUNDS if found["others"] else 1)
+    bound_s = job_tables.UNKNOWN_NODE_S * (UNKNOWN_BOUNDS if found["others"] else 1)
     if not found["known"] and (found["age_s"] or 0.0) >= bound_s:
         met = ", ".join(sorted({*found["workers"], lease.worker_id}))
         nobody = "no worker that met it" if found["others"] else "no live worker"

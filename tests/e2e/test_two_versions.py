@@ -210,7 +210,7 @@ def test_a_node_that_old_workers_do_not_know_is_left_to_new_ones(
 def test_a_node_that_no_live_worker_knows_fails_and_names_who_met_it(
     versions: Versions, new_node: str
 ) -> None:
-    bound = constants.env({"claim.record.UNKNOWN_NODE_S": 2})
+    bound = constants.env({"claim.job_tables.UNKNOWN_NODE_S": 2})
     for _ in range(2):
         versions.cli.start(
             "queue-claim-worker", "--queue=cpu", "--app", "films_app", **versions.env(1), **bound

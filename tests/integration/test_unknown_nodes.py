@@ -100,7 +100,7 @@ def test_the_host_of_a_worker_that_knows_it_claims_it_next(conn: db.Connection) 
 def test_a_bound_of_zero_fails_it_at_once(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants.put(monkeypatch, "claim.record.UNKNOWN_NODE_S", 0.0)
+    constants.put(monkeypatch, "claim.job_tables.UNKNOWN_NODE_S", 0.0)
     report(conn, who(worker_id="w2"))
     status, error = meet(conn, "w1")
     assert status == "failed"
