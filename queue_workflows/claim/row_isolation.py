@@ -32,8 +32,6 @@ PICKED = 1000
 """How many rows one batch picks."""
 BUSY = frozenset({"55P03", "40P01", "40001"})
 """SQLSTATEs of a row that another transaction locks: not available, deadlock, serialization."""
-TOO_SLOW = "57014"
-"""SQLSTATE of a statement that its timeout cancelled."""
 SERVER = ("08", "25", "53", "57P")
 """SQLSTATE classes of a server that fails: connection, read-only, resources, shutdown."""
 SYSTEMIC = frozenset(
@@ -52,11 +50,6 @@ def backoff_s(failures: int) -> float:
 def is_busy(error: BaseException) -> bool:
     """Return whether a database error only means that another transaction has locked the row."""
     return getattr(error, "sqlstate", None) in BUSY and not _is_raised(error)
-
-
-def is_held_up(error: BaseException) -> bool:
-    """Return whether the statement was given up because a row is locked, or took too long."""
-    return is_busy(error) or getattr(error, "sqlstate", None) == TOO_SLOW
 
 
 def is_outage(error: BaseException) -> bool:
