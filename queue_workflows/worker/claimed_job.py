@@ -214,17 +214,24 @@ class Answer(NamedTuple):
 
 def answer(job: ClaimedJob, question: JsonDict) -> db.Script[Answer]:
     """Return the answer to a question: `step`, `rows`, `out_dir` or `context`."""
-    what = question["what"]
+    what, run_id = question["what"], job.run_id or ""
     try:
         if what == "step":
-            return Answer((yield from job_steps.answer(job.lease, question["request"])))
-        if what == "out_dir":
-            return Answer((yield from _out_dir(job)))
-        if what == "context":
-            return Answer((yield from _context(job, question["request"])))
-        return Answer((yield from rows(job)))
+            found = yield from job_steps.answer(job.lease, question["request"])
+        elif what == "out_dir":
+            default = confinement.of_run(run_id)
+            stored = yield from statements.runs.set_out_dir.script(run_id=run_id, out_dir=default)
+            found = stored or default
+        elif what == "context":
+            found = yield from run_cache.read_context(run_id, question["request"])
+        else:
+            found = yield from rows(job)
+    except errors.UnreadableRow as error:
+        text = f"run {run_id}: {error}" if what == "context" else str(error)
+        return Answer(None, text, is_final=True)
     except errors.QueueWorkflowsError as error:
-        return Answer(None, str(error), isinstance(error, errors.UnreadableRow))
+        return Answer(None, str(error))
+    return Answer(found)
 
 
 def rows(job: ClaimedJob) -> db.Script[JsonDict]:
@@ -232,20 +239,6 @@ def rows(job: ClaimedJob) -> db.Script[JsonDict]:
     own = yield from statements.nodes.get.script(job=job.id)
     run = yield from statements.runs.get.script(run_id=job.run_id)
     return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
-
-
-def _out_dir(job: ClaimedJob) -> db.Script[str]:
-    default = confinement.of_run(job.run_id or "")
-    found = yield from statements.runs.set_out_dir.script(run_id=job.run_id, out_dir=default)
-    return found or default
-
-
-def _context(job: ClaimedJob, heads: Sequence[str] | None) -> db.Script[JsonDict]:
-    run_id = job.run_id or ""
-    try:
-        return (yield from run_cache.read_context(run_id, heads))
-    except errors.UnreadableRow as error:
-        raise errors.UnreadableRow(f"run {run_id}: {error}") from None
 
 
 def note(

@@ -12,7 +12,7 @@ from typing import Any
 
 from queue_workflows import db, node_queue, run_store
 from queue_workflows.telemetry import gpu_overview
-from tests.support import wait
+from tests.support import constants, wait
 
 ROOT = Path(__file__).parents[2]
 HOST = "gpu-check"
@@ -27,7 +27,8 @@ class Bench:
     """
 
     def __init__(self, env: Mapping[str, str], *, patience_s: float = PATIENCE_S) -> None:
-        self._env = {**os.environ, **env, "QUEUE_WORKFLOWS_HOST_LABEL": HOST}
+        given = {**os.environ, **env, "QUEUE_WORKFLOWS_HOST_LABEL": HOST}
+        self._env = constants.for_children(given)
         self.patience_s = patience_s
         self._reader = gpu_overview.Reader(None)
         self._worker: subprocess.Popen[bytes] | None = None
