@@ -357,6 +357,7 @@ class Executors:
             _log.warning("no executor can be forked for now: %s", error)
             for fd in opened:
                 os.close(fd)
+            self._pairs = 1  # the next one needs few descriptors
             self._pause()
             return None
         ours, theirs = opened[::2], opened[1::2]
