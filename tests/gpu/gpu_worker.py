@@ -51,7 +51,7 @@ class Bench:
         self._worker = subprocess.Popen(
             [*command, "--app", "tests.gpu.app:setup", "--log-level", "warning"],
             cwd=ROOT,
-            env=self._env,
+            env=constants.for_children(self._env),
             start_new_session=True,
         )
         pid = self._worker.pid
