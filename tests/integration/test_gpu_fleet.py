@@ -476,7 +476,7 @@ def test_the_first_claim_waits_for_the_size_of_the_gpu(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     timeouts.wait_for_gpu_sizes(monkeypatch, 60.0)
-    monkeypatch.setenv("QUEUE_WORKFLOWS_HEARTBEAT_INTERVAL_S", "0.1")  # it publishes the size
+    monkeypatch.setenv("DL_HEARTBEAT_SEC", "0.1")  # it publishes the size
     queue_workflows.register_node("m", lambda: None)
     for name, gb in (("large", 24.0), ("small", 8.0)):
         model_registry.register(model_registry.ModelSpec(name, dict, est_vram_gb=gb))
