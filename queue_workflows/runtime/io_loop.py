@@ -33,6 +33,8 @@ class IoLoop:
         self._calls: dict[int, dict[int, Call]] = {}
         self._at = math.inf
         self._stopped = False
+        self.over: Callable[[], bool] | None = None
+        """Tells at each turn whether `run` ends."""
         self.rung: dict[Flow, None] = {}
         """The flows whose bells have rung."""
 
@@ -81,7 +83,8 @@ class IoLoop:
 
         `tick` does what is due and returns when it is to be called again.
         """
-        while not self._stopped and (over is None or not over()):
+        self.over = over
+        while not self._stopped and (self.over is None or not self.over()):
             left_s = 0.0 if self.rung else max(0.0, self._at - self._now())
             # A timer of epoll has a millisecond; it must not wake too early and turn in vain.
             for key, events in self._selector.select(None if left_s == math.inf else left_s):

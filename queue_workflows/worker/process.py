@@ -254,7 +254,7 @@ class Worker:
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 loop.wake_at(0.0)
-                loop.run(self._tick, self._is_over)
+                loop.run(self._tick, self._is_over if self._ends_by_itself else None)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
@@ -300,7 +300,10 @@ class Worker:
         return self._desk.lanes[0].left == 0
 
     def _is_over(self) -> bool:
-        """Return whether it has left; asked at each turn, so that its end waits for no timer."""
+        """Return whether it has left.
+
+        A worker that leaves, or ends by itself, is asked at each turn: its end waits for no timer.
+        """
         own = self._desk
         if self._ends_by_itself and not own.stopping:
             self._end_by_itself(clock.boot_s())
@@ -376,7 +379,7 @@ class Worker:
 
     def _leave(self, now: float) -> None:
         """End step by step: store what is left, end the executors, then the loop."""
-        own = self._desk
+        own, self._loop.over = self._desk, self._is_over
         if now >= own.exit_by or (self._lost is not None and not own.busy):
             self._loop.stop()
         elif not own.busy:
