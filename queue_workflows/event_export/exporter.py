@@ -202,8 +202,9 @@ def _events_of(
 ) -> list[list[Row]]:
     """Return the events of each of these claims, the oldest first, with what names the attempt."""
     found: dict[tuple[str, int], list[Row]] = {}
-    of = statements.event_exports
-    statement = of.node_attempts if table.in_run else of.ingest_attempts
+    statement = statements.event_exports.ingest_attempts
+    if table.in_run:
+        statement = statements.event_exports.node_attempts
     for start in range(0, len(claims), CHUNK):
         part = claims[start : start + CHUNK]
         given: dict[str, Any] = {
@@ -322,9 +323,9 @@ class Follower:
             # In this order: an id that is drawn now belongs to a transaction that runs now.
             self._drawn = Positions(**statements.event_exports.last_ids(conn))
             self._running = set(statements.event_exports.transactions(conn))
-        of = statements.event_exports
+        ingest, nodes = statements.event_exports.ingest_events, statements.event_exports.node_events
         found = {
-            table: (of.node_events if table.in_run else of.ingest_events)(
+            table: (nodes if table.in_run else ingest)(
                 conn,
                 lows=[low for low, _ in position.ranges],
                 highs=[high for _, high in position.ranges],

@@ -315,8 +315,10 @@ def _unflag(conn: db.Connection, model: str) -> None:
 
 
 def _record(conn: db.Connection, values: Row) -> None:
-    of = statements.models
-    (of.log_for_model if values["model"] else of.log_without_model)(conn, **values)
+    if values["model"]:
+        statements.models.log_for_model(conn, **values)
+    else:
+        statements.models.log_without_model(conn, **values)
 
 
 def _of_model(model: str) -> str:

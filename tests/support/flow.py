@@ -219,7 +219,7 @@ def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise error
 
-    for module, names in ((node_plans, ("plan", "note")), (run_cache, ("unknown", "learned"))):
+    for module, names in ((node_plans, ("plan",)), (run_cache, ("unknown", "learned", "recall"))):
         for name in names:
             patch.setattr(module, name, fail)
 

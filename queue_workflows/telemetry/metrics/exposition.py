@@ -189,20 +189,24 @@ State: TypeAlias = "dict[str, list[Row]]"
 
 def state(conn: db.Connection, *, stale_after_s: float) -> State:
     """Return the state now. `conn` is in a transaction, whose planner settings this changes."""
-    limit, of = {"limit": MOST_NAMES}, statements.metrics
-    of.in_order(conn)
-    oldest = [*of.oldest_ingest(conn), *of.oldest_nodes(conn)]
-    of.by_index(conn)
+    limit = {"limit": MOST_NAMES}
+    statements.metrics.in_order(conn)
+    oldest = [*statements.metrics.oldest_ingest(conn), *statements.metrics.oldest_nodes(conn)]
+    statements.metrics.by_index(conn)
     return {
         "oldest": oldest,
-        "running": [row for table in statements.JOB_TABLES for row in of.running[table](conn)],
-        "awaiting": of.awaiting(conn),
-        "runs": of.runs(conn),
-        "paused": of.paused(conn, **limit),
-        "workers": of.workers(conn, stale_s=stale_after_s),
+        "running": [
+            row
+            for table in statements.JOB_TABLES
+            for row in statements.metrics.running[table](conn)
+        ],
+        "awaiting": statements.metrics.awaiting(conn),
+        "runs": statements.metrics.runs(conn),
+        "paused": statements.metrics.paused(conn, **limit),
+        "workers": statements.metrics.workers(conn, stale_s=stale_after_s),
         "outbox": [statements.overview.open_events(conn)],
-        "schedules": of.schedules(conn, **limit),
-        "machines": of.machines(conn, **limit),
+        "schedules": statements.metrics.schedules(conn, **limit),
+        "machines": statements.metrics.machines(conn, **limit),
         "waiting": _waiting(conn),  # the last: it changes the planner's settings again
     }
 
