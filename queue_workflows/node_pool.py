@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -172,20 +173,13 @@ class NodePool:
         if seen["run_due_s"] is not None:
             due_at = max(self._now() + seen["run_due_s"], self._promoted_at + STREAM_PAUSE_S)
             self._check_at = min(self._check_at, due_at)
-        more: list[bool] = []
-        row_isolation.all_of(
-            [
-                lambda: seen["due"] and admission.promote_due(conn, self._rows),
-                lambda: more.append(
-                    self.work(
-                        runs=seen["runs"] or seen["due"],
-                        events=seen["events"],
-                        inputs=seen["answers"],
-                    )
-                ),
-            ]
-        )
-        return any(more)
+        kinds = {"runs": seen["runs"] or seen["due"], "inputs": seen["answers"]}
+        steps: list[Callable[[], object]] = [
+            functools.partial(self.work, **kinds, events=seen["events"])
+        ]
+        if seen["due"]:
+            steps.insert(0, functools.partial(admission.promote_due, conn, self._rows))
+        return bool(row_isolation.all_of(steps)[-1])
 
     def work(self, *, runs: bool, events: bool, inputs: bool) -> bool:
         """Start runs, take answers and dispatch events: a bounded number of each.
@@ -194,11 +188,7 @@ class NodePool:
         stop the others; it is raised afterwards.
         """
         kinds = {self._start: runs, self._answer: inputs, self._drain: events}
-        more: list[bool] = []
-        row_isolation.all_of(
-            [lambda act=act: more.append(act()) for act, wanted in kinds.items() if wanted]
-        )
-        return any(more)
+        return any(row_isolation.all_of([act for act, wanted in kinds.items() if wanted]))
 
     def _start(self) -> bool:
         """Start runs; return whether there may be more to start."""

@@ -290,16 +290,18 @@ def _one_line(error: BaseException) -> str:
     return " ".join(payload.error_text(error).split())
 
 
-def all_of(steps: Iterable[Callable[[], object]]) -> None:
-    """Do every step although one raises, and raise the first error afterwards."""
+def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
+    """Do every step although one raises, then raise the first error or return the results."""
     first: Exception | None = None
+    found: list[T] = []
     for step in steps:
         try:
-            step()
+            found.append(step())
         except Exception as error:  # noqa: BLE001  raised below, after the other steps
             first = first or error
     if first is not None:
         raise first
+    return found
 
 
 # --- Claims that one statement changes.
