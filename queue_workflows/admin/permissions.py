@@ -101,20 +101,6 @@ def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
     return [MissingRight(**row) for row in rows]
 
 
-def missing(conn: db.Connection) -> list[str]:
-    """Return what a worker's role lacks on what exists, such as `UPDATE on workers`."""
-    rows = _closed_tables(conn, {**_WORK, _LEDGER: ("SELECT",)})
-    closed = [
-        f"USAGE on {name}"
-        for name in statements.permissions.closed_sequences(conn, tables=list(TABLES))
-    ]
-    # A role that was granted its rights before an upgrade lacks those on new functions.
-    rows += statements.permissions.closed_functions(
-        conn, internal=list(functions.INTERNAL), works=True, named=list[str]()
-    )
-    return [f"{row['right']} on {row['name']}" for row in rows] + closed
-
-
 def _closed_tables(conn: db.Connection, wanted: _Rights) -> list[Row]:
     pairs = [(table, right) for table, rights in wanted.items() for right in rights]
     return statements.permissions.closed_tables(

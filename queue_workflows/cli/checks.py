@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from queue_workflows import config, db
 from queue_workflows.admin import doctor as facts
+from queue_workflows.admin import permissions
 from queue_workflows.cli import output
 from queue_workflows.db import connectivity, statements
 from queue_workflows.runtime import entry_point
@@ -276,6 +277,37 @@ def connections(conn: db.Connection) -> Findings:
     level = ERROR if share >= CONNECTIONS_ERROR else WARNING if share >= CONNECTIONS_WARN else OK
     remedy = "" if level == OK else "raise max_connections; a worker holds up to three"
     yield Finding("connections", level, text, remedy)
+
+
+def rights(conn: db.Connection, purpose: str) -> Findings:
+    """Report the rights that this role lacks for a purpose, or has and does not need."""
+    lacks = permissions.lacking(conn, purpose)
+    excess = permissions.excessive(conn, purpose)
+    if not lacks and not excess:
+        yield Finding("rights", OK, f"all that it takes to {purpose}")
+        return
+    role = statements.doctor.schema_seen(conn)["role"]
+    parts = [
+        f"{verb} {_listed([f'{one.right} on {one.name}' for one in found])}"
+        for verb, found in (("lacks", lacks), ("need not have", excess))
+        if found
+    ]
+    text = f"to {purpose}, {role} {' and '.join(parts)}"
+    yield Finding("rights", ERROR, text, "; ".join(rights_sql(conn, purpose, role)))
+
+
+def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
+    """Return the statements that give a role the rights for a purpose, and no others."""
+    # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.
+    return [
+        *permissions.revokes(permissions.excessive(conn, purpose)),
+        *permissions.grants(permissions.lacking(conn, purpose), role),
+    ]
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"{', '.join(found[:5])}{more}"
 
 
 # --- tables that are updated often -------------------------------------------------------------

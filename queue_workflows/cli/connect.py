@@ -94,18 +94,10 @@ def _script(purpose: str) -> int:
                 "the database has no schema yet: run `queue-workflows migrate`"
             )
         else:
-            given = _statements(conn, purpose, seen["role"])
+            given = checks.rights_sql(conn, purpose, seen["role"])
     for statement in given:
         output.echo(f"{statement};")
     return 0
-
-
-def _statements(conn: db.Connection, purpose: str, role: str) -> list[str]:
-    # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.
-    return [
-        *permissions.revokes(permissions.excessive(conn, purpose)),
-        *permissions.grants(permissions.lacking(conn, purpose), role),
-    ]
 
 
 def _report(words: str, steps: Findings, purpose: str, *, as_json: bool) -> define.Shown:
@@ -233,27 +225,9 @@ def _rights(purpose: str) -> Callable[[db.Connection], Findings]:
                 f"set {knob}=/folder[:/folder] on workers and orchestrators: runs keep files there"
             )
             yield Finding("files", OK, text)
-        lacks = permissions.lacking(conn, purpose)
-        excess = permissions.excessive(conn, purpose)
-        if not lacks and not excess:
-            yield Finding("rights", OK, f"all that it takes to {purpose}")
-            return
-        role = statements.doctor.schema_seen(conn)["role"]
-        parts = [
-            f"{verb} {_list_some([f'{one.right} on {one.name}' for one in found])}"
-            for verb, found in (("lacks", lacks), ("need not have", excess))
-            if found
-        ]
-        text = f"to {purpose}, {role} {' and '.join(parts)}"
-        remedy = "; ".join(_statements(conn, purpose, role))
-        yield Finding("rights", ERROR, text, remedy)
+        yield from checks.rights(conn, purpose)
 
     return check
-
-
-def _list_some(found: list[str]) -> str:
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"{', '.join(found[:5])}{more}"
 
 
 def _round_trip(conn: db.Connection) -> Findings:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from queue_workflows import __version__, config, db, errors, schedules
-from queue_workflows.admin import bad_rows, permissions
+from queue_workflows.admin import bad_rows
 from queue_workflows.admin import doctor as facts
 from queue_workflows.claim import admission
 from queue_workflows.cli import checks, command, define, output, unserved_queues
@@ -161,12 +161,11 @@ def _functions(conn: db.Connection) -> Findings:
 
 
 def _rights(conn: db.Connection) -> Findings:
-    if missing := permissions.missing(conn):
-        others = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        text = f"this role lacks {', '.join(missing[:5])}{others}"
-        yield Finding("rights", ERROR, text, "GRANT them, or connect as the role that has them")
-    else:
-        yield Finding("rights", OK, "may read and write every table that is there")
+    remedy = (
+        "run what `queue-workflows connect --for work --sql` prints, as the owner of the tables"
+    )
+    for finding in checks.rights(conn, "work"):
+        yield finding._replace(remedy=remedy if finding.remedy else "")
 
 
 def _files(conn: db.Connection) -> Findings:

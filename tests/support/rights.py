@@ -22,7 +22,7 @@ def excessive(conn: db.Connection, purpose: str) -> list[permissions.ExcessRight
 
 def missing(conn: db.Connection) -> list[str]:
     """Return what the role of `conn` lacks to work, as the doctor names it."""
-    return permissions.missing(conn)
+    return [f"{one.right} on {one.name}" for one in permissions.lacking(conn, "work")]
 
 
 def grants(lacks: list[permissions.MissingRight], role: str) -> list[str]:

@@ -38,7 +38,7 @@ LIMITS = {
         "a colon for a verb": 16.5,
         "those, that of, one of": 3.0,
         "a no instead of a not": 5.2,
-        "what as a noun": 6.7,
+        "what as a noun": 6.5,
         "None and a colon": 1.5,
     },
     "sql": {
