@@ -61,7 +61,7 @@ def cancelled(any_id: str) -> dict[str, Any]:
     with db.transaction() as conn:
         any_id, found = ids.resolve(conn, any_id)
         if found is None:
-            return _done(any_id, "unknown", stopping=[])
+            return _done(any_id, "unknown", last={"stopping": []})
         act = runs.cancel if found["kind"] == "run" else jobs.cancel
         row = act(any_id, conn=conn)
         if row is None:
@@ -69,7 +69,7 @@ def cancelled(any_id: str) -> dict[str, Any]:
         else:
             outcome = "cancelled" if row["status"] == "cancelled" else "asked to stop"
         stopping = statements.overview.running_under(conn, id=any_id)
-        done = _done(any_id, outcome, stopping=stopping) | _state(conn, any_id)
+        done = _done(any_id, outcome, last={"stopping": stopping}) | _state(conn, any_id)
         if done["kind"] == "run":
             done["nodes"] = overview.node_counts(conn, any_id)
         return done
@@ -87,7 +87,7 @@ def retried(
     with db.transaction() as conn:
         any_id, found = ids.resolve(conn, any_id)
         if found is None:
-            return _done(any_id, "unknown", reason=None)
+            return _done(any_id, "unknown", first={"reason": None})
         if from_node is not None and found["kind"] != "run":
             raise errors.InvalidConfig(
                 f"--from {from_node} names a node of a run, and {any_id} is a job"
@@ -105,7 +105,7 @@ def retried(
                 jobs.retry(any_id, from_step=from_step, conn=conn)
         except (errors.InvalidConfig, errors.UnknownJob) as error:
             reason = _reason(error, found)
-        done = _done(any_id, "refused" if reason else "queued", reason=reason)
+        done = _done(any_id, "refused" if reason else "queued", first={"reason": reason})
         done |= _state(conn, any_id)
         if done["run_id"] is not None:
             done["nodes"] = overview.node_counts(conn, done["run_id"])
@@ -120,11 +120,17 @@ def _reason(error: Exception, found: dict[str, Any]) -> str:
     return str(error)
 
 
-def _done(any_id: str, outcome: str, **more: Any) -> dict[str, Any]:
-    """Return the keys of `--json`, those that `_state` fills in without a value."""
+def _done(
+    any_id: str,
+    outcome: str,
+    *,
+    first: dict[str, Any] | None = None,
+    last: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the keys of `--json` in their order; `_state` fills in the ones without a value."""
     named = dict.fromkeys(("kind", "name", "run_id"))
-    states = dict.fromkeys(("status", "run_status"))
-    return {"id": any_id, **named, "outcome": outcome, **states, **more, "nodes": {}}
+    states = (first or {}) | dict.fromkeys(("status", "run_status")) | (last or {})
+    return {"id": any_id, **named, "outcome": outcome, **states, "nodes": {}}
 
 
 def _state(conn: db.Connection, any_id: str) -> dict[str, Any]:
