@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from queue_workflows import config
-from queue_workflows.local_queue import job_queue, outcomes, plan, settings
+from queue_workflows.local_queue import attempts, job_queue, plan, settings
 from queue_workflows.local_queue import threads as worker_threads
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import pressure
@@ -69,10 +69,10 @@ class JobQueueManager:
         self.plan = plan
         self.queue = job_queue.JobQueue(now_fn=now_fn) if queue is None else queue
         self.throttle = pressure.Throttle(now_fn=now_fn) if throttle is None else throttle
-        self.statistics = outcomes.Statistics()
+        self.statistics = attempts.Statistics()
         self._now = now_fn
         self._lock = threading.Lock()
-        self._outcomes = outcomes.Outcomes(
+        self._outcomes = attempts.Outcomes(
             plan, self.queue, self.statistics, self.settings.max_attempts
         )
         self._claims = self._outcomes.claims

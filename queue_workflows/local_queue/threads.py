@@ -13,7 +13,7 @@ from typing import Any
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
-from queue_workflows.local_queue import job_queue, outcomes, plan, settings
+from queue_workflows.local_queue import attempts, job_queue, plan, settings
 from queue_workflows.runtime import service
 from queue_workflows.tasks import control, handlers, registry
 from queue_workflows.tasks import job as current
@@ -86,7 +86,7 @@ class Attempt:
 class Slot:
     """One slot for a thread, which runs one job at a time."""
 
-    def __init__(self, number: int, start_at: float, counts: outcomes.Cell) -> None:
+    def __init__(self, number: int, start_at: float, counts: attempts.Cell) -> None:
         self.name = f"Worker-{number}"
         self.start_at = start_at
         self.counts = counts
@@ -117,8 +117,8 @@ class WorkerThreads:
         settings_: settings.Settings,
         execute: Callable[[job_queue.Job], Any] | None,
         queue: job_queue.JobQueue,
-        outcomes_: outcomes.Outcomes,
-        counts: outcomes.Statistics,
+        outcomes: attempts.Outcomes,
+        counts: attempts.Statistics,
         *,
         wake: Callable[[], object],
         now_fn: NowFn,
@@ -126,7 +126,7 @@ class WorkerThreads:
         self._settings = settings_
         self._execute = execute
         self._queue = queue
-        self._outcomes = outcomes_
+        self._outcomes = outcomes
         self._plan, self._claims = outcomes_.plan, outcomes_.claims
         self._counts = counts
         self._wake = wake

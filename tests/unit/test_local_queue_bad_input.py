@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from queue_workflows import errors, local_queue
-from queue_workflows.local_queue import outcomes
+from queue_workflows.local_queue import attempts
 from queue_workflows.local_queue import plan as plans
 from queue_workflows.telemetry import pressure
 from tests.support import local_queue_app, tabled
@@ -136,17 +136,17 @@ def test_a_discard_that_is_returned_fails_the_job_as_one_that_is_raised(started:
 def test_a_thread_that_dies_between_two_steps_loses_no_job(
     started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from queue_workflows.local_queue import outcomes
+    from queue_workflows.local_queue import attempts
 
-    attempt, dies = outcomes.Outcomes.attempt, [True]
+    attempt, dies = attempts.Outcomes.attempt, [True]
 
-    def attempt_or_die(self: outcomes.Outcomes, job_id: str) -> int:
+    def attempt_or_die(self: attempts.Outcomes, job_id: str) -> int:
         if dies:
             dies.clear()
             raise MemoryError
         return attempt(self, job_id)
 
-    monkeypatch.setattr(outcomes.Outcomes, "attempt", attempt_or_die)
+    monkeypatch.setattr(attempts.Outcomes, "attempt", attempt_or_die)
     plan = local_queue.MemoryPlan([Job("a", "task")])
     manager = started(plan, lambda _: "x")
     assert ended(plan, "a").result == "x"
@@ -400,18 +400,18 @@ def test_without_a_limit_a_plan_keeps_all_ended_jobs() -> None:
 
 
 def test_attempts_of_claimed_jobs_are_not_counted_here() -> None:
-    counts, queue = outcomes.Statistics(), local_queue.JobQueue()
+    counts, queue = attempts.Statistics(), local_queue.JobQueue()
     own: Any = Mock(spec=plans.ClaimingPlan)
     own.mark_failed.return_value = False
-    found = outcomes.Outcomes(own, queue, counts, 3)
+    found = attempts.Outcomes(own, queue, counts, 3)
     found.failed(Job("a", "t"), 1, "no", final=False)
     assert found.attempt("a") == 1
 
 
 def test_however_many_tasks_are_named_the_statistics_stay_small() -> None:
-    counts = outcomes.Statistics()
+    counts = attempts.Statistics()
     cell = counts.new_cell()
-    for number in range(outcomes.MAX_TASKS + 50):
+    for number in range(attempts.MAX_TASKS + 50):
         cell.ended(str(number), 1.0, False)
-    assert len(counts.tasks) == outcomes.MAX_TASKS + 1
-    assert counts.tasks[outcomes.OTHER_TASKS].ended == 50
+    assert len(counts.tasks) == attempts.MAX_TASKS + 1
+    assert counts.tasks[attempts.OTHER_TASKS].ended == 50
