@@ -127,7 +127,7 @@ class WorkerThreads:
         self._execute = execute
         self._queue = queue
         self._outcomes = outcomes
-        self._plan, self._claims = outcomes_.plan, outcomes_.claims
+        self._plan, self._claims = outcomes.plan, outcomes.claims
         self._counts = counts
         self._wake = wake
         self._now = now_fn
