@@ -68,6 +68,7 @@ def test_a_job_that_is_cancelled_before_it_begins_never_runs(
     if how == "without notifications":
         monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
         monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.1")
+        monkeypatch.setenv("DL_HEARTBEAT_SEC", "0.2")
     bodies.stay = {1}
     ids = enqueue(5)
     with running(worker(), bodies):

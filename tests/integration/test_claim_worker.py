@@ -484,6 +484,7 @@ def test_an_off_worker_claims_nothing_is_parked_and_resumes_in_place(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    monkeypatch.setenv("DL_HEARTBEAT_SEC", "0.2")
     workers.disable("box", "cpu")
     job_id = queued("quick")
     with running(worker()):
@@ -536,6 +537,7 @@ def test_an_off_that_ends_by_itself_resumes_the_worker_in_place(
     body: Body, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "0.05")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_WORKER_CONTROL_POLL_S", "0.1")
     workers.disable("box", "cpu")
     job_id = queued("quick")
     with running(worker()):

@@ -25,7 +25,7 @@ from queue_workflows import (
     workers,
 )
 from queue_workflows import models as models_api
-from tests.support import console, factories, flow, wait
+from tests.support import console, constants, factories, flow, wait
 from tests.support.commands import Commands
 from tests.support.worker_views import node_row
 
@@ -197,6 +197,7 @@ def test_a_load_that_fails_fails_its_job_and_the_worker_goes_on(
 def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    constants.put(monkeypatch, "worker.gpu_models.REAP_S", 0.05)
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.001")
     models.add("a")
     with held_body() as (started, go_on):
@@ -215,6 +216,7 @@ def test_an_idle_model_goes_after_its_ttl_and_never_under_a_job(
 def test_a_slow_idle_unload_does_not_block_the_lease_keeper(
     models: Models, gpu: Any, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    constants.put(monkeypatch, "worker.gpu_models.REAP_S", 0.05)
     monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.1")
     monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
     unloading, go_on = threading.Event(), threading.Event()
