@@ -18,7 +18,7 @@ from queue_workflows.alerts import sender
 from queue_workflows.claim import row_isolation
 from queue_workflows.db import check_violations, statements
 from queue_workflows.dispatch import schedule_rows
-from queue_workflows.runtime import app_loading, entry_point, signals
+from queue_workflows.runtime import app_loading, entry_point, masking, signals
 from queue_workflows.schedule import definition, expression
 from queue_workflows.schedule import entry as entries
 
@@ -390,7 +390,7 @@ class Ticker:
             if not self._failures and not row_isolation.is_busy(error):
                 away = isinstance(error, OSError) or row_isolation.is_outage(error)
                 what = "waits for the database" if away else "cannot be followed, it is tried again"
-                _log.warning("the schedule %s: %s", what, entry_point.mask(str(error)))
+                _log.warning("the schedule %s: %s", what, masking.mask(str(error)))
             longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 16))
             self._failures += not row_isolation.is_busy(error)
             return longest * random.uniform(0.5, 1.0)  # noqa: S311  jitter
@@ -469,7 +469,7 @@ def _boot_kick() -> None:
     try:
         _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
     except _DATABASE_ERRORS as error:
-        _log.error("boot kick left out: %s", entry_point.mask(str(error)))
+        _log.error("boot kick left out: %s", masking.mask(str(error)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import statements
-from queue_workflows.runtime import app_loading, display, entry_point, external_tool, service
+from queue_workflows.runtime import app_loading, display, external_tool, masking, service
 from queue_workflows.types import FailureHook, JsonDict, NowFn, Row
 
 PER_MINUTE = 10
@@ -295,7 +295,7 @@ def alert_of(taken: Taken) -> JsonDict:
 
 
 def _single(row: Row) -> JsonDict:
-    error = None if row["error"] is None else entry_point.mask(row["error"])[:ERROR_LIMIT]
+    error = None if row["error"] is None else masking.mask(row["error"])[:ERROR_LIMIT]
     place = [
         f"{what} {display.line(row[key])}"
         for what, key in (("queue", "queue"), ("schedule", "schedule"))

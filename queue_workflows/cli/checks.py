@@ -17,7 +17,7 @@ from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
 from queue_workflows.cli import output
 from queue_workflows.db import connectivity, statements
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import masking
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 MIN_SERVER = 140000
@@ -72,7 +72,7 @@ def masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
     """Return the findings without secrets, each after it was given to `each`."""
     safe: list[Finding] = []
     for finding in found:
-        safe.append(Finding(*(entry_point.mask(part) for part in finding)))
+        safe.append(Finding(*(masking.mask(part) for part in finding)))
         each(safe[-1])
     return safe
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from queue_workflows import db, errors
 from queue_workflows.db import statements
-from queue_workflows.runtime import entry_point, stored_json
+from queue_workflows.runtime import masking, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Reader:
                 self.close()
             if not self._away:
                 self._away = True
-                _log.warning("waiting for the database: %s", entry_point.mask(str(error).strip()))
+                _log.warning("waiting for the database: %s", masking.mask(str(error).strip()))
             return None
         if self._away:
             self._away = False

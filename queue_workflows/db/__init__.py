@@ -6,8 +6,9 @@ The parts that only processes and operators need are loaded on their first use.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 from psycopg import Error, InterfaceError, OperationalError
 
 from queue_workflows.db import pool
@@ -91,8 +92,10 @@ def transaction(conn: Any = None, *, async_twin: str = "") -> AbstractContextMan
     committed or rolled back. It is of psycopg, SQLAlchemy or Django. Raises `UnknownConnection`
     before any statement; `async_twin` is what the message recommends for an asynchronous one.
     """
-    if conn is None or is_psycopg(conn):
-        return pool.transaction(conn)
+    if conn is None:
+        return pool.own_transaction()
+    if isinstance(conn, psycopg.Connection):
+        return pool.Joined(cast("Connection", conn))
     # Late: few apps have such a connection.
     from queue_workflows.db import app_connections
 
@@ -101,7 +104,7 @@ def transaction(conn: Any = None, *, async_twin: str = "") -> AbstractContextMan
 
 def statement(conn: Any = None) -> AbstractContextManager[Connection]:
     """Return `transaction` for a single statement, which commits itself: no BEGIN, no COMMIT."""
-    return pool.statement(conn) if conn is None or is_psycopg(conn) else transaction(conn)
+    return pool.Lent() if conn is None else transaction(conn)
 
 
 def __getattr__(name: str) -> Any:

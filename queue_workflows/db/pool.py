@@ -10,7 +10,7 @@ import select
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
@@ -348,10 +348,10 @@ def _set_all(conn: Connection, settings: Mapping[str, str]) -> None:
     statements.sessions.set_all(conn, settings=json.dumps(settings))
 
 
-class _Joined:
+class Joined:
     """The caller's connection, with dict rows and TEXT_SETTINGS meanwhile.
 
-    A class, as `_Lent` is, since a generator would cost each statement 1 us.
+    A class, as `Lent` is, since a generator would cost each statement 1 us.
     """
 
     __slots__ = ("_before", "_conn", "_factory")
@@ -373,7 +373,7 @@ class _Joined:
             give_back(self._conn, self._conn.info, self._before)
 
 
-class _Lent:
+class Lent:
     """A connection of the engine's pool in autocommit."""
 
     __slots__ = ("_conn", "_pool")
@@ -389,19 +389,10 @@ class _Lent:
 
 
 @contextmanager
-def _own_transaction() -> Generator[Connection]:
+def own_transaction() -> Generator[Connection]:
+    """Yield a connection of the engine's pool in a transaction."""
     with _pool("engine").connection() as own, own.transaction():
         yield own
-
-
-def transaction(conn: Connection | None = None) -> AbstractContextManager[Connection]:
-    """Return `db.transaction` for a connection of psycopg."""
-    return _own_transaction() if conn is None else _Joined(conn)
-
-
-def statement(conn: Connection | None = None) -> AbstractContextManager[Connection]:
-    """Return `db.statement` for a connection of psycopg."""
-    return _Lent() if conn is None else _Joined(conn)
 
 
 def is_psycopg(conn: Any) -> bool:

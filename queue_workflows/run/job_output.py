@@ -263,7 +263,7 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
     own = [
         handler
         for handler in root.handlers
-        if any(isinstance(each, entry_point.MaskSecrets) for each in handler.filters)
+        if any(isinstance(each, logs.MaskSecrets) for each in handler.filters)
     ]
     for handler in own:
         root.removeHandler(handler)

@@ -15,15 +15,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import display, logs
-from queue_workflows.runtime.masking import mask
+from queue_workflows.runtime import display, logs, masking
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 """Converts a foreign error that it recognizes to an error of this package, else returns None."""
 
-MaskSecrets = logs.MaskSecrets
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -60,7 +58,7 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
         warning = error
     for handler in handlers:
         handler.setFormatter(logs.formatter(kind))
-        handler.addFilter(MaskSecrets(indent=kind != "json"))
+        handler.addFilter(logs.MaskSecrets(indent=kind != "json"))
         root.addHandler(handler)
     root.setLevel(level.upper())
     if kind == "json":
@@ -152,7 +150,7 @@ def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int
 
 def _write_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(mask(text))
+        sys.stderr.write(masking.mask(text))
         sys.stderr.flush()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import payload, policy
-from queue_workflows.runtime import entry_point, masking
+from queue_workflows.runtime import masking
 from queue_workflows.tasks import control
 from queue_workflows.types import JsonDict
 
@@ -84,7 +84,7 @@ class _Recorded:
 
     def begin(self) -> JsonDict:
         """Return the request to begin, or to get what is recorded."""
-        shown = entry_point.mask(self._shown)
+        shown = masking.mask(self._shown)
         return self._about("begin", arguments_hash=self._hash, arguments=shown)
 
     def _about(self, op: str, **more: Any) -> JsonDict:

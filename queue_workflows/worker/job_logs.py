@@ -10,7 +10,7 @@ from typing import Final
 from queue_workflows import config, db
 from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
-from queue_workflows.runtime import clock, entry_point
+from queue_workflows.runtime import clock, masking
 from queue_workflows.types import NowFn
 from queue_workflows.worker import claimed_job
 
@@ -169,4 +169,4 @@ def _start_of_whole(tail: bytes) -> int:
 def _text(data: bytes) -> str:
     """Return the text as the database takes it, masked and without a character that was cut."""
     text = data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return entry_point.mask(text)
+    return masking.mask(text)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.runtime import app_loading, entry_point
+from queue_workflows.runtime import app_loading, entry_point, masking
 from tests.support import tabled
 
 SECRET = "s3cr3t"
@@ -201,7 +201,7 @@ def test_mask_hides_passwords_and_nothing_else() -> None:
     ]  # fmt: skip
     for text, masked in cases:
         with tabled.case(text, masked):
-            assert entry_point.mask(text) == masked
+            assert masking.mask(text) == masked
 
 
 def test_logging_is_one_masked_utc_line(

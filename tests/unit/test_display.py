@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows.cli import output
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display, entry_point, logs
 from queue_workflows.types import Unreadable
 from tests.support import tabled
 
@@ -281,7 +281,7 @@ def test_two_handlers_do_not_escape_twice(log: tuple[logging.Logger, io.StringIO
     logger, written = log
     handler = logging.getLogger().handlers[0]
     second_handler = handler.__class__(written)
-    second_handler.addFilter(entry_point.MaskSecrets())
+    second_handler.addFilter(logs.MaskSecrets())
     logging.getLogger().addHandler(second_handler)
     logger.warning("one\ntwo %s", FORGED)
     first, second = (
