@@ -160,4 +160,4 @@ def _now() -> define.Shown:
         f" and {cost.tools_cpu_s * 1000:.1f} ms in tools, and takes {cost.wall_s * 1000:.0f} ms"
     )
     shown = {"sample": found, "gpus_by": source, "cost": cost._asdict()}
-    return define.Shown(shown, lambda: output.echo(f"{sample_text.line(found)}\n{text}"))
+    return define.Shown(shown, lambda: [*map(output.echo, (sample_text.line(found), text))])
