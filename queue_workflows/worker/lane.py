@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
 from queue_workflows.claim import claims, job_tables
@@ -195,24 +196,13 @@ class Lane:
 
         `ahead_s`: how far ahead it looks for delayed jobs. See `claims.claim`.
         """
-        plans: Sequence[claims.Ahead | None] = [None] * len(done)
-        if done and self.table.in_run:
-            yield from node_plans.learned(done)
-            plans = node_plans.after(done)
-        ended = [
-            claims.Done(job.lease, outcome, ahead)
-            for (job, outcome), ahead in zip(done, plans, strict=True)
-        ]
-        return (
-            yield from claims.claim(
-                self.table,
-                self._gpu_claimant() if self.shape.gpu else self.who,
-                count=count,
-                done=ended,
-                promote=promote,
-                ahead_s=ahead_s,
-            )
+        who = self._gpu_claimant() if self.shape.gpu else self.who
+        script = functools.partial(
+            claims.claim, self.table, who, count=count, promote=promote, ahead_s=ahead_s
         )
+        if done and self.table.in_run:
+            return _planned(script, done)
+        return script(done=[claims.Done(job.lease, outcome) for job, outcome in done])
 
     def claim_by_row(self) -> db.Script[list[tuple[bytes | None, ...]]]:
         """Claim one job row by row, as a row makes the ordinary claim fail; return its row."""
@@ -239,3 +229,13 @@ class Lane:
             else:
                 found.append(claimed_job.ClaimedJob(self, row, asked))
         return found, wait
+
+
+def _planned(
+    script: Callable[..., db.Script[list[Any]]], done: Sequence[node_plans.Done]
+) -> db.Script[list[Any]]:
+    """Run a script that records completed nodes, with the plans that follow from them."""
+    yield from node_plans.learned(done)
+    plans = zip(done, node_plans.after(done), strict=True)
+    ended = [claims.Done(job.lease, outcome, ahead) for (job, outcome), ahead in plans]
+    return (yield from script(done=ended))
