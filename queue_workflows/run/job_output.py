@@ -1,15 +1,10 @@
 """Pass what handlers print and log to their worker, and print it there.
 
-The stdout and stderr of an executor are pipes that the worker reads. So all that a handler printed
-before it was killed is kept, whichever code printed it. A handler that prints faster than the
-worker reads waits, as it would for a slow terminal. An executor may have several pairs of pipes, to
-which its jobs print in turn: a job may begin before the worker has read the outcomes of those
-before it, and so it knows whose output is whose.
-
-An executor with one job at a time sends the log records that nothing prints. One with many jobs
-also sends what Python code prints, for the job of the context in which it was printed; the output
-of child processes and of C code reaches the worker's own output alone. A thread of the worker's own
-process keeps both.
+Stdout and stderr of an executor are pipes that the worker reads, so all that a handler printed
+before it was killed is kept. With several pairs of pipes jobs print in turn, as one may begin
+before the worker has read the outcomes of those before it. An executor with one job at a time also
+sends log records that it does not print. One with many jobs sends what Python code prints, for the
+job of its context; output of child processes reaches the worker's own output alone.
 """
 
 from __future__ import annotations

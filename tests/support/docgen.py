@@ -294,7 +294,7 @@ def endpoints() -> str:
     own = client.Client("http://127.0.0.1")
     groups = {"": own, **{noun: getattr(own, noun) for noun in _NOUNS}}
     methods = {
-        verb.kind: f"{noun}.{name}".lstrip(".")
+        verb.kind: f"client.{noun}.{name}".replace("..", ".")
         for noun, group in groups.items()
         for name, verb in vars(type(group)).items()
         if isinstance(verb, (verbs.Verb, verbs.Stream))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import queue_workflows
-from queue_workflows import config
+from queue_workflows import cli, config
 from queue_workflows.db import statements
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def _is_channel(name: str) -> bool:
 def _is_command(name: str) -> bool:
     if name.startswith("python -m "):
         return _is_file(name.removeprefix("python -m ").replace(".", "/") + ".py")
-    return (PACKAGE / "cli" / f"{name.removeprefix('queue-workflows ')}.py").is_file()
+    return name.removeprefix("queue-workflows ") in cli.COMMANDS
 
 
 KINDS: dict[str, Callable[[str], bool]] = {

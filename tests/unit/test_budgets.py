@@ -22,21 +22,21 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 7230, "admin": 1690, "alerts": 366, "check": 930, "cli": 8570, "client": 1700,
-    "dag": 4820, "db": 3860, "declare": 1840, "demo": 431, "dispatch": 1925, "embedded": 960,
-    "engine": 3850, "event_export": 750, "handlers": 665, "local_queue": 2500,
-    "maintenance": 620, "migrations": 10, "model_cache": 700, "operations": 895, "refs": 451,
-    "run": 4300, "runtime": 3660, "schedule": 810, "service": 3590, "sql": 14, "tasks": 1810,
-    "telemetry": 1510, "testing": 810, "worker": 4880,
+    ".": 7880, "admin": 1710, "alerts": 419, "check": 920, "claim": 1940, "cli": 8070,
+    "client": 750, "dag": 4560, "db": 3910, "declare": 1830, "demo": 431, "dispatch": 2390,
+    "embedded": 810, "event_export": 770, "local_queue": 2220, "maintenance": 620,
+    "migrations": 10, "model_cache": 660, "refs": 463, "requests": 1100, "run": 4640,
+    "runtime": 3740, "schedule": 770, "service": 3240, "sql": 14, "tasks": 1900,
+    "telemetry": 1460, "testing": 810, "worker": 4590,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 66000, "files of Python": 417, "functions": 4550, "lines of SQL": 11820,
+    "lines of Python": 62550, "files of Python": 300, "functions": 4350, "lines of SQL": 11800,
 }  # fmt: skip
-CLOSURE = {"modules": 89, "lines": 13920}
+CLOSURE = {"modules": 30, "lines": 6630}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 54, "lines": 16840}
+SPINE = {"files": 46, "lines": 17050}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (119, 29),  # the goal is 110 functions in 25 files
