@@ -200,7 +200,8 @@ def test_a_sender_that_loses_its_connection_at_any_statement_sends_each_failure(
         if not plan.hit:
             break
         hits.append(plan.hit)
-    assert len(hits) > 8, hits
+    # A connection lost after a statement within a transaction is one lost before the next.
+    assert len(hits) >= (3 if after else 9), hits
 
 
 # --- refusals -----------------------------------------------------------------------------------

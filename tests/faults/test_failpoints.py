@@ -112,7 +112,7 @@ class Sweep(NamedTuple):
 
 
 HOOKS = {failpoints.HOOKS: "1"}
-CLAIMING = "worker.lane.claim"
+CLAIMING = "at claim.claims.claim"
 """Also records what is completed, in the same transaction."""
 WORKING = (CLAIMING, "record.fail", "leases.stop", "leases._reports")
 SETS_ASIDE = "at claim.record.end"
