@@ -69,12 +69,13 @@ def launched(
     `alone`: it closes the descriptors that it inherited from pytest.
     """
     # A hostile handler must not write into the channel of pytest-xdist.
-    inherited = _descriptors() if alone else []
+    inherited = _descriptors() if alone else {}
 
     def load_alone() -> None:
-        for fd in inherited:
+        for fd, file in inherited.items():
             with contextlib.suppress(OSError):  # a thread has closed it since
-                os.close(fd)
+                if _file(fd) == file:  # else the launcher has received another one by this number
+                    os.close(fd)
         load()
 
     # pytest's own threads run here, which is harmless.
@@ -94,14 +95,18 @@ def launched(
         loaded.close()
 
 
-def _descriptors() -> list[int]:
-    """The open descriptors of this process but stdin, stdout and stderr."""
-    found: list[int] = []
+def _descriptors() -> dict[int, tuple[int, int]]:
+    """The files of this process by descriptor, but stdin, stdout and stderr."""
+    found: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  a Path per name is no number
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            os.fstat(int(name))
-            found.append(int(name))
-    return [fd for fd in found if fd > 2]
+            found[int(name)] = _file(int(name))
+    return {fd: file for fd, file in found.items() if fd > 2}
+
+
+def _file(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def task_row(name: str, args: dict[str, Any] | None = None, **columns: Any) -> dict[str, Any]:
