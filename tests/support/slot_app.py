@@ -103,6 +103,18 @@ def says(*, folder: str) -> Generator[float, None, dict[str, Any]]:
     return {}
 
 
+def tidies_late(*, folder: str) -> Generator[float, None, dict[str, Any]]:
+    """Ends at a yield when it is cancelled, and not before the file `go` is there."""
+    begins(folder)
+    try:
+        while True:
+            yield 0.5
+            time.sleep(0.02)
+    finally:
+        while not Path(folder, "go").exists():
+            time.sleep(0.02)
+
+
 def fails(*, folder: str) -> NoReturn:
     begins(folder)
     raise ValueError("as it was asked to")
@@ -383,7 +395,7 @@ async def node_streams(folder: str) -> AsyncGenerator[Any, None]:
 
 
 TASKS: tuple[Callable[..., Any], ...] = (
-    answers, refuses,
+    answers, refuses, tidies_late,
     quick, starts, waits, waits_once, ticks_once, says, fails, fails_late, holds_gil, segfaults,
     exits_at_once, exits, interrupts,
     closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
