@@ -194,7 +194,7 @@ def _shape(
 
 
 class WorkerPool:
-    """Several jobs at once of several ingest queues, in executors: see docs/jobs.md.
+    """Several jobs at once of several ingest queues, in executors: see docs/pools.md.
 
     `workers`: `[{"queue": "load", "concurrency": 2}]` or its JSON text; default WORKERS_JSON. Its
     queues are added to `ingest_queues`. The other arguments are those of `ClaimWorker`. Raises

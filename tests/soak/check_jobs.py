@@ -52,7 +52,7 @@ def keyed(seen: Seen) -> Found:
 def locked(seen: Seen) -> Found:
     """Find lock keys with two handlers at once, or with claims out of the queueing order.
 
-    A job in a queue that is paused or without a live worker gives up its turn (docs/jobs.md), so
+    A job in a queue that is paused or without a live worker gives up its turn (docs/queue-limits.md), so
     those that were claimed after that may be younger.
     """
     lines: dict[str, list[str]] = defaultdict(list)
