@@ -47,10 +47,11 @@ def _nav(entry: Any) -> Iterator[str]:
             yield from _nav(each)
 
 
-def test_every_page_is_in_the_nav_once() -> None:
+def test_every_page_but_the_decisions_is_in_the_nav_once() -> None:
     with (ROOT / "mkdocs.yml").open(encoding="utf-8") as file:
         listed = list(_nav(yaml.yaml_load(file)["nav"]))
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    pages -= {page for page in pages if page.startswith("decisions/0")}
     assert sorted(listed) == sorted(pages | MADE_BY_THE_BUILD)
 
 
