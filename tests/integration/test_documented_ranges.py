@@ -1,4 +1,4 @@
-"""The table of ranges in docs/security.md names each column that the database bounds, no other."""
+"""The table of ranges in docs/ranges.md names each column that the database bounds, no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 from tests.integration import test_row_bounds as row_bounds
 from tests.support import rows_before_checks
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranges.md"
 HEAD = "| columns | tables | range |"
 RUNS, ANSWERS, (NODE_JOBS, INGEST_JOBS) = row_bounds.RUNS, row_bounds.ANSWERS, row_bounds.FAMILIES
 WORDS = {

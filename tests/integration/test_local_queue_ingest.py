@@ -333,8 +333,8 @@ def test_off_by_policy_hard_ends_a_process_that_wants_that(
     assert codes == [79]
     row = row_of(conn, job_id)
     assert (row["status"], row["attempts"], row["crash_count"]) == ("queued", 0, 0)
-    assert manager.stats()["abandoned_threads"] == 1
-    assert conn.execute("SELECT state FROM workers").fetchone() == {"state": "stopped"}
+    until(lambda: manager.stats()["abandoned_threads"] == 1)
+    until(lambda: conn.execute("SELECT state FROM workers").fetchone() == {"state": "stopped"})
 
 
 def test_a_stop_policy_of_the_app_runs_in_this_process(

@@ -14,9 +14,10 @@ from tests.support import factories, flow
 ITEMS = (40, 1000)
 BODIES = {"one node": flow.nodes(n=""), "a chain": flow.nodes(m="", n="m")}
 READ = (
-    "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint"
-    " FROM pg_stat_xact_user_tables WHERE schemaname = current_schema()"
+    "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint FROM pg_stat_xact_user_tables"
+    " WHERE schemaname = current_schema() AND relname <> 'workflow_dispatch_events'"
 )
+"""Not the outbox: of a short one the planner may read all events, or a run's open ones."""
 
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
