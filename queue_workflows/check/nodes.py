@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -230,7 +231,7 @@ def _calls(workflow: str, known: dict[str, list[str] | None]) -> dict[str, list[
 def _depth(calls: Mapping[str, list[str]]) -> int:
     """Return how many runs are below each other, in calls without a cycle."""
     depths: dict[str, int] = {}
-    for each in graph.ordered(calls):
+    for each in graphlib.TopologicalSorter(calls).static_order():
         depths[each] = 1 + max((depths[called] for called in calls[each]), default=0)
     return max(depths.values())
 

@@ -44,9 +44,9 @@ class References:
         at = f"node {self._named(node.id)!r}"
         if node.choice is not None:
             # The arms' first nodes decide, so they must wait for what the value is taken from.
-            choice = self.graph.choices[node.id]
-            first = min(choice.members[choice.ends[0]], key=self.graph.position.__getitem__)
-            for ref in refs.inside(choice.on):
+            ends = node.choice.ends
+            first = min(node.choice.members[ends[0]], key=self.graph.position)
+            for ref in refs.inside(node.choice.on):
                 yield from self._one(
                     self.graph.nodes[first], ref, f"{at}: its value", at_start=True
                 )

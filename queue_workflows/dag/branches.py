@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,13 @@ class Choice(NamedTuple):
         """Return the member `choice` of a definition's node."""
         return {"on": self.on, "arms": self.arms, "other": self.other}
 
+    def value(self, resolve: Callable[[Any], Any]) -> Any:
+        """Return the value that chooses; raise `InvalidWorkflow` if it cannot be resolved."""
+        try:
+            return resolve(self.on)
+        except errors.InvalidWorkflow as error:
+            raise errors.InvalidWorkflow(f"branch {self.id!r}: its value: {error}") from None
+
     def arm_of(self, value: Any) -> str:
         """Return the last node of a value's arm; raise `InvalidWorkflow` if there is none."""
         key = key_of(value)
@@ -52,11 +60,9 @@ def key_of(value: Any) -> str | None:
 
     A list, an object and a number with a fraction do not have a key.
     """
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value) if isinstance(value, int) else None
+    if value is None or isinstance(value, (bool, int)):
+        return json.dumps(value)
+    return value if isinstance(value, str) else None
 
 
 def read(
@@ -76,14 +82,14 @@ def read(
         raise errors.InvalidWorkflow(f"{where}: 'arms' has {len(arms)} arms, not 1 to {MAX_ARMS}")
     if entry.get("on") is None:
         raise errors.InvalidWorkflow(f"{where}: 'on' is missing: the value that chooses the arm")
-    for key, name in [*arms.items(), *([("other", other)] if other is not None else [])]:
+    ends = [*arms.items(), *([("other", other)] if other is not None else [])]
+    for key, name in ends:
         if not isinstance(name, str) or name not in known:
             raise errors.InvalidWorkflow(
                 f"{where}: arm {key!r:.120} names {name!r:.120}, which is not a node of its "
                 "pipeline: an arm is the name of its last node"
             )
-    ends = [*arms.values(), *([other] if other is not None else [])]
-    reached = set[str]().union(*(_closure(end, known.__getitem__) for end in ends))
+    reached = set[str]().union(*(_closure(end, known.__getitem__) for _, end in ends))
     for name in known:
         if name not in reached:
             raise errors.InvalidWorkflow(
@@ -98,10 +104,8 @@ def read(
     )
 
 
-def stored(raw: Any, node_id: str, where: str) -> Choice | None:
-    """Return the branch of a stored node, None for null; raise `InvalidWorkflow`."""
-    if raw is None:
-        return None
+def stored(raw: Any, node_id: str, where: str) -> Choice:
+    """Return the branch of a stored node; raise `InvalidWorkflow`."""
     where = f"{where}: 'choice'"
     entry = document_values.record(raw, where)
     arms = document_values.record(entry.get("arms"), f"{where}: 'arms'")

@@ -5,8 +5,9 @@ A run's row holds the definition, and a role that may write the row may have sto
 
 from __future__ import annotations
 
+import graphlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors, refs
@@ -43,8 +44,6 @@ MAP_OUTPUTS = frozenset({MAP_RESULTS, "keys", MAP_FAILED})
 _STORED = "the run's stored definition"
 _ROUND = re.compile("#[1-9][0-9]{0,3}$")
 _LISTED = 20
-_SELDOM = ("policy", "map", "arm", "choice", "loop", "round", "version")
-"""The fields that few nodes have."""
 
 
 def workflow_of(module: str) -> str | None:
@@ -117,61 +116,64 @@ class Node(NamedTuple):
 
 
 class Graph:
-    """Nodes by id in declaration order, their edges both ways, and each node's position.
+    """Nodes by id in declaration order, and their edges both ways.
 
     Raises `InvalidWorkflow` for an unknown dependency, branch or loop.
     """
 
-    __slots__ = (
-        "_downstream", "choices", "leaves", "nodes", "once", "position", "sources",
-    )  # fmt: skip
+    __slots__ = ("_downstream", "_position", "leaves", "nodes", "once", "sources")
     nodes: Mapping[str, Node]
-    choices: Mapping[str, branches.Choice]
-    position: Mapping[str, int]
     sources: tuple[str, ...]
     leaves: tuple[str, ...]
     once: tuple[str, ...]
     """The nodes that no loop repeats."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
-        self.nodes = nodes
         self._downstream = _downstream(nodes)
-        self.choices = _choices(nodes)
-        for node in nodes.values():
-            if node.loop is not None:
-                loops.linked(node.loop, lambda end: nodes[end].arm if end in nodes else None)
-        self.position = {node_id: index for index, node_id in enumerate(nodes)}
+        self.nodes = {node_id: _linked(node, nodes) for node_id, node in nodes.items()}
+        self._position = {node_id: index for index, node_id in enumerate(nodes)}
         self.sources = tuple(node.id for node in nodes.values() if not node.deps)
         self.leaves = tuple(node_id for node_id in nodes if not self._downstream[node_id])
         self.once = tuple(node.id for node in nodes.values() if node.round is None)
+
+    def position(self, node_id: str) -> int:
+        """Return the position of a node in declaration order."""
+        return self._position[node_id]
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
         """Return the nodes that depend on this one, in declaration order; () if it is unknown."""
         return self._downstream.get(node_id, ())
 
 
-def _choices(nodes: Mapping[str, Node]) -> dict[str, branches.Choice]:
-    """Return the branches by their nodes' ids; raise `InvalidWorkflow` for an unknown one."""
+def _linked(node: Node, nodes: Mapping[str, Node]) -> Node:
+    """Return a node, its branch with the nodes of each arm.
 
-    def deps(node_id: str) -> tuple[str, ...]:
-        return nodes[node_id].deps if node_id in nodes else ()
+    Raises `InvalidWorkflow` for a node of an unknown branch, and a branch or loop of foreign nodes.
+    """
 
     def arm(node_id: str) -> str | None:
         return nodes[node_id].arm if node_id in nodes else None
 
-    found = {
-        node.id: branches.linked(node.choice, deps, arm)
-        for node in nodes.values()
-        if node.choice is not None
-    }
-    for node in nodes.values():
-        if node.arm is None or node.arm in found:
-            continue
-        if node.arm not in nodes or nodes[node.arm].loop is None:
+    if node.loop is not None:
+        for each in node.loop.rounds:
+            if arm(each.end) != node.id:
+                raise errors.InvalidWorkflow(
+                    f"node {node.id!r}: its round's end {each.end!r:.120} is not a node of this "
+                    "loop"
+                )
+    if node.arm is not None:
+        owner = nodes.get(node.arm)
+        if owner is None or (owner.choice is None and owner.loop is None):
             raise errors.InvalidWorkflow(
                 f"node {node.id!r} belongs to the unknown branch {node.arm!r:.120}"
             )
-    return found
+    if node.choice is None:
+        return node
+
+    def deps(node_id: str) -> tuple[str, ...]:
+        return nodes[node_id].deps if node_id in nodes else ()
+
+    return node._replace(choice=branches.linked(node.choice, deps, arm))
 
 
 def _downstream(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
@@ -202,116 +204,120 @@ def read(definition: Any, where: str = _STORED) -> Graph:
             f"{' and '.join(map(str, VERSIONS))} only: upgrade this process, or submit the run "
             "again"
         )
-    return _Reading(where).graph(document_values.items(document, "nodes", where), where, depth=0)
+    return _graph(document_values.items(document, "nodes", where), where, where, 0)
 
 
-class _Reading(NamedTuple):
-    """The reading of one definition: entries become nodes after each of their fields is checked."""
-
-    where: str
-
-    def graph(self, listed: list[Any], where: str, depth: int) -> Graph:
-        """Return the graph of the listed nodes, which are in `depth` maps."""
-        limit = MAX_NODES_PER_RUN
-        if not listed:
-            raise errors.InvalidWorkflow(f"{where} has no nodes")
-        if len(listed) > limit:
-            raise errors.InvalidWorkflow(f"{where} has {len(listed)} nodes; at most {limit}")
-        nodes: dict[str, Node] = {}
-        for index, raw in enumerate(listed):
-            node = self._node(raw, f"{where}: node {index + 1}", depth)
-            if node.id in nodes:
-                raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node.id!r}")
-            nodes[node.id] = node
-        if sum(len(node.deps) for node in nodes.values()) > MAX_DEPENDENCIES:
-            raise errors.InvalidWorkflow(f"{where} has more than {MAX_DEPENDENCIES} dependencies")
-        try:
-            made = Graph(nodes)
-        except errors.InvalidWorkflow as error:
-            raise errors.InvalidWorkflow(f"{where}: {error}") from None
-        refuse_cycle({node.id: node.deps for node in nodes.values()}, where, "node")
-        for node in nodes.values():
-            at = f"{self.where}: node {node.id!r}"
-            if node.queue not in config.DAG_QUEUES:
-                raise errors.InvalidWorkflow(f"{at}: unknown queue {node.queue!r}: cpu or gpu")
-            if node.model is not None and node.queue != "gpu":
-                raise errors.InvalidWorkflow(f"{at}: it names a model but is not on the gpu queue")
-        return made
-
-    def _node(self, raw: Any, where: str, depth: int) -> Node:
-        entry = document_values.record(raw, where)
-        node_id = _node_id(entry, where)
-        where = f"{self.where}: node {node_id!r}"
-        step = document_values.value(entry.get("step"), where)
-        node = Node(
-            id=node_id,
-            module=document_values.needed_text(
-                entry, "module", where, limit=document_values.MAX_TEXT_CHARS + 20
-            ),
-            queue=document_values.needed_text(entry, "queue", where),
-            model=document_values.text(entry, "model", where),
-            deps=document_values.names(entry, "deps", where),
-            inputs=_inputs(entry.get("inputs"), where),
-            skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
-            pipeline=document_values.text(entry, "pipeline", where),
-            step=None if step is None else dict(document_values.record(step, f"{where}: 'step'")),
+def _graph(listed: list[Any], where: str, top: str, depth: int) -> Graph:
+    """Return the graph of the listed nodes, which are in `depth` maps of the definition `top`."""
+    if not listed:
+        raise errors.InvalidWorkflow(f"{where} has no nodes")
+    if len(listed) > MAX_NODES_PER_RUN:
+        raise errors.InvalidWorkflow(
+            f"{where} has {len(listed)} nodes; at most {MAX_NODES_PER_RUN}"
         )
-        if (entry.get("map") is None) != (node.module != MAP):
-            raise errors.InvalidWorkflow(f"{where}: 'map' and the module {MAP!r}")
-        more = {key: entry[key] for key in _SELDOM if entry.get(key) is not None}
-        return self._with_more(node, more, where, depth) if more else node
+    nodes: dict[str, Node] = {}
+    for index, raw in enumerate(listed):
+        node = _node(raw, f"{where}: node {index + 1}", top, depth)
+        if node.id in nodes:
+            raise errors.InvalidWorkflow(f"{where}: two nodes have the id {node.id!r}")
+        nodes[node.id] = node
+    if sum(len(node.deps) for node in nodes.values()) > MAX_DEPENDENCIES:
+        raise errors.InvalidWorkflow(f"{where} has more than {MAX_DEPENDENCIES} dependencies")
+    try:
+        made = Graph(nodes)
+    except errors.InvalidWorkflow as error:
+        raise errors.InvalidWorkflow(f"{where}: {error}") from None
+    refuse_cycle({node.id: node.deps for node in nodes.values()}, where, "node")
+    for node in nodes.values():
+        at = f"{top}: node {node.id!r}"
+        if node.queue not in config.DAG_QUEUES:
+            raise errors.InvalidWorkflow(f"{at}: unknown queue {node.queue!r}: cpu or gpu")
+        if node.model is not None and node.queue != "gpu":
+            raise errors.InvalidWorkflow(f"{at}: it names a model but is not on the gpu queue")
+    return made
 
-    def _with_more(self, node: Node, given: dict[str, Any], where: str, depth: int) -> Node:
-        """Return a node with the fields that few nodes have."""
-        found: dict[str, Any] = {}
-        if "policy" in given:
-            at = f"{where}: 'policy'"
-            own = document_values.record(given["policy"], at)
-            is_input = node.step is not None
-            found["policy"] = policy.read_input(own, at) if is_input else policy.read(own, {}, at)
-        if "map" in given:
-            found["map"] = self._map(given["map"], where, depth)
-        if "arm" in given:
-            found["arm"] = document_values.text(given, "arm", where, limit=MAX_ID_CHARS)
-        if "choice" in given:
-            found["choice"] = branches.stored(given["choice"], node.id, where)
-        if "loop" in given:
-            found["loop"] = loops.stored(given["loop"], node.id, where)
-        if "round" in given:
-            found["round"] = number = given["round"]
-            if type(number) is not int or not 1 <= number <= loops.MAX_ROUNDS:
-                raise errors.InvalidWorkflow(f"{where}: 'round' must be 1 to {loops.MAX_ROUNDS}")
-        if "version" in given:
-            found["version"] = given["version"]
-            try:
-                config.check_version(where, given["version"])
-            except errors.InvalidConfig as error:
-                raise errors.InvalidWorkflow(str(error)) from None
-        return node._replace(**found)
 
-    def _map(self, raw: Any, where: str, depth: int) -> Map:
-        if depth >= MAX_MAP_DEPTH:
-            raise errors.InvalidWorkflow(f"{where}: maps are nested too deep")
-        at = f"{where}: 'map'"
-        given = document_values.record(raw, at)
-        listed = document_values.items(given, "body", where)
-        body = self.graph(listed, f"{where}: its body", depth + 1)
-        result, path = given.get("result"), given.get("path")
-        if not isinstance(result, str) or result not in body.nodes:
-            raise errors.InvalidWorkflow(f"{at}: 'result' {result!r:.120} is no node of its body")
-        if not isinstance(path, list) or not all(
-            isinstance(each, str) for each in cast("list[Any]", path)
-        ):
-            raise errors.InvalidWorkflow(f"{at}: 'path': a list of texts is needed")
-        return Map(
-            body=body,
-            result=result,
-            path=tuple(cast("list[str]", path)),
-            key=document_values.text(given, "key", at),
-            item=document_values.identifier({"id": given.get("item")}, f"{at}: 'item'"),
-            at_once=_checked_at_once(given.get("at_once"), at),
-            may_fail=_may_fail(given.get("may_fail"), at),
-        )
+def _node(raw: Any, where: str, top: str, depth: int) -> Node:
+    entry = document_values.record(raw, where)
+    node_id = _node_id(entry, where)
+    where = f"{top}: node {node_id!r}"
+    step = document_values.value(entry.get("step"), where)
+    node = Node(
+        id=node_id,
+        module=document_values.needed_text(
+            entry, "module", where, limit=document_values.MAX_TEXT_CHARS + 20
+        ),
+        queue=document_values.needed_text(entry, "queue", where),
+        model=document_values.text(entry, "model", where),
+        deps=document_values.names(entry, "deps", where),
+        inputs=_inputs(entry.get("inputs"), where),
+        skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+        pipeline=document_values.text(entry, "pipeline", where),
+        step=None if step is None else dict(document_values.record(step, f"{where}: 'step'")),
+        arm=document_values.text(entry, "arm", where, limit=MAX_ID_CHARS),
+    )
+    if (entry.get("map") is None) != (node.module != MAP):
+        raise errors.InvalidWorkflow(f"{where}: 'map' and the module {MAP!r}")
+    more = {
+        key: read(entry[key], node, where)
+        for key, read in _MORE.items()
+        if entry.get(key) is not None
+    }
+    if entry.get("map") is not None:
+        more["map"] = _map(entry["map"], where, top, depth)
+    return node._replace(**more) if more else node
+
+
+def _policy(raw: Any, node: Node, where: str) -> dict[str, Any] | None:
+    at = f"{where}: 'policy'"
+    own = document_values.record(raw, at)
+    return policy.read(own, {}, at) if node.step is None else policy.read_input(own, at)
+
+
+def _round(raw: Any, _: Node, where: str) -> int:
+    if type(raw) is not int or not 1 <= raw <= loops.MAX_ROUNDS:
+        raise errors.InvalidWorkflow(f"{where}: 'round' must be 1 to {loops.MAX_ROUNDS}")
+    return raw
+
+
+def _version(raw: Any, _: Node, where: str) -> int:
+    try:
+        config.check_version(where, raw)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidWorkflow(str(error)) from None
+    return raw
+
+
+_MORE: dict[str, Callable[[Any, Node, str], Any]] = {
+    "policy": _policy,
+    "choice": lambda raw, node, where: branches.stored(raw, node.id, where),
+    "loop": lambda raw, node, where: loops.stored(raw, node.id, where),
+    "round": _round,
+    "version": _version,
+}
+"""How the fields that few nodes have are read."""
+
+
+def _map(raw: Any, where: str, top: str, depth: int) -> Map:
+    if depth >= MAX_MAP_DEPTH:
+        raise errors.InvalidWorkflow(f"{where}: maps are nested too deep")
+    at = f"{where}: 'map'"
+    given = document_values.record(raw, at)
+    body = _graph(document_values.items(given, "body", where), f"{where}: its body", top, depth + 1)
+    result, path = given.get("result"), given.get("path")
+    if not isinstance(result, str) or result not in body.nodes:
+        raise errors.InvalidWorkflow(f"{at}: 'result' {result!r:.120} is no node of its body")
+    if not isinstance(path, list) or not all(isinstance(x, str) for x in cast("list[Any]", path)):
+        raise errors.InvalidWorkflow(f"{at}: 'path': a list of texts is needed")
+    return Map(
+        body=body,
+        result=result,
+        path=tuple(cast("list[str]", path)),
+        key=document_values.text(given, "key", at),
+        item=document_values.identifier({"id": given.get("item")}, f"{at}: 'item'"),
+        at_once=_checked_at_once(given.get("at_once"), at),
+        may_fail=_may_fail(given.get("may_fail"), at),
+    )
 
 
 def read_map(
@@ -447,82 +453,46 @@ def refuse_cycle(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> No
 
 def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:
     """Return a cycle, its first id repeated at the end, or None; dependencies must be keys."""
-    finished: set[str] = set()
-    for start in deps:
-        path: dict[str, None] = {}
-        stack = [(start, iter(deps[start]))] if start not in finished else []
-        while stack:
-            here, remaining = stack[-1]
-            path[here] = None
-            dep = next((dep for dep in remaining if dep not in finished), None)
-            if dep is None:
-                stack.pop()
-                path.pop(here)
-                finished.add(here)
-            elif dep in path:
-                trail = list(path)
-                return [*trail[trail.index(dep) :], dep]
-            else:
-                stack.append((dep, iter(deps[dep])))
+    try:
+        graphlib.TopologicalSorter(deps).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]
     return None
 
 
-def ordered(deps: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the nodes that are neither on a cycle nor behind one, each after its dependencies.
+def groups(deps: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return the nodes in groups, each behind the groups that it depends on.
 
-    A dependency that is not a key counts as done.
+    The nodes of one cycle are one group, any other node is a group of its own. A dependency that is
+    not a key counts as done. This is Gabow's algorithm.
     """
-    missing = {key: sum(dep in deps for dep in needed) for key, needed in deps.items()}
-    followers: dict[str, list[str]] = {key: [] for key in deps}
-    for key, needed in deps.items():
-        for dep in needed:
-            if dep in deps:
-                followers[dep].append(key)
-    ready = [key for key, count in missing.items() if not count]
-    for key in ready:
-        for follower in followers[key]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                ready.append(follower)
-    return ready
-
-
-def on_cycles(deps: Mapping[str, Collection[str]]) -> dict[str, int]:
-    """Return a number for each node on a cycle; two nodes of one cycle have the same number.
-
-    A node on a path from one cycle to another has a number of its own.
-    """
-    left = deps.keys() - set(ordered(deps))
-    turned: dict[str, list[str]] = {key: [] for key in left}
-    for key in left:
-        for dep in left.intersection(deps[key]):
-            turned[dep].append(key)
-    left -= set(ordered(turned))
-    found: dict[str, int] = {}
-    for number, start in enumerate(reversed(_finished(deps, left))):
-        waiting = [start]
-        while waiting:
-            key = waiting.pop()
-            if key not in found:
-                found[key] = number
-                waiting += left.intersection(turned[key])
-    return found
-
-
-def _finished(deps: Mapping[str, Collection[str]], nodes: set[str]) -> list[str]:
-    """Return these nodes in the order in which a search in depth leaves them."""
-    found: list[str] = []
-    seen: set[str] = set()
-    for start in nodes:
-        stack = [(start, iter(nodes.intersection(deps[start])))] if start not in seen else []
-        seen.add(start)
-        while stack:
-            key, remaining = stack[-1]
-            dep = next((dep for dep in remaining if dep not in seen), None)
-            if dep is None:
-                found.append(key)
-                stack.pop()
+    found: list[list[str]] = []
+    number: dict[str, int] = {}
+    grouped: set[str] = set()
+    open_nodes: list[str] = []
+    starts: list[int] = []
+    for start in deps:
+        todo = [] if start in number else [start]
+        waiting: list[tuple[str, Iterator[str]]] = []
+        while todo or waiting:
+            if todo:
+                key = todo.pop()
+                number[key] = len(open_nodes)
+                open_nodes.append(key)
+                starts.append(number[key])
+                waiting.append((key, iter(deps[key])))
+            key, remaining = waiting[-1]
+            for dep in remaining:
+                if dep in deps and dep not in number:
+                    todo.append(dep)
+                    break
+                while dep in deps and dep not in grouped and starts[-1] > number[dep]:
+                    starts.pop()
             else:
-                seen.add(dep)
-                stack.append((dep, iter(nodes.intersection(deps[dep]))))
+                waiting.pop()
+                if starts[-1] == number[key]:
+                    starts.pop()
+                    found.append(open_nodes[number[key] :])
+                    grouped.update(found[-1])
+                    del open_nodes[number[key] :]
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors, refs
 from queue_workflows.dag import branches, document_values, graph, item_ids, loops
@@ -32,120 +32,92 @@ class Instance(graph.Graph):
     concerns a few of its many rounds. That raises `InvalidPayload` for an id that is too long.
     """
 
-    __slots__ = ("_body", "_prefix", "_scopes")
+    __slots__ = ("_body", "_prefix")
 
     def __init__(self, scopes: Sequence[Scope]) -> None:
-        body, prefix = scopes[-1].of.body, f"{scopes[-1].id}/"
-        self._body, self._prefix, self._scopes = body, prefix, scopes
-        self.nodes = _Named(body.nodes, prefix, self._node)
-        self.choices = _Named(body.choices, prefix, self._choice)
-        self.position = _Named(body.position, prefix, lambda position: position)
-        self.sources = tuple(prefix + node_id for node_id in body.sources)
-        self.leaves = tuple(prefix + node_id for node_id in body.leaves)
-        self.once = tuple(prefix + node_id for node_id in body.once)
+        self._body, self._prefix = scopes[-1].of.body, f"{scopes[-1].id}/"
+        self.nodes = _Nodes(self._body.nodes, scopes)
+        self.sources = self._named(self._body.sources)
+        self.leaves = self._named(self._body.leaves)
+        self.once = self._named(self._body.once)
+
+    def _named(self, node_ids: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self._prefix + node_id for node_id in node_ids)
+
+    def position(self, node_id: str) -> int:
+        return self._body.position(node_id.removeprefix(self._prefix))
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
-        inner = node_id.removeprefix(self._prefix)
-        return tuple(self._prefix + each for each in self._body.downstream(inner))
+        return self._named(self._body.downstream(node_id.removeprefix(self._prefix)))
 
     def check_ids(self) -> None:
         """Raise `InvalidPayload` if the id of any node would be too long."""
-        for name in self._body.nodes:
-            self._full_id(name)
+        for node_id in self.nodes:
+            _check_id(node_id)
 
-    def _full_id(self, inner: str) -> str:
-        node_id = self._prefix + inner
-        if len(node_id.encode(errors="replace")) > item_ids.MAX_ID_BYTES:
-            raise errors.InvalidPayload(
-                f"node {node_id!r:.120} ...: an id of more than {item_ids.MAX_ID_BYTES} bytes"
-            )
-        return node_id
 
-    def _node(self, node: graph.Node) -> graph.Node:
-        prefix = self._prefix
-        node_id = self._full_id(node.id)
-        return node._replace(
-            id=node_id,
-            deps=tuple(prefix + dep for dep in node.deps),
-            inputs={name: _input(value, self._scopes) for name, value in node.inputs.items()},
-            skip_if=_bound(node.skip_if, self._scopes),
-            arm=None if node.arm is None else prefix + node.arm,
-            choice=None if node.choice is None else self.choices[node_id],
-            loop=None if node.loop is None else self._loop(node.loop),
+def _check_id(node_id: str) -> None:
+    if len(node_id.encode(errors="replace")) > item_ids.MAX_ID_BYTES:
+        raise errors.InvalidPayload(
+            f"node {node_id!r:.120} ...: an id of more than {item_ids.MAX_ID_BYTES} bytes"
         )
 
-    def _choice(self, choice: branches.Choice) -> branches.Choice:
-        prefix = self._prefix
-        return branches.Choice(
-            prefix + choice.id,
-            _bound(choice.on, self._scopes),
-            {key: prefix + end for key, end in choice.arms.items()},
-            None if choice.other is None else prefix + choice.other,
-            {
-                prefix + end: frozenset(prefix + member for member in members)
-                for end, members in choice.members.items()
-            },
-        )
 
-    def _loop(self, loop: loops.Loop) -> loops.Loop:
-        def named(of: loops.Round) -> loops.Round:
-            return loops.Round(self._prefix + of.end, _bound(of.until, self._scopes))
+class _Nodes(Mapping[str, graph.Node]):
+    """The nodes of an item by their full ids, each made from that of the body at its first use."""
 
-        return loop._replace(id=self._prefix + loop.id, rounds=_Rounds(loop.rounds, named))
-
-
-T = TypeVar("T")
-V = TypeVar("V")
-
-
-class _Named(Mapping[str, V]):
-    """Values by the names of an item's nodes, each made from that of the body at its first use."""
-
-    def __init__(self, of: Mapping[str, T], prefix: str, make: Callable[[T], V]) -> None:
+    def __init__(self, of: Mapping[str, graph.Node], scopes: Sequence[Scope]) -> None:
         self._of = of
-        self._prefix = prefix
-        self._make: Callable[[str], V] = lambda name: make(of[name])
-        self._made: dict[str, V] = {}
+        self._scopes = scopes
+        self._prefix = f"{scopes[-1].id}/"
+        self._made: dict[str, graph.Node] = {}
 
-    def __getitem__(self, name: str) -> V:
-        if name not in self._made:
-            if not name.startswith(self._prefix):
-                raise KeyError(name)
-            self._made[name] = self._make(name[len(self._prefix) :])
-        return self._made[name]
+    def __getitem__(self, node_id: str) -> graph.Node:
+        if node_id not in self._made:
+            if node_id not in self:
+                raise KeyError(node_id)
+            _check_id(node_id)
+            self._made[node_id] = self._make(self._of[node_id[len(self._prefix) :]])
+        return self._made[node_id]
 
-    def __contains__(self, name: object) -> bool:
-        if not isinstance(name, str) or not name.startswith(self._prefix):
-            return False
-        return name[len(self._prefix) :] in self._of
+    def __contains__(self, node_id: object) -> bool:
+        prefix = self._prefix
+        is_here = isinstance(node_id, str) and node_id.startswith(prefix)
+        return is_here and node_id[len(prefix) :] in self._of
 
     def __iter__(self) -> Iterator[str]:
-        return (self._prefix + name for name in self._of)
+        return (self._prefix + node_id for node_id in self._of)
 
     def __len__(self) -> int:
         return len(self._of)
 
-
-class _Rounds(Sequence[loops.Round]):
-    """The rounds of a loop in an item, each made when it is looked up."""
-
-    def __init__(
-        self, of: Sequence[loops.Round], make: Callable[[loops.Round], loops.Round]
-    ) -> None:
-        self._of = of
-        self._make = make
-
-    @overload
-    def __getitem__(self, at: int) -> loops.Round: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[loops.Round]: ...
-    def __getitem__(self, at: int | slice) -> loops.Round | Sequence[loops.Round]:
-        if isinstance(at, slice):
-            return [self._make(each) for each in self._of[at]]
-        return self._make(self._of[at])
-
-    def __len__(self) -> int:
-        return len(self._of)
+    def _make(self, node: graph.Node) -> graph.Node:
+        prefix, scopes, choice, loop = self._prefix, self._scopes, node.choice, node.loop
+        if choice is not None:
+            choice = branches.Choice(
+                prefix + choice.id,
+                _bound(choice.on, scopes),
+                {key: prefix + end for key, end in choice.arms.items()},
+                None if choice.other is None else prefix + choice.other,
+                {
+                    prefix + end: frozenset(prefix + member for member in members)
+                    for end, members in choice.members.items()
+                },
+            )
+        if loop is not None:
+            rounds = [
+                loops.Round(prefix + each.end, _bound(each.until, scopes)) for each in loop.rounds
+            ]
+            loop = loops.Loop(prefix + loop.id, rounds, loop.must)
+        return node._replace(
+            id=prefix + node.id,
+            deps=tuple(prefix + dep for dep in node.deps),
+            inputs={name: _input(value, scopes) for name, value in node.inputs.items()},
+            skip_if=_bound(node.skip_if, scopes),
+            arm=None if node.arm is None else prefix + node.arm,
+            choice=choice,
+            loop=loop,
+        )
 
 
 def context(scopes: Iterable[Scope]) -> dict[str, Any]:

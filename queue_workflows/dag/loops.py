@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -70,7 +69,6 @@ def expanded(
     spec: Spec,
     nodes: list[dict[str, Any]],
     leaves: Iterable[str],
-    before: list[str],
     where: str,
 ) -> tuple[list[dict[str, Any]], Loop]:
     """Return the nodes of all rounds, and the loop; `nodes` are those of one round.
@@ -78,7 +76,7 @@ def expanded(
     In their refs, and in `until`, the step's id is the state: before the round, and after it.
     """
     own = [node["id"] for node in nodes]
-    last = list(dict.fromkeys([*leaves, f"{step_id}/{spec.end}"]))
+    last = [*leaves, f"{step_id}/{spec.end}"]
     tail = f".{spec.path}" if spec.path else ""
     found: list[dict[str, Any]] = []
     rounds: list[Round] = []
@@ -87,11 +85,13 @@ def expanded(
         earlier = f"{step_id}/{spec.end}#{number - 1}{tail}"
         state = spec.start if number == 1 else {"$from": earlier}
         heads = {each: {"$from": f"{each}#{number}"} for each in own}
-        waits = before if number == 1 else [f"{each}#{number - 1}" for each in last]
-        for node in nodes:
-            found.append(_in_round(node, number, step_id, heads | {step_id: state}, waits, where))
-        until = _placed(spec.until, heads | {step_id: {"$from": end + tail}}, where)
-        rounds.append(Round(end, until))
+        before = {} if number == 1 else {f"{each}#{number - 1}": None for each in last}
+        after = heads | {step_id: {"$from": end + tail}}
+        found += [
+            _in_round(node, number, step_id, heads | {step_id: state}, [*before], where)
+            for node in nodes
+        ]
+        rounds.append(Round(end, _placed(spec.until, after, where)))
     return found, Loop(step_id, tuple(rounds), spec.must)
 
 
@@ -100,16 +100,21 @@ def _in_round(
     number: int,
     step_id: str,
     heads: Mapping[str, Any],
-    waits: list[str],
+    before: list[str],
     where: str,
 ) -> dict[str, Any]:
-    inner = [f"{dep}#{number}" for dep in node["deps"] if dep in heads]
+    """Return a node of this round. A path leads to a file in the folder of the same round."""
+
+    def of_round(path: str) -> str:
+        step, name, *rest = path.split("/")
+        return "/".join([step, f"{name}#{number}", *rest])
+
     return {
         **node,
         "id": f"{node['id']}#{number}",
-        "deps": inner or waits,
+        "deps": [f"{dep}#{number}" for dep in node["deps"] if dep in heads] or before,
         "inputs": {
-            name: document_values.with_paths(value, functools.partial(_of_round, number))
+            name: document_values.with_paths(value, of_round)
             if document_values.is_marker(value)
             else _placed(value, heads, where)
             for name, value in node["inputs"].items()
@@ -118,12 +123,6 @@ def _in_round(
         "arm": step_id,
         "round": number,
     }
-
-
-def _of_round(number: int, path: str) -> str:
-    """Return a path of a file in the folder of the same round."""
-    step, node, *rest = path.split("/")
-    return "/".join([step, f"{node}#{number}", *rest])
 
 
 def _placed(template: Any, heads: Mapping[str, Any], where: str) -> Any:
@@ -152,10 +151,8 @@ def _filled(given: dict[str, Any], heads: Mapping[str, Any], where: str) -> Any:
     return {"$value": found}
 
 
-def stored(raw: Any, node_id: str, where: str) -> Loop | None:
-    """Return the loop of a stored node, None for null; raise `InvalidWorkflow`."""
-    if raw is None:
-        return None
+def stored(raw: Any, node_id: str, where: str) -> Loop:
+    """Return the loop of a stored node; raise `InvalidWorkflow`."""
     where = f"{where}: 'loop'"
     entry = document_values.record(raw, where)
     listed = document_values.items(entry, "rounds", where)
@@ -167,16 +164,6 @@ def stored(raw: Any, node_id: str, where: str) -> Loop | None:
         end = document_values.needed_text(given, "end", where, limit=250)
         rounds.append(Round(end, document_values.value(given.get("until"), f"{where}: 'until'")))
     return Loop(node_id, tuple(rounds), entry.get("must") is not False)
-
-
-def linked(loop: Loop, arm: Callable[[str], str | None]) -> Loop:
-    """Return the loop; raise `InvalidWorkflow` for a round that ends in a node of another one."""
-    for each in loop.rounds:
-        if arm(each.end) != loop.id:
-            raise errors.InvalidWorkflow(
-                f"node {loop.id!r}: its round's end {each.end!r:.120} is not a node of this loop"
-            )
-    return loop
 
 
 def goes_on(

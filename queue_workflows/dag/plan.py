@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from queue_workflows import errors, refs
 from queue_workflows.dag import branches, document_values, graph, loops, payload, policy
@@ -16,31 +16,21 @@ from queue_workflows.dag import branches, document_values, graph, loops, payload
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
 
-T = TypeVar("T")
 END = ""
 
 
 class Reader(Protocol):
-    """Read one run's nodes under the lock on its row."""
+    """Read one run's nodes under the lock on its row.
 
-    def done_among(self, ids: Collection[str]) -> set[str]:
-        """Return those of these node ids that are completed or skipped."""
-        ...
+    `done_among`, `done_all`: nodes that are completed or skipped. `present`: nodes with a row that
+    is neither failed nor cancelled. `context`: these members of `run.context`, and of completed
+    nodes the `context_delta` under their ids; None: all of them.
+    """
 
-    def done_all(self) -> set[str]:
-        """Return every node id of the run that is completed or skipped."""
-        ...
-
-    def present(self, ids: Collection[str]) -> set[str]:
-        """Return those of these nodes that have a row which is neither failed nor cancelled."""
-        ...
-
-    def context(self, heads: set[str] | None) -> dict[str, Any]:
-        """Return `run.context` and, under each completed node's id, its `context_delta`.
-
-        Only the existing ones of these keys; None: all of it.
-        """
-        ...
+    def done_among(self, ids: Collection[str]) -> set[str]: ...
+    def done_all(self) -> set[str]: ...
+    def present(self, ids: Collection[str]) -> set[str]: ...
+    def context(self, heads: set[str] | None) -> dict[str, Any]: ...
 
 
 class Progress:
@@ -72,74 +62,6 @@ class Progress:
         self._at[node_id] = at
         return at
 
-    def waits_for_more(self, *node_ids: str) -> bool:
-        """Return whether every node after these is known to wait for others too."""
-        return all(
-            self._waits_besides(follower, node_ids)
-            for node_id in node_ids
-            for follower in self.graph.downstream(node_id) or (END,)
-        )
-
-    def _waits_besides(self, follower: str, node_ids: tuple[str, ...]) -> bool:
-        deps, at = self.deps(follower), self.last_open(follower)
-        while at >= 0 and (deps[at] in node_ids or deps[at] in self.known):
-            at -= 1
-        return at >= 0
-
-
-class Round:
-    """One plan's view of a run: `Progress`, and what the plan itself has skipped."""
-
-    def __init__(self, progress: Progress, reader: Reader | None) -> None:
-        self.progress = progress
-        self.reader = reader
-        self.skipped: set[str] = set()
-        self.learned = False
-        self._undone: set[str] = set()
-        self._at: dict[str, int] = {}
-
-    def ready(self, candidates: Iterable[str]) -> list[str]:
-        """Return those whose every dependency is done or skipped here, in the given order.
-
-        One `done_among` queries the last open dependency of each node at once. If it is done, the
-        next call queries twice as many dependencies of that node.
-        """
-        candidates = list(candidates)
-        blocked: set[str] = set()
-        waiting, width = candidates, 1
-        while waiting:
-            asked: set[str] = set()
-            open_nodes: list[str] = []
-            for node_id in waiting:
-                window = self._window(node_id, width)
-                if self._undone.isdisjoint(window):
-                    asked.update(window)
-                    open_nodes += [node_id] if window else []
-                else:
-                    blocked.add(node_id)
-            if asked:
-                done = self.reader.done_among(asked) if self.reader else set[str]()
-                self.progress.known |= done
-                self.learned = self.learned or bool(done)
-                self._undone |= asked - done
-            waiting, width = open_nodes, width * 2
-        return [node_id for node_id in candidates if node_id not in blocked]
-
-    def _window(self, node_id: str, width: int) -> list[str]:
-        """Return the dependencies from the last open one backwards that may be open.
-
-        [] if it is ready.
-        """
-        progress, deps = self.progress, self.progress.deps(node_id)
-        at = progress.last_open(node_id)
-        if self.skipped:
-            at = min(at, self._at.get(node_id, at))
-            while at >= 0 and (deps[at] in progress.known or deps[at] in self.skipped):
-                at -= 1
-            self._at[node_id] = at
-        window = deps[max(0, at - width + 1) : at + 1]
-        return [dep for dep in window if dep not in progress.known and dep not in self.skipped]
-
 
 @dataclasses.dataclass(slots=True)
 class NewNode:
@@ -147,7 +69,7 @@ class NewNode:
 
     `inputs` as resolved now, `template` with its refs; both None if skipped. `result`: the output
     of a node that the plan itself completes. `child`: the run that is made with the node,
-    `{"id", "workflow"}`. `choice`, `loop`: the branch or loop that it belongs to or ends.
+    `{"id", "workflow"}`. `owner`: the branch or loop that it belongs to or ends.
     """
 
     node: graph.Node
@@ -156,115 +78,91 @@ class NewNode:
     template: JsonDict | None = None
     result: JsonDict | None = None
     child: JsonDict | None = None
-    choice: branches.Choice | None = None
-    loop: loops.Loop | None = None
+    owner: branches.Choice | loops.Loop | None = None
     reason: str | None = None
     after_loop: bool = False
     """Whether its round of a loop does not take place."""
 
+    @property
+    def _is_end(self) -> bool:
+        """Return whether it has the output of its branch or loop."""
+        return self.node.choice is not None or self.node.loop is not None
+
     def templates(self) -> list[Any]:
         """Return all templates that the resolver gets."""
         given = [] if self.node.step is not None else list((self.template or {}).values())
-        if self.choice is not None:
-            given.append(self.choice.on)
-            given += [{"$from": end} for end in self.choice.ends if self.node.choice is not None]
-        if self.loop is not None:
-            at = (self.node.round or 1) - 2
-            rounds = self.loop.rounds
-            if self.node.loop is None:
-                rounds = rounds[at : at + 1] if at >= 0 else ()
+        if isinstance(self.owner, loops.Loop):
+            number, rounds = self.node.round or 1, self.owner.rounds
+            if not self._is_end:
+                rounds = rounds[number - 2 : number - 1] if number > 1 else ()
             given += [template for one in rounds for template in (one.until, {"$from": one.end})]
+        elif self.owner is not None:
+            ends = self.owner.ends if self._is_end else ()
+            given += [self.owner.on, *({"$from": end} for end in ends)]
         return given if self.node.skip_if is None else [self.node.skip_if, *given]
 
     def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
-        """Return whether `skip_if` holds (not if it cannot be resolved), or its branch skips it.
+        """Return whether `skip_if` holds (not if it cannot be resolved), or its owner skips it.
 
-        Sets `reason` if the branch cannot decide.
+        Sets `reason` if the owner cannot decide.
         """
 
         def holds(template: Any, values: Mapping[str, Any]) -> bool:
             return bool(resolver(template, values))
 
-        condition = self.node.skip_if
+        condition, owner = self.node.skip_if, self.owner
         if condition is not None and refs.attempt(condition, context, holds)[0] is True:
             return True
-        if self.loop is not None and self.node.loop is None:
-            self.after_loop = not self._goes_on(self.loop, context, resolver)
-            return self.after_loop
-        if self.choice is None or self.node.choice is not None:
+        if owner is None or self._is_end:
             return False
-        end = self._decided(lambda choice, value: choice.arm_of(value), context, resolver)
-        return end is not None and self.node.id not in self.choice.members[end]
-
-    def _goes_on(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> bool:
-        """Return whether the node's round takes place; True with `reason` if that is unknown."""
+        resolve = _resolving(context, resolver)
         try:
-            return loops.goes_on(loop, self.node.round or 1, context, _resolving(context, resolver))
+            if isinstance(owner, loops.Loop):
+                number = self.node.round or 1
+                self.after_loop = not loops.goes_on(owner, number, context, resolve)
+                return self.after_loop
+            return self.node.id not in owner.members[owner.arm_of(owner.value(resolve))]
         except errors.InvalidWorkflow as error:
             self.reason = str(error)
-            return True
-
-    def _decided(
-        self,
-        decide: Callable[[branches.Choice, Any], T],
-        context: JsonDict,
-        resolver: RefResolver,
-    ) -> T | None:
-        """Return the decision about the value of the branch; None with `reason` set."""
-        assert self.choice is not None
-        value, reason = refs.attempt(self.choice.on, context, resolver)
-        if reason is not None:
-            self.reason = f"branch {self.choice.id!r}: its value: {reason}"
-            return None
-        self.inputs = {"value": value} if self.node.choice is not None else self.inputs
-        try:
-            return decide(self.choice, value)
-        except errors.InvalidWorkflow as error:
-            self.reason = str(error)
-            return None
+            return False
 
     def resolve(self, context: JsonDict, resolver: RefResolver) -> None:
         """Set inputs, result and status, or `reason`, for example if an input does not resolve."""
-        if self.node.step is not None:
-            self.inputs = self.template
-        elif self.node.loop is not None:
-            self._end_loop(self.node.loop, context, resolver)
-        elif self.node.choice is not None:
-            self.result = self._decided(
-                lambda choice, value: branches.output(choice, value, context), context, resolver
-            )
-        else:
-            inputs: JsonDict = {}
-            for name, template in (self.template or {}).items():
-                inputs[name], self.reason = refs.attempt(template, context, resolver)
-                if self.reason is not None:
-                    self.reason = f"node {self.node.id!r}: input {name!r}: {self.reason}"
-                    return
-            self.inputs = inputs
-            if self.node.module.startswith("__"):
-                self._set_result(inputs)
+        resolve, owner = _resolving(context, resolver), self.owner
+        try:
+            if self.node.step is not None:
+                self.inputs = self.template
+            elif owner is None or not self._is_end:
+                self._resolve_inputs(resolve)
+            elif isinstance(owner, loops.Loop):
+                self.result, number = loops.output(owner, context, resolve)
+                self.inputs = {"rounds": number}
+            else:
+                value = owner.value(resolve)
+                self.result, self.inputs = branches.output(owner, value, context), {"value": value}
+        except errors.InvalidWorkflow as error:
+            self.reason = str(error)
         if self.result is not None:
             self.status, self.template = "completed", {}
         elif self.child is not None:
             self.status = "awaiting_input"
 
-    def _end_loop(self, loop: loops.Loop, context: JsonDict, resolver: RefResolver) -> None:
-        try:
-            self.result, number = loops.output(loop, context, _resolving(context, resolver))
-        except errors.InvalidWorkflow as error:
-            self.reason = str(error)
-        else:
-            self.inputs = {"rounds": number}
-
-    def _set_result(self, inputs: JsonDict) -> None:
-        """Set what the plan itself knows of a node that no worker runs."""
-        workflow = graph.workflow_of(self.node.module)
-        if workflow is not None:
+    def _resolve_inputs(self, resolve: Callable[[Any], Any]) -> None:
+        """Set the inputs, and what the plan itself knows of a node that no worker runs."""
+        inputs: JsonDict = {}
+        for name, template in (self.template or {}).items():
+            try:
+                inputs[name] = resolve(template)
+            except errors.InvalidWorkflow as error:
+                text = f"node {self.node.id!r}: input {name!r}: {error}"
+                raise errors.InvalidWorkflow(text) from None
+        self.inputs = inputs
+        if self.node.module == graph.OUTPUT:
+            self.result = inputs
+        elif (workflow := graph.workflow_of(self.node.module)) is not None:
             self.child = {"id": str(uuid.uuid4()), "workflow": workflow}
             if self.node.module.startswith(graph.START):
                 self.result = {"result": self.child["id"]}
-        elif self.node.module == graph.OUTPUT:
-            self.result = inputs
 
 
 def _resolving(context: JsonDict, resolver: RefResolver) -> Callable[[Any], Any]:
@@ -293,42 +191,32 @@ class Plan(NamedTuple):
 
 def plan(
     progress: Progress,
-    finished: Iterable[str],
+    finished: Iterable[str] | None,
     reader: Reader,
     resolver: RefResolver = refs.resolve_ref,
     *,
     out_dir: str | None,
-    custom_resolver: bool = False,
     committed: bool = True,
 ) -> Plan:
     """Return what follows from nodes that are completed or skipped; unknown ids are ignored.
 
-    Runs under the lock on the run's row. So the last event of a join finds it ready, even if
-    other processes dispatched the others. Not `committed`: only this plan may rely on them; other
-    plans with the same progress do not.
+    None: from all nodes that are done, at a run's start or resume. Runs under the lock on the run's
+    row. So the last event of a join finds it ready, even if other processes dispatched the others.
+    Not `committed`: only this plan may rely on them; other plans with the same progress do not.
     """
-    finished = [node_id for node_id in finished if node_id in progress.graph.nodes]
-    round_ = Round(progress, reader)
-    (progress.known if committed else round_.skipped).update(finished)
-    planner = _Planner(progress, reader, round_, custom_resolver)
-    return planner.run(_followers(progress.graph, finished), resolver, out_dir)
-
-
-def plan_start(
-    progress: Progress,
-    reader: Reader,
-    resolver: RefResolver = refs.resolve_ref,
-    *,
-    out_dir: str | None,
-    custom_resolver: bool = False,
-) -> Plan:
-    """Return every unfinished node whose dependencies are done: a run's start or resume."""
-    progress.known |= reader.done_all()
-    planner = _Planner(progress, reader, Round(progress, None), custom_resolver)
-    # If nothing is done, only the nodes that wait for none are ready: a graph of many rounds is
-    # not walked. Those that the plan ends lead to the others, and to the end.
-    start = [*progress.graph.nodes, END] if progress.known else progress.graph.sources
-    return planner.run(list(start), resolver, out_dir)
+    known, of = progress.known, progress.graph
+    if finished is None:
+        known |= reader.done_all()
+        # If nothing is done, only the nodes that wait for none are ready: a graph of many rounds is
+        # not walked. Those that the plan ends lead to the others, and to the end.
+        planner = Planner(progress, None, reader, resolver, out_dir)
+        return planner.run([*of.nodes, END] if known else [*of.sources])
+    done = {node_id for node_id in finished if node_id in of.nodes}
+    if committed:
+        known |= done
+    skipped = set[str]() if committed else done
+    planner = Planner(progress, skipped, reader, resolver, out_dir)
+    return planner.run(_followers(of, done))
 
 
 def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
@@ -337,150 +225,179 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
     for node_id in finished:
         found.update(graph_.downstream(node_id) or (END,))
     end = [END] if END in found else []
-    return sorted(found.difference(end), key=graph_.position.__getitem__) + end
+    return sorted(found.difference(end), key=graph_.position) + end
 
 
-class _Planner:
-    """Compute one plan in rounds of ready nodes; each round follows from the skips of the last."""
+class Planner:
+    """Compute one plan in rounds of ready nodes; each round follows from the skips of the last.
+
+    `skipped`: nodes that count as done for this plan alone; None: `progress` has all that are done.
+    """
 
     def __init__(
         self,
         progress: Progress,
+        skipped: set[str] | None,
         reader: Reader,
-        round_: Round,
-        custom_resolver: bool,
+        resolver: RefResolver = refs.resolve_ref,
+        out_dir: str | None = None,
     ) -> None:
         self.progress = progress
-        self.reader = reader
-        self.round_ = round_
-        self.whole = custom_resolver
-        """Whether the resolver may read any member of the context."""
-        self.values: dict[str, Any] = {}
+        self.skipped = skipped or set[str]()
+        self._knows_all = skipped is None
+        self._reader = reader
+        self._resolver = resolver
+        self._out_dir = out_dir
+        self._undone: set[str] = set()
+        self._at: dict[str, int] = {}
+        self._values: dict[str, Any] = {}
         """The members of the context that were read; a missing one may still appear."""
-        self.asked: set[str] | None = set()
-        self.own: dict[str, Any] = {}
+        self._asked: set[str] | None = set()
+        self._outputs: JsonDict = {}
         """Outputs of nodes that the plan itself completes."""
-        self.empty: dict[str, Any] = {}
-        """The empty ones, which do not replace a value of `run.context`."""
-        self.left_out: set[str] = set()
+        self._left_out: set[str] = set()
         """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
-        self.queued: list[NewNode] = []
-        self.parked: list[NewNode] = []
-        """Nodes that wait for their child runs."""
-        self.ended: list[NewNode] = []
-        """Skipped nodes, and those that the plan completes."""
+        self._rows: list[NewNode] = []
 
-    def run(self, candidates: list[str], resolver: RefResolver, out_dir: str | None) -> Plan:
+    def run(self, candidates: list[str]) -> Plan:
+        """Return the plan that begins with those of these nodes that are ready."""
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == END
             known = self.progress.known
-            ready = self.round_.ready(
-                [each for each in candidates if each != END and each not in known]
-            )
-            rows = [self._bound(node_id, out_dir) for node_id in ready]
-            done, failed = self._round(rows, resolver, may_exist)
+            ready = self.ready([each for each in candidates if each != END and each not in known])
+            done, failed = self._round([*map(self._bound, ready)], may_exist)
             if failed is not None:
                 return Plan([], failure=(failed.node.id, failed.reason or ""))
             candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
-        complete = may_end and bool(self.round_.ready([END]))
-        return Plan([*self._by_model(), *self.parked, *self.ended], complete)
+        return Plan(self._ordered(), may_end and bool(self.ready([END])))
 
-    def _bound(self, node_id: str, out_dir: str | None) -> NewNode:
+    def ready(self, candidates: list[str]) -> list[str]:
+        """Return those whose every dependency is done or skipped here, in the given order.
+
+        One `done_among` queries the last open dependency of each node at once. If it is done, the
+        next call queries twice as many dependencies of that node.
+        """
+        blocked: set[str] = set()
+        waiting, width = candidates, 1
+        while waiting:
+            asked: set[str] = set()
+            open_nodes: list[str] = []
+            for node_id in waiting:
+                window = self._window(node_id, width)
+                if self._undone.isdisjoint(window):
+                    asked.update(window)
+                    open_nodes += [node_id] if window else []
+                else:
+                    blocked.add(node_id)
+            if asked:
+                done = set[str]() if self._knows_all else self._reader.done_among(asked)
+                self.progress.known |= done
+                if done:
+                    self._asked = set()  # a member that was missing may be there now
+                self._undone |= asked - done
+            waiting, width = open_nodes, width * 2
+        return [node_id for node_id in candidates if node_id not in blocked]
+
+    def _window(self, node_id: str, width: int) -> list[str]:
+        """Return the dependencies from the last open one backwards that may be open.
+
+        [] if it is ready.
+        """
+        progress, deps = self.progress, self.progress.deps(node_id)
+        at = progress.last_open(node_id)
+        if self.skipped:
+            at = min(at, self._at.get(node_id, at))
+            while at >= 0 and (deps[at] in progress.known or deps[at] in self.skipped):
+                at -= 1
+            self._at[node_id] = at
+        window = deps[max(0, at - width + 1) : at + 1]
+        return [dep for dep in window if dep not in progress.known and dep not in self.skipped]
+
+    def _bound(self, node_id: str) -> NewNode:
         """Return a ready node with its inputs bound to the run's folder, or why it cannot run."""
-        of, node = self.progress.graph, self.progress.graph.nodes[node_id]
-        owner = node.arm or node_id
-        row = NewNode(node, choice=of.choices.get(owner), loop=of.nodes[owner].loop)
+        nodes = self.progress.graph.nodes
+        node = nodes[node_id]
+        owner = node if node.arm is None else nodes[node.arm]
+        row = NewNode(node, owner=owner.choice or owner.loop)
         try:
-            row.template = document_values.bind_paths(node.inputs, out_dir, node_id=node_id)
+            row.template = document_values.bind_paths(node.inputs, self._out_dir, node_id=node_id)
         except errors.InvalidWorkflow as error:
             row.reason = str(error)
         return row
 
-    def _round(
-        self, rows: list[NewNode], resolver: RefResolver, may_exist: bool
-    ) -> tuple[list[str], NewNode | None]:
+    def _round(self, rows: list[NewNode], may_exist: bool) -> tuple[list[str], NewNode | None]:
         """Return the ids done in this round, and the node whose failure ends the plan, if any.
 
         A node whose row exists was decided when that was written: it is neither skipped nor failed.
         """
         context = self._context(rows)
-        skipped: list[NewNode] = []
-        staying: list[NewNode] = []
         for row in rows:
-            if row.is_skipped(context, resolver):
+            if row.is_skipped(context, self._resolver):
                 row.status, row.reason = "skipped", None
                 row.inputs = row.template = None
-                skipped.append(row)
-            else:
-                staying.append(row)
-        for row in staying:
-            if row.reason is None:
-                row.resolve(context, resolver)
-        doubtful = {
-            row.node.id
-            for row in rows
-            if row.reason is not None or row.status in ("skipped", "completed")
-        }
-        present = self.reader.present(doubtful) if doubtful and may_exist else set[str]()
+        for row in rows:
+            if row.status != "skipped" and row.reason is None:
+                row.resolve(context, self._resolver)
+        doubtful = {row.node.id for row in rows if row.reason is not None or _is_over(row)}
+        present = self._reader.present(doubtful) if doubtful and may_exist else set[str]()
         ended: list[NewNode] = []
-        for row in [*skipped, *staying]:
-            if row.node.id in doubtful:
-                if row.node.id in present:
-                    continue
-                if row.reason is not None:
-                    return [], row
+        for row in sorted(rows, key=lambda row: row.status != "skipped"):
+            if row.node.id in present:
+                continue
+            if row.reason is not None:
+                return [], row
+            self._rows.append(row)
+            if _is_over(row):
                 ended.append(row)
-                if row.result is not None:
-                    (self.own if row.result else self.empty)[row.node.id] = row.result
-            else:
-                (self.queued if row.child is None else self.parked).append(row)
-        self.ended += ended
-        self.round_.skipped.update(row.node.id for row in ended)
-        self.left_out |= {row.node.id for row in skipped if row.after_loop}
-        return [row.node.id for row in ended], None
+            if row.result is not None:
+                self._outputs[row.node.id] = row.result
+        done = [row.node.id for row in ended]
+        self.skipped.update(done)
+        self._left_out |= {row.node.id for row in ended if row.after_loop}
+        return done, None
 
     def _context(self, rows: Iterable[NewNode]) -> dict[str, Any]:
         """Return the context of these rows, after reading every head of a ref at most once."""
         templates = [template for each in rows for template in each.templates()]
-        if self.round_.learned:
-            self.asked = set()
-            self.round_.learned = False
-        if self.whole:
-            if templates and self.asked is not None:
-                self.values, self.asked = self.reader.context(None), None
+        if self._resolver is not refs.resolve_ref:  # an app's may read any member
+            if templates and self._asked is not None:
+                self._values, self._asked = self._reader.context(None), None
         else:
-            asked = self.asked or set[str]()
-            missing = set[str]().union(*map(refs.heads, templates)) - asked - self.left_out
+            asked = self._asked or set[str]()
+            missing = set[str]().union(*map(refs.heads, templates)) - asked - self._left_out
             if missing:
-                self.values.update(self.reader.context(missing))
-                self.asked = asked | missing
-        if not (self.own or self.empty):
-            return self.values
-        return self.empty | self.values | self.own
+                self._values.update(self._reader.context(missing))
+                self._asked = asked | missing
+        # An empty output does not replace a value of `run.context`.
+        filled = {node_id: output for node_id, output in self._outputs.items() if output}
+        return {**self._outputs, **self._values, **filled} if self._outputs else self._values
 
-    def _by_model(self) -> list[NewNode]:
-        """Return queued rows grouped by model in order of appearance, those without last."""
+    def _ordered(self) -> list[NewNode]:
+        """Return queued rows by model in order of appearance, those without last; then the others.
+
+        Nodes that wait for their child runs come before those that are over.
+        """
         position = self.progress.graph.position
-        groups: dict[str | None, list[NewNode]] = {}
-        for row in sorted(self.queued, key=lambda row: position[row.node.id]):
-            groups.setdefault(row.node.model, []).append(row)
-        bare = groups.pop(None, [])
-        return [row for group in groups.values() for row in group] + bare
+        queued = [row for row in self._rows if row.status == "queued"]
+        queued.sort(key=lambda row: position(row.node.id))
+        models = dict.fromkeys(row.node.model for row in queued if row.node.model is not None)
+        rank: dict[str | None, int] = {model: at for at, model in enumerate([*models, None])}
+        queued.sort(key=lambda row: rank[row.node.model])
+        others = [row for row in self._rows if row.status != "queued"]
+        return queued + sorted(others, key=_is_over)
 
 
-def encode(rows: Iterable[NewNode]) -> Iterator[str]:
-    """Yield the rows of a plan as JSON arrays for `nodes.insert_planned`, as `payload.arrays` does.
-
-    An array with large inputs is small enough for one statement. Raises `InvalidPayload`, which
-    names the node whose resolved inputs cannot be stored.
-    """
-    return payload.arrays(map(encode_row, rows))
+def _is_over(row: NewNode) -> bool:
+    return row.status in ("skipped", "completed")
 
 
 def encode_row(row: NewNode) -> str:
-    """Return a row of a plan as JSON; raise `InvalidPayload` as `encode` does."""
+    """Return a row of a plan as JSON for `nodes.insert_planned`.
+
+    Raises `InvalidPayload` that names the node whose resolved inputs cannot be stored.
+    """
     node = row.node
     columns: JsonDict = {
         "node_id": node.id,

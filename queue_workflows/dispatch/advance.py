@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from queue_workflows import config, db, errors
 from queue_workflows.claim import recovery, row_isolation
-from queue_workflows.dag import confinement, payload, plan
+from queue_workflows.dag import confinement, graph, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import expansion, hooks, run_cache
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
@@ -60,24 +60,13 @@ def make_plan(
     Raises `UnreadableRow` for values that are nested deeper than Python can follow, and
     `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
     """
-    resolver = config.get_config().get_resolve_ref()
-    out_dir, custom = run["out_dir"], hooks.app_resolves()
     if finished is None:
-        confinement.check(out_dir)
+        confinement.check(run["out_dir"])
+    resolver, out_dir = config.get_config().get_resolve_ref(), run["out_dir"]
     try:
         with _planning:
-            if finished is None:
-                return plan.plan_start(
-                    progress, reader, resolver, out_dir=out_dir, custom_resolver=custom
-                )
             return plan.plan(
-                progress,
-                finished,
-                reader,
-                resolver,
-                out_dir=out_dir,
-                custom_resolver=custom,
-                committed=committed,
+                progress, finished, reader, resolver, out_dir=out_dir, committed=committed
             )
     except RecursionError:
         raise errors.UnreadableRow("its definition or context is nested too deep") from None
@@ -100,34 +89,30 @@ def plan_as_text(
         made = make_plan(progress, run, reader, finished, committed=committed)
         if made.failure is not None or any(row.node.map is not None for row in made.rows):
             return None
-        texts = list(itertools.islice(plan.encode(made.rows), 2))
+        texts = list(itertools.islice(payload.arrays(map(plan.encode_row, made.rows)), 2))
     except (run_cache.ReadNeeded, errors.InvalidPayload):
         return None
     return None if len(texts) > 1 else (texts[0] if texts else None, made.complete)
 
 
-def must_read(progress: plan.Progress, *node_ids: str) -> bool:
-    """Return whether a plan from these nodes alone needs to know which other nodes are done."""
-    with _planning:
-        return progress.waits_for_more(*node_ids)
-
-
 def write(
-    expanding: expansion.Expansion,
     conn: db.Connection,
     run: Row,
+    of: graph.Graph,
     made: plan.Plan,
     events: Iterable[Row] = (),
     *,
     resumed: bool = False,
     is_part: bool = False,
-) -> int:
-    """Write a plan and what `events` of items lead to, under the run's lock; return the new rows.
+) -> tuple[int, bool]:
+    """Write a plan and what `events` of items lead to, under the run's lock.
 
-    The run fails if a node's inputs cannot be stored, or resolved (outside of items), and for a
-    list that a map cannot take. `resumed`: it is the plan of a start. `is_part`: raise `TooLarge`
-    instead, since fewer events may fit.
+    Return the number of new rows, and whether a map has ended, which left an event. The run fails
+    if a node's inputs cannot be stored, or resolved (outside of items), and for a list that a map
+    cannot take. `resumed`: it is the plan of a start. `is_part`: raise `TooLarge` instead, since
+    fewer events may fit.
     """
+    expanding, count = expansion.Expansion(conn, run, of), 0
     try:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
@@ -137,10 +122,11 @@ def write(
         if is_part and isinstance(error, run_cache.TooLarge):
             raise
         statements.runs.fail(conn, run_id=run["id"], error=payload.error_text(error))
-        return 0
-    if made.complete:
-        statements.runs.complete(conn, run_id=run["id"])
-    return expanding.rows
+    else:
+        count = expanding.rows
+        if made.complete:
+            statements.runs.complete(conn, run_id=run["id"])
+    return count, expanding.ended
 
 
 def advance(
@@ -166,28 +152,23 @@ def advance(
         run = head or statements.runs.head(conn, run_id=run_id)
     if run is None or not expected(run):
         return None
-    run = confinement.given(run)
-    count = None
+    run, made, count = confinement.given(run), None, None
     try:
         progress, unfrozen = run_cache.prepare(begin, run)
         if finished is None and unfrozen is not None:
-            declared = config.get_config().workflow_map.get(run["workflow_name"])
-            if declared is not None:
-                _check_inputs(begin, run, declared)
+            _check_inputs(begin, run)
             count = _start_fresh(begin, run, progress, unfrozen)
-            if count is not None:
-                run_cache.keep(run, progress)
-                return count
-            progress = plan.Progress(progress.graph)
-        made = None
-        if hooks.app_resolves():
-            made = make_plan(progress, run, run_cache.Reader(begin, run_id), finished)
-        with begin() as conn:
-            lock = statements.runs.lock_if_free if nowait else statements.runs.lock
-            locked = lock(conn, run_id=run_id)
-            if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
-                count = _plan_locked(conn, locked, progress, finished, made, events)
-                settle(conn)
+            if count is None:
+                progress = plan.Progress(progress.graph)
+        if count is None:
+            if hooks.app_resolves():
+                made = make_plan(progress, run, run_cache.Reader(begin, run_id), finished)
+            with begin() as conn:
+                lock = statements.runs.lock_if_free if nowait else statements.runs.lock
+                locked = lock(conn, run_id=run_id)
+                if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
+                    count = _plan_locked(conn, locked, progress, finished, made, events)
+                    settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
         run_cache.forget(run_id)
@@ -197,12 +178,15 @@ def advance(
     return count
 
 
-def _check_inputs(begin: run_cache.Begin, run: Row, declared: config.WorkflowDocuments) -> None:
+def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     """Raise `ArgsRefused` for inputs that a declared workflow does not take.
 
     Nothing has checked a run that a plain SQL INSERT submitted. Raises `UnreadableRow` for a
     context that cannot be loaded or is not an object.
     """
+    declared = config.get_config().workflow_map.get(run["workflow_name"])
+    if declared is None:
+        return
     with run_cache.reading(begin) as conn:
         context = statements.runs.context(conn, run_id=run["id"])
         if not isinstance(context, (dict, Unreadable)):
@@ -257,9 +241,9 @@ def _plan_locked(
         made = make_plan(progress, locked, reader, finished)
     if is_queued(locked):
         statements.runs.start(conn, run_id=locked["id"])
-    expanding = expansion.Expansion(conn, locked, progress.graph)
-    is_part = len(finished or ()) + len(events) > 1
-    return write(expanding, conn, locked, made, events, resumed=finished is None, is_part=is_part)
+    resumed, is_part = finished is None, len(finished or ()) + len(events) > 1
+    of = progress.graph
+    return write(conn, locked, of, made, events, resumed=resumed, is_part=is_part)[0]
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:

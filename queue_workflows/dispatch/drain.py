@@ -11,7 +11,7 @@ from queue_workflows import db, errors
 from queue_workflows.claim import recovery, row_isolation
 from queue_workflows.dag import item_ids, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import advance, expansion, hooks, input_nodes, run_cache
+from queue_workflows.dispatch import advance, hooks, input_nodes, run_cache
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
@@ -185,9 +185,8 @@ def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) 
                     if not single:
                         raise
                     raise errors.UnreadableRow(str(error)) from None
-            expanding = expansion.Expansion(conn, run, progress.graph)
-            count = advance.write(expanding, conn, run, made, items, is_part=not single)
-            more = expanding.ended
+            of = progress.graph
+            count, more = advance.write(conn, run, of, made, items, is_part=not single)
     kept = {event["id"] for event in parked}
     closed = [event["id"] for event in events.rows if event["id"] not in kept]
     statements.outbox.close(conn, events=closed, error=None)

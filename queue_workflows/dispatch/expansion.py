@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from queue_workflows import config, db, errors, refs
+from queue_workflows import config, db, errors
 from queue_workflows.dag import graph, item_ids, items, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
@@ -318,12 +318,9 @@ class Expansion:
         Raises `InvalidPayload` for an id that is too long.
         """
         of = items.Instance(scopes)
-        progress = plan.Progress(of)
-        out_dir = self._run["out_dir"]
         if finished is None:
             of.check_ids()
-            return plan.plan_start(progress, reader, refs.resolve_ref, out_dir=out_dir)
-        return plan.plan(progress, finished, reader, refs.resolve_ref, out_dir=out_dir)
+        return plan.plan(plan.Progress(of), finished, reader, out_dir=self._run["out_dir"])
 
     def _outer(self, map_id: str) -> list[items.Scope]:
         """Return the items around a map, the outermost first."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
@@ -42,8 +44,7 @@ class OnConnection:
 
     @contextmanager
     def __call__(self) -> Generator[db.Connection]:
-        conn = self.connection()
-        with conn.transaction():
+        with (conn := self.connection()).transaction():
             yield conn
 
 
@@ -106,33 +107,29 @@ class Reader:
 
     def done_among(self, ids: Collection[str]) -> set[str]:
         if self._done is None:
-            with self._reading() as conn:
-                return set(statements.nodes.done_among(conn, run_id=self._run_id, nodes=[*ids]))
+            return self._query(statements.nodes.done_among, nodes=[*ids])
         if self._asked is not None and (unknown := set(ids) - self._asked):
-            with self._reading() as conn:
-                self._done.update(
-                    statements.nodes.done_among(conn, run_id=self._run_id, nodes=[*unknown])
-                )
+            self._done |= self._query(statements.nodes.done_among, nodes=[*unknown])
             self._asked |= unknown
         return self._done.intersection(ids)
 
     def done_all(self) -> set[str]:
-        if self._done is not None:
-            return self._done
-        with self._reading() as conn:
-            return set(statements.nodes.all_done(conn, run_id=self._run_id))
+        return self._query(statements.nodes.all_done) if self._done is None else self._done
 
     def present(self, ids: Collection[str]) -> set[str]:
-        if self._present is not None:
-            return self._present.intersection(ids)
-        with self._reading() as conn:
-            return set(statements.nodes.present_among(conn, run_id=self._run_id, nodes=[*ids]))
+        if self._present is None:
+            return self._query(statements.nodes.present_among, nodes=[*ids])
+        return self._present.intersection(ids)
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
         if self._context is not None:
             return self._context(heads)
         with self._reading() as conn:
             return db.run(conn, read_context(self._run_id, heads, self._room))
+
+    def _query(self, statement: statements.Named, **given: Any) -> set[str]:
+        with self._reading() as conn:
+            return set(statement(conn, run_id=self._run_id, **given))
 
     def _reading(self) -> AbstractContextManager[db.Connection]:
         if self._begin is None:
@@ -150,38 +147,36 @@ def read_context(
     into `room`, which the reads of one plan share.
     """
     room = room or Room()
-    wanted = None if heads is None else list(heads)
+    wanted = None if heads is None else [*heads]
     at_once = max(1, QUERY_KB // max(1, config.MAX_PAYLOAD_KB.read()))
-    if wanted is not None and len(wanted) > at_once:
-        return (yield from _merged_context(run_id, wanted, at_once, room))
-    row = yield from statements.nodes.context.script(heads=wanted, run_id=run_id, most=room.left)
-    if row is None:
-        return {}
-    if row["kind"] != "object":
-        raise errors.UnreadableRow(f"its inputs are a JSON {row['kind']}, not an object")
-    if row["size"] > room.left:
-        raise TooLarge(
-            "the inputs and outputs that its next nodes refer to are larger together than the "
-            f"{READ_BYTES / 1e6:.0f} MB of JSON that are read at once; keep a large value in a "
-            "file or an artifact and pass its path"
+    if wanted is None or len(wanted) <= at_once:
+        row = yield from statements.nodes.context.script(
+            heads=wanted, run_id=run_id, most=room.left
         )
-    found: Any = row["context"]
-    if not isinstance(found, Unreadable):
-        room.left -= row["size"]
-        return found
-    if wanted is not None and len(wanted) > 1:
-        return (yield from _merged_context(run_id, wanted, len(wanted) // 2, room))
-    what = f" under {wanted[0]!r:.120}" if wanted else ""
-    raise errors.UnreadableRow(f"its inputs or outputs{what} cannot be read: {found.reason}")
-
-
-def _merged_context(
-    run_id: str, heads: list[str], at_once: int, room: Room
-) -> db.Script[dict[str, Any]]:
-    """Read these members of the context, read in parts: together they may be too large."""
+        if row is None:
+            return {}
+        if row["kind"] != "object":
+            raise errors.UnreadableRow(f"its inputs are a JSON {row['kind']}, not an object")
+        if row["size"] > room.left:
+            raise TooLarge(
+                "the inputs and outputs that its next nodes refer to are larger together than the "
+                f"{READ_BYTES / 1e6:.0f} MB of JSON that are read at once; keep a large value in a "
+                "file or an artifact and pass its path"
+            )
+        whole: Any = row["context"]
+        if not isinstance(whole, Unreadable):
+            room.left -= row["size"]
+            return whole
+        if wanted is None or len(wanted) < 2:
+            what = f" under {wanted[0]!r:.120}" if wanted else ""
+            raise errors.UnreadableRow(
+                f"its inputs or outputs{what} cannot be read: {whole.reason}"
+            )
+        at_once = len(wanted) // 2
+    # Together they may be too large to be loaded.
     found: dict[str, Any] = {}
-    for start in range(0, len(heads), at_once):
-        found |= yield from read_context(run_id, heads[start : start + at_once], room)
+    for start in range(0, len(wanted), at_once):
+        found |= yield from read_context(run_id, wanted[start : start + at_once], room)
     return found
 
 
@@ -226,7 +221,7 @@ class _Cache(Generic[K, V]):
 _cache: _Cache[str, tuple[Identity, plan.Progress]] = _Cache(CACHED_RUNS)
 """What is known of runs by their ids."""
 _left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
-"""The runs that `read` leaves to the dispatcher."""
+"""The runs that a worker leaves to the dispatcher."""
 parts: _Cache[str, int] = _Cache(CACHED_RUNS)
 """How many events of a run fit into one transaction, where that is fewer than a batch."""
 _graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
@@ -241,15 +236,9 @@ class Definition(NamedTuple):
     digest: str
 
 
-class _Expansion(NamedTuple):
-    """A definition, and the hashes of the pipelines that it was made of, by name."""
-
-    of: dict[str, bytes | None]
-    made: Definition
-
-
-_expansions: _Cache[bytes, _Expansion] = _Cache(CACHED_GRAPHS)
-"""Definitions by the hash of the workflow's document, and of the settings that expanding reads."""
+_expansions: _Cache[bytes, tuple[dict[str, bytes], Definition]] = _Cache(CACHED_GRAPHS)
+"""Definitions, and the hashes of the pipelines that they were made of, by name. The key is the hash
+of the workflow's document and of the settings that expanding reads."""
 
 
 def forget(run_id: str) -> None:
@@ -292,13 +281,10 @@ def prepare(begin: Begin, run: Row) -> tuple[plan.Progress, Definition | None]:
         made = _expanded(run)
         return plan.Progress(_graph(made.text)), made
     with reading(begin) as conn:
-        texts = {
-            row["id"]: row["text"]
-            for row in statements.runs.definition_texts(conn, ids=[run["id"]], most=None)
-        }
-    if not texts:
+        rows = statements.runs.definition_texts(conn, ids=[run["id"]], most=None)
+    if not rows:
         raise errors.UnknownJob(f"run {run['id']!r} is gone")
-    progress = plan.Progress(_graph(texts[run["id"]]))
+    progress = plan.Progress(_graph(rows[0]["text"]))
     keep(run, progress)
     return progress, None
 
@@ -310,32 +296,30 @@ def _expanded(run: Row) -> Definition:
     definition. Raises what `hooks.load` raises.
     """
     document, load = hooks.load(run)
-    pipelines: dict[str, Any] = {}
+    load = functools.cache(load)
+    used: dict[str, Any] = {}
 
     def pipeline(name: str) -> Any:
-        if name not in pipelines:
-            pipelines[name] = load(name)
-        return pipelines[name]
+        used[name] = load(name)
+        return used[name]
 
-    versions = config.get_config().node_versions
-    key = _hash([document, versions, config.MAX_PAYLOAD_KB.read()])
-    known = None if key is None else _expansions.get(key)
-    if known is not None and all(_hash(pipeline(each)) == known.of[each] for each in known.of):
-        return known.made
+    key = _hash([document, config.get_config().node_versions, config.MAX_PAYLOAD_KB.read()])
+    known = _expansions.get(key)
+    if known is not None and all(_hash(load(name)) == each for name, each in known[0].items()):
+        return known[1]
     expanded = definition.expand(document, pipeline)
     made = Definition(payload.encode_definition(expanded), definition.digest(expanded))
-    hashes = {name: _hash(schema) for name, schema in pipelines.items()}
-    if key is not None and None not in hashes.values() and len(made.text) <= CACHED_GRAPH_CHARS:
-        _expansions.put(key, _Expansion(hashes, made))
+    if len(made.text) <= CACHED_GRAPH_CHARS:
+        _expansions.put(key, ({name: _hash(schema) for name, schema in used.items()}, made))
     return made
 
 
-def _hash(document: Any) -> bytes | None:
-    """Return a hash of what the app's provider returned; None if it is no plain JSON."""
+def _hash(document: Any) -> bytes:
+    """Return a hash of what the provider returned; a random one if that is no plain JSON."""
     try:
         return hashlib.sha256(json.dumps(document, allow_nan=False).encode()).digest()
     except (TypeError, ValueError, RecursionError):
-        return None
+        return os.urandom(32)
 
 
 def unknown(wanted: Iterable[Row]) -> list[Row]:
@@ -355,15 +339,10 @@ def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
     to the dispatcher, and are not asked for again.
     """
     for run in asked:
-        run_id = run["id"]
-        try:
-            found = _graph(texts[run_id]) if run_id in texts else None
-        except errors.InvalidWorkflow:
-            found = None
-        if found is None:
-            _left.put(identity(run), True)
-        else:
-            keep(run, plan.Progress(found))
+        _left.put(identity(run), True)
+        with contextlib.suppress(errors.InvalidWorkflow):
+            if run["id"] in texts:
+                keep(run, plan.Progress(_graph(texts[run["id"]])))
 
 
 def _graph(text: str) -> graph.Graph:
@@ -388,9 +367,5 @@ def keep(run: Row, progress: plan.Progress) -> None:
 
 def freeze(conn: db.Connection, run: Row, made: Definition) -> bool:
     """Store a definition under the run's lock; return False if the run has one already."""
-    return (
-        statements.runs.freeze_definition(
-            conn, run_id=run["id"], definition=made.text, digest=made.digest
-        )
-        == 1
-    )
+    given = {"definition": made.text, "digest": made.digest}
+    return statements.runs.freeze_definition(conn, run_id=run["id"], **given) == 1

@@ -206,14 +206,14 @@ def _reclaim_early() -> None:
 
 def _ready_at_once() -> None:
     """Count a node as ready when one of its dependencies has ended."""
-    ready = plan.Round.ready
+    ready = plan.Planner.ready
 
-    def eager(self: plan.Round, candidates: Any) -> list[str]:
+    def eager(self: plan.Planner, candidates: Any) -> list[str]:
         listed = list(candidates)
         at_end = ready(self, [node for node in listed if node == plan.END])
         return [node for node in listed if node != plan.END or at_end]
 
-    replace(plan.Round, "ready", eager)
+    replace(plan.Planner, "ready", eager)
 
 
 def _two_answers(conn: Conn) -> None:

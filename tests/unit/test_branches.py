@@ -41,7 +41,8 @@ def test_a_branch_expands_to_its_arms_and_one_node_with_its_output() -> None:
         "other": None,
     }
     assert (nodes["b"]["deps"], nodes["s/one"]["deps"]) == (["b/one", "b/two"], ["b"])
-    found = graph.read(made).choices["b"]
+    found = graph.read(made).nodes["b"].choice
+    assert found is not None
     assert found.members == {"b/one": {"b/one"}, "b/two": {"b/first", "b/two"}}
 
 

@@ -49,40 +49,34 @@ def test_a_map_allows_a_count_of_failures_or_a_share_without_its_rounding_error(
     assert graph.Map(of.body, "n").allowed_failures(total) == 0
 
 
-def test_nodes_come_after_their_dependencies_and_those_behind_a_cycle_do_not_come() -> None:
-    assert graph.ordered({"c": ["b"], "b": ["a", "elsewhere"], "a": [], "d": []}) == [
-        "a", "d", "b", "c",
-    ]  # fmt: skip
-    assert graph.ordered({"j": ["a", "b"], "a": [], "b": ["a"]}) == ["a", "b", "j"]
-    assert graph.ordered({"a": ["b"], "b": ["a"], "behind": ["a"], "free": []}) == ["free"]
+def test_each_node_is_behind_those_it_depends_on() -> None:
+    deps = {"c": ["b"], "b": ["a", "elsewhere"], "a": [], "d": []}
+    assert graph.groups(deps) == [["a"], ["b"], ["c"], ["d"]]
+    assert graph.groups({"j": ["a", "b"], "a": [], "b": ["a"]}) == [["a"], ["b"], ["j"]]
+    cyclic = {"a": ["b"], "b": ["a"], "behind": ["a"], "free": []}
+    assert graph.groups(cyclic) == [["a", "b"], ["behind"], ["free"]]
 
 
-def test_the_nodes_of_a_cycle_have_one_number() -> None:
+def test_the_nodes_of_a_cycle_are_one_group() -> None:
     cases: list[Any] = [
-        ({"a": [], "b": ["a"]}, []),
-        ({"a": ["a"], "b": []}, ["a"]),
-        ({"a": ["b"], "b": ["c"], "c": ["a"], "before": [], "behind": ["a"]}, ["abc"]),
-        ({"a": ["b", "x"], "b": ["a"], "x": [], "c": ["d"], "d": ["c"]}, ["ab", "cd"]),
+        ({"a": [], "b": ["a"]}, ["a", "b"]),
+        ({"a": ["a"], "b": []}, ["a", "b"]),
+        ({"a": ["b"], "b": ["c"], "c": ["a"], "x": [], "y": ["a"]}, ["abc", "x", "y"]),
+        ({"a": ["b", "x"], "b": ["a"], "x": [], "c": ["d"], "d": ["c"]}, ["ab", "cd", "x"]),
         ({"a": ["b"], "b": ["a"], "m": ["a"], "c": ["d", "m"], "d": ["c"]}, ["ab", "cd", "m"]),
         ({"a": ["b"], "b": ["c", "a"], "c": ["b"], "d": ["c", "e"], "e": ["d"]}, ["abc", "de"]),
         ({"a": ["b", "d"], "b": ["c"], "c": ["a"], "d": ["e"], "e": ["a", "d"]}, ["abcde"]),
+        ({"a": ["b"], "b": ["c"], "c": ["d"], "d": ["c", "x"], "x": ["b"]}, ["a", "bcdx"]),
     ]  # fmt: skip
     for deps, groups in cases:
         with tabled.case(deps, groups):
-            numbers = graph.on_cycles(deps)
-            found = [
-                "".join(sorted(key for key in numbers if numbers[key] == n))
-                for n in set(numbers.values())
-            ]
-            assert sorted(found) == groups
+            assert sorted("".join(sorted(group)) for group in graph.groups(deps)) == groups
 
 
 def test_cycles_behind_one_another_are_apart_in_whatever_order_they_are_searched() -> None:
     deps: dict[str, list[str]] = {}
-    for n in range(40):  # the order is that of a set, so each pair is searched from another end
+    for n in range(40):  # some cycles are searched from a cycle behind them, some from themselves
         deps |= {f"a{n}": [f"b{n}"], f"b{n}": [f"a{n}"]}
-        deps |= {f"c{n}": [f"d{n}", f"a{n}"], f"d{n}": [f"c{n}"]}
-    numbers = graph.on_cycles(deps)
-    assert len(set(numbers.values())) == 80
-    for n in range(40):
-        assert numbers[f"a{n}"] == numbers[f"b{n}"] and numbers[f"c{n}"] == numbers[f"d{n}"]
+        deps |= {f"c{n}": [f"d{n}", f"a{n + 1 if n < 39 else 0}"], f"d{n}": [f"c{n}"]}
+    pairs = sorted(sorted(group) for group in graph.groups(deps))
+    assert pairs == sorted([f"{x}{n}", f"{y}{n}"] for n in range(40) for x, y in ("ab", "cd"))

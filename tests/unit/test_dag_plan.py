@@ -88,7 +88,7 @@ class FakeRun:
 
     def start(self, progress: plan.Progress | None = None, **options: Any) -> plan.Plan:
         options.setdefault("out_dir", "/o")
-        made = plan.plan_start(progress or plan.Progress(self.graph), self, **options)
+        made = plan.plan(progress or plan.Progress(self.graph), None, self, **options)
         self.write(made)
         return made
 
@@ -211,7 +211,7 @@ def test_a_path_without_a_folder_fails_the_run_unless_the_node_is_skipped() -> N
 def test_an_input_node_takes_widget_and_target_literally() -> None:
     step = {"id": "ask", "kind": "input", "widget": "w", "target": "t"}
     run = FakeRun(built(node("ask", inputs={"widget": "w", "target": "t"}, step=step)))
-    (row,) = run.start(resolver=_explode, custom_resolver=True).rows
+    (row,) = run.start(resolver=_explode).rows
     assert row.inputs == row.template == {"widget": "w", "target": "t"}
     assert run.heads_read == []
 
@@ -334,7 +334,8 @@ def test_a_head_missing_in_one_round_is_read_again_after_more_was_learned(custom
         )
     )  # fmt: skip
     run.finish("a")
-    made = run.after("a", custom_resolver=custom)
+    resolvers = {"resolver": lambda *given: refs.resolve_ref(*given)} if custom else {}
+    made = run.after("a", **resolvers)
     assert made.failure is None
     assert {row.node.id: row.inputs for row in made.rows} == {"s": {}, "t": None, "j": {"i": 1}}
 
@@ -346,17 +347,17 @@ def test_a_custom_resolver_gets_the_whole_context_once() -> None:
     run = FakeRun(
         built(node("a", inputs={"x": "@key"}), node("b", skip_if="@key"), node("c", "b")), key="K"
     )
-    made = run.start(resolver=shout, custom_resolver=True)
+    made = run.start(resolver=shout)
     assert {row.node.id: row.inputs for row in made.rows} == {"a": {"x": "K"}, "c": {}, "b": None}
     assert run.heads_read == [None]
 
 
 def test_any_error_of_a_custom_resolver_is_an_unresolvable_ref_with_its_text() -> None:
     run = FakeRun(built(node("n", inputs={"i": 1})))
-    made = run.start(resolver=_explode, custom_resolver=True)
+    made = run.start(resolver=_explode)
     assert made.failure == ("n", "node 'n': input 'i': RuntimeError: host trouble")
     run = FakeRun(built(node("n", skip_if=True)))
-    assert ids(run.start(resolver=_explode, custom_resolver=True), "queued") == ["n"]
+    assert ids(run.start(resolver=_explode), "queued") == ["n"]
 
 
 def fan(width: int) -> graph.Graph:
@@ -476,19 +477,6 @@ def _assert_skips_are_right(run: FakeRun) -> None:
 
 def test_the_default_resolver_is_the_builtin_one() -> None:
     run = FakeRun(built(node("n", inputs={"i": {"$from": "k"}})), k=3)
-    assert plan.plan_start(plan.Progress(run.graph), run, out_dir=None).rows[0].inputs == {
+    assert plan.plan(plan.Progress(run.graph), None, run, out_dir=None).rows[0].inputs == {
         "i": refs.resolve_ref({"$from": "k"}, {"k": 3})
     }
-
-
-def test_a_plan_needs_other_nodes_only_if_every_follower_waits_for_more() -> None:
-    progress = plan.Progress(
-        built(node("a"), node("d"), node("alone", "a"), node("both", "a", "d"), node("end", "both"))
-    )
-    assert not progress.waits_for_more("a"), "`alone` is ready after a"
-    assert progress.waits_for_more("d"), "`both` waits for a, too"
-    assert not progress.waits_for_more("a", "d")
-    assert not progress.waits_for_more("both")
-    assert progress.waits_for_more("alone"), "the end waits for `end`, too"
-    progress.known.add("a")
-    assert not progress.waits_for_more("d")

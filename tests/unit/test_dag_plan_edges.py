@@ -91,7 +91,7 @@ def unresolved(value: Any, context: Any) -> Any:
 
 def candidate_of(number: int | None, **more: Any) -> plan.NewNode:
     of = graph.Node("l/f", "f", "cpu", None, (), {}, None, "p", None, arm="l", round=number, **more)
-    return plan.NewNode(of, template={}, loop=LOOP)
+    return plan.NewNode(of, template={}, owner=LOOP)
 
 
 @pytest.mark.parametrize("number", [None, 1])
@@ -182,7 +182,7 @@ def test_a_plan_looks_at_each_skipped_dependency_of_a_join_a_few_times() -> None
     width = 200
     names = [f"n{n}" for n in range(width)]
     of = built(node("first"), *(node(name) for name in names), node("j", "first", *names[::-1]))
-    round_ = plan.Round(plan.Progress(of), FakeRun(of))
+    round_ = plan.Planner(plan.Progress(of), set(), FakeRun(of))
     round_.skipped = skipped = Counted()
     for name in names:
         skipped.add(name)

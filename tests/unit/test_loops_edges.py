@@ -44,7 +44,6 @@ def test_a_stored_loop_has_as_many_and_ends_of_250_characters() -> None:
     assert found.rounds[0] == loops.Round("x" * 250, 1)
     again = loops.stored({"rounds": rounds[:1], "must": False}, "l", "node 'l'")
     assert again is not None and not again.must
-    assert loops.stored(None, "l", "here") is None
     for wrong in (rounds * 2, [], [{"end": "x" * 251}]):
         with pytest.raises(errors.InvalidWorkflow, match="node 'l': 'loop'"):
             loops.stored({"rounds": wrong}, "l", "node 'l'")
@@ -136,9 +135,9 @@ def test_paths_lead_to_folders_of_the_same_round(marked: Any, placed: Any) -> No
             "skip_if": None}  # fmt: skip
     other = {**node, "id": "l/a", "deps": []}
     spec = loops.Spec(None, 1, "f", "", 2, True)
-    found, made = loops.expanded("l", spec, [other, node], ["l/f"], ["before"], "here")
+    found, made = loops.expanded("l", spec, [other, node], ["l/f"], "here")
     assert found[3]["inputs"] == {"p": {bindings.OUT: placed}}
-    assert [each["deps"] for each in found] == [["before"], ["l/a#1"], ["l/f#1"], ["l/a#2"]]
+    assert [each["deps"] for each in found] == [[], ["l/a#1"], ["l/f#1"], ["l/a#2"]]
     assert [each["round"] for each in found] == [1, 1, 2, 2]
     assert made.document() == {
         "rounds": [{"end": "l/f#1", "until": 1}, {"end": "l/f#2", "until": 1}],

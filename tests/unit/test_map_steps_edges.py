@@ -48,7 +48,7 @@ def test_the_graph_of_an_item_is_that_of_the_body_with_full_ids() -> None:
     assert made.leaves == ("m[k]/b", "m[k]/c")
     assert made.downstream("m[k]/a") == ("m[k]/b", "m[k]/c")
     assert [*made.nodes] == ["m[k]/a", "m[k]/b", "m[k]/c"]
-    assert (len(made.nodes), made.position["m[k]/c"]) == (3, 2)
+    assert (len(made.nodes), made.position("m[k]/c")) == (3, 2)
     assert made.nodes["m[k]/b"] is made.nodes["m[k]/b"]
     assert made.once == ("m[k]/a", "m[k]/b", "m[k]/c")
 
@@ -89,7 +89,7 @@ def test_a_branch_has_full_ids_and_the_value_of_its_item() -> None:
             "m[k]/b/two": frozenset({"m[k]/b/two"}),
         },
     )
-    assert made.choices["m[k]/b"] is choice
+    assert made.nodes["m[k]/b"].choice is choice
     assert made.nodes["m[k]/b/one"].choice is None
 
 

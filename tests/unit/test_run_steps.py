@@ -46,7 +46,7 @@ def test_a_call_waits_and_a_start_ends_with_the_id_of_its_run() -> None:
     assert rows["c"].child is not None and rows["s"].child is not None
     assert rows["c"].child["workflow"] == "inner"
     assert rows["s"].result == {"result": rows["s"].child["id"]}
-    (text,) = plan.encode([rows["c"]])
+    text = plan.encode_row(rows["c"])
     assert rows["c"].child["id"] in text
 
 
