@@ -81,9 +81,9 @@ class _Nodes(Mapping[str, graph.Node]):
         return self._made[node_id]
 
     def __contains__(self, node_id: object) -> bool:
-        prefix = self._prefix
-        is_here = isinstance(node_id, str) and node_id.startswith(prefix)
-        return is_here and node_id[len(prefix) :] in self._of
+        if not isinstance(node_id, str) or not node_id.startswith(self._prefix):
+            return False
+        return node_id[len(self._prefix) :] in self._of
 
     def __iter__(self) -> Iterator[str]:
         return (self._prefix + node_id for node_id in self._of)

@@ -55,11 +55,9 @@ _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
 def encode(value: Any, what: str) -> str:
     """Return the value as JSON text that PostgreSQL's jsonb takes.
 
-    Dates, times, UUIDs, Decimals, paths, enum members, dataclasses and pydantic models are encoded
-    as by `plain`. Raises `InvalidPayload` (a ValueError), one line that starts with
-    `what` and names the place of what JSON cannot carry (sets, NaN, other objects, keys that are
-    not strings), of NUL characters and lone surrogates; also past MAX_DEPTH levels of
-    nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.
+    Values of other types are encoded as by `plain`. Raises `InvalidPayload` (a ValueError), one
+    line that starts with `what` and names the place of what JSON or PostgreSQL cannot carry; also
+    past MAX_DEPTH levels of nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.
     """
     if not _is_flat(value):
         _check(value, what, MAX_DEPTH, config.MAX_PAYLOAD_KB.read())
@@ -69,8 +67,8 @@ def encode(value: Any, what: str) -> str:
         text = None
     if text is None:  # Outside of the except clause, so that a refusal hides the encoder's error.
         text = to_json(plain(value, what))
-    if "\\u" in text and _ESCAPED.search(text) and _unstorable(value):
-        plain(value, what)  # raises, and names the place of the text
+    if "\\u" in text and _ESCAPED.search(text):
+        plain(value, what)  # raises for a text that cannot be stored, and names its place
     # A number that is too large has 309 digits, so every 30th character of it makes ten in a row.
     if len(text) > _DIGITS and _TENTHS.search(text[::30]):
         plain(value, what)  # raises for a number, and names its place
@@ -102,17 +100,6 @@ def stored_object(value: Any, what: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise errors.UnreadableRow(f"{what}: a JSON object is needed, not {type(value).__name__}")
     return cast("dict[str, Any]", value or {})
-
-
-def encode_definition(definition: dict[str, Any]) -> str:
-    """Return a checked definition as JSON text; MAX_NODES_PER_RUN bounds it, not MAX_PAYLOAD_KB."""
-    return json.dumps(definition)
-
-
-def encode_items(keys: Iterable[str], items: Iterable[Any]) -> str:
-    """Return the items of a map, which were stored before, as a JSON array of `{key, item}`."""
-    pairs = zip(keys, items, strict=True)
-    return to_json([{"key": key, "item": item} for key, item in pairs])
 
 
 def encode_errors(failed: Mapping[str, str]) -> str:
@@ -162,34 +149,17 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
     raise errors.InvalidPayload(f"{what}: nested deeper than {limit} levels")
 
 
-def _unstorable(value: Any) -> bool:
-    todo: list[Any] = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            if UNSTORABLE.search(item):
-                return True
-        elif isinstance(item, dict):
-            todo.extend(item.keys())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-            todo.extend(item.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-        elif isinstance(item, (list, tuple)):
-            todo.extend(item)  # pyright: ignore[reportUnknownArgumentType]
-    return False
-
-
 def plain(value: Any, what: str) -> Any:
     """Return a copy that contains only dicts, lists, strings, numbers, booleans and None.
 
-    Dates and times become ISO strings. UUIDs, Decimals and paths become strings. An enum member
-    becomes its value. A dataclass and a pydantic model become dicts.
-
-    Raises `InvalidPayload` for the first value that JSON or PostgreSQL cannot represent. The text
-    begins with `what` and names the place, such as `result['a'][3]`. Also raises it for more than
+    Dates and times become ISO strings, UUIDs, Decimals and paths strings, an enum member its value,
+    dataclasses and pydantic models dicts. Raises `InvalidPayload` for the first value that JSON or
+    PostgreSQL cannot represent, with its place, such as `result['a'][3]`; also for more than
     MAX_DEPTH levels, and for more values than MAX_PAYLOAD_KB has bytes.
     """
     # Each value needs at least one byte of JSON, so more values than bytes can never fit.
     max_items = config.MAX_PAYLOAD_KB.read() * 1024
-    converter = _Converter(what, MAX_DEPTH, max_items)
+    converter = _Converter(what, max_items)
     try:
         return converter.converted(value, what.partition(" ")[0], 0)
     except RecursionError:
@@ -197,9 +167,8 @@ def plain(value: Any, what: str) -> Any:
 
 
 class _Converter:
-    def __init__(self, what: str, max_depth: int, max_items: int) -> None:
+    def __init__(self, what: str, max_items: int) -> None:
         self._what = what
-        self._max_depth = max_depth
         self._items_left = max_items
 
     def converted(self, value: Any, place: str, depth: int) -> Any:
@@ -225,10 +194,8 @@ class _Converter:
         return self._container(value, place, depth)
 
     def _container(self, value: Any, place: str, depth: int) -> Any:
-        if depth >= self._max_depth:
-            raise errors.InvalidPayload(
-                f"{self._what}: nested deeper than {self._max_depth} levels"
-            )
+        if depth >= MAX_DEPTH:
+            raise errors.InvalidPayload(f"{self._what}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, dict):
             return self._members(cast("dict[Any, Any]", value), place, depth)
         if isinstance(value, (list, tuple)):

@@ -135,12 +135,13 @@ def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, lis
     found: dict[str, list[JsonDict]] = {}
     try:
         with confinement.opened(out_dir) as fd:
-            listing = _Listing(out_dir, fd)
-            for name in listing.folders() if wanted is None else sorted(wanted):
+            listing = _Listing(out_dir)
+            folders = (entry.name for entry in _entries(fd) if _is_folder(entry))
+            for name in folders if wanted is None else sorted(wanted):
                 if name in ("", ".", "..") or "/" in name or "\0" in name:
                     continue
                 with contextlib.suppress(OSError, ValueError):
-                    found[name] = listing.files(name)
+                    found[name] = [*listing.files(fd, name)]
     except (OSError, ValueError):
         return {}
     return found
@@ -149,45 +150,30 @@ def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, lis
 class _Listing:
     """A listing of an open `out_dir`, with the number of files it may still add."""
 
-    def __init__(self, out_dir: str, fd: int) -> None:
+    def __init__(self, out_dir: str) -> None:
         self._out_dir = out_dir
         self._root = Path(out_dir).absolute()
         self._inside = Path(os.path.realpath(out_dir))
-        self._fd = fd
         self._files = MAX_FILES
         self._entries = MAX_ENTRIES
 
-    def folders(self) -> list[str]:
-        """Return the names of the folders right under `out_dir`."""
-        return [entry.name for entry in _entries(self._fd) if _is_folder(entry)]
-
-    def files(self, name: str) -> list[JsonDict]:
-        """Return the files of that folder; OSError when it is none, or a link."""
-        fd = os.open(name, _FOLDER, dir_fd=self._fd)
+    def files(self, parent_fd: int, *parts: str) -> Iterator[JsonDict]:
+        """Yield the files of the folder that `parts` name; OSError if it is none, or a link."""
+        fd = os.open(parts[-1], _FOLDER, dir_fd=parent_fd)
         try:
-            return list(self._walk(fd, (name,)))
-        finally:
-            os.close(fd)
-
-    def _walk(self, fd: int, parts: tuple[str, ...]) -> Iterator[JsonDict]:
-        for entry in _entries(fd):
-            self._entries -= 1
-            if self._entries < 0 or self._files <= 0:
-                return
-            path = (*parts, entry.name)
-            if not _is_folder(entry):
-                if (file := self._file(entry, path)) is not None:
+            for entry in _entries(fd):
+                self._entries -= 1
+                if self._entries < 0 or self._files <= 0:
+                    return
+                if _is_folder(entry):
+                    if len(parts) < MAX_DEPTH:
+                        with contextlib.suppress(OSError):
+                            yield from self.files(fd, *parts, entry.name)
+                elif (file := self._file(entry, (*parts, entry.name))) is not None:
                     self._files -= 1
                     yield file
-                continue
-            if len(path) > MAX_DEPTH:
-                continue
-            with contextlib.suppress(OSError):
-                below = os.open(entry.name, _FOLDER, dir_fd=fd)
-                try:
-                    yield from self._walk(below, path)
-                finally:
-                    os.close(below)
+        finally:
+            os.close(fd)
 
     def _file(self, entry: os.DirEntry[str], parts: tuple[str, ...]) -> JsonDict | None:
         rel_path = "/".join(parts)

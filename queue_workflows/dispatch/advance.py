@@ -18,6 +18,7 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 _log = logging.getLogger(__name__)
 STARTS = "start of run"
+DONE = ("completed", "skipped")
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
     errors.InvalidWorkflow,

@@ -104,22 +104,15 @@ class _Events:
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
-        self.of_items: list[Row] = []
+        # An event whose node has changed since then is closed without effect.
+        valid = [row for row in rows if row["kind"] == row["node_status"]]
+        self.parked = [row for row in valid if row["kind"] == "awaiting_input"]
+        self.of_items = [row for row in valid if item_ids.of_item(row["node_id"])]
         """Events of items' nodes, which are counted and fail no run by themselves."""
-        self.parked: list[Row] = []
-        self.failed: list[Row] = []
-        done: dict[str, None] = {}
-        for row in rows:
-            node_id, kind, status = row["node_id"], row["kind"], row["node_status"]
-            if kind == status == "awaiting_input":
-                self.parked.append(row)
-            if item_ids.of_item(node_id):
-                self.of_items += [row] if kind == status else []
-            elif kind == status == "failed":
-                self.failed.append(row)
-            elif kind == "completed" and status in ("completed", "skipped"):
-                done[node_id] = None
-        self.finished = [*done]
+        own = [row for row in rows if not item_ids.of_item(row["node_id"])]
+        self.failed = [row for row in own if row["kind"] == row["node_status"] == "failed"]
+        done = [r for r in own if r["kind"] == "completed" and r["node_status"] in advance.DONE]
+        self.finished = [*dict.fromkeys(row["node_id"] for row in done)]
         """The nodes of the definition that are done."""
 
 
@@ -177,8 +170,7 @@ def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) 
         if progress is not None:
             made = plan.Plan([])
             if finished:
-                begin = run_cache.in_open_transaction(conn)
-                reader = run_cache.Reader(begin, run["id"])
+                reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
                 try:
                     made = advance.make_plan(progress, run, reader, finished)
                 except run_cache.TooLarge as error:
@@ -194,10 +186,7 @@ def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) 
 
 
 def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: _Events) -> _Done:
-    """Learn the run, and plan it with an app's resolver, outside any transaction.
-
-    Then try again.
-    """
+    """Learn the run, and plan it with an app's resolver, outside any transaction."""
     with begin() as conn:
         run = statements.runs.head(conn, run_id=run_id)
     if run is None:
@@ -236,16 +225,16 @@ def drain_outbox(
         ids = statements.outbox.runs_with_events(
             conn, undefined=hooks.has_provider(), set_aside=list(aside), limit=limit
         )
-    return sum(
-        kept.attempt(
+    done = 0
+    for run_id in ids:
+        drained = kept.attempt(
             DISPATCH,
             run_id,
             functools.partial(_drained, run_id, begin),
             lambda error, _, run_id=run_id: _dispatch_one_by_one(begin, run_id, error),
         )
-        or 0
-        for run_id in ids
-    )
+        done += bool(drained)
+    return done
 
 
 def _drained(run_id: str, begin: run_cache.Begin) -> bool:

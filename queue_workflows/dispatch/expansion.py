@@ -40,7 +40,7 @@ class Expansion:
         self._run = run
         self._run_id: str = run["id"]
         self._graph = of
-        self._values: dict[tuple[str, str], Any] = {}
+        self._outer_items: dict[tuple[str, str], Any] = {}
         self._context: dict[str, Any] = {}
         self._asked: set[str] = set()
         self._room = TRANSACTION_BYTES
@@ -81,76 +81,78 @@ class Expansion:
 
     def advance(self, events: Iterable[Row]) -> None:
         """Count the items that these events end, and go on with the others."""
-        ended: dict[str, dict[str, list[Row]]] = {}
+        by_map: dict[str, dict[str, list[Row]]] = {}
         for event in events:
-            parts = item_ids.split(event["node_id"])
-            if parts is not None:
-                ended.setdefault(parts.map_id, {}).setdefault(parts.key, []).append(event)
-        for map_id, by_key in ended.items():
+            if (parts := item_ids.split(event["node_id"])) is not None:
+                by_map.setdefault(parts.map_id, {}).setdefault(parts.key, []).append(event)
+        for map_id, by_key in by_map.items():
             node = item_ids.node(self._graph, map_id)
-            if node is not None and node.map is not None:
-                self._advance(node.map, map_id, by_key)
-
-    def _advance(self, of: graph.Map, map_id: str, by_key: Mapping[str, list[Row]]) -> None:
-        if len(of.body.nodes) == 1:
-            last = {key: events[-1] for key, events in by_key.items()}
-            done = [key for key, event in last.items() if event["node_status"] in _DONE]
-            failed = {
-                key: event["node_error"] or ""
-                for key, event in last.items()
-                if event["node_status"] == "failed"
+            of = None if node is None else node.map
+            if of is None:
+                continue
+            if len(of.body.nodes) > 1:
+                self._step(
+                    of, map_id, *self._go_on(of, map_id, self._items(map_id, by_key), by_key)
+                )
+                continue
+            last = {
+                key: (found[-1]["node_status"], found[-1]["node_error"])
+                for key, found in by_key.items()
             }
-        else:
-            found = self._items(map_id, by_key)
-            done, failed = self._go_on(of, map_id, found, by_key)
-        self._step(of, map_id, done, failed)
+            done = [key for key, (status, _) in last.items() if status in _DONE]
+            failed = {
+                key: error or "" for key, (status, error) in last.items() if status == "failed"
+            }
+            self._step(of, map_id, done, failed)
 
     def _open(self, row: plan.NewNode, of: graph.Map, *, resumed: bool) -> None:
         """Seal the items of a map and open the first ones, unless it is open already."""
-        map_id = row.node.id
-        if (
-            statements.maps.generation(self._conn, run_id=self._run_id, map=map_id)
-            == self._run["generation"]
-        ):
+        map_id, conn, this = row.node.id, self._conn, self._of(row.node.id)
+        if statements.maps.generation(conn, **this) == self._run["generation"]:
             if resumed:
-                rows = statements.maps.opened(self._conn, run_id=self._run_id, map=map_id)
-                found = {row["key"]: row for row in rows}
+                found = {each["key"]: each for each in statements.maps.opened(conn, **this)}
                 self._step(of, map_id, *self._go_on(of, map_id, found, None))
             return
         over = (row.inputs or {})["over"]
         keys = item_ids.keys(over, of.key, map_id)
         made = len(keys) * len(of.body.nodes)
         self._refuse_too_many(map_id, len(keys), made)
-        text = payload.encode_items(keys, over)
+        pairs = zip(keys, over, strict=True)
+        text = payload.to_json([{"key": key, "item": item} for key, item in pairs])
         self._room -= len(text)
         if self._room < 0:
             raise run_cache.TooLarge(
                 f"map {map_id!r}: with its {len(keys)} items {_too_much(self._room)}"
             )
-        root = map_id.partition("[")[0]
         statements.maps.open_map(
-            self._conn,
-            run_id=self._run_id,
-            map=map_id,
+            conn,
+            **this,
             items=text,
             nodes=made,
-            **_limits(of, len(keys)),
-            root=root,
+            at_once=of.at_once or WINDOW,
+            # Without `at_once`, items follow in halves of a window, many in one statement.
+            refill=1 if of.at_once else max(1, WINDOW // 2),
+            may_fail=of.allowed_failures(len(keys)),
+            root=map_id.partition("[")[0],
         )
         self._step(of, map_id, (), {})
 
+    def _of(self, map_id: str) -> dict[str, str]:
+        """Return the parameters of the statements about a map."""
+        return {"run_id": self._run_id, "map": map_id}
+
     def _refuse_too_many(self, map_id: str, count: int, made: int) -> None:
         """Raise `InvalidPayload` if the run would have more nodes than MAX_NODES_PER_RUN."""
-        limit = graph.MAX_NODES_PER_RUN
-        if len(self._graph.nodes) + made > limit // 2:
-            roots = [node.id for node in self._graph.nodes.values() if node.map is not None]
-            known = statements.maps.generation(self._conn, run_id=self._run_id, map=map_id)
+        limit, conn, nodes = graph.MAX_NODES_PER_RUN, self._conn, self._graph.nodes
+        if len(nodes) + made > limit // 2:
+            known = statements.maps.generation(conn, **self._of(map_id))
             made = made if known is None else 0
-            made += statements.maps.nodes(self._conn, run_id=self._run_id, maps=list(roots))
-        if len(self._graph.nodes) + made > limit:
+            roots = [node.id for node in nodes.values() if node.map is not None]
+            made += statements.maps.nodes(conn, run_id=self._run_id, maps=roots)
+        if len(nodes) + made > limit:
             raise errors.InvalidPayload(
-                f"map {map_id!r}: with its {count} items the run has "
-                f"{len(self._graph.nodes) + made} nodes; at most {limit}"
+                f"map {map_id!r}: with its {count} items the run has {len(nodes) + made} nodes; "
+                f"at most {limit}"
             )
 
     def _step(
@@ -158,16 +160,14 @@ class Expansion:
     ) -> None:
         """Count items that have ended, then open items as long as that ends some at once."""
         while True:
+            reasons = payload.encode_errors(failed)
             counted = statements.maps.step(
-                self._conn,
-                run_id=self._run_id,
-                map=map_id,
-                done=[*done],
-                failed=payload.encode_errors(failed),
+                self._conn, **self._of(map_id), done=[*done], failed=reasons
             )
             if isinstance(counted, Unreadable):
-                why = counted.reason
-                raise errors.UnreadableRow(f"items of map {map_id!r} cannot be read: {why}")
+                raise errors.UnreadableRow(
+                    f"items of map {map_id!r} cannot be read: {counted.reason}"
+                )
             if counted is None or self._end(of, map_id, counted) or not counted["items"]:
                 return
             opened = counted["items"]
@@ -177,29 +177,21 @@ class Expansion:
 
     def _end(self, of: graph.Map, map_id: str, counted: JsonDict) -> bool:
         """Complete or fail the map's node if nothing is left to do; return whether it ended."""
-        inner = item_ids.of_item(map_id)
+        conn, this, inner = self._conn, self._of(map_id), item_ids.of_item(map_id)
         failed, total, may_fail = counted["failed"], counted["total"], counted["may_fail"]
         if failed > may_fail and not (inner and counted["open"]):
-            first = statements.maps.first_failure(self._conn, run_id=self._run_id, map=map_id)
+            first = statements.maps.first_failure(conn, **this)
             assert first is not None
             text = (
                 f"{failed} of {total} items failed, {may_fail} may; the first: "
                 f"{first['key']}: {first['error'] or 'no error was given'}"
             )
-            statements.maps.fail(
-                self._conn, run_id=self._run_id, map=map_id, error=payload.error_text(text)
-            )
+            statements.maps.fail(conn, **this, error=payload.error_text(text))
         elif counted["done"] + failed >= total:
-            limit_kb = config.MAX_PAYLOAD_KB.read()
-            size = statements.maps.complete(
-                self._conn,
-                run_id=self._run_id,
-                map=map_id,
-                result=of.result,
-                path=list(of.path),
-                limit=limit_kb * payload.KIB,
-            )
-            if size > limit_kb * payload.KIB:
+            limit_kb, path = config.MAX_PAYLOAD_KB.read(), list(of.path)
+            limit = limit_kb * payload.KIB
+            size = statements.maps.complete(conn, **this, result=of.result, path=path, limit=limit)
+            if size > limit:
                 raise errors.InvalidPayload(
                     f"map {map_id!r}: the results of its items are {size / payload.KIB:.0f} KiB of "
                     f"JSON, more than the {limit_kb} KiB of MAX_PAYLOAD_KB; return paths instead"
@@ -218,15 +210,11 @@ class Expansion:
         stored, or a branch or loop cannot decide. Items with large inputs open in part: the others
         follow when an item ends. `is_only`: no other item is open, so one must.
         """
-        outer = self._outer(map_id)
+        outer, planned, done = self._outer(map_id), _Planned(self._room), set[str]()
         scopes = [items.Scope(of, map_id, row["key"], row["item"]) for row in opened]
-        done = set[str]()
         if self._run["generation"]:
-            wanted = [node_id for scope in scopes for node_id in items.ids(scope)]
-            done = set(
-                statements.nodes.done_among(self._conn, run_id=self._run_id, nodes=list(wanted))
-            )
-        planned = _Planned(self._room)
+            ids = [*itertools.chain.from_iterable(map(items.ids, scopes))]
+            done |= {*statements.nodes.done_among(self._conn, run_id=self._run_id, nodes=ids)}
         for number, scope in enumerate(scopes):
             must_fit = is_only and not number
             fits = must_fit or planned.room > TRANSACTION_BYTES // 2
@@ -241,9 +229,7 @@ class Expansion:
                 fits = False
             if not fits:
                 count = len(scopes) - number
-                statements.maps.close(
-                    self._conn, run_id=self._run_id, map=map_id, key=scope.key, count=count
-                )
+                statements.maps.close(self._conn, **self._of(map_id), key=scope.key, count=count)
                 break
             if any(row.node.map is not None for row in planned.rows):
                 self._insert(planned)  # what a map in the item writes is known then
@@ -262,14 +248,13 @@ class Expansion:
         `events`: those of each item's nodes that have ended; None: any may have. An item in which a
         node failed starts no other node, and has failed once none of its nodes is open.
         """
-        outer = self._outer(map_id)
+        outer, planned = self._outer(map_id), _Planned(self._room)
         scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
         asked: dict[str, list[str]] = {}
         for scope in scopes:
-            ended = None if events is None else [each["node_id"] for each in events[scope.key]]
-            asked[scope.key] = items.ids(scope) if ended is None else items.near(scope, ended)
+            ended = [each["node_id"] for each in events[scope.key]] if events else []
+            asked[scope.key] = items.ids(scope) if events is None else items.near(scope, ended)
         states = self._states(itertools.chain(*asked.values()))
-        planned = _Planned(self._room)
         for scope in scopes:
             key = scope.key
             own = {node_id: states[node_id] for node_id in asked[key] if node_id in states}
@@ -278,17 +263,18 @@ class Expansion:
                 planned.failing[key] = error
                 continue
             done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
-            around = [*outer, scope]
-            known = None if events is None else {*asked[key]}
+            present = done.union(each for each, (status, _) in own.items() if status in _OPEN)
+            around, known, finished = [*outer, scope], None, None
+            if events is not None:
+                known = {*asked[key]}
+                finished = [each["node_id"] for each in events[key] if each["node_status"] in _DONE]
             reader = self._reader(around, done, known)
-            finished = None if events is None else _finished(events[key])
-            present = {node_id for node_id, (status, _) in own.items() if status in _OPEN}
-            planned.add(key, self._plan(around, reader, finished), present | done)
+            planned.add(key, self._plan(around, reader, finished), present)
         self._insert(planned, resumed=events is None)
         return planned.done, self._failed(of, map_id, planned.failing)
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
-        """Return those of these errors, by key, whose items have no open node; store the others."""
+        """Return the errors, by key, of items that have no open node; store the others."""
         if not failing:
             return {}
         own = {key: items.ids(items.Scope(of, map_id, key, None)) for key in failing}
@@ -297,12 +283,12 @@ class Expansion:
         waiting = {key: failing[key] for key, ids in own.items() if not is_open.isdisjoint(ids)}
         if waiting:
             noted = payload.encode_errors(waiting)
-            statements.maps.note_errors(self._conn, run_id=self._run_id, map=map_id, errors=noted)
+            statements.maps.note_errors(self._conn, **self._of(map_id), errors=noted)
         return {key: error for key, error in failing.items() if key not in waiting}
 
     def _items(self, map_id: str, keys: Iterable[str]) -> dict[str, Row]:
         """Return `item` and `error` of the items with these keys, by key."""
-        rows = statements.maps.items(self._conn, run_id=self._run_id, map=map_id, keys=[*keys])
+        rows = statements.maps.items(self._conn, **self._of(map_id), keys=[*keys])
         return {row["key"]: row for row in rows}
 
     def _states(self, names: Iterable[str]) -> _States:
@@ -328,40 +314,40 @@ class Expansion:
         if parts is None:
             return []
         place = parts.map_id, parts.key
-        if place not in self._values:
-            item = self._items(parts.map_id, [parts.key]).get(parts.key)
-            self._values[place] = None if item is None else item["item"]
+        if place not in self._outer_items:
+            row = self._items(parts.map_id, [parts.key]).get(parts.key)
+            self._outer_items[place] = None if row is None else row["item"]
         owner = item_ids.node(self._graph, parts.map_id)
         assert owner is not None
         assert owner.map is not None
-        return [*self._outer(parts.map_id), items.Scope(owner.map, *place, self._values[place])]
+        scope = items.Scope(owner.map, *place, self._outer_items[place])
+        return [*self._outer(parts.map_id), scope]
 
     def _reader(
         self, scopes: Sequence[items.Scope], done: set[str], asked: set[str] | None = None
     ) -> run_cache.Reader:
         """Return what is known of the last of these items, in which these nodes are done.
 
-        `asked`: the nodes that were queried; None: all of the item.
+        `asked`: the nodes that were queried; None: all of the item. Members of the run's context
+        that are outside of items are read once.
         """
         of_items = items.context(scopes)
 
         def context(heads: set[str] | None) -> dict[str, Any]:
-            own = {head: of_items[head] for head in heads or () if head in of_items}
-            return self._outside((heads or set()) - own.keys()) | own
+            heads = heads or set()
+            outside = heads - of_items.keys()
+            missing = {
+                each for each in outside if item_ids.of_item(each) or each not in self._asked
+            }
+            if missing:
+                script = run_cache.read_context(self._run_id, missing, self._readable)
+                self._context.update(db.run(self._conn, script))
+                self._asked |= missing
+            found = {head: self._context[head] for head in outside if head in self._context}
+            return found | {head: of_items[head] for head in heads - outside}
 
         begin = run_cache.in_open_transaction(self._conn)
         return run_cache.Reader(begin, self._run_id, done=done, asked=asked, context=context)
-
-    def _outside(self, heads: set[str]) -> dict[str, Any]:
-        """Return these members of the run's context; those outside of items are read once."""
-        missing = {head for head in heads if item_ids.of_item(head) or head not in self._asked}
-        if missing:
-            found = db.run(
-                self._conn, run_cache.read_context(self._run_id, missing, self._readable)
-            )
-            self._context.update(found)
-            self._asked |= missing
-        return {head: self._context[head] for head in heads if head in self._context}
 
 
 class _Planned:
@@ -420,24 +406,9 @@ def _too_much(room: int) -> str:
     )
 
 
-def _finished(events: Iterable[Row]) -> list[str]:
-    return [each["node_id"] for each in events if each["node_status"] in _DONE]
-
-
 def _error(states: _States) -> str | None:
     """Return the error of an item, that of its first node that failed; None if none did."""
     for node_id, (status, error) in states.items():
         if status == "failed":
             return f"node {node_id} failed: {error or 'no error was given'}"
     return None
-
-
-def _limits(of: graph.Map, total: int) -> dict[str, int]:
-    """Return how many items are open at most, how many follow at once, and how many may fail.
-
-    Without `at_once`, items follow in halves of a window: one statement inserts many of them.
-    """
-    window = WINDOW
-    at_once = of.at_once or window
-    refill = 1 if of.at_once else max(1, window // 2)
-    return {"at_once": at_once, "refill": refill, "may_fail": of.allowed_failures(total)}

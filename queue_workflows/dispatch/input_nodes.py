@@ -32,30 +32,24 @@ def store_question(
         node = run_cache.learn(begin, head).graph.nodes.get(node_id)
         # A copy: the graph is shared by all runs of this definition, and a builder may change it.
         step = copy.deepcopy(node.step or {}) if node else {"id": node_id}
-        made = _spec(begin, run, step)
-        spec = payload.encode(made, f"input_spec of node {node_id!r}")
+        spec = payload.encode(_spec(begin, run, step), f"input_spec of node {node_id!r}")
     stored = False
     with begin() as conn:
         statements.runs.lock(conn, run_id=run_id)
         now = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node_id)
-        if spec is not None and now is not None and _same_wait(job, now):
+        same = ("id", "status", "claim_no", "generation")
+        if spec is not None and job and now and all(job[each] == now[each] for each in same):
             stored = statements.nodes.set_input_spec(conn, job=now["id"], spec=spec) is not None
         if event_id is not None:
             statements.outbox.close(conn, events=[event_id], error=None)
     if stored:
-        command = display.answer_command(run_id, node_id)
         _log.info(
             "run %s waits for an answer to node %s: `%s`",
             run_id,
             node_id,
-            command,
+            display.answer_command(run_id, node_id),
             extra={"run_id": run_id},
         )
-
-
-def _same_wait(then: Row | None, now: Row) -> bool:
-    what = ("id", "status", "claim_no", "generation")
-    return then is not None and all(then[column] == now[column] for column in what)
 
 
 def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +78,6 @@ def answer_delta(job: Row, value: Any) -> str:
         answers.check_type(job.get("input_spec"), value, what)
     except errors.InputRefused as refused:
         raise errors.InvalidPayload(str(refused)) from None
-    target = payload.stored_object(job["inputs"], f"inputs of node {job['node_id']!r}").get(
-        "target"
-    )
-    delta = {} if not target or value is None else {str(target): value}
-    return payload.encode(delta, what)
+    given = payload.stored_object(job["inputs"], f"inputs of node {job['node_id']!r}")
+    target = given.get("target")
+    return payload.encode({} if not target or value is None else {str(target): value}, what)

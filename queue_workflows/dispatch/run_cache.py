@@ -308,7 +308,7 @@ def _expanded(run: Row) -> Definition:
     if known is not None and all(_hash(load(name)) == each for name, each in known[0].items()):
         return known[1]
     expanded = definition.expand(document, pipeline)
-    made = Definition(payload.encode_definition(expanded), definition.digest(expanded))
+    made = Definition(payload.to_json(expanded), definition.digest(expanded))
     if len(made.text) <= CACHED_GRAPH_CHARS:
         _expansions.put(key, ({name: _hash(schema) for name, schema in used.items()}, made))
     return made

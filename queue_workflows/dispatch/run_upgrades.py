@@ -14,8 +14,6 @@ from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade
 
-_Needed = tuple[str, str, str | None]
-"""A queue, a node module, and the version that is needed of it or None: `<module>@<version>`."""
 NAMED = 20
 """Nodes that a message and the history name at most."""
 _KEY = re.compile(r"\[[^\]]*\]")
@@ -27,63 +25,47 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
     with db.statement() as conn:
         run = _checked(statements.runs.head(conn, run_id=run_id), run_id)
     # App code never runs in a transaction.
-    made = json.loads(payload.encode_definition(hooks.expand(run)))
+    made = json.loads(payload.to_json(hooks.expand(run)))
+    entries = _entries(made)
     with db.transaction() as conn:
         run = _checked(statements.runs.lock(conn, run_id=run_id), run_id)
         frozen = statements.runs.definition(conn, run_id=run_id)
         graph.read(frozen)
-        found = _compare(frozen or {}, made)
+        found = _compare(_entries(frozen or {}), entries)
         movable = set(statements.upgrades.hold_queued(conn, run_id=run_id))
         there = statements.upgrades.nodes(conn, run_id=run_id)
-        moves = _moves(found, made, there, run["generation"], movable)
-        outcome = "same" if not found else "refused" if moves.blocked else "would move"
+        moves = _moves(found, entries, there, run["generation"], movable)
+        outcome = "same" if not any(found) else "refused" if moves.blocked else "would move"
         if outcome == "refused" and not dry_run:
             raise errors.UpgradeRefused(_refusal(run_id, moves.blocked), moves.blocked)
         if outcome == "would move" and not dry_run:
             _move(conn, run_id, made, found, moves, by)
             outcome = "moved"
-        unknown = _unknown(conn, made, found)
+        unknown = _unknown(conn, entries, found)
+    different = found._asdict()
     return Upgrade(
-        run_id=run_id,
-        outcome=outcome,
-        blocked=moves.blocked,
-        added=found.added,
-        removed=found.removed,
-        changed=found.changed,
-        edges_added=[list(edge) for edge in found.edges_added],
-        edges_removed=[list(edge) for edge in found.edges_removed],
-        unknown=unknown,
+        run_id=run_id, outcome=outcome, blocked=moves.blocked, unknown=unknown, **different
     )
 
 
-def _unknown(conn: db.Connection, made: JsonDict, found: Difference) -> list[str]:
-    """Return the new and changed nodes that no live worker knows."""
-    entries = _entries(made)
-    names = [*found.added, *(each["id"] for each in found.changed)]
-    needed = {
-        name: (each.get("queue", "cpu"), each["module"], _version_key(each))
-        for name in names
-        if not (each := entries[name])["module"].startswith("__")
-    }
-    missing = _unknown_among(conn, {*needed.values()})
-    return [name for name, each in needed.items() if each in missing]
-
-
-def _unknown_among(conn: db.Connection, needed: Collection[_Needed]) -> set[_Needed]:
-    """Return what of `needed` no live worker may know.
+def _unknown(conn: db.Connection, entries: Mapping[str, JsonDict], found: Difference) -> list[str]:
+    """Return the new and changed nodes that no live worker may know.
 
     A worker that is switched off counts as live. One that does not list its nodes may know any.
     """
-    missing = set(needed)
+    names = [*found.added, *(each["id"] for each in found.changed)]
+    missing = {name for name in names if not entries[name]["module"].startswith("__")}
     for row in statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
         claim = stored_json.mapping(stored_json.mapping(row["detail"]).get("claim"))
         nodes, versions = claim.get("nodes"), stored_json.texts(claim.get("versions"))
-        for each in [each for each in missing if each[0] == row["queue"]]:
-            _, module, version = each
-            knows = nodes is None or module in stored_json.texts(nodes)
-            if row["state"] != "dead" and knows and (version is None or version in versions):
-                missing.discard(each)
-    return missing
+        modules = None if nodes is None else {*stored_json.texts(nodes)}
+        for name in [*missing] if row["state"] != "dead" else ():
+            entry, version = entries[name], _version_key(entries[name])
+            knows = modules is None or entry["module"] in modules
+            of_queue = entry.get("queue", "cpu") == row["queue"]
+            if of_queue and knows and (version is None or version in versions):
+                missing.discard(name)
+    return [name for name in names if name in missing]
 
 
 def _checked(run: Row | None, run_id: str) -> Row:
@@ -124,7 +106,7 @@ def _move(
     statements.upgrades.move(
         conn,
         run_id=run_id,
-        definition=payload.encode_definition(made),
+        definition=payload.to_json(made),
         digest=definition.digest(made),
         change=json.dumps(change),
     )
@@ -147,11 +129,8 @@ class Difference(NamedTuple):
     added: list[str]
     removed: list[str]
     changed: list[NodeChange]
-    edges_added: list[tuple[str, str]]
-    edges_removed: list[tuple[str, str]]
-
-    def __bool__(self) -> bool:
-        return any(self)
+    edges_added: list[list[str]]
+    edges_removed: list[list[str]]
 
 
 class Moves(NamedTuple):
@@ -164,9 +143,8 @@ class Moves(NamedTuple):
     """Queued nodes whose jobs are deleted; the run's start queues those that are still there."""
 
 
-def _compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
-    """Return how two checked definitions differ."""
-    before, after = _entries(old), _entries(new)
+def _compare(before: Mapping[str, JsonDict], after: Mapping[str, JsonDict]) -> Difference:
+    """Return how the entries of two checked definitions differ."""
     changed = [
         NodeChange(
             id=node_id,
@@ -177,22 +155,19 @@ def _compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
         for node_id in before
         if node_id in after and (fields := _fields(before[node_id], after[node_id]))
     ]
-    edges = [
-        {(dep, node_id): None for node_id, entry in each.items() for dep in _deps(node_id, entry)}
-        for each in (before, after)
-    ]
+    old, new = _edges(before), _edges(after)
     return Difference(
         [node_id for node_id in after if node_id not in before],
         [node_id for node_id in before if node_id not in after],
         changed,
-        [edge for edge in edges[1] if edge not in edges[0]],
-        [edge for edge in edges[0] if edge not in edges[1]],
+        [[*edge] for edge in new if edge not in old],
+        [[*edge] for edge in old if edge not in new],
     )
 
 
 def _moves(
     found: Difference,
-    new: Mapping[str, Any],
+    entries: Mapping[str, JsonDict],
     jobs: Iterable[Row],
     generation: int,
     movable: Collection[str],
@@ -205,7 +180,6 @@ def _moves(
     fields = {change["id"]: change["fields"] for change in found.changed}
     structural = {*found.added, *found.removed}
     structural |= {node_id for node_id, names in fields.items() if names != ["version"]}
-    all_entries = _entries(new)
     made = Moves([], {}, [])
     for job in jobs:
         node_id = job["node_id"]
@@ -221,7 +195,7 @@ def _moves(
         elif place in structural:
             made.replaced.append(node_id)
         else:
-            made.versions[node_id] = _version_key(all_entries[place])
+            made.versions[node_id] = _version_key(entries[place])
     return made
 
 
@@ -245,9 +219,13 @@ def _entries(definition: Mapping[str, Any]) -> dict[str, JsonDict]:
     return found
 
 
-def _deps(node_id: str, entry: Mapping[str, Any]) -> list[str]:
-    prefix = node_id[: len(node_id) - len(entry["id"])]
-    return [prefix + dep for dep in entry["deps"]]
+def _edges(entries: Mapping[str, JsonDict]) -> dict[tuple[str, str], None]:
+    """Return the dependencies, each before the node that waits for it, in declaration order."""
+    found: dict[tuple[str, str], None] = {}
+    for node_id, entry in entries.items():
+        prefix = node_id.removesuffix(entry["id"])
+        found |= {(prefix + dep, node_id): None for dep in entry["deps"]}
+    return found
 
 
 def _fields(before: JsonDict, after: JsonDict) -> list[str]:

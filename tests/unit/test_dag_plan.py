@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Collection
@@ -334,8 +335,8 @@ def test_a_head_missing_in_one_round_is_read_again_after_more_was_learned(custom
         )
     )  # fmt: skip
     run.finish("a")
-    resolvers = {"resolver": lambda *given: refs.resolve_ref(*given)} if custom else {}
-    made = run.after("a", **resolvers)
+    resolver = functools.partial(refs.resolve_ref) if custom else refs.resolve_ref
+    made = run.after("a", resolver=resolver)
     assert made.failure is None
     assert {row.node.id: row.inputs for row in made.rows} == {"s": {}, "t": None, "j": {"i": 1}}
 

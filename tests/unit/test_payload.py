@@ -252,11 +252,11 @@ def test_a_plan_is_written_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPa
     rows = [
         plan.NewNode(node, "queued", {"text": "x" * size}, {}) for size in (10, 20, 900, 5000, 10)
     ]
-    parts = [json.loads(text) for text in plan.encode(rows)]
+    parts = [json.loads(text) for text in payload.arrays(map(plan.encode_row, rows))]
     assert [[len(row["inputs"]["text"]) for row in part] for part in parts] == [
         [10, 20],
         [900],
         [5000],
         [10],
     ]
-    assert list(plan.encode([])) == []
+    assert list(payload.arrays([])) == []
