@@ -9,14 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors, refs
-from queue_workflows.dag import (
-    answers,
-    branches,
-    document_values,
-    graph,
-    loops,
-    policy,
-)
+from queue_workflows.dag import answers, branches, document_values, graph, loops, policy
 
 if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, PipelineLoader
@@ -29,6 +22,7 @@ KINDS = (
     "kind 'node'"
 )
 MAX_DEFINITION_MB = 64
+_STEPS = ("pipeline", "map", "input", "branch", "loop", "run")
 _KEPT = ("input", "branch", "run", "start", "output", "loop", "map")
 
 
@@ -38,28 +32,83 @@ def expand(
     """Return the definition: a plain JSON document, a copy, nodes in declaration order.
 
     `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
-    "skip_if", "pipeline", "step"}]}`, and `policy`, `map`, `arm`, `choice`, `loop`, `round` in
-    nodes that have one, and `version` where the app gives one. Raises
-    `InvalidWorkflow` that names step or node and reason; what `load_pipeline` raises passes
-    through. `max_nodes`: None takes `graph.MAX_NODES_PER_RUN`.
+    "skip_if", "pipeline", "step"}]}`, and `policy`, `map`, `arm`, `choice`, `loop`, `round` and
+    `version` in nodes that have one. Raises `InvalidWorkflow` that names step or node and reason;
+    what `load_pipeline` raises passes through. `max_nodes`: None takes `graph.MAX_NODES_PER_RUN`.
     """
     document = document_values.record(workflow, "the workflow")
     name = document_values.text(document, "name", "the workflow") or ""
     where = f"workflow {name!r}"
-    budget = _Budget(graph.MAX_NODES_PER_RUN if max_nodes is None else max_nodes, where)
-    reading = _Reading(load_pipeline, budget, 0, {})
-    nodes = _nodes(_read_steps(document, reading, where), budget, where)
+    reading = _Reading(
+        load_pipeline, graph.MAX_NODES_PER_RUN if max_nodes is None else max_nodes, where
+    )
+    nodes = _nodes(_read_steps(document, reading, 0, where), reading, where)
     if document.get("output") is not None:
-        budget.take_nodes(graph.OUTPUT, 1)
+        reading.take_nodes(graph.OUTPUT, 1)
         nodes.append(_output(document["output"], nodes, where))
-        budget.take_text(nodes[-1])
-    version = GROWING_VERSION if any(map(_grows, nodes)) else VERSION
+        reading.take_text(nodes[-1])
+    own = {"map", "choice", "loop"}
+    grows = any(not own.isdisjoint(node) or graph.is_engine(node["module"]) for node in nodes)
+    version = GROWING_VERSION if grows else VERSION
     return {"version": version, "workflow": name, "nodes": nodes}
 
 
-def _grows(node: JsonDict) -> bool:
-    own = ("map", "choice", "loop")
-    return any(key in node for key in own) or graph.is_engine(node["module"])
+class _Reading:
+    """The reading of one workflow: its pipelines by name, and how much of the limits it has taken.
+
+    Each `take_` counts, and refuses what exceeds a limit.
+    """
+
+    def __init__(self, load_pipeline: PipelineLoader, max_nodes: int, where: str) -> None:
+        self._load_pipeline = load_pipeline
+        self._flows: dict[str, _Pipeline] = {}
+        self._max_nodes = max_nodes
+        self._where = where
+        self._nodes = self._deps = self._chars = 0
+
+    def flow(self, entry: Mapping[str, Any], where: str) -> _Pipeline:
+        """Return the pipeline that a step names."""
+        name = document_values.needed_text(entry, "pipeline", where)
+        if name not in self._flows:
+            self._flows[name] = _read_pipeline(name, self._load_pipeline(name), where)
+        return self._flows[name]
+
+    def take_nodes(self, step_id: str, count: int) -> None:
+        """Count the nodes of a step before they are built."""
+        self._nodes += count
+        if self._nodes > self._max_nodes:
+            raise errors.InvalidWorkflow(
+                f"{self._where}: more than {self._max_nodes} nodes (reached in step {step_id!r}; "
+                "MAX_NODES_PER_RUN sets the limit)"
+            )
+
+    def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
+        """Count the dependencies of a step's nodes, of which those without begin after `before`."""
+        self._deps += sum(len(node["deps"] or before) for node in nodes)
+        if self._deps > graph.MAX_DEPENDENCIES:
+            sources = sum(1 for node in nodes if not node["deps"])
+            raise errors.InvalidWorkflow(
+                f"{self._where}: step {step_id!r}: {sources} first nodes that wait for "
+                f"{len(before)} nodes each make more than {graph.MAX_DEPENDENCIES} dependencies; "
+                "put one joining node between"
+            )
+
+    def take_text(self, node: JsonDict) -> None:
+        """Count the text of a node, without those of the body of a map, which were counted."""
+        keys = ("inputs", "skip_if", "step", "choice", "loop")
+        settings: dict[str, Any] = {**(node.get("map") or {}), "body": None}
+        chars = len(_canonical([settings, *(node.get(key) for key in keys)]))
+        limit_kb = config.MAX_PAYLOAD_KB.read()
+        if chars > limit_kb * 1024:
+            raise errors.InvalidWorkflow(
+                f"{self._where}: node {node['id']!r}: inputs of {chars // 1024} KiB; "
+                f"at most {limit_kb} (MAX_PAYLOAD_KB)"
+            )
+        self._chars += chars
+        if self._chars > MAX_DEFINITION_MB << 20:
+            raise errors.InvalidWorkflow(
+                f"{self._where}: the inputs of its nodes exceed {MAX_DEFINITION_MB} MiB in all"
+            )
 
 
 class _Step(NamedTuple):
@@ -76,7 +125,7 @@ class _Step(NamedTuple):
     """The nodes of its pipeline that a dependency may name; none of a loop's."""
 
 
-def _nodes(steps: Mapping[str, _Step], budget: _Budget, where: str) -> list[JsonDict]:
+def _nodes(steps: Mapping[str, _Step], reading: _Reading, where: str) -> list[JsonDict]:
     """Return the nodes of steps, each step's behind those of the steps before it."""
     # A dependency names a step, or a node of one, as in `cut/encode`.
     named = {node_id: step_id for step_id, step in steps.items() for node_id in step.inner}
@@ -85,10 +134,10 @@ def _nodes(steps: Mapping[str, _Step], budget: _Budget, where: str) -> list[Json
     nodes: list[JsonDict] = []
     for step_id, step in steps.items():
         before = _ends(owners[step_id], owners, steps)
-        budget.take_deps(step_id, step.nodes, before)
+        reading.take_deps(step_id, step.nodes, before)
         for node in step.nodes:
             node["deps"] = node["deps"] or before
-            budget.take_text(node)
+            reading.take_text(node)
         nodes += step.nodes
     if not nodes:
         raise errors.InvalidWorkflow(f"{where}: no step makes nodes; {KINDS}")
@@ -201,27 +250,13 @@ def _canonical(document: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-class _Reading(NamedTuple):
-    """What reading steps needs: pipelines by name, limits, and in how many maps the steps are."""
-
-    load_pipeline: PipelineLoader
-    budget: _Budget
-    depth: int
-    flows: dict[str, _Pipeline]
-
-    def flow(self, entry: Mapping[str, Any], where: str) -> _Pipeline:
-        """Return the pipeline that a step names."""
-        name = document_values.needed_text(entry, "pipeline", where)
-        if name not in self.flows:
-            self.flows[name] = _read_pipeline(name, self.load_pipeline(name), where)
-        return self.flows[name]
-
-
-def _read_steps(document: Mapping[str, Any], reading: _Reading, where: str) -> dict[str, _Step]:
-    entries = _entries(document, "steps", "step", where)
+def _read_steps(
+    document: Mapping[str, Any], reading: _Reading, depth: int, where: str
+) -> dict[str, _Step]:
+    """Return the steps of a workflow, or of the body of a map, which are in `depth` maps."""
     return {
-        step_id: _read_step(entry, step_id, reading, f"{where}: step {step_id!r}")
-        for step_id, entry in entries.items()
+        step_id: _read_step(entry, step_id, reading, depth, f"{where}: step {step_id!r}")
+        for step_id, entry in _entries(document, "steps", "step", where).items()
     }
 
 
@@ -242,61 +277,61 @@ def _entries(
     return entries
 
 
-def _read_step(entry: Mapping[str, Any], step_id: str, reading: _Reading, where: str) -> _Step:
+def _read_step(
+    entry: Mapping[str, Any], step_id: str, reading: _Reading, depth: int, where: str
+) -> _Step:
     """Return the nodes of a step, which share its `skip_if`."""
     deps = document_values.ids(entry, "depends_on", where)
     skip_if = document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'")
-    kind, budget = entry.get("kind"), reading.budget
-    if kind not in ("pipeline", "map", "input", "branch", "loop", "run") and not (
-        kind == "node" and reading.depth
-    ):
-        if reading.depth:
+    kind = entry.get("kind")
+    if kind not in _STEPS and not (kind == "node" and depth):
+        if depth:
             raise errors.InvalidWorkflow(f"{where}: unknown kind {kind!r:.120}; {KINDS}")
         return _Step(deps)
     if kind in ("map", "input", "run"):
         if kind == "map":
-            node = _map_node(step_id, entry, reading, where)
-        elif kind == "input":
-            if reading.depth:
-                raise errors.InvalidWorkflow(f"{where}: a map cannot ask a person")
-            node = _question(step_id, entry, where)
-        else:
+            node = _map_node(step_id, entry, reading, depth, where)
+        elif kind == "run":
             node = _node(step_id, _child(entry, where), [], _step_inputs(entry, where))
-        budget.take_nodes(step_id, 1)
+        elif depth:
+            raise errors.InvalidWorkflow(f"{where}: a map cannot ask a person")
+        else:
+            node = _question(step_id, entry, where)
+        reading.take_nodes(step_id, 1)
         return _Step(deps, [{**node, "skip_if": skip_if}], [step_id])
     inputs = _step_inputs(entry, where)
     if kind == "node":
         flow = _pipeline_of_one(step_id, entry, inputs, where)
-        budget.take_nodes(step_id, 1)
+        reading.take_nodes(step_id, 1)
         return _Step(deps, _placed(flow, "", inputs, skip_if), [step_id])
     flow, prefix = reading.flow(entry, where), f"{step_id}/"
-    leaves, inner = [prefix + each for each in flow.leaves], [prefix + each for each in flow.nodes]
+    inner = [prefix + each for each in flow.nodes]
+    leaves = [prefix + each for each in _leaves(flow.nodes.values())]
     known = {node_id: node["deps"] for node_id, node in flow.nodes.items()}
     if kind == "loop":
         spec = loops.read(entry, known, where)
-        budget.take_nodes(step_id, len(inner) * spec.at_most + 1)
+        reading.take_nodes(step_id, len(inner) * spec.at_most + 1)
         once = _placed(flow, prefix, inputs, skip_if)
         nodes, loop = loops.expanded(step_id, spec, once, leaves, f"step {step_id!r}")
         last = [f"{each}#{spec.at_most}" for each in [*leaves, f"{prefix}{spec.end}"]]
-        more = {"skip_if": skip_if, "loop": loop.document()}
         end = _node(step_id, loops.MODULE, list(dict.fromkeys(last)), {})
+        more = {"skip_if": skip_if, "loop": loop.document()}
         return _Step(deps, [*nodes, end | more], [step_id])
     if kind == "branch":
         choice = branches.read(entry, step_id, known, where)
-        budget.take_nodes(step_id, len(inner) + 1)
+        reading.take_nodes(step_id, len(inner) + 1)
         nodes = [{**node, "arm": step_id} for node in _placed(flow, prefix, inputs, skip_if)]
-        more = {"skip_if": skip_if, "choice": choice.document()}
         end = _node(step_id, branches.MODULE, choice.ends, {})
+        more = {"skip_if": skip_if, "choice": choice.document()}
         return _Step(deps, [*nodes, end | more], [step_id], inner)
-    budget.take_nodes(step_id, len(inner))
+    reading.take_nodes(step_id, len(inner))
     return _Step(deps, _placed(flow, prefix, inputs, skip_if), leaves, inner)
 
 
 def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = entry.get("inputs")
+    given, where = entry.get("inputs"), f"{where}: 'inputs'"
     return document_values.value(
-        {} if given is None else document_values.record(given, f"{where}: 'inputs'"),
-        f"{where}: 'inputs'",
+        {} if given is None else document_values.record(given, where), where
     )
 
 
@@ -334,25 +369,32 @@ def _child(entry: Mapping[str, Any], where: str) -> str:
     return (graph.RUN if waits else graph.START) + workflow
 
 
-def _map_node(step_id: str, entry: Mapping[str, Any], reading: _Reading, where: str) -> JsonDict:
+def _map_node(
+    step_id: str, entry: Mapping[str, Any], reading: _Reading, depth: int, where: str
+) -> JsonDict:
     """Return the node of a step of kind `map`, with the nodes of its body relative to the item."""
-    if reading.depth + 1 > graph.MAX_MAP_DEPTH:
+    if depth + 1 > graph.MAX_MAP_DEPTH:
         raise errors.InvalidWorkflow(
             f"{where}: maps are nested deeper than {graph.MAX_MAP_DEPTH} levels"
         )
     if ("steps" in entry) == ("pipeline" in entry):
         raise errors.InvalidWorkflow(f"{where}: a map has either 'pipeline' or 'steps'")
     if "steps" in entry:
-        inside = reading._replace(depth=reading.depth + 1)
-        body = _nodes(_read_steps(entry, inside, where), reading.budget, where)
+        steps = _read_steps(entry, reading, depth + 1, where)
     else:
         flow = reading.flow(entry, where)
-        reading.budget.take_nodes("", len(flow.nodes))
-        step = _Step((), _placed(flow, "", _step_inputs(entry, where), None))
-        body = _nodes({"": step}, reading.budget, where)
+        reading.take_nodes("", len(flow.nodes))
+        steps = {"": _Step((), _placed(flow, "", _step_inputs(entry, where), None))}
+    body = _nodes(steps, reading, where)
     over, found = graph.read_map(entry, body, where)
-    node = _node(step_id, graph.MAP, [], {"over": over})
-    return {**node, "map": {**found, "body": body}}
+    return {**_node(step_id, graph.MAP, [], {"over": over}), "map": {**found, "body": body}}
+
+
+def _leaves(nodes: Iterable[JsonDict]) -> list[str]:
+    """Return the nodes that no other one depends on."""
+    nodes = [*nodes]
+    followed = {dep for node in nodes for dep in node["deps"]}
+    return [node["id"] for node in nodes if node["id"] not in followed]
 
 
 class _Pipeline(NamedTuple):
@@ -360,12 +402,6 @@ class _Pipeline(NamedTuple):
 
     name: str | None
     nodes: dict[str, JsonDict]
-
-    @property
-    def leaves(self) -> list[str]:
-        """Return the nodes that no other one depends on."""
-        followed = {dep for node in self.nodes.values() for dep in node["deps"]}
-        return [node_id for node_id in self.nodes if node_id not in followed]
 
 
 def _read_pipeline(name: str, schema: Any, where: str) -> _Pipeline:
@@ -478,55 +514,7 @@ def _placed(flow: _Pipeline, prefix: str, given: Mapping[str, Any], skip_if: Any
 def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
     """Return the node with the run's output, which waits for all others."""
     where = f"{where}: 'output'"
-    followed = {dep for node in nodes for dep in node["deps"]}
-    leaves = [node["id"] for node in nodes if node["id"] not in followed]
     inputs = document_values.value(document_values.record(raw, where), where)
     if any(node["id"] == graph.OUTPUT for node in nodes):
         raise errors.InvalidWorkflow(f"{where}: no step can have the id {graph.OUTPUT!r}")
-    return _node(graph.OUTPUT, graph.OUTPUT, leaves, inputs)
-
-
-class _Budget:
-    """Limits of a definition: each `take_` counts, and refuses what exceeds a limit."""
-
-    def __init__(self, max_nodes: int, where: str) -> None:
-        self.max_nodes = max_nodes
-        self.where = where
-        self.nodes = self.deps = self.chars = 0
-
-    def take_nodes(self, step_id: str, count: int) -> None:
-        """Count the nodes of a step before they are built."""
-        self.nodes += count
-        if self.nodes > self.max_nodes:
-            raise errors.InvalidWorkflow(
-                f"{self.where}: more than {self.max_nodes} nodes (reached in step {step_id!r}; "
-                "MAX_NODES_PER_RUN sets the limit)"
-            )
-
-    def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
-        """Count the dependencies of a step's nodes, those that begin it waiting for `before`."""
-        self.deps += sum(len(node["deps"] or before) for node in nodes)
-        if self.deps > graph.MAX_DEPENDENCIES:
-            sources = sum(1 for node in nodes if not node["deps"])
-            raise errors.InvalidWorkflow(
-                f"{self.where}: step {step_id!r}: {sources} first nodes that wait for "
-                f"{len(before)} nodes each make more than {graph.MAX_DEPENDENCIES} dependencies; "
-                "put one joining node between"
-            )
-
-    def take_text(self, node: JsonDict) -> None:
-        """Count the text of a node, without those of the body of a map, which were counted."""
-        keys = ("inputs", "skip_if", "step", "choice", "loop")
-        settings: dict[str, Any] = {**(node.get("map") or {}), "body": None}
-        chars = len(_canonical([settings, *(node.get(key) for key in keys)]))
-        limit_kb = config.MAX_PAYLOAD_KB.read()
-        if chars > limit_kb * 1024:
-            raise errors.InvalidWorkflow(
-                f"{self.where}: node {node['id']!r}: inputs of {chars // 1024} KiB; "
-                f"at most {limit_kb} (MAX_PAYLOAD_KB)"
-            )
-        self.chars += chars
-        if self.chars > MAX_DEFINITION_MB << 20:
-            raise errors.InvalidWorkflow(
-                f"{self.where}: the inputs of its nodes exceed {MAX_DEFINITION_MB} MiB in all"
-            )
+    return _node(graph.OUTPUT, graph.OUTPUT, _leaves(nodes), inputs)

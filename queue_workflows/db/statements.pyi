@@ -3271,10 +3271,6 @@ class _ScheduleRowsNotify(Named):
     def __call__(self, conn: _Conn, /) -> None: ...
     def script(self) -> scripts.Script[None]: ...
 
-class _ScheduleRowsPlanMany(Named):
-    def __call__(self, conn: _Conn, /, *, name: _Texts | None, next_at: _Times | None, wake_at: _Times | None) -> None: ...
-    def script(self, *, name: _Texts | None, next_at: _Times | None, wake_at: _Times | None) -> scripts.Script[None]: ...
-
 class _ScheduleRowsPlanAgain(Named):
     def __call__(self, conn: _Conn, /, *, now: datetime | None, poll_s: float | None, all: bool | None) -> None: ...
     def script(self, *, now: datetime | None, poll_s: float | None, all: bool | None) -> scripts.Script[None]: ...
@@ -3323,8 +3319,6 @@ class _ScheduleRows:
     """Store what comes next for a schedule, and which instant was missed."""
     notify: _ScheduleRowsNotify
     """Wake the schedulers."""
-    plan_many: _ScheduleRowsPlanMany
-    """Store what comes next for several schedules."""
     plan_again: _ScheduleRowsPlanAgain
     """Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
     else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer

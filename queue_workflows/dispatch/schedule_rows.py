@@ -41,9 +41,6 @@ OVERLAP, SAME_KEY = "overlap", "idempotency key"
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
 
-# --- store -------------------------------------------------------------------------------------
-
-
 def encoded(schedule: definition.Schedule) -> tuple[dict[str, Any], str]:
     """Return the columns of a schedule and their digest; raise for what JSON cannot carry."""
     values = {name: getattr(schedule, name) for name in definition.COLUMNS}
@@ -77,9 +74,6 @@ def put(conn: db.Connection, schedule: definition.Schedule, app: str | None = No
             f"needed any more, `queue-workflows schedules remove {schedule.name!r}`"
         )
     return None
-
-
-# --- fire one ----------------------------------------------------------------------------------
 
 
 class Fired(NamedTuple):
@@ -121,7 +115,8 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
         return Fired()
     if row["overlap"] in ("skip", "replace") and _is_active(conn, row):
         if row["overlap"] == "skip":
-            _record(conn, name, at, {"job_id": None, "run_id": None}, OVERLAP)
+            nothing = {"job_id": None, "run_id": None, "skipped": OVERLAP}
+            statements.schedule_rows.record(conn, name=name, fire_at=at, **nothing)
             return Fired(skipped=OVERLAP)
         _cancel_last(conn, row)
     made = _queue(conn, row, name, at, reason)
@@ -177,14 +172,9 @@ def _queue(
             priority=job_validation.DEFAULT_PRIORITY if priority is None else priority,
             context=payload.encode(row["inputs"], "inputs"),
         )["id"]
-    _record(conn, name, at, made, None if any(made.values()) else SAME_KEY)
-    return made
-
-
-def _record(
-    conn: db.Connection, name: str, at: datetime, made: dict[str, str | None], skipped: str | None
-) -> None:
+    skipped = None if any(made.values()) else SAME_KEY
     statements.schedule_rows.record(conn, name=name, fire_at=at, **made, skipped=skipped)
+    return made
 
 
 def new_job(row: Mapping[str, Any], at: datetime) -> job_validation.NewJob:
@@ -223,9 +213,6 @@ def _cancel_last(conn: db.Connection, row: Row) -> None:
         manual_changes.cancel(conn, job_tables.INGEST_JOBS, row["last_job_id"])
 
 
-# --- fire what is due --------------------------------------------------------------------------
-
-
 class Scope(NamedTuple):
     """Which schedules a scheduler fires: those of the table, and those of its app's code."""
 
@@ -253,7 +240,6 @@ class Batch:
         """Ids of jobs and runs."""
         self.missed: list[tuple[str, datetime, datetime]] = []
         """Schedules with the first and the last instant that their catch-up policy left out."""
-        self._planned: list[Row] = []
         self._ends_at = time.monotonic() + BATCH_S
         self.more = False
         """Whether others may be due now."""
@@ -277,11 +263,6 @@ class Batch:
             if self._is_over():
                 self.more = True
                 break
-        if self._planned:
-            columns = {
-                key: [row[key] for row in self._planned] for key in ("name", "next_at", "wake_at")
-            }
-            statements.schedule_rows.plan_many(conn, **columns)
 
     def _is_over(self) -> bool:
         """Return whether what is left has to wait for the next transaction."""
@@ -293,21 +274,21 @@ class Batch:
         Returns an error that is not this row's, such as a missing table. A schedule that is due,
         and whose task is unknown here, waits for another scheduler from now on.
         """
+        conn, now, wake_at = self._conn, self._now, None
+        waits = False
         if row["next_at"] is None:
-            next_at = definition.first_after(row, _planned_from(self._conn, row, self._now))
-            wake_at = None if next_at is None else _wake_at(row, next_at)
-            task_name = row["task_name"]
-            is_unknown = task_name is not None and task_name not in self._scope.tasks
-            if next_at is None or wake_at is None or wake_at > self._now or is_unknown:
-                wake_at = None if wake_at is None else max(wake_at, self._now)
-                planned = {"name": row["name"], "next_at": next_at, "wake_at": wake_at}
-                self._planned.append(planned)
-                return None
-            row["next_at"] = next_at
+            row["next_at"] = definition.first_after(row, _planned_from(conn, row, now))
+            if row["next_at"] is not None:
+                wake_at = max(_wake_at(row, row["next_at"]), now)
+            is_unknown = row["task_name"] not in (None, *self._scope.tasks)
+            waits = wake_at is None or wake_at > now or is_unknown
         queued: list[str] = []
         planned_at = row["next_at"]
         try:
-            with self._conn.transaction():
+            with conn.transaction():
+                if waits:
+                    _plan(conn, row, planned_at, wake_at=wake_at)
+                    return None
                 left_out = self._fire_due(row, queued)
         except db.Error as error:
             if row_isolation.is_of_row(error) or row_isolation.is_busy(error):
@@ -350,9 +331,6 @@ def _store_error(conn: db.Connection, row: Row, error: BaseException) -> bool:
         _log.warning("schedule %r does not fire: %s", row["name"], text)
         statements.schedule_rows.fail(conn, name=row["name"], error=text)
     return False
-
-
-# --- plan --------------------------------------------------------------------------------------
 
 
 def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:

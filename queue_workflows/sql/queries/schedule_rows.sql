@@ -46,13 +46,6 @@ UPDATE schedules
 -- Wake the schedulers.
 SELECT pg_notify('schedules_changed', '');
 
--- name: plan_many none unprepared
--- Store what comes next for several schedules.
-UPDATE schedules s
-   SET next_at = n.next_at, wake_at = n.wake_at, ended = n.next_at IS NULL, error = NULL
-  FROM unnest(%(name)s::text[], %(next_at)s::timestamptz[], %(wake_at)s::timestamptz[]) AS n (name, next_at, wake_at)
- WHERE s.name = n.name;
-
 -- name: plan_again none
 -- Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
 -- else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
