@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import mimetypes
 from collections.abc import Iterable
 from typing import Any, cast
@@ -28,10 +27,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def options(spec: Any) -> list[tuple[str, Any]]:
     """Return the choices of a spec as (label, value); [] for a question without.
 
-    A stored spec may be any JSON, or `Unreadable`: a value that is not an object offers no choices.
-
-    A record is its own value under the first of its members `label`, `name`, `rel_path` or `id`;
-    an option of the widget `turnout` is a pair of label and value.
+    A stored spec may be any JSON, or `Unreadable`, which offers no choices. A record is its own
+    value under the first of its members `label`, `name`, `rel_path` or `id`; an option of the
+    widget `turnout` is a pair of label and value.
     """
     if not isinstance(spec, dict):
         return []
@@ -39,16 +37,16 @@ def options(spec: Any) -> list[tuple[str, Any]]:
     given: Any = spec.get("turnout_options") or spec.get("options") or spec.get("library")
     if not isinstance(given, list):
         return []
-    choices = cast("list[Any]", given)
-    return [_option(choice, pair=spec.get("widget") == "turnout") for choice in choices]
+    is_pair = spec.get("widget") == "turnout"
+    return [_option(choice, is_pair) for choice in cast("list[Any]", given)]
 
 
-def _option(choice: Any, *, pair: bool) -> tuple[str, Any]:
+def _option(choice: Any, is_pair: bool) -> tuple[str, Any]:
     if not isinstance(choice, dict):
         return str(choice), choice
     record = cast("dict[str, Any]", choice)
     name = next((record[k] for k in _LABELS if k in record), record)
-    return str(name), record.get("value") if pair else record
+    return str(name), record.get("value") if is_pair else record
 
 
 def check(spec: Any, value: Any, where: str) -> None:
@@ -125,24 +123,16 @@ def _check_choice(
 
 
 def _check_files(spec: dict[str, Any], value: Any, where: str) -> None:
-    accepted = _patterns(spec.get("accept"))
+    """Check the names of files by `accept`: `[".csv"]`, `".csv, image/*"`, with or without dots."""
+    accept = spec.get("accept")
+    listed: Any = accept.split(",") if isinstance(accept, str) else accept
+    texts = [str(each).strip().lower() for each in listed] if isinstance(listed, list) else []
+    accepted = [text if text[0] in ".*" or "/" in text else f".{text}" for text in texts if text]
     for name in _files(value):
         if accepted and not any(_accepts(pattern, name) for pattern in accepted):
             raise errors.InvalidAnswer(
                 f"{where} does not take {name!r}: it accepts {', '.join(accepted)}"
             )
-
-
-def _patterns(accept: Any) -> list[str]:
-    """Return `accept` as a list: `[".csv"]`, `".csv, image/*"`.
-
-    A suffix may come without its dot.
-    """
-    listed: Any = accept.split(",") if isinstance(accept, str) else accept
-    if not isinstance(listed, list):
-        return []
-    texts = [str(each).strip().lower() for each in cast("list[Any]", listed)]
-    return [text if text[0] in ".*" or "/" in text else f".{text}" for text in texts if text]
 
 
 def _accepts(pattern: str, name: str) -> bool:
@@ -223,9 +213,8 @@ def decoded(spec: Any, value: Any) -> Any:
     found = value
     if isinstance(value, str) and isinstance(spec, dict):
         try:
-            found = json.loads(
-                value, parse_constant=_finite, parse_float=_finite, parse_int=_finite_whole
-            )
+            found = json.loads(value)
+            payload.encode(found, "an answer")
         except (ValueError, RecursionError):
             return value
         if not _takes_instead(cast("dict[str, Any]", spec), found, value):
@@ -234,51 +223,29 @@ def decoded(spec: Any, value: Any) -> Any:
     return int(found) if is_whole and type_of(spec) == "integer" else found
 
 
-def _is_stored(value: Any) -> bool:
-    try:
-        payload.encode(value, "an answer")
-    except errors.InvalidPayload:
-        return False
-    return True
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number
-
-
-def _finite_whole(text: str) -> int:
-    _finite(text)  # a longer one cannot be stored as a number
-    return int(text)
-
-
 def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
     """Return whether a question takes this value, and not its JSON text."""
     widget, kind, named = spec.get("widget"), spec.get("type"), type_of(spec)
-    if (named or kind) in _TEXT or not _is_stored(found):
+    if (named or kind) in _TEXT:
         return False
     if named:
         return _is_of(named, found)
     if widget in ("turnout", "choose_one"):
-        try:
-            check(spec, text, "")
-        except errors.InputRefused:
-            pass
-        else:
-            return False
-        try:
-            check(spec, found, "")
-        except errors.InputRefused:
-            return False
-        return True
+        return not _is_taken(spec, text) and _is_taken(spec, found)
     if widget in ("file_upload", "pick_or_upload"):
         return found is None or isinstance(found, (dict, list))
     kinds = _NOT_TEXT.get(str(kind)) or _NOT_TEXT.get(str(widget), ())
     if found is None:
         return bool(kinds)  # no answer
     return isinstance(found, kinds) and (not isinstance(found, bool) or bool in kinds)
+
+
+def _is_taken(spec: dict[str, Any], value: Any) -> bool:
+    try:
+        check(spec, value, "")
+    except errors.InputRefused:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:

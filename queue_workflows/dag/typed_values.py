@@ -8,6 +8,7 @@ import decimal
 import enum
 import functools
 import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -149,13 +150,12 @@ class Keywords:
         self._kinds = {p.name: read(p.annotation, scope) for p in named}
         self._needed = [p.name for p in named if p.default is p.empty]
         rest = [read(p.annotation, scope) for p in parameters if p.kind is p.VAR_KEYWORD]
-        self._rest = rest[0] if rest else None
-        self._takes_rest = bool(rest)
+        self._rest, self.takes_rest = rest[0] if rest else Any, bool(rest)
 
     @property
     def kinds(self) -> tuple[Any, ...]:
         """Return the annotations of the parameters."""
-        return (*self._kinds.values(), *([self._rest] if self._takes_rest else []))
+        return (*self._kinds.values(), *([self._rest] if self.takes_rest else []))
 
     def __bool__(self) -> bool:
         return bool(self._kinds)
@@ -178,19 +178,17 @@ class Keywords:
         return {
             name: taken(value, kinds.get(name, self._rest), f"{where}: {name!r}")
             for name, value in given.items()
-            if name in kinds or self._takes_rest
+            if name in kinds or self.takes_rest
         }
 
     def _refuse_names(self, given: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
         missing = [name for name in self._needed if name not in given]
         unknown: list[str] = []
-        if self._strict and not self._takes_rest:
+        if self._strict and not self.takes_rest:
             unknown = [name for name in given if name not in kinds]
         reasons = [f"{_listed(missing)} missing"] if missing else []
         if unknown:
-            names = ", ".join(
-                f"{name!r:.80}{_suggestion(name, kinds)}" for name in unknown[:_NAMED]
-            )
+            names = ", ".join(map(_suggestion, unknown[:_NAMED], itertools.repeat(kinds)))
             if len(unknown) > _NAMED:
                 names += f" and {len(unknown) - _NAMED} more"
             reasons.append(f"{names} unknown; it takes {_listed([*kinds]) or 'nothing'}")
@@ -225,7 +223,7 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
     meant = errors.closest(name, known)
-    return f" (did you mean {meant!r}?)" if meant else ""
+    return f"{name!r:.80} (did you mean {meant!r}?)" if meant else f"{name!r:.80}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -237,8 +235,7 @@ def taken(value: Any, kind: Any, where: str) -> Any:
 
     Paths, dates, times, UUIDs, Decimals, enum members, tuples, named tuples, dataclasses and models
     are converted, also inside of lists, dicts and `TypedDict`s; any other annotation takes any
-    value. The error starts with `where`.
-    Whatever code of the app raises (`__post_init__`, a validator) is a refusal, too.
+    value. The error starts with `where`. Whatever code of the app raises is a refusal, too.
     """
     try:
         return _taken(value, kind, where)
@@ -506,23 +503,16 @@ def _is_secret(where: str) -> bool:
     return any(map(masking.is_secret, names))
 
 
-# --- The parameters of handlers.
-
-
-class Signature:
+class Signature(Keywords):
     """The parameters of a callable. Raises ValueError or TypeError if it lacks a signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters.values()
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        self.names = tuple(p.name for p in named)
-        self.defaulted = frozenset(p.name for p in named if p.default is not p.empty)
-        self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        scope = scope_of(function)
-        self._kinds = {p.name: read(p.annotation, scope) for p in named}
+        named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        super().__init__(named, scope_of(function))
+        self.names = tuple(self._kinds)
+        self.defaulted = frozenset(self.names).difference(self._needed)
         self.paths = frozenset(name for name, kind in self._kinds.items() if _takes_path(kind))
-        rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
-        self._rest = read(rest[0].annotation, scope) if rest else Any
 
     def bind(
         self,
@@ -535,8 +525,8 @@ class Signature:
 
         An input does not replace an offer of `ENGINE_OBJECTS`. None leaves a parameter to its
         default. A missing argument is the call's own TypeError. With `where`, each input is
-        converted by its annotation (`taken`), or raises `ArgsRefused` that starts
-        with it. Without it, only a text for a `Path` is converted.
+        converted by its annotation (`taken`), or raises `ArgsRefused` that starts with it. Without
+        it, only a text for a `Path` is converted.
         """
         if where is not None:
             inputs = {
