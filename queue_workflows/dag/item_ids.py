@@ -91,7 +91,7 @@ def _key(item: Any, field: str | None, where: str) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise errors.InvalidPayload(f"{where}: its key is {_kind(value)}, not text or an integer")
-    bad = not value.isprintable() or any(char in "/[]" for char in value)
+    bad = not value.isprintable() or not {*"/[]"}.isdisjoint(value)
     if bad or not 1 <= len(value) <= MAX_KEY_CHARS:
         raise errors.InvalidPayload(
             f"{where}: {value!r:.120} is no key: 1 to {MAX_KEY_CHARS} printable characters "
@@ -101,10 +101,11 @@ def _key(item: Any, field: str | None, where: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    names: dict[type[Any], str] = {
+    names = {
         dict: "an object",
         list: "a list",
         str: "a text",
         bool: "a boolean",
+        type(None): "null",
     }
-    return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]
+    return names.get(cast("type[Any]", type(value)), "a number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors
@@ -78,11 +78,7 @@ def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
         return {}
     where = f"{where}: 'defaults'"
     given = document_values.record(raw, where)
-    for key in given:
-        if key not in KEYS:
-            raise errors.InvalidWorkflow(
-                f"{where}: {key!r:.120} is none of {', '.join(KEYS)}{hint(key, KEYS)}"
-            )
+    _refuse_unknown(given, KEYS, where)
     read(given, {}, where)
     return dict(given)
 
@@ -128,16 +124,15 @@ def error_names(
     raised: str | type[BaseException] | Iterable[str | type[BaseException]],
 ) -> list[str]:
     """Return errors by name: builtins by their own, others with their module."""
-    listed = [raised] if isinstance(raised, (str, type)) else list(raised)
-    names: list[str] = []
-    for each in listed:
+
+    def name_of(each: str | type[BaseException]) -> str:
         if isinstance(each, str):
-            names.append(each)
-        elif each.__module__ == "builtins" or "<locals>" in each.__qualname__:
-            names.append(each.__name__)
-        else:
-            names.append(f"{each.__module__}.{each.__qualname__}")
-    return names
+            return each
+        if each.__module__ == "builtins" or "<locals>" in each.__qualname__:
+            return each.__name__
+        return f"{each.__module__}.{each.__qualname__}"
+
+    return [*map(name_of, [raised] if isinstance(raised, (str, type)) else raised)]
 
 
 def most_attempts(
@@ -172,14 +167,9 @@ def decide(
         after_s = delay_s(found.get("backoff"), attempts + 1, draw)
     if raised.wish:
         return Verdict(raised.wish == "retry", after_s)
-    if _named(raised.names, found.get("discard_on", ())):
-        return Verdict(False, after_s)
     only = found.get("retry_on")
-    return Verdict(only is None or _named(raised.names, only), after_s)
-
-
-def _named(names: frozenset[str], listed: Collection[str]) -> bool:
-    return not names.isdisjoint(listed)
+    retry = only is None or not raised.names.isdisjoint(only)
+    return Verdict(retry and raised.names.isdisjoint(found.get("discard_on", ())), after_s)
 
 
 def delay_s(raw: Any, attempt: int, draw: random.Random | None = None) -> float:
@@ -204,29 +194,30 @@ def delay_s(raw: Any, attempt: int, draw: random.Random | None = None) -> float:
 _random = random.Random()  # noqa: S311  jitter
 
 
+def _refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            raise errors.InvalidWorkflow(
+                f"{where}: {name!r:.120} is none of {', '.join(known)}{hint(name, known)}"
+            )
+
+
 def _backoff(raw: Any, key: str, where: str) -> Any:
     if not isinstance(raw, Mapping):
         return _seconds(raw, key, where, least=0.0)
     given = cast("Mapping[str, Any]", raw)
-    for name in given:
-        if name not in _BACKOFF_KEYS:
-            raise errors.InvalidWorkflow(
-                f"{where}: {key!r}: {name!r:.120} is none of {', '.join(_BACKOFF_KEYS)}"
-                f"{hint(name, _BACKOFF_KEYS)}"
-            )
-    checked: dict[str, Any] = {}
-    if given.get("kind") is not None:
-        if given["kind"] not in KINDS:
-            raise errors.InvalidWorkflow(
-                f"{where}: {key!r}: unknown kind {given['kind']!r:.120}; it is one of "
-                f"{', '.join(KINDS)}"
-            )
-        checked["kind"] = given["kind"]
-    for name in ("base_s", "cap_s"):
-        if given.get(name) is not None:
-            checked[name] = _seconds(given[name], f"{key}.{name}", where, least=0.0)
-    if given.get("jitter") is not None:
-        checked["jitter"] = _number(given["jitter"], f"{key}.jitter", where, 0.0, 1.0)
+    _refuse_unknown(given, _BACKOFF_KEYS, f"{where}: {key!r}")
+    checked = {name: value for name, value in given.items() if value is not None}
+    if checked.get("kind", KINDS[0]) not in KINDS:
+        raise errors.InvalidWorkflow(
+            f"{where}: {key!r}: unknown kind {checked['kind']!r:.120}; it is one of "
+            f"{', '.join(KINDS)}"
+        )
+    for name, value in checked.items():
+        if name == "jitter":
+            checked[name] = _number(value, f"{key}.{name}", where, 0.0, 1.0)
+        elif name != "kind":
+            checked[name] = _seconds(value, f"{key}.{name}", where, least=0.0)
     return checked
 
 

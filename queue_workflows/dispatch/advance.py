@@ -6,12 +6,12 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from queue_workflows import config, db, errors
 from queue_workflows.claim import recovery, row_isolation
-from queue_workflows.dag import confinement, graph, payload, plan
+from queue_workflows.dag import confinement, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import expansion, hooks, run_cache
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
@@ -99,34 +99,43 @@ def plan_as_text(
 def write(
     conn: db.Connection,
     run: Row,
-    of: graph.Graph,
-    made: plan.Plan,
-    events: Iterable[Row] = (),
-    *,
-    resumed: bool = False,
-    is_part: bool = False,
+    progress: plan.Progress,
+    finished: list[str] | None,
+    events: Sequence[Row] = (),
+    made: plan.Plan | None = None,
 ) -> tuple[int, bool]:
-    """Write a plan and what `events` of items lead to, under the run's lock.
+    """Write `made`, or else the plan from `finished`, and what `events` of items lead to.
 
-    Return the number of new rows, and whether a map has ended, which left an event. The run fails
-    if a node's inputs cannot be stored, or resolved (outside of items), and for a list that a map
-    cannot take. `resumed`: it is the plan of a start. `is_part`: raise `TooLarge` instead, since
-    fewer events may fit.
+    The caller has locked the run, which is started if it is queued. Returns the number of new rows,
+    and whether a map has ended, which left an event. The run fails if a node's inputs cannot be
+    stored, or resolved (outside of items), and for a list that a map cannot take. Raises `TooLarge`
+    if fewer events may fit.
     """
-    expanding, count = expansion.Expansion(conn, run, of), 0
+    run_id, is_part, count = run["id"], len(finished or ()) + len(events) > 1, 0
+    if run["out_dir"] is None:
+        run = confinement.given(run)
+        statements.runs.set_out_dir(conn, run_id=run_id, out_dir=run["out_dir"])
+    if finished is None:
+        _check_context(conn, run_id)
+    if made is None:
+        reader = run_cache.Reader(run_cache.in_open_transaction(conn), run_id)
+        made = make_plan(progress, run, reader, finished)
+    if is_queued(run):
+        statements.runs.start(conn, run_id=run_id)
+    expanding = expansion.Expansion(conn, run, progress.graph)
     try:
         if made.failure is not None:
             raise errors.InvalidPayload(made.failure[1])
-        expanding.write(made.rows, resumed=resumed)
+        expanding.write(made.rows, resumed=finished is None)
         expanding.advance(events)
     except errors.InvalidPayload as error:
         if is_part and isinstance(error, run_cache.TooLarge):
             raise
-        statements.runs.fail(conn, run_id=run["id"], error=payload.error_text(error))
+        statements.runs.fail(conn, run_id=run_id, error=payload.error_text(error))
     else:
         count = expanding.rows
         if made.complete:
-            statements.runs.complete(conn, run_id=run["id"])
+            statements.runs.complete(conn, run_id=run_id)
     return count, expanding.ended
 
 
@@ -168,7 +177,7 @@ def advance(
                 lock = statements.runs.lock_if_free if nowait else statements.runs.lock
                 locked = lock(conn, run_id=run_id)
                 if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
-                    count = _plan_locked(conn, locked, progress, finished, made, events)
+                    count, _ = write(conn, locked, progress, finished, events, made)
                     settle(conn)
     except BaseException:
         # The progress may hold skips that were rolled back.
@@ -221,30 +230,6 @@ def _start_fresh(
             out_dir=run["out_dir"],
             version=run["version"],
         )
-
-
-def _plan_locked(
-    conn: db.Connection,
-    locked: Row,
-    progress: plan.Progress,
-    finished: list[str] | None,
-    made: plan.Plan | None,
-    events: Sequence[Row],
-) -> int:
-    """Plan if needed, start a queued run, write the plan; return the number of new rows."""
-    if locked["out_dir"] is None:
-        locked = confinement.given(locked)
-        statements.runs.set_out_dir(conn, run_id=locked["id"], out_dir=locked["out_dir"])
-    if finished is None:
-        _check_context(conn, locked["id"])
-    if made is None:
-        reader = run_cache.Reader(run_cache.in_open_transaction(conn), locked["id"])
-        made = make_plan(progress, locked, reader, finished)
-    if is_queued(locked):
-        statements.runs.start(conn, run_id=locked["id"])
-    resumed, is_part = finished is None, len(finished or ()) + len(events) > 1
-    of = progress.graph
-    return write(conn, locked, of, made, events, resumed=resumed, is_part=is_part)[0]
 
 
 def _check_context(conn: db.Connection, run_id: str) -> None:

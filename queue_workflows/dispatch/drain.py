@@ -7,9 +7,9 @@ import logging
 import time
 from typing import NamedTuple
 
-from queue_workflows import db, errors
+from queue_workflows import db
 from queue_workflows.claim import recovery, row_isolation
-from queue_workflows.dag import item_ids, payload, plan
+from queue_workflows.dag import item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, hooks, input_nodes, run_cache
 from queue_workflows.types import Row
@@ -159,7 +159,7 @@ def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) 
     A queued run ignores completed nodes: its start sees them.
     """
     count, parked, more = 0, list[Row](), False
-    live, single = advance.is_live(run), len(events.rows) == 1
+    live = advance.is_live(run)
     if failed is not None:
         reason = advance.node_failure(failed["node_id"], failed["node_error"])
         statements.runs.fail(conn, run_id=run["id"], error=reason)
@@ -168,17 +168,7 @@ def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) 
         finished, items = events.finished, events.of_items
         progress = run_cache.recall(run) if live and (finished or items) else None
         if progress is not None:
-            made = plan.Plan([])
-            if finished:
-                reader = run_cache.Reader(run_cache.in_open_transaction(conn), run["id"])
-                try:
-                    made = advance.make_plan(progress, run, reader, finished)
-                except run_cache.TooLarge as error:
-                    if not single:
-                        raise
-                    raise errors.UnreadableRow(str(error)) from None
-            of = progress.graph
-            count, more = advance.write(conn, run, of, made, items, is_part=not single)
+            count, more = advance.write(conn, run, progress, finished, items)
     kept = {event["id"] for event in parked}
     closed = [event["id"] for event in events.rows if event["id"] not in kept]
     statements.outbox.close(conn, events=closed, error=None)
