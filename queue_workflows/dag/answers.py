@@ -126,7 +126,8 @@ def _check_files(spec: dict[str, Any], value: Any, where: str) -> None:
     """Check the names of files by `accept`: `[".csv"]`, `".csv, image/*"`, with or without dots."""
     accept = spec.get("accept")
     listed: Any = accept.split(",") if isinstance(accept, str) else accept
-    texts = [str(each).strip().lower() for each in listed] if isinstance(listed, list) else []
+    listed = cast("list[Any]", listed) if isinstance(listed, list) else []
+    texts = [str(each).strip().lower() for each in listed]
     accepted = [text if text[0] in ".*" or "/" in text else f".{text}" for text in texts if text]
     for name in _files(value):
         if accepted and not any(_accepts(pattern, name) for pattern in accepted):

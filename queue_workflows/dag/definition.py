@@ -146,9 +146,7 @@ def _nodes(steps: Mapping[str, _Step], reading: _Reading, where: str) -> list[Js
 
 
 def _ends(
-    deps: Mapping[str, str],
-    owners: Mapping[str, Mapping[str, str]],
-    steps: Mapping[str, _Step],
+    deps: Mapping[str, str], owners: Mapping[str, Mapping[str, str]], steps: Mapping[str, _Step]
 ) -> list[str]:
     """Return the nodes that these dependencies stand for; through steps without, those before."""
     found: dict[str, None] = {}

@@ -65,11 +65,7 @@ def read(entry: Mapping[str, Any], known: Iterable[str], where: str) -> Spec:
 
 
 def expanded(
-    step_id: str,
-    spec: Spec,
-    nodes: list[dict[str, Any]],
-    leaves: Iterable[str],
-    where: str,
+    step_id: str, spec: Spec, nodes: list[dict[str, Any]], leaves: Iterable[str], where: str
 ) -> tuple[list[dict[str, Any]], Loop]:
     """Return the nodes of all rounds, and the loop; `nodes` are those of one round.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import graph, item_ids, items, payload, plan
@@ -44,6 +44,10 @@ class Expansion:
         self._context: dict[str, Any] = {}
         self._asked: set[str] = set()
         self._room = TRANSACTION_BYTES
+        """The bytes of JSON that the transaction may still write."""
+        self._pending: list[plan.NewNode] = []
+        self._texts: list[str] = []
+        """The pending rows as JSON, without those that are present."""
         self._readable = run_cache.Room()
         self.rows = 0
         """How many rows of nodes are new."""
@@ -55,29 +59,52 @@ class Expansion:
 
         `resumed`: the plan is that of a run's start, which may have missed the ends of items.
         """
-        rows, planned = list(rows), _Planned(self._room)
+        rows = list(rows)
         try:
-            planned.add_rows(rows)
+            self._add(rows)
         except run_cache.TooLarge:
             if not resumed:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
             ids = [row.node.id for row in rows]
             present = statements.nodes.present_among(self._conn, run_id=self._run_id, nodes=ids)
-            planned.add_rows(rows, set(present))
-        self._insert(planned, resumed=resumed)
+            self._add(rows, set(present))
+        self._insert(resumed=resumed)
 
-    def _insert(self, planned: _Planned, *, resumed: bool = False) -> None:
-        self._room = planned.room
-        for text in payload.arrays(planned.texts):
+    def _add(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
+        """Add rows to what `_insert` writes, without those of nodes that are present.
+
+        Raises `TooLarge` for no room, and adds nothing.
+        """
+        texts, room = list[str](), self._room
+        for row in rows:
+            if row.node.id in present:
+                continue
+            texts.append(plan.encode_row(row))
+            # A child run has a copy of the inputs.
+            room -= len(texts[-1]) * (1 if row.child is None else 2)
+            if room < 0:
+                every = [each.node.id for each in (*self._pending, *rows)]
+                named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
+                seen = len(self._texts) + len(texts)
+                raise run_cache.TooLarge(
+                    f"{len(every)} nodes become ready together ({named}): with the inputs of "
+                    f"{seen} of them {_too_much(room)}"
+                )
+        self._pending += rows
+        self._texts += texts
+        self._room = room
+
+    def _insert(self, *, resumed: bool = False) -> None:
+        """Insert the rows that were added, and open the maps among them."""
+        rows, texts, self._pending, self._texts = self._pending, self._texts, [], []
+        for text in payload.arrays(texts):
             self.rows += statements.nodes.insert_planned(
                 self._conn, run_id=self._run_id, nodes=text
             )
-        rows, planned.rows, planned.texts = planned.rows, [], []
         for row in rows:
             if row.node.map is not None and row.status == "queued":
                 self._open(row, row.node.map, resumed=resumed)
-        planned.room = self._room
 
     def advance(self, events: Iterable[Row]) -> None:
         """Count the items that these events end, and go on with the others."""
@@ -91,19 +118,13 @@ class Expansion:
             if of is None:
                 continue
             if len(of.body.nodes) > 1:
-                self._step(
-                    of, map_id, *self._go_on(of, map_id, self._items(map_id, by_key), by_key)
-                )
-                continue
-            last = {
-                key: (found[-1]["node_status"], found[-1]["node_error"])
-                for key, found in by_key.items()
-            }
-            done = [key for key, (status, _) in last.items() if status in _DONE]
-            failed = {
-                key: error or "" for key, (status, error) in last.items() if status == "failed"
-            }
-            self._step(of, map_id, done, failed)
+                ended = self._go_on(of, map_id, self._items(map_id, by_key), by_key)
+            else:
+                last = [(key, found[-1]) for key, found in by_key.items()]
+                done = [key for key, event in last if event["node_status"] in _DONE]
+                failed = [each for each in last if each[1]["node_status"] == "failed"]
+                ended = _Ended(done, {key: event["node_error"] or "" for key, event in failed})
+            self._step(of, map_id, ended)
 
     def _open(self, row: plan.NewNode, of: graph.Map, *, resumed: bool) -> None:
         """Seal the items of a map and open the first ones, unless it is open already."""
@@ -111,7 +132,7 @@ class Expansion:
         if statements.maps.generation(conn, **this) == self._run["generation"]:
             if resumed:
                 found = {each["key"]: each for each in statements.maps.opened(conn, **this)}
-                self._step(of, map_id, *self._go_on(of, map_id, found, None))
+                self._step(of, map_id, self._go_on(of, map_id, found, None))
             return
         over = (row.inputs or {})["over"]
         keys = item_ids.keys(over, of.key, map_id)
@@ -135,7 +156,7 @@ class Expansion:
             may_fail=of.allowed_failures(len(keys)),
             root=map_id.partition("[")[0],
         )
-        self._step(of, map_id, (), {})
+        self._step(of, map_id, _Ended([], {}))
 
     def _of(self, map_id: str) -> dict[str, str]:
         """Return the parameters of the statements about a map."""
@@ -155,14 +176,12 @@ class Expansion:
                 f"at most {limit}"
             )
 
-    def _step(
-        self, of: graph.Map, map_id: str, done: Collection[str], failed: Mapping[str, str]
-    ) -> None:
+    def _step(self, of: graph.Map, map_id: str, ended: _Ended) -> None:
         """Count items that have ended, then open items as long as that ends some at once."""
         while True:
-            reasons = payload.encode_errors(failed)
+            failed = payload.encode_errors(ended.failing)
             counted = statements.maps.step(
-                self._conn, **self._of(map_id), done=[*done], failed=reasons
+                self._conn, **self._of(map_id), done=ended.done, failed=failed
             )
             if isinstance(counted, Unreadable):
                 raise errors.UnreadableRow(
@@ -171,8 +190,8 @@ class Expansion:
             if counted is None or self._end(of, map_id, counted) or not counted["items"]:
                 return
             opened = counted["items"]
-            done, failed = self._start(of, map_id, opened, is_only=counted["open"] == len(opened))
-            if not done and not failed:
+            ended = self._start(of, map_id, opened, is_only=counted["open"] == len(opened))
+            if not any(ended):
                 return
 
     def _end(self, of: graph.Map, map_id: str, counted: JsonDict) -> bool:
@@ -201,28 +220,27 @@ class Expansion:
         self.ended = True
         return True
 
-    def _start(
-        self, of: graph.Map, map_id: str, opened: Sequence[Row], *, is_only: bool
-    ) -> tuple[list[str], dict[str, str]]:
-        """Queue the first nodes of opened items; return the keys of those that end with it.
+    def _start(self, of: graph.Map, map_id: str, opened: Sequence[Row], *, is_only: bool) -> _Ended:
+        """Queue the first nodes of opened items; return the items that end with it.
 
-        Also return the errors of those that fail because a node's inputs cannot be resolved or
-        stored, or a branch or loop cannot decide. Items with large inputs open in part: the others
-        follow when an item ends. `is_only`: no other item is open, so one must.
+        One fails if a node's inputs cannot be resolved or stored, or a branch or loop cannot
+        decide. Items with large inputs open in part: the others follow when an item ends.
+        `is_only`: no other item is open, so one must.
         """
-        outer, planned, done = self._outer(map_id), _Planned(self._room), set[str]()
+        outer, ended, done = self._outer(map_id), _Ended([], {}), set[str]()
         scopes = [items.Scope(of, map_id, row["key"], row["item"]) for row in opened]
         if self._run["generation"]:
             ids = [*itertools.chain.from_iterable(map(items.ids, scopes))]
             done |= {*statements.nodes.done_among(self._conn, run_id=self._run_id, nodes=ids)}
         for number, scope in enumerate(scopes):
             must_fit = is_only and not number
-            fits = must_fit or planned.room > TRANSACTION_BYTES // 2
+            fits = must_fit or self._room > TRANSACTION_BYTES // 2
             own = done.intersection(items.ids(scope)) if done else done
             around = [*outer, scope]
             try:
                 if fits:
-                    planned.add(scope.key, self._plan(around, self._reader(around, own), None))
+                    made = self._plan(around, self._reader(around, own), None)
+                    self._add_item(ended, scope.key, made)
             except run_cache.TooLarge:
                 if must_fit:
                     raise
@@ -231,10 +249,10 @@ class Expansion:
                 count = len(scopes) - number
                 statements.maps.close(self._conn, **self._of(map_id), key=scope.key, count=count)
                 break
-            if any(row.node.map is not None for row in planned.rows):
-                self._insert(planned)  # what a map in the item writes is known then
-        self._insert(planned)
-        return planned.done, self._failed(of, map_id, planned.failing)
+            if any(row.node.map is not None for row in self._pending):
+                self._insert()  # what a map in the item writes is known then
+        self._insert()
+        return ended._replace(failing=self._failed(of, map_id, ended.failing))
 
     def _go_on(
         self,
@@ -242,25 +260,25 @@ class Expansion:
         map_id: str,
         found: Mapping[str, Row],
         events: Mapping[str, list[Row]] | None,
-    ) -> tuple[list[str], dict[str, str]]:
-        """Queue what follows in open items; return the keys of those done, and errors of failed.
+    ) -> _Ended:
+        """Queue what follows in open items; return the items that end with it.
 
         `events`: those of each item's nodes that have ended; None: any may have. An item in which a
         node failed starts no other node, and has failed once none of its nodes is open.
         """
-        outer, planned = self._outer(map_id), _Planned(self._room)
+        outer, ended = self._outer(map_id), _Ended([], {})
         scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
         asked: dict[str, list[str]] = {}
         for scope in scopes:
-            ended = [each["node_id"] for each in events[scope.key]] if events else []
-            asked[scope.key] = items.ids(scope) if events is None else items.near(scope, ended)
+            changed = [each["node_id"] for each in events[scope.key]] if events else []
+            asked[scope.key] = items.ids(scope) if events is None else items.near(scope, changed)
         states = self._states(itertools.chain(*asked.values()))
         for scope in scopes:
             key = scope.key
             own = {node_id: states[node_id] for node_id in asked[key] if node_id in states}
             error = found[key]["error"] or _error(own)
             if error is not None:
-                planned.failing[key] = error
+                ended.failing[key] = error
                 continue
             done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
             present = done.union(each for each, (status, _) in own.items() if status in _OPEN)
@@ -269,9 +287,25 @@ class Expansion:
                 known = {*asked[key]}
                 finished = [each["node_id"] for each in events[key] if each["node_status"] in _DONE]
             reader = self._reader(around, done, known)
-            planned.add(key, self._plan(around, reader, finished), present)
-        self._insert(planned, resumed=events is None)
-        return planned.done, self._failed(of, map_id, planned.failing)
+            self._add_item(ended, key, self._plan(around, reader, finished), present)
+        self._insert(resumed=events is None)
+        return ended._replace(failing=self._failed(of, map_id, ended.failing))
+
+    def _add_item(
+        self, ended: _Ended, key: str, made: plan.Plan, present: Collection[str] = ()
+    ) -> None:
+        """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
+        try:
+            self._add(made.rows, present)
+        except run_cache.TooLarge:
+            raise
+        except errors.InvalidPayload as error:
+            ended.failing[key] = str(error)
+            return
+        if made.failure is not None:
+            ended.failing[key] = made.failure[1]
+        elif made.complete:
+            ended.done.append(key)
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
         """Return the errors, by key, of items that have no open node; store the others."""
@@ -350,52 +384,11 @@ class Expansion:
         return run_cache.Reader(begin, self._run_id, done=done, asked=asked, context=context)
 
 
-class _Planned:
-    """What follows in a run, or in items of a map: rows, the keys of those done, errors by key."""
+class _Ended(NamedTuple):
+    """Items of a map that end: the keys of those that are done, and errors by key."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        """The bytes of JSON that the transaction may still write."""
-        self.rows: list[plan.NewNode] = []
-        self.texts: list[str] = []
-        """The rows as JSON, without those that are present."""
-        self.done: list[str] = []
-        self.failing: dict[str, str] = {}
-
-    def add_rows(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
-        """Add rows, which need no text if they are present; raise `TooLarge` for no room."""
-        texts, room = list[str](), self.room
-        for row in rows:
-            if row.node.id in present:
-                continue
-            texts.append(plan.encode_row(row))
-            # A child run has a copy of the inputs.
-            room -= len(texts[-1]) * (1 if row.child is None else 2)
-            if room < 0:
-                every = [each.node.id for each in (*self.rows, *rows)]
-                named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
-                seen = len(self.texts) + len(texts)
-                raise run_cache.TooLarge(
-                    f"{len(every)} nodes become ready together ({named}): with the inputs of "
-                    f"{seen} of them {_too_much(room)}"
-                )
-        self.rows += rows
-        self.texts += texts
-        self.room = room
-
-    def add(self, key: str, made: plan.Plan, present: Collection[str] = ()) -> None:
-        """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
-        try:
-            self.add_rows(made.rows, present)
-        except run_cache.TooLarge:
-            raise
-        except errors.InvalidPayload as error:
-            self.failing[key] = str(error)
-            return
-        if made.failure is not None:
-            self.failing[key] = made.failure[1]
-        elif made.complete:
-            self.done.append(key)
+    done: list[str]
+    failing: dict[str, str]
 
 
 def _too_much(room: int) -> str:

@@ -283,7 +283,7 @@ class Batch:
             is_unknown = row["task_name"] not in (None, *self._scope.tasks)
             waits = wake_at is None or wake_at > now or is_unknown
         queued: list[str] = []
-        planned_at = row["next_at"]
+        planned_at: Any = row["next_at"]
         try:
             with conn.transaction():
                 if waits:
