@@ -8,9 +8,9 @@ from typing import Any
 from queue_workflows import db, errors, node_executor
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, drain, input_nodes
-from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
+resolve_inputs_for_job = node_executor.resolve_inputs_for_job
 
 
 def start_run(run_id: str) -> int:
@@ -70,8 +70,3 @@ def resume_after_input(run_id: str, node_id: str, value: Any = None) -> int:
             extra={"run_id": run_id},
         )
         return 0
-
-
-def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> dict[str, Any]:
-    """Return a job's inputs, resolved once against the run's context as it is now."""
-    return node_executor.resolve_inputs_for_job(job_id, job=job)

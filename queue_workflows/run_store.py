@@ -34,21 +34,7 @@ def insert_run(
     )
 
 
-def get_run(run_id: str) -> Run | None:
-    """Call `runs.get`."""
-    return runs.get(run_id)
-
-
-def update_run(run_id: str, **columns: Any) -> Run | None:
-    """Call `runs.update`."""
-    return runs.update(run_id, **columns)
-
-
-def delete_run(run_id: str) -> bool:
-    """Call `runs.delete`."""
-    return runs.delete(run_id)
-
-
-def reenqueue_running_for_resume() -> int:
-    """Call `runs.requeue_running`."""
-    return runs.requeue_running()
+get_run = runs.get
+update_run = runs.update
+delete_run = runs.delete
+reenqueue_running_for_resume = runs.requeue_running

@@ -43,9 +43,7 @@ def _copy(raw: Any, where: str, levels: int) -> Any:
     if isinstance(raw, str):
         return _stored(raw, where)
     if isinstance(raw, (int, float)):
-        if isinstance(raw, int) and raw.bit_length() <= 1024:
-            return raw
-        if isinstance(raw, float) and math.isfinite(raw):
+        if raw.bit_length() <= 1024 if isinstance(raw, int) else math.isfinite(raw):
             return raw
         raise errors.InvalidWorkflow(f"{where}: a number that JSON cannot carry")
     if levels <= 0:
