@@ -52,10 +52,10 @@ def _option(choice: Any, is_pair: bool) -> tuple[str, Any]:
 def check(spec: Any, value: Any, where: str) -> None:
     """Raise `InvalidAnswer` for a value that the widget's spec does not allow.
 
-    `turnout`, `choose_one`: one of the options (`multiple`: a list of them). `file_upload`,
-    `pick_or_upload`: one of the library, null, or files whose names the spec accepts. An app's own
-    widget and a question without options take any value. Raises `InputRefused` for None, since
-    nothing has been asked yet, and for a spec that cannot be read.
+    `turnout` and `choose_one` take an option (a list of options with `multiple`), `file_upload` and
+    `pick_or_upload` a member of the library, null, or files whose names the spec accepts. An app's
+    own widget and a question without options take any value. Raises `InputRefused` for None, before
+    the question is asked, and for a spec that cannot be read.
     """
     if spec is None:
         raise errors.InputRefused(
@@ -92,7 +92,7 @@ def other_type(spec: dict[str, Any]) -> str | None:
 
 
 def check_type(spec: Any, value: Any, where: str) -> None:
-    """Raise `InvalidAnswer` for a value that is not of the question's type. Null is no answer."""
+    """Raise `InvalidAnswer` for a value that is neither null nor of the question's type."""
     named = type_of(spec)
     if named and not _is_of(named, value):
         raise errors.InvalidAnswer(
@@ -200,16 +200,16 @@ _NOT_TEXT: dict[str, tuple[type, ...]] = {
     "boolean": (bool,), "bool": (bool,), "checkbox": (bool,), "confirm": (bool,), "toggle": (bool,),
     "object": (dict,), "array": (list,), "list": (list,), "json": (dict, list, str, bool, *_NUMBER),
 }  # fmt: skip
-"""What an answer is by the `type` of a question (as in JSON Schema), or else by its widget."""
+"""The types of an answer by the question's `type` (as in JSON Schema), or else its widget."""
 _TEXT = ("text", "string", "str", "textarea")
 
 
 def decoded(spec: Any, value: Any) -> Any:
-    """Return what a text answer stands for, if it is JSON and its question takes no text.
+    """Return the value of a text answer, if it is JSON and its question does not take a text.
 
-    Apps of 0.3.0 store `"5"` or `"true"`, since it decoded each text that is JSON. The type that is
-    asked for, or else options, `type` or widget say whether a question takes no text. 5.0 is 5 for
-    an integer. Other answers stay, also if the question cannot be read or the value not stored.
+    Apps of 0.3.0 store `"5"` or `"true"`. The type that is asked for, or else options, `type` or
+    widget say whether a question takes a text. 5.0 is 5 for an integer. Other answers stay, also if
+    the question cannot be read or the value not stored.
     """
     found = value
     if isinstance(value, str) and isinstance(spec, dict):

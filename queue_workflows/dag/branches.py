@@ -16,7 +16,7 @@ _SHOWN = 20
 
 
 class Choice(NamedTuple):
-    """A branch: `arms` has the last node of each value's arm, `other` that of every other value."""
+    """A branch. `arms` has the last node of each value's arm, `other` the one for other values."""
 
     id: str
     on: Any
@@ -68,10 +68,9 @@ def key_of(value: Any) -> str | None:
 def read(
     entry: Mapping[str, Any], step_id: str, known: Mapping[str, Iterable[str]], where: str
 ) -> Choice:
-    """Return the branch of a step of kind `branch`; `known`: its pipeline's nodes, with their deps.
+    """Return the branch of a step of kind `branch`; `known` has the deps of its pipeline's nodes.
 
-    Raises `InvalidWorkflow` for arms that name no node of the pipeline, and for a node that leads
-    to no arm's last one.
+    Raises `InvalidWorkflow` for arms that do not name a node, and for a node outside of all arms.
     """
     arms = {
         document_values.needed_text({"arm": key}, "arm", f"{where}: 'arms'"): name
@@ -123,7 +122,7 @@ def linked(
 ) -> Choice:
     """Return the branch with the nodes of each arm; raise `InvalidWorkflow` for a foreign node.
 
-    `deps`: the dependencies of a node, None if there is no such node; `arm`: its branch.
+    `deps` returns the dependencies of a node, and `arm` its branch.
     """
     members: dict[str, frozenset[str]] = {}
     for end in choice.ends:

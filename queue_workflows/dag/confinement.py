@@ -1,9 +1,8 @@
 """Choose, open, create and remove a run's folders; follow no symbolic link out of them.
 
 Another process may replace a checked folder by a link before the engine uses it. Therefore each
-component of a path is opened relative to its parent's descriptor with `O_NOFOLLOW`. A link that was
-planted meanwhile raises an error. Later operations use the descriptor, so they stay in the checked
-folder. This needs no `/proc`, so it also works on macOS.
+component of a path is opened relative to its parent's descriptor with `O_NOFOLLOW`, which refuses a
+link, and later operations use the descriptor. This also works on macOS, without `/proc`.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder and its contents, and close the descriptor.
 
-        Errors are ignored: what cannot be removed stays.
+        Errors are ignored, and leave files.
         """
         try:
             with contextlib.suppress(OSError, RecursionError):

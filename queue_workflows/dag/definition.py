@@ -56,7 +56,7 @@ def expand(
 class _Reading:
     """The reading of one workflow: its pipelines by name, and how much of the limits it has taken.
 
-    Each `take_` counts, and refuses what exceeds a limit.
+    Each `take_` counts, and raises `InvalidWorkflow` beyond a limit.
     """
 
     def __init__(self, load_pipeline: PipelineLoader, max_nodes: int, where: str) -> None:
@@ -94,7 +94,7 @@ class _Reading:
             )
 
     def take_text(self, node: JsonDict) -> None:
-        """Count the text of a node, without those of the body of a map, which were counted."""
+        """Count the text of a node, without the body of a map, whose nodes were counted."""
         keys = ("inputs", "skip_if", "step", "choice", "loop")
         settings: dict[str, Any] = {**(node.get("map") or {}), "body": None}
         chars = len(_canonical([settings, *(node.get(key) for key in keys)]))
@@ -112,9 +112,9 @@ class _Reading:
 
 
 class _Step(NamedTuple):
-    """A step as nodes of the definition, of which those without `deps` begin it.
+    """A step as nodes of the definition. Nodes without `deps` begin it.
 
-    One without nodes is left out: the steps after it wait for those before it.
+    A step without nodes is left out, and the steps after it wait for the steps before it.
     """
 
     deps: tuple[str, ...]
@@ -126,7 +126,7 @@ class _Step(NamedTuple):
 
 
 def _nodes(steps: Mapping[str, _Step], reading: _Reading, where: str) -> list[JsonDict]:
-    """Return the nodes of steps, each step's behind those of the steps before it."""
+    """Return the nodes of steps, each step's nodes behind the steps that it waits for."""
     # A dependency names a step, or a node of one, as in `cut/encode`.
     named = {node_id: step_id for step_id, step in steps.items() for node_id in step.inner}
     owners = {key: {dep: named.get(dep, dep) for dep in step.deps} for key, step in steps.items()}
@@ -148,7 +148,7 @@ def _nodes(steps: Mapping[str, _Step], reading: _Reading, where: str) -> list[Js
 def _ends(
     deps: Mapping[str, str], owners: Mapping[str, Mapping[str, str]], steps: Mapping[str, _Step]
 ) -> list[str]:
-    """Return the nodes that these dependencies stand for; through steps without, those before."""
+    """Return the nodes that these dependencies stand for, also through steps without nodes."""
     found: dict[str, None] = {}
     waiting, seen = list(deps)[::-1], set(deps)
     while waiting:
@@ -167,10 +167,10 @@ def _ends(
 def _add_implied_deps(nodes: list[JsonDict], where: str) -> None:
     """Let each node wait for the nodes that its inputs refer to, also if `depends_on` lacks them.
 
-    Refs in `skip_if` imply nothing: one that cannot be resolved does not skip. Neither do refs in
-    the question of an input step, between two nodes of one branch or loop, or refs that would
-    close a cycle. They are resolved when the node is ready. The declared dependencies must have
-    no cycle. Raises `InvalidWorkflow` for more than MAX_DEPENDENCIES in all.
+    Not for refs in `skip_if`, which does not hold if one cannot be resolved, in the question of an
+    input step, and between two nodes of one branch or loop; nor for refs that would close a cycle.
+    The declared dependencies must have none. Raises `InvalidWorkflow` for more than
+    MAX_DEPENDENCIES in all.
     """
     by_id = {node["id"]: node for node in nodes}
     wanted = _wanted(by_id)
@@ -205,7 +205,7 @@ def _add_implied_deps(nodes: list[JsonDict], where: str) -> None:
 
 
 def _wanted(nodes: Mapping[str, JsonDict]) -> dict[str, list[str]]:
-    """Return for each node the nodes that refs imply, sorted, besides those it waits for."""
+    """Return for each node the further nodes that its refs imply, sorted."""
     deciding = {node_id: _deciding(node) & nodes.keys() for node_id, node in nodes.items()}
     wanted: dict[str, list[str]] = {}
     for node_id, node in nodes.items():
@@ -452,7 +452,7 @@ def _pipeline_node(
     if (own := policy.read(entry, defaults, where)) is not None:
         node["policy"] = own
     if (version := config.get_config().node_versions.get(module)) is not None:
-        node["version"] = version  # that of the node's code, if this process knows one
+        node["version"] = version  # of the node's code, if this process knows it
     return node
 
 

@@ -1,8 +1,7 @@
 """Read plain JSON values out of a workflow document, and the inputs of a pipeline's nodes.
 
-The inputs are values of the step, paths of other nodes, and literals. In a definition the marker
-`$out` counts only as the single key of a whole input. An app's own value with that key is stored
-as `{"$out": {"$value": value}}`.
+In a definition the marker `$out` counts only as the single key of a whole input. An app's own value
+with that key is stored as `{"$out": {"$value": value}}`.
 """
 
 from __future__ import annotations
@@ -78,10 +77,7 @@ def record(raw: Any, where: str) -> Mapping[str, Any]:
 
 
 def members(found: Any) -> dict[str, Any]:
-    """Return a copy of what a context has under a node's id; {} for a value that is not an object.
-
-    Behind an empty result the app's own value appears there, which may be anything.
-    """
+    """Return a copy of a node's output in a context, or {} for an app's value of another type."""
     return dict(cast("dict[str, Any]", found)) if isinstance(found, dict) else {}
 
 
@@ -98,10 +94,7 @@ def items(owner: Mapping[str, Any], key: str, where: str) -> list[Any]:
 def text(
     owner: Mapping[str, Any], key: str, where: str, *, limit: int | None = MAX_TEXT_CHARS
 ) -> str | None:
-    """Return the text under a key; None if it is missing or null. Empty text is refused.
-
-    `limit`: how many characters it may have; None for any number.
-    """
+    """Return the text under a key, of 1 to `limit` characters; None if it is missing or null."""
     raw = owner.get(key)
     if raw is None:
         return None

@@ -60,7 +60,7 @@ def is_engine(module: str) -> bool:
 
 
 class Map(NamedTuple):
-    """What a map does with the list under its input `over`: its body, once for each item."""
+    """A map, which runs its body once for each item of the list under its input `over`."""
 
     body: Graph
     """The nodes of one item; their ids and refs are relative to the item."""
@@ -69,11 +69,11 @@ class Map(NamedTuple):
     path: tuple[str, ...] = ()
     """Where the result is in that output; (): all of it."""
     key: str | None = None
-    """The field that names an item; None: the item itself."""
+    """The field that names an item. If it is None, the item is its own name."""
     item: str = "item"
     """The head of refs to the item."""
     at_once: int | None = None
-    """How many items are open at most; None: as many as MAP_WINDOW says."""
+    """How many items are open at most. If it is None, `expansion.WINDOW` are."""
     may_fail: int | float = 0
     """How many items may fail: a count, or as a float a share of all."""
 
@@ -107,11 +107,11 @@ class Node(NamedTuple):
     round: int | None = None
     """The number of the loop's round, from 1."""
     version: int | None = None
-    """The version of the node's code; None: any."""
+    """The version of the node's code, or None for any."""
 
     @property
     def version_key(self) -> str | None:
-        """Return what a worker must have to run the node, `<module>@<version>`; None: nothing."""
+        """Return the key that a worker needs to run the node, `<module>@<version>`, or None."""
         return None if self.version is None else f"{self.module}@{self.version}"
 
 
@@ -191,9 +191,8 @@ def _downstream(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
 def read(definition: Any, where: str = _STORED) -> Graph:
     """Return the graph of a definition, which is called `where` in errors.
 
-    Raises `InvalidWorkflow` with the node and the reason: not a definition, no nodes, more than
-    MAX_NODES_PER_RUN nodes, more than MAX_DEPENDENCIES dependencies, a duplicate id, an unknown
-    dependency, a cycle, or a field of the wrong shape.
+    Raises `InvalidWorkflow` with the node and the reason, for example too many nodes or
+    dependencies, a duplicate id, a cycle, or a field of the wrong shape.
     """
     if isinstance(definition, Unreadable):
         raise errors.InvalidWorkflow(f"{where} cannot be read: {definition.reason}")
@@ -407,9 +406,9 @@ def _may_fail(raw: Any, where: str) -> int | float:
 
 
 def _node_id(entry: Mapping[str, Any], where: str) -> str:
-    """Return the id: one identifier, or two joined by a slash, and `#` with a loop's round.
+    """Return the id, which becomes the path of a folder.
 
-    Nothing else is accepted, because the id becomes the path of a folder.
+    It is one identifier, or two joined by a slash, perhaps with `#` and a loop's round.
     """
     raw = entry.get("id")
     parts = raw.split("/") if isinstance(raw, str) and len(raw) <= MAX_ID_CHARS else []

@@ -26,10 +26,10 @@ class Scope(NamedTuple):
 class Instance(graph.Graph):
     """The nodes of the last of these items, which the others enclose, the outermost first.
 
-    Refs to an item become its value, refs to nodes of the body get their full ids. A ref to what an
-    item lacks gets a full id too, `films[a]/item.size`: if it is ever resolved, in `context`, it
-    fails and names what is missing. A node is made when it is looked up, since an event of a loop
-    concerns a few of its many rounds. That raises `InvalidPayload` for an id that is too long.
+    Refs to an item become its value, refs to nodes of the body get their full ids. A ref to a part
+    that an item lacks gets a full id too, `films[a]/item.size`, which names it if it is resolved in
+    `context`. A node is made when it is looked up, since an event of a loop concerns a few of its
+    many rounds. That raises `InvalidPayload` for an id that is too long.
     """
 
     __slots__ = ("_body", "_prefix")
@@ -64,7 +64,7 @@ def _check_id(node_id: str) -> None:
 
 
 class _Nodes(Mapping[str, graph.Node]):
-    """The nodes of an item by their full ids, each made from that of the body at its first use."""
+    """The nodes of an item by their full ids, each made from the body's at its first use."""
 
     def __init__(self, of: Mapping[str, graph.Node], scopes: Sequence[Scope]) -> None:
         self._of = of
@@ -121,7 +121,7 @@ class _Nodes(Mapping[str, graph.Node]):
 
 
 def context(scopes: Iterable[Scope]) -> dict[str, Any]:
-    """Return the values of these items by the full ids that refs to what they lack have."""
+    """Return the values of these items by the full ids of refs to parts that they lack."""
     return {f"{scope.id}/{scope.of.item}": scope.item for scope in scopes}
 
 
@@ -131,10 +131,9 @@ def ids(scope: Scope) -> list[str]:
 
 
 def near(scope: Scope, node_ids: Iterable[str]) -> list[str]:
-    """Return the full ids of the nodes that what follows from these (full ids) depends on.
+    """Return the full ids of the nodes on which the followers of these (full ids) depend.
 
-    Of a loop these are the rounds around them, with the given nodes, as each node of a round leads
-    to another one. A node that no loop repeats is always among them.
+    Of a loop these are the rounds around them. All nodes that no loop repeats are among them.
     """
     body, prefix = scope.of.body, f"{scope.id}/"
     found = dict.fromkeys(body.once)

@@ -44,7 +44,7 @@ class Spec(NamedTuple):
 
 
 def read(entry: Mapping[str, Any], known: Iterable[str], where: str) -> Spec:
-    """Return what a step of kind `loop` says; `known`: the nodes of its pipeline."""
+    """Return a step of kind `loop` as it is written; `known` are the nodes of its pipeline."""
     at_most, must = entry.get("at_most"), entry.get("must", True)
     if isinstance(at_most, bool) or not isinstance(at_most, int):
         raise errors.InvalidWorkflow(f"{where}: 'at_most' is needed: how many rounds at most")
@@ -67,9 +67,9 @@ def read(entry: Mapping[str, Any], known: Iterable[str], where: str) -> Spec:
 def expanded(
     step_id: str, spec: Spec, nodes: list[dict[str, Any]], leaves: Iterable[str], where: str
 ) -> tuple[list[dict[str, Any]], Loop]:
-    """Return the nodes of all rounds, and the loop; `nodes` are those of one round.
+    """Return the nodes of all rounds, made from the `nodes` of one, and the loop.
 
-    In their refs, and in `until`, the step's id is the state: before the round, and after it.
+    In their refs the step's id is the state before the round, in `until` the state after it.
     """
     own = [node["id"] for node in nodes]
     last = [*leaves, f"{step_id}/{spec.end}"]

@@ -41,7 +41,7 @@ class Encoder(json.JSONEncoder):
     iterencode = json.JSONEncoder.iterencode
 
     def default(self, o: Any) -> Any:
-        """Raise TypeError for what JSON does not have."""
+        """Raise TypeError for a type that JSON does not have."""
         raise TypeError(f"Object of type {type(o).__name__} is not JSON serializable")
 
 

@@ -22,9 +22,9 @@ END = ""
 class Reader(Protocol):
     """Read one run's nodes under the lock on its row.
 
-    `done_among`, `done_all`: nodes that are completed or skipped. `present`: nodes with a row that
-    is neither failed nor cancelled. `context`: these members of `run.context`, and of completed
-    nodes the `context_delta` under their ids; None: all of them.
+    `done_among` and `done_all` return completed and skipped nodes, `present` nodes with a row that
+    is neither failed nor cancelled. `context` returns these members (or, for None, all) of
+    `run.context`, and the `context_delta` of completed nodes under their ids.
     """
 
     def done_among(self, ids: Collection[str]) -> set[str]: ...
@@ -34,12 +34,11 @@ class Reader(Protocol):
 
 
 class Progress:
-    """What one process knows of a run's generation: a cache of facts that never become false.
+    """The nodes of a run's generation that one process knows to be done; `known` never shrinks.
 
-    Of each waiting node only the last dependency not known to be done is queried. When that one is
-    done, the next one is searched, from there backwards. So each process may keep its own cache,
-    and learns of each node once. Drop it if a transaction that used it rolls back. `END`
-    stands for the run's end, which waits for the leaves.
+    Of each waiting node only the last dependency not known to be done is queried, and then the one
+    before it. So each process may keep its own cache, and learns of each node once. Drop it if a
+    transaction that used it rolls back. `END` is the run's end, which waits for the leaves.
     """
 
     __slots__ = ("_at", "graph", "known")
@@ -148,7 +147,7 @@ class NewNode:
             self.status = "awaiting_input"
 
     def _resolve_inputs(self, resolve: Callable[[Any], Any]) -> None:
-        """Set the inputs, and what the plan itself knows of a node that no worker runs."""
+        """Set the inputs, and the result or the child run of a node that no worker runs."""
         inputs: JsonDict = {}
         for name, template in (self.template or {}).items():
             try:
@@ -198,17 +197,17 @@ def plan(
     out_dir: str | None,
     committed: bool = True,
 ) -> Plan:
-    """Return what follows from nodes that are completed or skipped; unknown ids are ignored.
+    """Return the plan after nodes that are completed or skipped; unknown ids are ignored.
 
-    None: from all nodes that are done, at a run's start or resume. Runs under the lock on the run's
-    row. So the last event of a join finds it ready, even if other processes dispatched the others.
-    Not `committed`: only this plan may rely on them; other plans with the same progress do not.
+    At a run's start or resume `finished` is None and all nodes that are done count. Runs under the
+    lock on the run's row, so the last event of a join finds it ready, whoever took the others.
+    Unless `committed`, only this plan relies on `finished`.
     """
     known, of = progress.known, progress.graph
     if finished is None:
         known |= reader.done_all()
-        # If nothing is done, only the nodes that wait for none are ready: a graph of many rounds is
-        # not walked. Those that the plan ends lead to the others, and to the end.
+        # Before the first node is done, only sources are ready, so that a graph of many rounds is
+        # not walked. Nodes that the plan ends lead to the others, and to the end.
         planner = Planner(progress, None, reader, resolver, out_dir)
         return planner.run([*of.nodes, END] if known else [*of.sources])
     done = {node_id for node_id in finished if node_id in of.nodes}
@@ -231,7 +230,8 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
 class Planner:
     """Compute one plan in rounds of ready nodes; each round follows from the skips of the last.
 
-    `skipped`: nodes that count as done for this plan alone; None: `progress` has all that are done.
+    `skipped` are nodes that count as done for this plan alone. If it is None, `progress` has all
+    nodes that are done.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Planner:
         self._rows: list[NewNode] = []
 
     def run(self, candidates: list[str]) -> Plan:
-        """Return the plan that begins with those of these nodes that are ready."""
+        """Return the plan that begins with the ready ones among these nodes."""
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == END
@@ -274,7 +274,7 @@ class Planner:
         return Plan(self._ordered(), may_end and bool(self.ready([END])))
 
     def ready(self, candidates: list[str]) -> list[str]:
-        """Return those whose every dependency is done or skipped here, in the given order.
+        """Return the nodes whose every dependency is done or skipped here, in the given order.
 
         One `done_among` queries the last open dependency of each node at once. If it is done, the
         next call queries twice as many dependencies of that node.
@@ -375,9 +375,9 @@ class Planner:
         return {**self._outputs, **self._values, **filled} if self._outputs else self._values
 
     def _ordered(self) -> list[NewNode]:
-        """Return queued rows by model in order of appearance, those without last; then the others.
+        """Return queued rows by model in order of appearance, without one last; then the others.
 
-        Nodes that wait for their child runs come before those that are over.
+        Nodes that wait for their child runs come before nodes that are over.
         """
         position = self.progress.graph.position
         queued = [row for row in self._rows if row.status == "queued"]

@@ -36,7 +36,7 @@ _RIGHT_NAMES = {
 
 
 class Raised(NamedTuple):
-    """What a failed attempt decides about the next one."""
+    """The part of a failed attempt in the decision about the next one."""
 
     names: frozenset[str] = frozenset()
     """The classes of the error, bare and qualified."""
@@ -97,7 +97,7 @@ def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def columns(policy: Mapping[str, Any], *, is_input: bool) -> dict[str, Any]:
-    """Return the columns that a checked policy sets; what decides on failures goes into `policy`.
+    """Return the columns that a checked policy sets; its rules for failures go into `policy`.
 
     An input node's `timeout_s` bounds its wait, not its handler, so it stays in `policy`.
     """
@@ -156,10 +156,9 @@ def decide(
     *,
     task: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Return what follows from a failure after `attempts` earlier ones.
+    """Return the verdict on a failure after `attempts` earlier ones.
 
-    `task`: values for keys that the policy lacks. A wrong policy of a plain SQL writer raises
-    `InvalidWorkflow`.
+    `task` has values for keys that the policy lacks. Raises `InvalidWorkflow` for a wrong policy.
     """
     found = read(policy or {}, task or {}, "its policy") or {}
     after_s = raised.after_s

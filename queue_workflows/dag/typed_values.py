@@ -47,7 +47,7 @@ _SAMPLES: tuple[Any, ...] = ("", 0, 0.5, True, None, [], {})
 _UNIONS = (typing.Union, types.UnionType)
 """The origins of `A | B` and `Optional[A]`."""
 _PRESENCE = ("Required", "NotRequired", "ReadOnly")
-"""What a `TypedDict` says of a key, beside its type."""
+"""The qualifiers of a key of a `TypedDict`."""
 ENGINE_OBJECTS = frozenset({"out", "inputs", "model_handle", "cancel_event", "status_callback"})
 """The names under which a handler always gets the engine's object, whatever its inputs hold."""
 _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
@@ -134,8 +134,8 @@ def is_record(kind: Any) -> bool:
 class Keywords:
     """Parameters that take values by name; falsy without any.
 
-    `strict`: an unknown name is refused unless `**rest` takes it; otherwise it is dropped, and so
-    is a value that has no names.
+    If `strict`, an unknown name is refused unless `**rest` takes it. Otherwise it is dropped, and
+    so is a value without names.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ def check_as_stored(check: Callable[[Any, str], object], given: Any, where: str)
     """Call `check(given, where)`; if it refuses, check the values as JSON stores them.
 
     So a date, a path or a dataclass may be given for a parameter with that annotation. Raises
-    `ArgsRefused`, and `InvalidPayload` for what JSON cannot represent.
+    `ArgsRefused`, or `InvalidPayload` for values that JSON cannot represent.
     """
     try:
         check(given, where)
@@ -279,7 +279,7 @@ def _of_class(value: Any, kind: Any, where: str) -> Any:
 
 
 def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
-    """Return the value as the first type of JSON that it has, else as what is stored as it is."""
+    """Return the value as the first type of JSON that it has, or a type that is stored alike."""
     found: list[Any] = []
     # A text for `Path | str` stays a text, and 1 for `float | int` stays 1.
     for one in sorted(kinds, key=lambda each: (each is not type(value), each not in _PLAIN)):
@@ -471,7 +471,7 @@ def _is_of_json(kind: type) -> bool:
 
 
 def _described(error: BaseException) -> str:
-    """Return what the app's code raised, on a line; without values if it lists errors: secrets."""
+    """Return an error of the app's code on a line, without values if it lists errors."""
     try:
         listed = getattr(error, "errors", None)
         if not callable(listed):

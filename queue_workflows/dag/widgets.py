@@ -1,4 +1,4 @@
-"""Build the `input_spec` of an input node by its widget: what a person is shown, also of files."""
+"""Build the `input_spec` of an input node by its widget, and list files for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_spec(
     out_dir: str | None,
     resolver: RefResolver = refs.resolve_ref,
 ) -> JsonDict:
-    """Return the `head` and what the widget needs.
+    """Return the `head` and the widget's own keys.
 
     The built-in ones: choose_one (`options`, `multiple`), file_upload (`accept`, `*/*` if the step
     names none), pick_or_upload (`library`, `accept`), turnout (`turnout_options`, from the step's
@@ -92,7 +92,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _option(given: Any) -> JsonDict:
-    """Return `{"label", "value"}` of an option, which may be a bare value or lack one of them."""
+    """Return `{"label", "value"}` of an option, which may be a bare value or lack either."""
     record = cast("dict[str, Any]", given) if isinstance(given, dict) else {"value": given}
     value = record.get("value", record.get("label"))
     return {"label": record.get("label", str(value)), "value": value}
@@ -123,7 +123,7 @@ def kind_of(name: str) -> str:
 
 
 def listings(out_dir: str | None, wanted: Iterable[str] | None) -> dict[str, list[JsonDict]]:
-    """Return the files of each named folder directly under `out_dir`; None: of every folder.
+    """Return the files of each named folder, or for None of every folder, right under `out_dir`.
 
     A file is `{"rel_path", "kind", "abs_path", "size_bytes"}`, `rel_path` from `out_dir`; at most
     `MAX_FILES` in all, in path order. A link to a file counts if it stays inside `out_dir`; folders

@@ -56,7 +56,7 @@ def make_plan(
     *,
     committed: bool = True,
 ) -> plan.Plan:
-    """Return what follows from these finished nodes; None: from all that is not dispatched yet.
+    """Return the plan after these finished nodes, or for None at the start of a run.
 
     Raises `UnreadableRow` for values that are nested deeper than Python can follow, and
     `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
@@ -83,7 +83,7 @@ def plan_as_text(
 ) -> tuple[str | None, bool] | None:
     """Return the rows of a plan as JSON, None for none, and whether it completes the run.
 
-    Returns None if that takes what `reader` does not know or several statements, if it opens a map,
+    Returns None if `reader` does not know enough, if it takes several statements or opens a map,
     which only `write` can do, and if the run fails.
     """
     try:
@@ -104,7 +104,7 @@ def write(
     events: Sequence[Row] = (),
     made: plan.Plan | None = None,
 ) -> tuple[int, bool]:
-    """Write `made`, or else the plan from `finished`, and what `events` of items lead to.
+    """Write `made`, or else the plan from `finished`, and the effects of `events` of items.
 
     The caller has locked the run, which is started if it is queued. Returns the number of new rows,
     and whether a map has ended, which left an event. The run fails if a node's inputs cannot be
@@ -152,11 +152,10 @@ def advance(
 ) -> int | None:
     """Plan from `finished` and write it, with `settle` in the same transaction.
 
-    Return the new rows. Returns None and writes nothing if the run is no longer as `expected`, if
-    its generation has changed, or if it is locked and `nowait` is set. With the built-in resolver
-    all of it happens under the run's lock. An app's resolver runs before the lock is taken. `head`
-    saves reading the run. `events`: of items of maps. Its length: on each way out the cached
-    progress must be that of the rows.
+    Return the new rows. Returns None and does not write if the run is not as `expected`, if its
+    generation has changed, or if it is locked and `nowait` is set. An app's resolver runs before
+    the run is locked, the built-in one under the lock. `head` saves reading the run. `events` are
+    about items of maps. Its length: on each way out the cached progress must match the rows.
     """
     with run_cache.reading(begin) as conn:
         run = head or statements.runs.head(conn, run_id=run_id)
@@ -191,7 +190,7 @@ def advance(
 def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     """Raise `ArgsRefused` for inputs that a declared workflow does not take.
 
-    Nothing has checked a run that a plain SQL INSERT submitted. Raises `UnreadableRow` for a
+    A run that a plain SQL INSERT submitted is not checked before. Raises `UnreadableRow` for a
     context that cannot be loaded or is not an object.
     """
     declared = config.get_config().workflow_map.get(run["workflow_name"])
@@ -272,8 +271,8 @@ def start_run(run_id: str, *, begin: run_cache.Begin = db.transaction) -> int:
 
     Accepts a queued run, and one that an app inserted as `running` without a definition. Returns 0
     for any other, so a repeated call is harmless. A definition that cannot run fails the run, with
-    the node and the reason in its `error`. Raises `NoProvider` and `HookFailed` with nothing
-    changed.
+    the node and the reason in its `error`. Raises `NoProvider` and `HookFailed`
+    without a change.
     """
     return _start(run_id, begin, nowait=False, expected=_is_unstarted) or 0
 
@@ -309,12 +308,11 @@ def start_queued(
     limit: int = 50,
     rows: row_isolation.Isolation | None = None,
 ) -> tuple[int, list[str]]:
-    """Start the queued runs that are due.
+    """Start the queued runs that are due; return how many started, and some without provider.
 
-    Return how many left the queue, and some without provider. A start that raises (other than
-    not-found) delays its run with back-off. After `recovery.MAX_FAILURES` the run fails. A run that
-    cannot even be delayed is added to `rows`. A run whose row is locked keeps its place for the
-    next round.
+    A start that raises (other than not-found) delays its run with back-off. After
+    `recovery.MAX_FAILURES` the run fails. A run that cannot even be delayed is added to `rows`. A
+    run whose row is locked keeps its place for the next round.
     """
     kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()

@@ -43,7 +43,7 @@ def drain_run(
     nowait: bool = False,
     only: int | None = None,
 ) -> int:
-    """Dispatch a run's open events (`only`: one of them); return the number of new rows.
+    """Dispatch a run's open events, or `only` one; return the number of new rows.
 
     `nowait` is for workers. It returns 0 at once if another dispatcher has the run, and it leaves
     events open that need the app's hooks.
@@ -75,7 +75,7 @@ def drain_run(
         if done.events and most < EVENTS_A_BATCH:
             most = min(EVENTS_A_BATCH, most * 2)  # the next events may have small values
             run_cache.parts.put(run_id, most)
-        # What follows from events with large values takes a while: other runs come in between.
+        # Events with large values take a while, so that other runs come in between.
         if done.rows and most < EVENTS_A_BATCH and time.monotonic() >= until:
             return total
 
@@ -100,7 +100,7 @@ def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, 
 
 
 class _Events:
-    """Open events of a run, by what follows from them."""
+    """Open events of a run, by their effects."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows

@@ -1,4 +1,4 @@
-"""Expand maps under the run's lock: store their items, open them, and count those that ended.
+"""Expand maps under the run's lock: store their items, open them, and count ended ones.
 
 Its length: all steps of a map use the rows and values that one transaction has read of its run.
 """
@@ -47,7 +47,7 @@ class Expansion:
         """The bytes of JSON that the transaction may still write."""
         self._pending: list[plan.NewNode] = []
         self._texts: list[str] = []
-        """The pending rows as JSON, without those that are present."""
+        """The pending rows as JSON, without nodes that are present."""
         self._readable = run_cache.Room()
         self.rows = 0
         """How many rows of nodes are new."""
@@ -57,7 +57,7 @@ class Expansion:
     def write(self, rows: Iterable[plan.NewNode], *, resumed: bool = False) -> None:
         """Insert the rows of a plan, and open the maps among them.
 
-        `resumed`: the plan is that of a run's start, which may have missed the ends of items.
+        `resumed` tells the plan of a run's start, which may have missed the ends of items.
         """
         rows = list(rows)
         try:
@@ -72,10 +72,7 @@ class Expansion:
         self._insert(resumed=resumed)
 
     def _add(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
-        """Add rows to what `_insert` writes, without those of nodes that are present.
-
-        Raises `TooLarge` for no room, and adds nothing.
-        """
+        """Add rows for `_insert`, without nodes that are present; raise `TooLarge` for no room."""
         texts, room = list[str](), self._room
         for row in rows:
             if row.node.id in present:
@@ -263,8 +260,8 @@ class Expansion:
     ) -> _Ended:
         """Queue what follows in open items; return the items that end with it.
 
-        `events`: those of each item's nodes that have ended; None: any may have. An item in which a
-        node failed starts no other node, and has failed once none of its nodes is open.
+        `events` are about each item's nodes that have ended; None, if any may have. An item in
+        which a node failed does not start another one, and has failed once all its nodes are over.
         """
         outer, ended = self._outer(map_id), _Ended([], {})
         scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
@@ -308,7 +305,7 @@ class Expansion:
             ended.done.append(key)
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
-        """Return the errors, by key, of items that have no open node; store the others."""
+        """Return the errors, by key, of items without an open node; store the others."""
         if not failing:
             return {}
         own = {key: items.ids(items.Scope(of, map_id, key, None)) for key in failing}
@@ -333,10 +330,7 @@ class Expansion:
     def _plan(
         self, scopes: Sequence[items.Scope], reader: plan.Reader, finished: list[str] | None
     ) -> plan.Plan:
-        """Return what follows in the last of these items; None: from all nodes that are done.
-
-        Raises `InvalidPayload` for an id that is too long.
-        """
+        """Return the plan in the last of these items; raise `InvalidPayload` for a too long id."""
         of = items.Instance(scopes)
         if finished is None:
             of.check_ids()
@@ -360,10 +354,9 @@ class Expansion:
     def _reader(
         self, scopes: Sequence[items.Scope], done: set[str], asked: set[str] | None = None
     ) -> run_cache.Reader:
-        """Return what is known of the last of these items, in which these nodes are done.
+        """Return a reader of the last of these items, of whose nodes `asked` (or all) `done` are.
 
-        `asked`: the nodes that were queried; None: all of the item. Members of the run's context
-        that are outside of items are read once.
+        Members of the run's context that are outside of items are read once.
         """
         of_items = items.context(scopes)
 
@@ -385,7 +378,7 @@ class Expansion:
 
 
 class _Ended(NamedTuple):
-    """Items of a map that end: the keys of those that are done, and errors by key."""
+    """Items of a map that end: keys of done ones, and errors by key."""
 
     done: list[str]
     failing: dict[str, str]
@@ -400,7 +393,7 @@ def _too_much(room: int) -> str:
 
 
 def _error(states: _States) -> str | None:
-    """Return the error of an item, that of its first node that failed; None if none did."""
+    """Return the error of an item by its first node that failed, or None."""
     for node_id, (status, error) in states.items():
         if status == "failed":
             return f"node {node_id} failed: {error or 'no error was given'}"

@@ -1,4 +1,4 @@
-"""Cache what this process has read of its runs, and read the rest from the database."""
+"""Cache the graphs and the progress of runs in this process, and read the rest of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
 """Opens a transaction, from the pool or on a connection of the caller's."""
 
 QUERY_KB = 32 * 1024
-"""What one query should return of a context: half of what is loaded, as SQL adds spaces to JSON."""
+"""How much of a context one query returns: half of what is loaded, as SQL adds spaces to JSON."""
 READ_BYTES = 128 * 1024**2
 """The most that a plan reads of a context, as jsonb. Loaded, it takes up to ten times as much."""
 CACHED_RUNS = 64
@@ -79,12 +79,11 @@ class Room:
 
 
 class Reader:
-    """What a plan may know of a run's nodes: what its caller knows, and what the database has.
+    """The source of a plan: its caller's knowledge of a run's nodes, and the database for the rest.
 
-    `done`: which nodes of `asked` are done; `asked` None: of all nodes; `done` None: unknown.
-    `present`: which nodes have a row; None: unknown. `context` returns members of the context
-    instead of the database. `begin` opens the transactions of the reads; None: nothing is read, and
-    a question that needs it raises `ReadNeeded`.
+    `done` are the done nodes among `asked` (among all without it), `present` the nodes with a row,
+    and `context` returns members of the context. A question about anything else opens a transaction
+    by `begin`, or raises `ReadNeeded` if that is None.
     """
 
     def __init__(
@@ -142,8 +141,8 @@ def read_context(
 ) -> db.Script[dict[str, Any]]:
     """Read the run's context with the `context_delta` of each completed node under its id.
 
-    Only the members that `heads` names; None: all of them. Raises `UnreadableRow` for a context
-    that is no object, and for a member that cannot be loaded. Raises `TooLarge` for more than fits
+    Only the members that `heads` names, or all for None. Raises `UnreadableRow` for a context that
+    is not an object, and for a member that cannot be loaded. Raises `TooLarge` for more than fits
     into `room`, which the reads of one plan share.
     """
     room = room or Room()
@@ -219,7 +218,7 @@ class _Cache(Generic[K, V]):
 
 
 _cache: _Cache[str, tuple[Identity, plan.Progress]] = _Cache(CACHED_RUNS)
-"""What is known of runs by their ids."""
+"""The progress of runs by their ids."""
 _left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
 """The runs that a worker leaves to the dispatcher."""
 parts: _Cache[str, int] = _Cache(CACHED_RUNS)
@@ -242,20 +241,20 @@ of the workflow's document and of the settings that expanding reads."""
 
 
 def forget(run_id: str) -> None:
-    """Drop what this process knows of a run; the database keeps the truth."""
+    """Drop the progress of a run; the database keeps the truth."""
     _cache.drop(run_id)
 
 
 def recall(run: Row) -> plan.Progress | None:
-    """Return what is known of a run in its generation, without reading the database."""
+    """Return the progress of a run in its generation if it is cached."""
     known = _cache.get(run["id"])
     return known[1] if known is not None and known[0] == identity(run) else None
 
 
 def learn(begin: Begin, run: Row) -> plan.Progress:
-    """Return what is known of a run; read its definition if needed, or expand and freeze it.
+    """Return the progress of a run; read its definition if needed, or expand and freeze it.
 
-    Opens transactions, and may call the provider outside of them. Raises what `hooks.load` raises.
+    Opens transactions, and may call the provider outside of them. Raises as `hooks.load` does.
     """
     progress, made = prepare(begin, run)
     if made is None:
@@ -270,7 +269,7 @@ def learn(begin: Begin, run: Row) -> plan.Progress:
 
 
 def prepare(begin: Begin, run: Row) -> tuple[plan.Progress, Definition | None]:
-    """Return what is known of a run, and its new definition for `freeze` if it was just expanded.
+    """Return the progress of a run, and its new definition for `freeze` if it was just expanded.
 
     Nothing is cached for a definition that is not stored yet: call `keep` after the commit.
     """
@@ -292,8 +291,7 @@ def prepare(begin: Begin, run: Row) -> tuple[plan.Progress, Definition | None]:
 def _expanded(run: Row) -> Definition:
     """Return the definition of a run's workflow as the provider returns it now.
 
-    What the provider returned for an earlier run is not expanded again, as that gives the same
-    definition. Raises what `hooks.load` raises.
+    An unchanged document of an earlier run is not expanded again. Raises as `hooks.load` does.
     """
     document, load = hooks.load(run)
     load = functools.cache(load)
@@ -335,8 +333,8 @@ def unknown(wanted: Iterable[Row]) -> list[Row]:
 def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
     """Keep the graphs of runs by the texts of their definitions, by run id.
 
-    A run without a text, as it has no definition or a large one, and one that cannot run are left
-    to the dispatcher, and are not asked for again.
+    A run without a text, as its definition is missing or large, and one that cannot run are left to
+    the dispatcher, and are not asked for again.
     """
     for run in asked:
         _left.put(identity(run), True)
@@ -361,7 +359,7 @@ def _graph(text: str) -> graph.Graph:
 
 
 def keep(run: Row, progress: plan.Progress) -> None:
-    """Cache what is known of a run in its generation."""
+    """Cache the progress of a run in its generation."""
     _cache.put(run["id"], (identity(run), progress))
 
 

@@ -134,13 +134,13 @@ class Difference(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What moving a run takes: nodes that keep it from that, versions to set, jobs to replace."""
+    """The steps of a move: nodes that forbid it, versions to set, jobs to replace."""
 
     blocked: list[str]
     versions: dict[str, str | None]
     """The new `required_version` of queued nodes that differ in the version alone."""
     replaced: list[str]
-    """Queued nodes whose jobs are deleted; the run's start queues those that are still there."""
+    """Queued nodes whose jobs are deleted. The run's start queues them if they still exist."""
 
 
 def _compare(before: Mapping[str, JsonDict], after: Mapping[str, JsonDict]) -> Difference:
@@ -172,10 +172,10 @@ def _moves(
     generation: int,
     movable: Collection[str],
 ) -> Moves:
-    """Return what a move of the run's `jobs` takes (node_id, status, generation, is_map).
+    """Return the steps that move a run with these `jobs` (node_id, status, generation, is_map).
 
-    `movable`: the queued nodes that nobody can claim meanwhile. A node that has ended or that runs
-    must not differ. A map that is open may differ in versions of its body alone.
+    `movable` are the queued nodes that this transaction has locked. A node that has ended or that
+    runs must not differ. A map that is open may differ in versions of its body alone.
     """
     fields = {change["id"]: change["fields"] for change in found.changed}
     structural = {*found.added, *found.removed}
@@ -200,13 +200,13 @@ def _moves(
 
 
 def _version_key(entry: Mapping[str, Any]) -> str | None:
-    """Return the version that a worker needs for a node, `<module>@<version>`; None: any."""
+    """Return the version that a worker needs for a node, `<module>@<version>`, or None."""
     version = entry.get("version")
     return None if version is None else f"{entry['module']}@{version}"
 
 
 def _entries(definition: Mapping[str, Any]) -> dict[str, JsonDict]:
-    """Return the entries of all nodes by id, also of those in the bodies of maps."""
+    """Return the entries of all nodes by id, also in the bodies of maps."""
     found: dict[str, JsonDict] = {}
 
     def add(listed: list[JsonDict], prefix: str) -> None:

@@ -37,7 +37,7 @@ OVERLAP_POLL_S = 1.0
 PATIENCE_S = 60.0
 """Seconds after which an instant that no scheduler fires counts as late."""
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
-"""Why an instant queued nothing."""
+"""Why an instant did not queue."""
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
 
@@ -77,24 +77,24 @@ def put(conn: db.Connection, schedule: definition.Schedule, app: str | None = No
 
 
 class Fired(NamedTuple):
-    """What a fire queued. Without `id` and `skipped` the instant was claimed before."""
+    """The result of a fire. Without `id` and `skipped` the instant was claimed before."""
 
     id: str | None = None
     """The job or the run."""
     skipped: str | None = None
-    """Why nothing was queued: `overlap` or `idempotency key`."""
+    """Why it did not queue: `overlap` or `idempotency key`."""
 
 
 def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
     """Fire a locked schedule beside its instants, unless its overlap policy holds it back.
 
-    With the policy `queue` too, nothing is queued while the last job or run is not over: what waits
-    are instants of the expression. A schedule that no scheduler has planned yet is planned before,
-    from its change: its instants up to now still fire.
+    The policy `queue` too holds it back while the last job or run is not over, since only instants
+    of the expression wait. A schedule that no scheduler has planned yet is planned before, from its
+    change on, so that its instants up to now still fire.
     """
     waits = not (row["paused"] or row["ended"]) and row["gone_at"] is None and row["error"] is None
     if row["next_at"] is None and waits:
-        # What is wrong with a schedule that cannot be planned is for the scheduler to report.
+        # The scheduler reports why a schedule cannot be planned.
         with contextlib.suppress(errors.QueueWorkflowsError):
             _plan(conn, row, definition.first_after(row, _planned_from(conn, row, now)))
             # A scheduler that found the row locked and without a plan does not know when it is due.
@@ -214,13 +214,13 @@ def _cancel_last(conn: db.Connection, row: Row) -> None:
 
 
 class Scope(NamedTuple):
-    """Which schedules a scheduler fires: those of the table, and those of its app's code."""
+    """Which schedules a scheduler fires, of the table and of its app's code."""
 
     app: str | None
     tasks: list[str]
     """The tasks it knows. It leaves schedules of others to other schedulers for a minute."""
     names: list[str] | None = None
-    """No other schedules than these; None: all of them."""
+    """The only schedules that it fires, or None for all."""
 
     def given(self, isolation: row_isolation.Isolation) -> dict[str, Any]:
         """Return the parameters of the statements, with the names that must wait."""
@@ -228,7 +228,7 @@ class Scope(NamedTuple):
 
 
 class Batch:
-    """What one transaction plans and fires, for about `BATCH_S` seconds.
+    """The schedules that one transaction plans and fires, for about `BATCH_S` seconds.
 
     Schedules that another transaction has locked are left to it. One that cannot fire keeps the
     reason in `error`, is tried again later, and does not keep the others from firing.
@@ -265,7 +265,7 @@ class Batch:
                 break
 
     def _is_over(self) -> bool:
-        """Return whether what is left has to wait for the next transaction."""
+        """Return whether the rest has to wait for the next transaction."""
         return time.monotonic() >= self._ends_at
 
     def _plan_or_fire(self, row: Row) -> db.Error | None:

@@ -230,7 +230,7 @@ def _confine(_: db.Connection) -> object:
 
 
 def _is_ready(_: db.Connection) -> object:
-    return len(plan.Round(_Waiting(), None).ready(["join"]))  # type: ignore[arg-type]
+    return len(plan.Planner(_Waiting(), None, None).ready(["join"]))  # type: ignore[arg-type]
 
 
 class _Waiting:

@@ -35,11 +35,11 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 16.5,
-        "those, that of, one of": 3.0,
-        "a no instead of a not": 5.2,
-        "what as a noun": 6.5,
-        "None and a colon": 1.5,
+        "a colon for a verb": 16.1,
+        "those, that of, one of": 2.8,
+        "a no instead of a not": 5.0,
+        "what as a noun": 5.9,
+        "None and a colon": 1.3,
     },
     "sql": {
         "a colon for a verb": 19.7,
