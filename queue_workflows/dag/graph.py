@@ -308,15 +308,32 @@ def _map(raw: Any, where: str, top: str, depth: int) -> Map:
         raise errors.InvalidWorkflow(f"{at}: 'result' {result!r:.120} is no node of its body")
     if not isinstance(path, list) or not all(isinstance(x, str) for x in cast("list[Any]", path)):
         raise errors.InvalidWorkflow(f"{at}: 'path': a list of texts is needed")
-    return Map(
-        body=body,
-        result=result,
-        path=tuple(cast("list[str]", path)),
-        key=document_values.text(given, "key", at),
-        item=document_values.identifier({"id": given.get("item")}, f"{at}: 'item'"),
-        at_once=_checked_at_once(given.get("at_once"), at),
-        may_fail=_may_fail(given.get("may_fail"), at),
-    )
+    settings = _map_settings(given, at, "item")
+    return Map(body, result, tuple(cast("list[str]", path)), **settings)
+
+
+def _map_settings(given: Mapping[str, Any], where: str, item: str) -> dict[str, Any]:
+    """Return the checked `key`, `item`, `at_once` and `may_fail` of a map; `item` names its key."""
+    at_once = given.get("at_once")
+    if at_once is not None and (type(at_once) is not int or not 1 <= at_once <= MOST_AT_ONCE):
+        raise errors.InvalidWorkflow(
+            f"{where}: 'at_once' is a number of items, 1 to {MOST_AT_ONCE}, not {at_once!r:.40}"
+        )
+    allowed = document_values.record(given.get("may_fail"), f"{where}: 'may_fail'")
+    is_share = "share" in allowed
+    may_fail = allowed["share"] if is_share else allowed.get("count", "nothing")
+    kinds, most = ((int, float), 1) if is_share else ((int,), 1_000_000_000)
+    if type(may_fail) not in kinds or not 0 <= may_fail <= most:
+        raise errors.InvalidWorkflow(
+            f"{where}: 'may_fail' is a number of items, or a share of them from 0.0 to 1.0, "
+            f"not {may_fail!r:.40}"
+        )
+    return {
+        "key": document_values.text(given, "key", where),
+        "item": document_values.identifier({"id": given.get("item")}, f"{where}: {item!r}"),
+        "at_once": at_once,
+        "may_fail": float(may_fail) if is_share else may_fail,
+    }
 
 
 def read_map(
@@ -331,47 +348,21 @@ def read_map(
         raise errors.InvalidWorkflow(
             f'{where}: \'over\' is missing: the list, as {{"$from": "scan/scan.files"}}'
         )
-    name = MAP_ITEM if entry.get("as") is None else entry["as"]
-    item = document_values.identifier({"id": name}, f"{where}: 'as'")
-    ids = [node["id"] for node in body]
-    if item in ids:
+    may_fail = 0 if entry.get("may_fail") is None else entry["may_fail"]
+    given = {
+        "key": entry.get("key"),
+        "item": MAP_ITEM if entry.get("as") is None else entry["as"],
+        "at_once": entry.get("at_once"),
+        "may_fail": {"share" if isinstance(may_fail, float) else "count": may_fail},
+    }
+    given["item"] = item = _map_settings(given, where, "as")["item"]
+    if item in {node["id"] for node in body}:
         raise errors.InvalidWorkflow(
             f"{where}: a node of its body has the name {item!r} of the item"
         )
     result, path = _map_result(entry.get("result"), body, where)
-    return document_values.value(entry["over"], f"{where}: 'over'"), {
-        "key": document_values.text(entry, "key", where),
-        "item": item,
-        "at_once": _checked_at_once(entry.get("at_once"), where),
-        "may_fail": _checked_may_fail(entry.get("may_fail"), where),
-        "result": result,
-        "path": path,
-    }
-
-
-def _checked_at_once(given: Any, where: str) -> int | None:
-    """Return how many items are open at most; None if it is not given."""
-    if given is None:
-        return None
-    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_AT_ONCE:
-        raise errors.InvalidWorkflow(
-            f"{where}: 'at_once' is a number of items, 1 to {MOST_AT_ONCE}, not {given!r:.40}"
-        )
-    return given
-
-
-def _checked_may_fail(given: Any, where: str) -> dict[str, Any]:
-    """Return how many items may fail: `{"count": n}`, or of a float `{"share": x}`."""
-    if given is None:
-        return {"count": 0}
-    if isinstance(given, float) and 0 <= given <= 1:
-        return {"share": given}
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= 1_000_000_000:
-        return {"count": given}
-    raise errors.InvalidWorkflow(
-        f"{where}: 'may_fail' is a number of items, or a share of them from 0.0 to 1.0, "
-        f"not {given!r:.40}"
-    )
+    over = document_values.value(entry["over"], f"{where}: 'over'")
+    return over, {**given, "result": result, "path": path}
 
 
 def _map_result(given: Any, body: Sequence[Mapping[str, Any]], where: str) -> tuple[str, list[str]]:
@@ -393,16 +384,6 @@ def _map_result(given: Any, body: Sequence[Mapping[str, Any]], where: str) -> tu
     if head not in {node["id"] for node in body}:
         raise errors.InvalidWorkflow(f"{where}: 'result': its body has no node {head!r:.120}")
     return head, rest
-
-
-def _may_fail(raw: Any, where: str) -> int | float:
-    """Return the count or the share that is stored as `{"count": n}` or `{"share": x}`."""
-    entry = document_values.record(raw, f"{where}: 'may_fail'")
-    given = entry.get("share", entry.get("count", "nothing"))
-    if "share" in entry and isinstance(given, int) and not isinstance(given, bool):
-        given = float(given)
-    (allowed,) = _checked_may_fail(given, where).values()
-    return allowed
 
 
 def _node_id(entry: Mapping[str, Any], where: str) -> str:
