@@ -105,9 +105,7 @@ class _Nodes(Mapping[str, graph.Node]):
                 },
             )
         if loop is not None:
-            rounds = [
-                loops.Round(prefix + each.end, _bound(each.until, scopes)) for each in loop.rounds
-            ]
+            rounds = _Rounds(loop.rounds, prefix, scopes)
             loop = loops.Loop(prefix + loop.id, rounds, loop.must)
         return node._replace(
             id=prefix + node.id,
@@ -118,6 +116,20 @@ class _Nodes(Mapping[str, graph.Node]):
             choice=choice,
             loop=loop,
         )
+
+
+class _Rounds(Sequence[loops.Round]):
+    """The rounds of a loop in an item, each made when it is looked up."""
+
+    def __init__(self, of: Sequence[loops.Round], prefix: str, scopes: Sequence[Scope]) -> None:
+        self._of, self._prefix, self._scopes = of, prefix, scopes
+
+    def __getitem__(self, at: int) -> loops.Round:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found = self._of[at]
+        return loops.Round(self._prefix + found.end, _bound(found.until, self._scopes))
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 def context(scopes: Iterable[Scope]) -> dict[str, Any]:

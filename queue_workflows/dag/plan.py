@@ -93,7 +93,7 @@ class NewNode:
         if isinstance(self.owner, loops.Loop):
             number, rounds = self.node.round or 1, self.owner.rounds
             if not self._is_end:
-                rounds = rounds[number - 2 : number - 1] if number > 1 else ()
+                rounds = [rounds[number - 2]] if 1 < number <= len(rounds) + 1 else ()
             given += [template for one in rounds for template in (one.until, {"$from": one.end})]
         elif self.owner is not None:
             ends = self.owner.ends if self._is_end else ()
