@@ -45,7 +45,7 @@ def test_the_invariants_are_word_for_word_those_that_audit_checks() -> None:
 
 
 def test_the_page_shows_the_invariants_as_audit_prints_them() -> None:
-    page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
     shown = re.findall(
         r"^invariant +(\d+)  (?:ok|-) +(.+?)(?: \(\.\.\.\))?$", page, flags=re.MULTILINE
     )

@@ -805,7 +805,7 @@ def test_the_log_has_the_documented_words_for_what_is_refused_fails_or_is_full(
 
 
 def test_the_statistics_have_the_documented_names() -> None:
-    text = (ROOT / "docs" / "local-queue.md").read_text()
+    text = (ROOT / "docs" / "local-queue-faults.md").read_text()
     documented = text.partition("`manager.stats()` returns ")[2].partition("\n\n|")[0]
     names = set(re.findall(r"`([a-z_]+)`", documented))
     assert names == set(local_queue.JobQueueManager(local_queue.MemoryPlan()).stats())
