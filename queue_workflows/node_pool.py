@@ -192,9 +192,9 @@ class NodePool:
 
     def _start(self) -> bool:
         """Start runs; return whether there may be more to start."""
-        started, waiting = advance.start_queued(begin=self._begin, rows=self._rows)
+        _, waiting, more = advance.start_queued(begin=self._begin, rows=self._rows)
         self._log_waiting(waiting)
-        return started > 0
+        return more
 
     def _answer(self) -> bool:
         """Take answers; return whether there may be more to take."""

@@ -17,7 +17,7 @@ from queue_workflows.dispatch import expansion, hooks, run_cache
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 _log = logging.getLogger(__name__)
-STARTS = "start of run"
+STARTS, STARTS_A_ROUND = "start of run", 50
 DONE = ("completed", "skipped")
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
@@ -303,13 +303,11 @@ def _start(
 
 
 def start_queued(
-    *,
-    begin: run_cache.Begin = db.transaction,
-    limit: int = 50,
-    rows: row_isolation.Isolation | None = None,
-) -> tuple[int, list[str]]:
-    """Start the queued runs that are due; return how many started, and some without provider.
+    *, begin: run_cache.Begin = db.transaction, rows: row_isolation.Isolation | None = None
+) -> tuple[int, list[str], bool]:
+    """Start queued runs that are due.
 
+    Return how many started, some without provider, and whether others are due that notified before.
     A start that raises (other than not-found) delays its run with back-off. After
     `recovery.MAX_FAILURES` the run fails. A run that cannot even be delayed is added to `rows`. A
     run whose row is locked keeps its place for the next round.
@@ -318,32 +316,28 @@ def start_queued(
     able = hooks.has_provider()
     with run_cache.reading(begin) as conn:
         heads = statements.runs.startable(
-            conn, undefined=able, set_aside=list(kept.aside(STARTS)), limit=limit
+            conn, undefined=able, set_aside=list(kept.aside(STARTS)), limit=STARTS_A_ROUND
         )
     started, waiting = 0, list[str]()
     if not able:
         with run_cache.reading(begin) as conn:
             waiting = statements.runs.undefined(conn, limit=1)
+
+    def starts(head: Row) -> bool:
+        try:
+            return _start(head["id"], begin, nowait=True, head=head) is not None
+        except hooks.NoProvider:
+            waiting.append(head["id"])
+            return False
+
     for head in heads:
-        left = kept.attempt(
-            STARTS,
-            head["id"],
-            functools.partial(_left_queue, begin, head, waiting),
-            lambda error, _, run_id=head["id"]: _delay(begin, run_id, error),
-        )
-        started += bool(left)
-    return started, waiting
+        run_id = head["id"]
+        delay = functools.partial(_delay, begin, run_id)
+        started += bool(kept.attempt(STARTS, run_id, functools.partial(starts, head), delay))
+    return started, waiting, started > 0 and len(heads) == STARTS_A_ROUND
 
 
-def _left_queue(begin: run_cache.Begin, head: Row, waiting: list[str]) -> bool:
-    try:
-        return _start(head["id"], begin, nowait=True, head=head) is not None
-    except hooks.NoProvider:
-        waiting.append(head["id"])
-        return False
-
-
-def _delay(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
+def _delay(begin: run_cache.Begin, run_id: str, error: BaseException, _: int) -> bool:
     """Delay a run that could not start, or fail it after its last try. Return True."""
     reason = payload.error_text(error)
     with begin() as conn:

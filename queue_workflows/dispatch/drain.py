@@ -197,71 +197,57 @@ def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: _Events) ->
 
 
 def drain_outbox(
-    *,
-    begin: run_cache.Begin = db.transaction,
-    limit: int = RUNS_A_ROUND,
-    rows: row_isolation.Isolation | None = None,
+    *, begin: run_cache.Begin = db.transaction, rows: row_isolation.Isolation | None = None
 ) -> int:
-    """Dispatch the open events of up to `limit` runs, oldest first; return the number of runs.
+    """Dispatch the open events of up to RUNS_A_ROUND runs, oldest first; return how many runs.
 
     If a dispatch fails, its run is retried event by event with back-off. After
-    DISPATCH_MAX_ATTEMPTS the run fails with a message. A run for which not even that can be written
-    is added to `rows`.
+    `recovery.MAX_FAILURES` the run fails with a message. A run for which not even that can be
+    written is added to `rows`.
     """
     kept = rows or row_isolation.Isolation()
     aside = kept.aside(DISPATCH)
     # Runs that this process cannot continue must not use up the limit.
     with run_cache.reading(begin) as conn:
         ids = statements.outbox.runs_with_events(
-            conn, undefined=hooks.has_provider(), set_aside=list(aside), limit=limit
+            conn, undefined=hooks.has_provider(), set_aside=list(aside), limit=RUNS_A_ROUND
         )
+
+    def drained(run_id: str) -> bool:
+        try:
+            drain_run(run_id, begin=begin)
+        except hooks.NoProvider as error:
+            _log.debug("%s", error)
+            return False
+        return True
+
     done = 0
     for run_id in ids:
-        drained = kept.attempt(
-            DISPATCH,
-            run_id,
-            functools.partial(_drained, run_id, begin),
-            lambda error, _, run_id=run_id: _dispatch_one_by_one(begin, run_id, error),
-        )
-        done += bool(drained)
+        singly = functools.partial(_dispatch_one_by_one, begin, run_id)
+        done += bool(kept.attempt(DISPATCH, run_id, functools.partial(drained, run_id), singly))
     return done
 
 
-def _drained(run_id: str, begin: run_cache.Begin) -> bool:
-    try:
-        drain_run(run_id, begin=begin)
-    except hooks.NoProvider as error:
-        _log.debug("%s", error)
-        return False
-    return True
-
-
-def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseException) -> bool:
+def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseException, _: int) -> bool:
     """Dispatch a run's events one by one, so that only failing ones are counted; return True."""
-    _log.warning(
-        "dispatch of run %s failed: %s",
-        run_id,
-        hooks.describe_error(error),
-        extra={"run_id": run_id},
-    )
+    described, extra = hooks.describe_error(error), {"run_id": run_id}
+    _log.warning("dispatch of run %s failed: %s", run_id, described, extra=extra)
     with begin() as conn:
         events = statements.outbox.open_events(conn, run_id=run_id, only=None, limit=EVENTS_A_BATCH)
     singly = row_isolation.Isolation()
     for event in events:
-        singly.attempt(
-            EVENT,
-            str(event["id"]),
-            lambda event=event: drain_run(run_id, begin=begin, only=event["id"]),
-            lambda error, _, event=event: _count_failure(begin, run_id, event, error),
-        )
+        drain = functools.partial(drain_run, run_id, begin=begin, only=event["id"])
+        count = functools.partial(_count_failure, begin, run_id, event)
+        singly.attempt(EVENT, str(event["id"]), drain, count)
     return not singly.aside(EVENT)
 
 
-def _count_failure(begin: run_cache.Begin, run_id: str, event: Row, error: BaseException) -> bool:
+def _count_failure(
+    begin: run_cache.Begin, run_id: str, event: Row, error: BaseException, _: int
+) -> bool:
     """Postpone the event, or fail its run after too many failures; return True."""
-    reason = payload.error_text(
-        error if isinstance(error, hooks.HookFailed) else hooks.describe_error(error)
-    )
+    told = error if isinstance(error, hooks.HookFailed) else hooks.describe_error(error)
+    reason = payload.error_text(told)
     with begin() as conn:
         statements.runs.lock(conn, run_id=run_id)
         delay_s = row_isolation.backoff_s(event["attempts"] + 1)
