@@ -75,7 +75,7 @@ def serve(
         if made.state.token_path is not None:
             command.print_message(f"the token is in {made.state.token_path}")
         serving = f"serving {words} on {address}"
-        return server.run(made, found, bound, lambda: command.print_message(serving))
+        return server.run(made, bound, lambda: command.print_message(serving))
 
 
 def _load() -> None:

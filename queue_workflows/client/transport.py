@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import httpx
@@ -13,7 +13,7 @@ import httpx
 import queue_workflows
 from queue_workflows import errors
 from queue_workflows.client import events, problems
-from queue_workflows.requests.request import Call
+from queue_workflows.requests.request import Call, Request
 from queue_workflows.runtime import trace_context
 
 T = TypeVar("T")
@@ -55,6 +55,29 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
     return Connection(url.rstrip("/"), headers, timeout_s, retries)
 
 
+def exchange(
+    conn: Connection, client: Any, asked: Request[T]
+) -> Generator[httpx.Request | float, Got | None, T]:
+    """Yield the requests to make, which get what came of each, and the seconds to wait between.
+
+    Returns the result. A call is repeated if that is safe.
+    """
+    steps, found = asked.steps(), None
+    while True:
+        try:
+            call = steps.send(found)
+        except StopIteration as end:
+            return end.value
+        tries, after_s = 0, 0.0
+        got: Any = None
+        while after_s is not None:
+            tries += 1
+            got = yield request(conn, client, call)
+            if (after_s := pause_s(conn, call, tries, got)) is not None:
+                yield after_s
+        found = read(call, got)
+
+
 def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
     """Return the request of a call. Raises `InvalidPayload` for a body that is no JSON."""
     headers = {**conn.headers}
@@ -68,14 +91,17 @@ def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
         headers["content-type"] = "application/json"
     query = {name: value for name, value in call.query.items() if value is not None}
     timeout = httpx.Timeout(conn.timeout_s, read=conn.timeout_s + call.wait_s)
-    return client.build_request(
-        call.method,
-        conn.url + call.path,
-        params=query,
-        content=content,
-        headers=headers,
-        timeout=timeout,
-    )
+    try:
+        return client.build_request(
+            call.method,
+            conn.url + call.path,
+            params=query,
+            content=content,
+            headers=headers,
+            timeout=timeout,
+        )
+    except httpx.InvalidURL as error:
+        raise problems.of_transport(error) from None
 
 
 def read(call: Call[T], got: Got) -> T:
@@ -118,9 +144,11 @@ def pause_s(conn: Connection, call: Call[Any], tries: int, got: Got) -> float | 
 
 
 def opened(conn: Connection, follow: events.Follower) -> dict[str, Any]:
-    """Return the options with which a stream is opened."""
+    """Return the request with which a stream is opened."""
     follow.opened()
     return {
+        "method": "GET",
+        "url": conn.url + follow.path,
         "params": follow.query,
         "headers": {**conn.headers, **follow.headers},
         "timeout": httpx.Timeout(conn.timeout_s, read=events.SILENCE_S),
@@ -128,7 +156,10 @@ def opened(conn: Connection, follow: events.Follower) -> dict[str, Any]:
     }
 
 
-def may_reopen(conn: Connection, follow: events.Follower) -> bool:
-    """Note that a stream could not be read; return whether it is opened again."""
+def reopen(conn: Connection, follow: events.Follower, error: Exception) -> None:
+    """Note that a stream could not be read; raise the reason unless it is opened again."""
+    if isinstance(error, (httpx.HTTPError, httpx.InvalidURL)):
+        error = problems.of_transport(error)
     follow.failures += 1
-    return follow.failures <= conn.retries
+    if not isinstance(error, errors.ServiceUnavailable) or follow.failures > conn.retries:
+        raise error from None

@@ -10,36 +10,22 @@ from fastapi import exceptions
 from starlette import exceptions as starlette_exceptions
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 import queue_workflows
+from queue_workflows.requests import request
 from queue_workflows.service import (
     guard,
     lifespan,
     problems,
     request_context,
     request_parts,
+    schemas,
     state,
     tokens,
 )
 from queue_workflows.service import settings as service_settings
-from queue_workflows.service.routes import (
-    endpoints,
-    events,
-    infrastructure,
-    operations,
-    parameters,
-    streams,
-)
+from queue_workflows.service.routes import endpoints, infrastructure, operations, streams
 from queue_workflows.tasks import registry
-
-ROUTERS = (
-    infrastructure.router,
-    operations.router,
-    events.router,
-    streams.router,
-)
-"""All endpoints; a module of `routes` that is added is added here."""
 
 
 def build(settings: service_settings.Settings) -> fastapi.FastAPI:
@@ -50,7 +36,7 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
         title="queue_workflows",
         version=queue_workflows.__version__,
         description="Jobs, runs, workers, queues and schedules.",
-        lifespan=lifespan.of(service),
+        lifespan=lambda _: lifespan.running(service),
         # The pages of these load their code from another site.
         docs_url=None,
         redoc_url=None,
@@ -58,17 +44,13 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
     )
     made.state.service = service
     made.state.token_path = known.path
-    for router in ROUTERS:
-        made.include_router(router)
-    made.add_middleware(_guard, settings=settings, known=known, own=service)
+    for module in (infrastructure, operations, streams):
+        made.include_router(module.router)
+    made.add_middleware(guard.Guard, settings=settings, known=known, own=service)
     made.add_middleware(request_context.RequestContext)
     for kind, handler in _HANDLERS:
         made.add_exception_handler(kind, handler)
     return made
-
-
-def _guard(app: ASGIApp, **chosen: Any) -> ASGIApp:
-    return guard.Guard(app, **chosen)
 
 
 class _Application(fastapi.FastAPI):
@@ -79,7 +61,10 @@ class _Application(fastapi.FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             named = document.setdefault("components", {}).setdefault("schemas", {})
-            named.update(endpoints.bodies())
+            for kind in request.OPERATIONS:
+                if kind.route.body:
+                    model = endpoints.body(kind)
+                    named[kind.route.body] = model.model_json_schema(ref_template=schemas.REF)
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]
@@ -101,7 +86,7 @@ def _complete(operation: dict[str, Any], path: str, method: str) -> None:
         statuses += [401, 403, 421, 503]
     if method.upper() not in request_parts.SAFE:
         statuses += [408, 413, 415]
-    for status, content in parameters.problems(*statuses).items():
+    for status, content in schemas.problems(*statuses).items():
         schema = {name: part for name, part in content.items() if name != "model"}
         known.setdefault(str(status), schema)
     if "requestBody" not in operation and not operation.get("parameters"):
@@ -127,10 +112,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
         error.errors() if isinstance(error, exceptions.RequestValidationError) else ()
     )
     faults = [
-        {
-            "where": ".".join(str(part) for part in fault["loc"])[:200],
-            "what": str(fault["msg"])[:500],
-        }
+        {"where": ".".join(map(str, fault["loc"]))[:200], "what": str(fault["msg"])[:500]}
         for fault in [*found][:20]
     ]
     detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:3])

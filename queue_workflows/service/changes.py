@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
@@ -48,73 +48,58 @@ class Change(NamedTuple):
 
 
 class Reader:
-    """One waiter for changes, on an event loop; it gets those that match its filter."""
+    """One waiter for changes, on an event loop; it gets those that match its filter.
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, wanted: dict[str, str], parts_of: str | None = None
-    ) -> None:
-        """`parts_of`: the id of a job whose new parts wake it too."""
-        self._loop = loop
+    `parts_of`: the id of a job whose new parts wake it too. Only `next` and `begun` are called on
+    the loop, the others on the thread that follows the changes.
+    """
+
+    def __init__(self, wanted: dict[str, str], parts_of: str | None) -> None:
+        self._loop = asyncio.get_running_loop()
         self.parts_of = parts_of
         self._wanted = wanted
-        self._changes: asyncio.Queue[Change | None] = asyncio.Queue()
+        self._changes: list[Change] = []
         self._begun = asyncio.Event()
+        self._woken = asyncio.Event()
         self.closed = False
 
     def offer(self, found: Iterable[Change]) -> None:
-        """Add the changes that match; called on the thread that follows the changes."""
-        mine = [change for change in found if change.matches(self._wanted)]
-        if mine:
-            self._call(self._put, mine)
+        """Add the changes that match; every later one is offered from now on."""
+        self._call(self._put, [change for change in found if change.matches(self._wanted)])
 
     def wake(self) -> None:
-        """Let `next` return, once if it was not called meanwhile; called on that thread too."""
-        self._call(self._wake)
-
-    def begin(self) -> None:
-        """Note that every later change is offered; called on the thread that follows them."""
-        self._call(self._begun.set)
-
-    async def begun(self, timeout_s: float) -> bool:
-        """Wait until every later change is offered; return False if that takes longer."""
-        try:
-            await asyncio.wait_for(self._begun.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        """Let `next` return."""
+        self._call(self._woken.set)
 
     def end(self) -> None:
         """End the reader's iteration."""
-        self._call(self._finish)
-
-    def _call(self, call: Any, *args: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:
-            self.closed = True  # its event loop has ended
+        self.closed = True
+        self.wake()
 
     def _put(self, found: list[Change]) -> None:
-        if self._changes.qsize() + len(found) > BACKLOG:
-            self._finish()
-        elif not self.closed:
-            for change in found:
-                self._changes.put_nowait(change)
+        self._begun.set()
+        if found and not self.closed:
+            self._changes += found
+            self.closed = len(self._changes) > BACKLOG
+            self._woken.set()
 
-    def _wake(self) -> None:
-        if not self.closed and self._changes.empty():
-            self._changes.put_nowait(Change("", PARTS, {}))
+    def _call(self, call: Callable[..., Any], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # its event loop has ended
+            self._loop.call_soon_threadsafe(call, *args)
 
-    def _finish(self) -> None:
+    async def begun(self, timeout_s: float) -> None:
+        """Wait until every later change is offered, or the time is over."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._begun.wait(), timeout_s)
+
+    async def next(self, timeout_s: float) -> list[Change]:
+        """Return the next changes; none after the timeout, and when only parts are new."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), timeout_s)
         if not self.closed:
-            self.closed = True
-            self._changes.put_nowait(None)
-
-    async def next(self, timeout_s: float) -> Change | None:
-        """Return the next change; None after the timeout, and once the reader was ended."""
-        try:
-            return await asyncio.wait_for(self._changes.get(), timeout_s)
-        except asyncio.TimeoutError:
-            return None
+            self._woken.clear()
+        found, self._changes = self._changes, []
+        return found
 
 
 class Changes:
@@ -130,48 +115,31 @@ class Changes:
         self._runs = OrderedDict[str, tuple[str, int]]()
         self._since: datetime | None = None
 
-    @asynccontextmanager
-    async def reading(self, **wanted: str | None) -> AsyncGenerator[Reader]:
-        """Yield a reader of the changes from now on; `wanted`: only those with these members."""
+    @contextlib.asynccontextmanager
+    async def reading(
+        self, *, parts_of: str | None = None, **wanted: str | None
+    ) -> AsyncGenerator[Reader]:
+        """Yield a reader of the changes from now on; `wanted`: only those with these members.
+
+        `parts_of`: the id of a job whose new parts wake it too.
+        """
         chosen = {name: text for name, text in wanted.items() if text is not None}
-        async with self._reading(Reader(asyncio.get_running_loop(), chosen)) as reader:
-            yield reader
-
-    @asynccontextmanager
-    async def reading_parts(self, job_id: str) -> AsyncGenerator[Reader]:
-        """Yield a reader that is woken by changes of a job and by new parts of its stream."""
-        made = Reader(asyncio.get_running_loop(), {"job_id": job_id}, parts_of=job_id)
-        async with self._reading(made) as reader:
-            yield reader
-
-    @asynccontextmanager
-    async def _reading(self, reader: Reader) -> AsyncGenerator[Reader]:
-        self._add(reader)
+        reader = Reader(chosen, parts_of)
+        with self._lock:
+            reader.closed = self._closed
+            if not self._closed:
+                self._readers.append(reader)
+                if self._listener is None:
+                    self._listener = db.listen(*CHANNELS, poll_s=POLL_S)
+                    self._follow = service.Follow("service-changes", self._listener, self._on_wake)
+                    self._follow.start()
+                self._listener.wake()
         try:
             yield reader
         finally:
-            self._remove(reader)
-
-    def _add(self, reader: Reader) -> None:
-        with self._lock:
-            if self._closed:
-                reader.end()
-                return
-            self._readers.append(reader)
-            if self._follow is None:
-                self._start()
-        if self._listener is not None:
-            self._listener.wake()
-
-    def _start(self) -> None:
-        self._listener = db.listen(*CHANNELS, poll_s=POLL_S)
-        self._follow = service.Follow("service-changes", self._listener, self._on_wake)
-        self._follow.start()
-
-    def _remove(self, reader: Reader) -> None:
-        with self._lock:
-            if reader in self._readers:
-                self._readers.remove(reader)
+            with self._lock:
+                if reader in self._readers:
+                    self._readers.remove(reader)
 
     def end_readers(self) -> None:
         """End all readers, and every later one at once."""
@@ -184,10 +152,8 @@ class Changes:
     def close(self) -> None:
         """End all readers, and the thread."""
         self.end_readers()
-        with self._lock:
-            follow, self._follow = self._follow, None
-        if follow is not None:
-            follow.stop()
+        if self._follow is not None:
+            self._follow.stop()
 
     def _on_wake(self, wake: db.Wake) -> None:
         with self._lock:
@@ -204,7 +170,6 @@ class Changes:
         found = self._read()
         for reader in readers:
             reader.offer(found)
-            reader.begin()
 
     def _read(self) -> list[Change]:
         """Return the changes that were not returned before; none at the first call.

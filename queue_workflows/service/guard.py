@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -20,7 +20,6 @@ SECURITY: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 )
-Check = Callable[[request_parts.Request], "Response | None"]
 
 
 class Reply:
@@ -35,20 +34,6 @@ class Reply:
             self.on_start()
             message["headers"] = [*message.get("headers", []), *SECURITY]
         await self._send(message)
-
-
-class Replay:
-    """Gives the application the body that was read, then what else the client sends."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive: Callable[[], Awaitable[Any]] = receive
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await self._receive()
 
 
 class _ClientGone(Exception):
@@ -70,8 +55,8 @@ class Guard:
         self._own = own
         self._settings = settings
         self._tokens = known
-        self._requests = 0
-        self._streams = 0
+        self._served = {False: 0, True: 0}
+        """How many requests are being served; True: those that may stay open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of ASGI."""
@@ -83,32 +68,28 @@ class Guard:
             await problems.problem(400, "a URL holds no NUL character")(scope, receive, reply)
             return
         request = request_parts.of(scope)
-        refused = self._refusal(request)
+        refused = request_parts.refused_head(request)
         if refused is None and request.is_public:
             await self._app(request.scope, receive, reply)
             return
-        refused = self._is_crowded() or refused or self._is_full(request)
+        stays = request.is_stream
+        refused = self._is_crowded() or refused or self._refusal(request) or self._is_full(stays)
         if refused is not None:
             await refused(scope, receive, reply)
             return
-        await self._counted(request, receive, reply)
+        self._served[stays] += 1
+        try:
+            await self._limited(request, receive, reply)
+        finally:
+            self._served[stays] -= 1
 
     def _refusal(self, request: request_parts.Request) -> Response | None:
-        checks: tuple[Check, ...] = (
-            request_parts.refused_head,
-            self._host,
-            self._origin,
-            self._access,
-            self._content,
-        )
-        for check in checks:
-            if (refused := check(request)) is not None:
-                return refused
-        return None
+        refused = self._host(request)
+        if request.method in request_parts.SAFE:
+            return refused or self._access(request)
+        return refused or self._origin(request) or self._access(request) or self._content(request)
 
     def _host(self, request: request_parts.Request) -> Response | None:
-        if request.is_public:
-            return None
         given = request.headers.get(b"host", b"").decode("latin-1")
         if request_parts.hostname(given) in self._settings.hosts:
             return None
@@ -117,8 +98,6 @@ class Guard:
         )
 
     def _origin(self, request: request_parts.Request) -> Response | None:
-        if request.method in request_parts.SAFE:
-            return None
         site = request.headers.get(b"sec-fetch-site", b"none")
         origin = request.headers.get(b"origin")
         if site in (b"cross-site", b"same-site"):
@@ -134,8 +113,6 @@ class Guard:
         return problems.problem(403, "the request's Origin is another site")
 
     def _access(self, request: request_parts.Request) -> Response | None:
-        if request.is_public:
-            return None
         kind, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         found = self._tokens.scope_of(given.strip()) if kind.lower() == b"bearer" else None
         if found is None:
@@ -154,8 +131,6 @@ class Guard:
         return None
 
     def _content(self, request: request_parts.Request) -> Response | None:
-        if request.method in request_parts.SAFE:
-            return None
         length = request.headers.get(b"content-length")
         if length is not None and (not length.isdigit() or len(length) > 18):
             return problems.problem(400, "Content-Length is no number")
@@ -183,31 +158,12 @@ class Guard:
             headers={"connection": "close"},
         )
 
-    def _is_full(self, request: request_parts.Request) -> Response | None:
-        used, most = (
-            (self._streams, self._settings.app_max_streams)
-            if request.is_stream
-            else (self._requests, self._settings.app_max_requests)
-        )
-        if used < most:
+    def _is_full(self, stays: bool) -> Response | None:
+        settings = self._settings
+        used = self._served[stays]
+        if used < (settings.app_max_streams if stays else settings.app_max_requests):
             return None
         return problems.problem(503, f"{used} requests are being served; try again")
-
-    async def _counted(
-        self, request: request_parts.Request, receive: Receive, reply: Reply
-    ) -> None:
-        if request.is_stream:
-            self._streams += 1
-            try:
-                await self._limited(request, receive, reply)
-            finally:
-                self._streams -= 1
-            return
-        self._requests += 1
-        try:
-            await self._limited(request, receive, reply)
-        finally:
-            self._requests -= 1
 
     async def _limited(
         self, request: request_parts.Request, receive: Receive, reply: Reply
@@ -215,48 +171,52 @@ class Guard:
         """Serve a request whose body arrives, and whose response begins, in time."""
         limit_s = self._settings.app_request_timeout_sec
         body: bytes | None = None
-        refused: Response | None = None
         try:
             # One timer for both: to set a second one takes longer than all other checks.
             with anyio.fail_after(limit_s) as scope:
                 body = await self._body(request, receive)
-                if body is None:
-                    refused = self._too_large()
-                else:
+                if body is not None:
                     limit_s += request.wait_s or 0
                     scope.deadline = anyio.current_time() + limit_s
                     # A client that takes responses too slowly is cut off by the server.
                     reply.on_start = lambda: setattr(scope, "deadline", math.inf)
-                    await self._app(request.scope, Replay(body, receive), reply)
+                    first = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+                    async def replay() -> Message:
+                        return next(first, None) or await receive()
+
+                    await self._app(request.scope, replay, reply)
+                    return
+            refused = self._too_large()
         except _ClientGone:
             return
         except TimeoutError:
-            if body is None:
-                refused = problems.problem(408, f"the body did not arrive within {limit_s:g} s")
-            else:
-                refused = problems.problem(
+            refused = (
+                problems.problem(408, f"the body did not arrive within {limit_s:g} s")
+                if body is None
+                else problems.problem(
                     503, f"no result within {limit_s:g} s; the request may still take effect"
                 )
-        if refused is not None:
-            if body is None:
-                # What the client still sends is not read, so the connection cannot be used again.
-                refused.headers["connection"] = "close"
-            await refused(request.scope, receive, reply)
+            )
+        if body is None:
+            # What the client still sends is not read, so the connection cannot be used again.
+            refused.headers["connection"] = "close"
+        await refused(request.scope, receive, reply)
 
     async def _body(self, request: request_parts.Request, receive: Receive) -> bytes | None:
         """Return the body, or None if it is too large."""
         if request.method in request_parts.SAFE:
             return b""
+        most = self._settings.app_max_body_kb * 1024
         parts: list[bytes] = []
-        size, most = 0, self._settings.app_max_body_kb * 1024
-        while True:
+        size, more = 0, True
+        while more:
             message = await receive()
             if message["type"] != "http.request":
                 raise _ClientGone
-            part = message.get("body", b"")
-            size += len(part)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
             if size > most:
                 return None
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+            more = message.get("more_body", False)
+        return b"".join(parts)

@@ -19,8 +19,8 @@ def name(status: str, *, lost: bool = False) -> str:
 
 
 def named(row: Row | JsonDict) -> JsonDict:
-    """Return a row of a job with the name of its state as `status`, and without `lost`."""
-    shown = {key: value for key, value in row.items() if key != "lost"}
+    """Return a row of a job with the name of its state as `status`, without `lost` and `seq`."""
+    shown = {key: value for key, value in row.items() if key not in ("lost", "seq")}
     return shown | {"status": name(row["status"], lost=row["lost"])}
 
 

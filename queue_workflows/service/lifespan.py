@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
 from typing import Final
-
-import fastapi
 
 from queue_workflows import config, db, errors, history
 from queue_workflows.event_export import exporter
@@ -28,26 +25,19 @@ SCHEMA_RETRY_S: Final = 2.0
 """Seconds between two tries to make the schema, which another process may make meanwhile."""
 
 
-def of(
-    own: state.Service,
-) -> Callable[[fastapi.FastAPI], AbstractAsyncContextManager[None]]:
-    """Return the lifespan of an application that serves with `own`."""
-
-    @contextlib.asynccontextmanager
-    async def run(app: fastapi.FastAPI) -> AsyncGenerator[None]:
-        background = Background(own)
-        app.state.background = background
-        background.start()
-        try:
-            yield
-        finally:
-            # On a thread: what still waits for an answer of the service gets it meanwhile.
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, own.changes.close)
-            await loop.run_in_executor(None, background.stop)
-            own.close()
-
-    return run
+@contextlib.asynccontextmanager
+async def running(own: state.Service) -> AsyncGenerator[None]:
+    """Run what the service needs besides its requests, from the start of the block to its end."""
+    background = Background(own)
+    background.start()
+    try:
+        yield
+    finally:
+        # On a thread: what still waits for an answer of the service gets it meanwhile.
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, own.changes.close)
+        await loop.run_in_executor(None, background.stop)
+        own.calls.close()
 
 
 class Background:
@@ -59,7 +49,7 @@ class Background:
     def __init__(self, own: state.Service) -> None:
         self._own = own
         self._entries = own.settings.pool
-        self._stop = signals.StopRequest()
+        self._stop = own.stopping = signals.StopRequest()
         self._supervising = service.Pool("service-background", 1, self._run)
         self._loops: list[service.Service] = []
         self._exports = contextlib.ExitStack()
@@ -82,10 +72,6 @@ class Background:
             self._own.problems[WORKERS] = "they are being started"
         self._supervising.start()
 
-    def request_stop(self) -> None:
-        """Let the workers begin to stop; a second call hurries them. Safe in a signal handler."""
-        self._stop.request()
-
     def stop(self) -> None:
         """Stop everything, the workers by SHUTDOWN_TIMEOUT_S."""
         if self._stop.count == 0:
@@ -98,19 +84,28 @@ class Background:
             _log.error("the workers did not stop within %.0f s", limit_s)
 
     def _run(self, _: threading.Event) -> None:
-        flag = self._stop.requested
         while not self._has_schema():
-            if flag.wait(SCHEMA_RETRY_S):
+            if self._stop.requested.wait(SCHEMA_RETRY_S):
                 return
+        settings, problems = self._own.settings, self._own.problems
+        tasks = periodic.PeriodicTasks(
+            check_s=lambda: settings.dl_reaper_period_sec,
+            lock_keys_s=settings.dl_claim_backoff_sec,
+            plans=False,  # An orchestrator has the hooks that it takes.
+        )
+        prune = service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, history.prune)
+        self._loops = [tasks.loop(), service.Loop("prune", [prune])]
         with contextlib.ExitStack() as stack:
-            for loop in self._maintenance(stack):
-                self._loops.append(loop)
+            stack.callback(tasks.close)
+            for loop in self._loops:
                 stack.enter_context(loop)
-            self._own.problems.pop(SCHEMA, None)
-            if self._entries:
-                self._run_workers()
-            else:
-                flag.wait()
+            problems.pop(SCHEMA, None)
+            problems.pop(WORKERS, None)
+            if not self._entries:
+                self._stop.requested.wait()
+            elif parent.Parent([self._worker()]).run(self._stop):
+                problems[WORKERS] = "they refuse to start; the log has the reason"
+                _log.error("the workers refuse to start, their own message says why")
 
     def _has_schema(self) -> bool:
         """Make the schema; return False, and note the reason, if that is not possible now."""
@@ -127,27 +122,12 @@ class Background:
             return False
         return True
 
-    def _run_workers(self) -> None:
-        self._own.problems.pop(WORKERS, None)
-        if parent.Parent([self._spec()]).run(self._stop):
-            self._own.problems[WORKERS] = "they refuse to start; the log has the reason"
-            _log.error("the workers refuse to start, their own message says why")
-
-    def _maintenance(self, stack: contextlib.ExitStack) -> list[service.Service]:
+    def _worker(self) -> supervisor.ChildSpec:
         settings = self._own.settings
-        tasks = periodic.PeriodicTasks(
-            check_s=lambda: settings.dl_reaper_period_sec,
-            lock_keys_s=settings.dl_claim_backoff_sec,
-            plans=False,  # An orchestrator has the hooks that it takes.
-        )
-        stack.callback(tasks.close)
-        prune = service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, history.prune)
-        return [tasks.loop(), service.Loop("prune", [prune])]
-
-    def _spec(self) -> supervisor.ChildSpec:
-        settings = self._own.settings
-        arguments = ["--workers", shapes.as_json(self._entries)]
-        arguments += ["--lease-seconds", f"{settings.dl_default_lease_ttl_sec:g}"]
-        arguments += ["--log-level", "debug" if settings.debug else "info"]
-        arguments += ["--app", config.get_config().app or ""]
-        return parent.process(WORKERS, parent.WORKER, *arguments)
+        return parent.process(
+            WORKERS, parent.WORKER,
+            "--workers", shapes.as_json(self._entries),
+            "--lease-seconds", f"{settings.dl_default_lease_ttl_sec:g}",
+            "--log-level", "debug" if settings.debug else "info",
+            "--app", config.get_config().app or "",
+        )  # fmt: skip

@@ -8,7 +8,9 @@ import pydantic
 from pydantic import Field
 
 from queue_workflows.requests.catalog import JobState
+from queue_workflows.service import problems as service_problems
 
+REF: Final = "#/components/schemas/{model}"
 _AT = "2026-03-01T09:30:00+00:00"
 _JOB = "0198f3a2-5b1c-7d3e-8f90-000000000001"
 
@@ -107,3 +109,12 @@ class Problem(pydantic.BaseModel):
     title: str = Field(examples=["Not found"])
     status: int = Field(examples=[404])
     detail: str = Field(examples=["no job 'x'"])
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the description of these error responses for the OpenAPI document."""
+    schema = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
+    return {
+        code: {"model": Problem, "content": schema, "description": service_problems.TITLES[code]}
+        for code in statuses
+    }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 import fastapi
@@ -15,7 +15,7 @@ from uvicorn.protocols.http import h11_impl
 
 from queue_workflows import errors
 from queue_workflows.runtime import signals
-from queue_workflows.service import guard, lifespan, problems, state
+from queue_workflows.service import guard, problems, state
 from queue_workflows.service import settings as service_settings
 
 MAX_INCOMPLETE_BYTES: Final = 65_536
@@ -24,112 +24,83 @@ DRAIN_S: Final = 3
 """Seconds that requests get to end after a stop signal."""
 
 
-class _Protocol(h11_impl.H11Protocol):
-    """HTTP/1.1 that closes a connection if a request's head takes longer than `head_s`.
-
-    So does the rest of a body that nobody reads, since its request was answered without it. Each
-    byte of it stops the server's own timer. A client that takes nothing of its responses for
-    `write_s` is cut off: else it would keep the connection, also beyond its end.
-    """
-
-    head_s = 10.0
-    write_s = 10.0
-    _late: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time of the first head."""
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` then reports any unsent data
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the times."""
-        self._unwatch()
-        self._stop_write_timer()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Start the time in which the client has to take a part of what was sent."""
-        super().pause_writing()
-        self._start_write_timer()
-
-    def resume_writing(self) -> None:
-        """Forget that time."""
-        self._stop_write_timer()
-        super().resume_writing()
-
-    def _start_write_timer(self) -> None:
-        self._stop_write_timer()
-        left = self.transport.get_write_buffer_size()
-        self._stuck = self.loop.call_later(self.write_s, self._check_taken, left)
-
-    def _check_taken(self, before: int) -> None:
-        """Cut off a client that has taken nothing since; a slow one goes on."""
-        if self.transport.get_write_buffer_size() < before:
-            self._start_write_timer()
-        else:
-            self.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Stop the time once a head is complete, start it with the first byte of another."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE and not self._drops_body():
-            self._unwatch()
-        elif self._late is None and not self.transport.is_closing():
-            self._watch()
+class Protocol(h11_impl.H11Protocol):
+    """HTTP/1.1 that refuses with problem documents, and shows which step its client has to take."""
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP with a problem document, and close the connection."""
-        self._refuse(400, "Bad Request", msg)
+        """Refuse a request that is not HTTP with a problem document, and close the connection."""
+        self.refuse(400, "Bad Request", msg)
 
-    def _refuse(self, status: int, reason: str, detail: str) -> None:
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else a response has begun
+    def refuse(self, status: int, reason: str, detail: str) -> None:
+        """Send a problem document unless a response has begun, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             found = problems.problem(status, detail, headers={"connection": "close"})
             head = [f"HTTP/1.1 {status} {reason}".encode()]
             head += [b": ".join(each) for each in (*found.raw_headers, *guard.SECURITY)]
             self.transport.write(b"\r\n".join([*head, b"", bytes(found.body)]))
         self.transport.close()
 
-    def _drops_body(self) -> bool:
-        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+    def step(self) -> tuple[str, Any]:
+        """Return the client's next step, and a mark that changes when it has taken it.
 
-    def _watch(self) -> None:
-        self._late = self.loop.call_later(self.head_s, self._close)
+        `take`: a part of the sent bytes, of which the mark are not taken yet. `head`: the whole
+        head of a request. `body`: the rest of a body whose request was answered without it.
+        """
+        if left := self.transport.get_write_buffer_size():
+            return "take", left
+        is_first = self.cycle is None  # pyright: ignore[reportUnnecessaryComparison]
+        if self.conn.their_state is h11.IDLE and (is_first or self.conn.trailing_data[0]):
+            return "head", self.cycle
+        drops = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        return ("body", self.cycle) if drops else ("", None)
 
-    def _unwatch(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
 
-    def _stop_write_timer(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
+class SlowClients:
+    """Closes the connections of clients that stay too long at one step (seconds).
 
-    def _close(self) -> None:
-        self._late = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._refuse(408, "Request Timeout", f"no whole head came within {self.head_s:g} s")
-        elif self._drops_body():
-            self.transport.close()
+    The server's own timer runs between requests alone, and each byte stops it. A client that takes
+    none of its responses would keep the connection, also beyond its end.
+    """
+
+    def __init__(self, *, head_s: float, write_s: float) -> None:
+        self._limits = {"head": head_s, "body": head_s, "take": write_s}
+        self._since: dict[Any, tuple[str, Any, float]] = {}
+
+    def close(self, connections: Iterable[Any], now: float) -> None:
+        """Close what is too slow; `now`: the monotonic clock."""
+        before, self._since = self._since, {}
+        for each in connections:
+            kind, mark = each.step()
+            if not kind:
+                continue
+            known = before.get(each, ("", None, now))
+            stays = known[0] == kind and (mark >= known[1] if kind == "take" else mark is known[1])
+            self._since[each] = known if stays else (kind, mark, now)
+            if not stays or now - known[2] < self._limits[kind]:
+                continue
+            if kind == "take":
+                each.transport.abort()
+            elif not each.transport.is_closing():
+                each.refuse(
+                    408, "Request Timeout", f"no whole head came within {self._limits[kind]:g} s"
+                )
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals somebody else handles, and which reports that it listens.
-
-    `ending` is called before it waits for the requests that are served.
-    """
+    """A server that ends slow connections, reports that it listens, and handles no signal."""
 
     def __init__(
         self,
         chosen: uvicorn.Config,
+        own: state.Service,
         listening: Callable[[], object],
-        ending: Callable[[], object],
     ) -> None:
         super().__init__(chosen)
+        self._own = own
         self._listening = listening
-        self._ending = ending
+        self._slow = SlowClients(
+            head_s=own.settings.app_header_timeout_sec, write_s=own.settings.app_request_timeout_sec
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -142,9 +113,14 @@ class _Server(uvicorn.Server):
         if self.started:
             self._listening()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Close slow connections; called ten times a second."""
+        self._slow.close(self.server_state.connections, time.monotonic())
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams and long polls, then stop."""
-        self._ending()
+        self._own.changes.end_readers()
         await super().shutdown(sockets)
 
 
@@ -166,14 +142,15 @@ def bind(settings: service_settings.Settings) -> socket.socket:
     return found
 
 
-def _uvicorn_config(app: fastapi.FastAPI, settings: service_settings.Settings) -> uvicorn.Config:
-    limits = {
-        "head_s": settings.app_header_timeout_sec,
-        "write_s": settings.app_request_timeout_sec,
-    }
-    return uvicorn.Config(
+def run(app: fastapi.FastAPI, bound: socket.socket, listening: Callable[[], object]) -> int:
+    """Serve until SIGTERM or SIGINT; return 0, or 1 if the application did not start.
+
+    The first signal stops the listener and the workers at once, a second one hurries them.
+    """
+    own: state.Service = app.state.service
+    chosen = uvicorn.Config(
         app,
-        http=type("_Limited", (_Protocol,), limits),
+        http=Protocol,
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -186,27 +163,13 @@ def _uvicorn_config(app: fastapi.FastAPI, settings: service_settings.Settings) -
         timeout_graceful_shutdown=DRAIN_S,
         backlog=2048,
     )
-
-
-def run(
-    app: fastapi.FastAPI,
-    settings: service_settings.Settings,
-    bound: socket.socket,
-    listening: Callable[[], object],
-) -> int:
-    """Serve until SIGTERM or SIGINT; return 0, or 1 if the application did not start.
-
-    The first signal stops the listener and the workers at once, a second one hurries them.
-    """
-    server = _Server(_uvicorn_config(app, settings), listening, state.ending(app))
+    server = _Server(chosen, own, listening)
     # Not by `limit_concurrency`: its answer is plain text, and /health gets it too.
-    state.count_connections(app, lambda: len(server.server_state.connections))
+    own.open_connections = lambda: len(server.server_state.connections)
 
     def stop() -> None:
         server.should_exit = True
-        background: Any = getattr(app.state, "background", None)
-        if isinstance(background, lifespan.Background):
-            background.request_stop()
+        own.stopping.request()
 
     def hurry() -> None:
         server.force_exit = True

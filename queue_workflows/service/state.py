@@ -10,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import fastapi
 from starlette.requests import Request
 
 from queue_workflows import db
+from queue_workflows.runtime import signals
 from queue_workflows.service import changes
 from queue_workflows.service import settings as service_settings
 
@@ -57,6 +57,8 @@ class Service:
         self.calls = Calls(settings.pg_pool_size + settings.pg_max_overflow)
         self.changes = changes.Changes()
         self.started_at = time.monotonic()
+        self.stopping = signals.StopRequest()
+        """Ends the workers; a second request hurries them."""
         self.problems: dict[str, str] = {}
         """What is wrong with the processes that the lifespan started, by name."""
         self.open_connections: Callable[[], int] = int
@@ -73,23 +75,6 @@ class Service:
             check = self.calls.run(db.wait_for_schema, db.REQUIRED_VERSION, timeout_s=0)
             self._schema_check = asyncio.ensure_future(check)
         return asyncio.shield(self._schema_check)
-
-    def close(self) -> None:
-        """End the threads, and what waits for changes."""
-        self.changes.close()
-        self.calls.close()
-
-
-def ending(app: fastapi.FastAPI) -> Callable[[], None]:
-    """Return what ends the streams and long polls of an application."""
-    own: Service = app.state.service
-    return own.changes.end_readers
-
-
-def count_connections(app: fastapi.FastAPI, count: Callable[[], int]) -> None:
-    """Let an application know how many connections its server has open."""
-    own: Service = app.state.service
-    own.open_connections = count
 
 
 def of(request: Request) -> Service:

@@ -44,20 +44,17 @@ def load(settings: service_settings.Settings) -> Tokens:
 
     Raises `InvalidConfig` if the file cannot be used.
     """
-    named: list[tuple[str, Scope]] = []
     chosen: tuple[tuple[pydantic.SecretStr | None, Scope], ...] = (
         (settings.token_read, "read"),
         (settings.token_submit, "submit"),
         (settings.token, "operate"),
     )
-    for secret, scope in chosen:
-        if secret is not None:
-            named.append((secret.get_secret_value(), scope))
-    if settings.token is not None:
-        return Tokens(tuple((_digest(text.encode()), scope) for text, scope in named))
-    path = file_path()
-    made = _read_or_create(path)
-    named.append((made, "operate"))
+    named: list[tuple[str, Scope]]
+    named = [(secret.get_secret_value(), scope) for secret, scope in chosen if secret is not None]
+    path = None
+    if settings.token is None:
+        path = file_path()
+        named.append((_read_or_create(path), "operate"))
     return Tokens(tuple((_digest(text.encode()), scope) for text, scope in named), path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,55 +12,56 @@ from starlette.responses import PlainTextResponse
 from queue_workflows.service import guard, server
 
 
+class Connection:
+    """A connection at a step that the test sets, which records how it ends."""
+
+    def __init__(self) -> None:
+        self.next: tuple[str, Any] = "take", 100
+        self.ends: list[Any] = []
+        self.transport = SimpleNamespace(
+            abort=lambda: self.ends.append("aborted"), is_closing=lambda: False
+        )
+
+    def step(self) -> tuple[str, Any]:
+        return self.next
+
+    def refuse(self, status: int, reason: str, detail: str) -> None:
+        self.ends.append(status)
+
+
 @pytest.fixture
 def connection() -> Any:
-    """A protocol with a loop whose timers the test fires, and a transport that counts."""
-    timers: list[tuple[Callable[..., None], tuple[Any, ...], SimpleNamespace]] = []
+    """A connection, and a function that sets its step and lets almost a limit of 10 s pass."""
+    made, clients, now = Connection(), server.SlowClients(head_s=10, write_s=10), 0.0
 
-    def call_later(_: float, call: Callable[..., None], *args: Any) -> SimpleNamespace:
-        handle = SimpleNamespace(cancelled=False)
-        handle.cancel = lambda: setattr(handle, "cancelled", True)
-        timers.append((call, args, handle))
-        return handle
+    def pass_time(*step: Any) -> list[Any]:
+        nonlocal now
+        made.next = (*step,) if step else made.next
+        clients.close([made], now)
+        now += 9
+        clients.close([made], now)
+        return made.ends
 
-    made: Any = object.__new__(server._Protocol)
-    made.loop = SimpleNamespace(call_later=call_later)
-    made.flow = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
-    aborted: list[bool] = []
-    made.transport = SimpleNamespace(
-        left=100,
-        get_write_buffer_size=lambda: made.transport.left,
-        abort=lambda: aborted.append(True),
-    )
-
-    def pass_time() -> bool:
-        """Fire the timer that runs; return whether the connection is cut off."""
-        running = [each for each in timers if not each[2].cancelled]
-        timers.clear()
-        for call, args, _ in running:
-            call(*args)
-        return bool(aborted)
-
-    return made, pass_time
+    return pass_time
 
 
 def test_a_client_that_takes_a_part_in_time_is_waited_for(connection: Any) -> None:
-    made, pass_time = connection
-    made.pause_writing()
-    for left in (60, 20):
-        made.transport.left = left
-        assert not pass_time()
-    made.transport.left = 0
-    made.resume_writing()
-    assert not pass_time()
+    for left in (100, 60, 20):
+        assert not connection("take", left)
+    assert not connection("", None)
 
 
 def test_a_client_that_takes_nothing_is_cut_off(connection: Any) -> None:
-    made, pass_time = connection
-    made.pause_writing()
-    made.transport.left = 60
-    assert not pass_time()
-    assert pass_time()
+    assert not connection("take", 60)
+    assert connection("take", 70) == ["aborted"]
+
+
+@pytest.mark.parametrize("kind", ["head", "body"])
+def test_a_client_that_does_not_send_the_rest_is_refused(connection: Any, kind: str) -> None:
+    first, second = object(), object()
+    assert not connection(kind, first)
+    assert not connection(kind, second)
+    assert connection() == [408]
 
 
 def test_the_time_of_a_request_is_not_that_of_taking_its_response() -> None:

@@ -24,7 +24,6 @@ from starlette.responses import Response
 from queue_workflows import errors
 from queue_workflows.requests import catalog, request
 from queue_workflows.service import problems, request_parts, responses, schemas, state
-from queue_workflows.service.routes import parameters
 
 R = TypeVar("R", bound=request.Request[Any])
 Kind = type[request.Request[Any]]
@@ -37,29 +36,28 @@ _DESCRIBED = {
 """The answers that the OpenAPI document describes."""
 _TAGGED = (catalog.GetJob, catalog.GetJobStatus, catalog.GetRun, catalog.ListNodes)
 """Whose answers have an ETag."""
-_CURSOR: Final = Annotated[
-    str | None, fastapi.Query(max_length=2000, description="`next` of the page before")
-]
-_WAIT: Final = Annotated[
-    float | None,
-    fastapi.Query(
-        ge=0,
-        le=request_parts.LONGEST_WAIT_S,
-        allow_inf_nan=False,
-        description="seconds to wait until the state is another than that of If-None-Match; "
-        "without this header, until it is final",
-    ),
-]
-_BESIDE: Final[dict[Kind, dict[str, Any]]] = {
-    catalog.ListJobs: {"cursor": _CURSOR},
-    catalog.ListRuns: {"cursor": _CURSOR},
-    catalog.ListNodes: {"cursor": _CURSOR},
-    catalog.GetJobStatus: {"wait": _WAIT},
-    catalog.GetRun: {"wait": _WAIT},
+_CURSOR: Final = {
+    "cursor": Annotated[
+        str | None, fastapi.Query(max_length=2000, description="`next` of the page before")
+    ]
 }
+_WAIT: Final = {
+    "wait": Annotated[
+        float | None,
+        fastapi.Query(
+            ge=0,
+            le=request_parts.LONGEST_WAIT_S,
+            allow_inf_nan=False,
+            description="seconds to wait until the state is another than that of If-None-Match; "
+            "without this header, until it is final",
+        ),
+    ]
+}
+_BESIDE: Final[dict[Kind, dict[str, Any]]] = {
+    catalog.ListJobs: _CURSOR, catalog.ListRuns: _CURSOR, catalog.ListNodes: _CURSOR,
+    catalog.GetJobStatus: _WAIT, catalog.GetRun: _WAIT,
+}  # fmt: skip
 """Parameters that are no fields of the request: clients follow pages and wait by themselves."""
-_KEY: Final = "idempotency_key"
-_REF: Final = "#/components/schemas/{model}"
 _NEEDED: Any = inspect.Parameter.empty
 _STRICT: dict[Any, Any] = {int: pydantic.StrictInt, int | None: pydantic.StrictInt | None}
 _AWARE: dict[Any, Any] = {datetime | None: pydantic.AwareDatetime | None}
@@ -79,7 +77,7 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     async def endpoint(request: fastapi.Request, **given: Any) -> Response:
         further = {name: given.pop(name) for name in beside}
         request.state.body = await _read(request, kind) if kind.route.body else None
-        asked = made(kind, given, request)
+        asked = _made(kind, given, request)
         try:
             if on_loop:
                 found = await answer(asked, request, **further)
@@ -97,9 +95,12 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     signed.__signature__ = _signature(kind, beside)
     chosen = kind.route
     statuses = {401, 403, 422, 503, *chosen.refuses, *([404] if "{" in chosen.path else [])}
-    replies = dict(parameters.problems(*sorted(statuses)))
+    replies = schemas.problems(*sorted(statuses))
     if kind in _DESCRIBED:
         replies[200] = {"model": _DESCRIBED[kind]}
+    if issubclass(kind, catalog.Stream):
+        what = "Parts of the stream" if kind.ends else "Changes"
+        replies[200] = {"content": {"text/event-stream": {}}, "description": what}
     if kind in _TAGGED:
         replies[304] = {"description": "The state is that of If-None-Match"}
     router.add_api_route(
@@ -115,20 +116,20 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     )
 
 
-def made(kind: type[R], given: dict[str, Any], http: fastapi.Request) -> R:
+def _made(kind: type[R], given: dict[str, Any], http: fastapi.Request) -> R:
     """Return the request of parameters and a body; what is absent has its default."""
-    marks, body = request.marks(kind), cast("pydantic.BaseModel | None", http.state.body)
+    marks, sent = request.marks(kind), cast("pydantic.BaseModel | None", http.state.body)
     for name, mark in marks.items():
-        sent = mark.name or name
-        # A default that is another one over HTTP counts there.
-        if body is None:
+        if sent is None:
             break
-        if sent in body.model_fields_set or (
+        member = mark.name or name
+        # A default that is another one over HTTP counts there.
+        if member in sent.model_fields_set or (
             mark.default is not request.SAME and name not in given
         ):
-            given[name] = getattr(body, sent)
+            given[name] = getattr(sent, member)
     if _KEY in marks:
-        given[_KEY] = parameters.idempotency_key(given.get(_KEY), parameters.key_header(http))
+        given[_KEY] = _key(given.get(_KEY), http.headers.get("idempotency-key"))
     taken = {name: marks[name].take for name in given}
     return kind(
         **{name: take(given[name]) if take else given[name] for name, take in taken.items()}
@@ -152,12 +153,9 @@ def _signature(kind: Kind, beside: dict[str, Any]) -> inspect.Signature:
             where = fastapi.Header if mark.header else fastapi.Query
             found.append((name, Annotated[hint, where(**named)], default))
     found += [(name, hint, None) for name, hint in beside.items()]
-    kind_ = inspect.Parameter.KEYWORD_ONLY
+    own = inspect.Parameter
     return inspect.Signature(
-        [
-            inspect.Parameter(n, kind_, default=default, annotation=hint)
-            for n, hint, default in found
-        ]
+        [own(n, own.KEYWORD_ONLY, default=default, annotation=hint) for n, hint, default in found]
     )
 
 
@@ -174,6 +172,9 @@ def _members(kind: Kind) -> dict[str, tuple[Any, Any]]:
             default = None
         found[each.name] = hints[each.name] if mark.kind is None else mark.kind, default
     return found
+
+
+# --- bodies ------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -200,21 +201,12 @@ def _is_needed(kind: Kind) -> bool:
 
 def _document(kind: Kind) -> dict[str, Any]:
     """Return what the OpenAPI document says about the body of a request, and its key header."""
-    schema: dict[str, Any] = {"$ref": _REF.format(model=kind.route.body)}
+    schema: dict[str, Any] = {"$ref": schemas.REF.format(model=kind.route.body)}
     described: dict[str, Any] = {"required": True} if _is_needed(kind) else {}
     if not described:
         schema = {"anyOf": [schema, {"type": "null"}], "title": "Body"}
     found = {"requestBody": {"content": {"application/json": {"schema": schema}}} | described}
-    return found | ({"parameters": [parameters.KEY_HEADER]} if _KEY in request.marks(kind) else {})
-
-
-def bodies() -> dict[str, Any]:
-    """Return the schemas of all bodies for the OpenAPI document, by name."""
-    found: dict[str, Any] = {}
-    for kind in request.OPERATIONS:
-        if kind.route.body:
-            found[kind.route.body] = body(kind).model_json_schema(ref_template=_REF)
-    return found
+    return found | ({"parameters": [_KEY_HEADER]} if _KEY in request.marks(kind) else {})
 
 
 async def _read(http: fastapi.Request, kind: Kind) -> pydantic.BaseModel | None:
@@ -227,14 +219,12 @@ async def _read(http: fastapi.Request, kind: Kind) -> pydantic.BaseModel | None:
     try:
         content = json.loads(text) if text else None
     except json.JSONDecodeError as error:
-        raise exceptions.RequestValidationError(
-            [{"loc": ("body", error.pos), "msg": f"JSON decode error: {error.msg}"}]
-        ) from None
+        raise _invalid(f"JSON decode error: {error.msg}", "body", error.pos) from None
     except (ValueError, RecursionError):
         raise fastapi.HTTPException(400, "There was an error parsing the body") from None
     if content is None:
         if _is_needed(kind):
-            raise exceptions.RequestValidationError([{"loc": ("body",), "msg": "Field required"}])
+            raise _invalid("Field required", "body")
         return None
     try:
         return body(kind).model_validate(content)
@@ -243,3 +233,42 @@ async def _read(http: fastapi.Request, kind: Kind) -> pydantic.BaseModel | None:
         raise exceptions.RequestValidationError(
             [{**fault, "loc": ("body", *fault["loc"])} for fault in found]
         ) from None
+
+
+def _invalid(why: str, *where: object) -> exceptions.RequestValidationError:
+    return exceptions.RequestValidationError([{"loc": where, "msg": why}])
+
+
+# --- idempotency keys --------------------------------------------------------------------------
+
+_KEY: Final = "idempotency_key"
+KEY_LENGTH: Final = 1000
+_KEY_HEADER: Final[dict[str, Any]] = {
+    "name": "idempotency-key",
+    "in": "header",
+    "required": False,
+    "description": "the same key: the same job or run",
+    "schema": {
+        "anyOf": [{"type": "string", "minLength": 1, "maxLength": KEY_LENGTH}, {"type": "null"}]
+    },
+}
+"""The header Idempotency-Key in the OpenAPI document."""
+
+
+def _key(of_body: str | None, of_header: str | None) -> str | None:
+    """Return the key of a request; the bytes of the header are UTF-8, and not latin-1.
+
+    Raises `RequestValidationError` for a header that is no key, `InvalidJob` if the two differ.
+    """
+    if of_header is None:
+        return of_body
+    try:
+        found = of_header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise _invalid("it must be UTF-8", "header", "idempotency-key") from None
+    if not 1 <= len(of_header) <= KEY_LENGTH:
+        why = f"a key has 1 to {KEY_LENGTH:,} characters"
+        raise _invalid(why, "header", "idempotency-key")
+    if of_body is not None and of_body != found:
+        raise errors.InvalidJob("the header Idempotency-Key and `idempotency_key` differ")
+    return found

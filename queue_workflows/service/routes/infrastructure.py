@@ -10,8 +10,7 @@ import fastapi
 from starlette.responses import PlainTextResponse, Response
 
 import queue_workflows
-from queue_workflows.service import problems, responses, state
-from queue_workflows.service.routes import parameters
+from queue_workflows.service import problems, responses, schemas, state
 from queue_workflows.telemetry import metrics as fleet_metrics
 
 router = fastapi.APIRouter(tags=["infrastructure"])
@@ -39,7 +38,7 @@ async def status(request: fastapi.Request) -> Response:
     return responses.reply(content)
 
 
-@router.get("/ready", responses=parameters.problems(503))
+@router.get("/ready", responses=schemas.problems(503))
 async def ready(request: fastapi.Request) -> Response:
     """Return whether the database has the schema and the workers run; else 503 with the reason."""
     own = state.of(request)
@@ -54,9 +53,7 @@ async def ready(request: fastapi.Request) -> Response:
     return responses.reply({"status": "ready"})
 
 
-@router.get(
-    "/metrics", response_class=PlainTextResponse, responses=parameters.problems(401, 403, 503)
-)
+@router.get("/metrics", response_class=PlainTextResponse, responses=schemas.problems(401, 403, 503))
 async def metrics(request: fastapi.Request) -> Response:
     """Return the metrics of the whole fleet in the text format of Prometheus."""
     text = await state.of(request).calls.run(fleet_metrics.scrape)

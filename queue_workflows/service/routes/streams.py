@@ -1,31 +1,109 @@
-"""Read what the handlers of jobs stream: in pages, and as server-sent events."""
+"""Stream what happens as server-sent events: changes of jobs and runs, and the parts of handlers.
+
+The parts are read in pages too.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import fastapi
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from queue_workflows import db, errors
 from queue_workflows import streams as api
 from queue_workflows.requests import catalog
-from queue_workflows.service import changes, job_states, responses, state
-from queue_workflows.service.routes import endpoints, events
+from queue_workflows.service import changes, job_states, problems, responses, state
+from queue_workflows.service.routes import endpoints
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger("queue_workflows.service")
 router = fastapi.APIRouter()
+BEAT_S: Final = 15.0
+"""Seconds without an event after which a comment shows that the stream is alive."""
+RETRY_MS: Final = 2000
+BEGIN_S: Final = 5.0
+"""Longest wait for the database before a stream begins; changes meanwhile may be missed then."""
 PAUSE_S: Final = 5.0
 """Longest time between two reads of a stream that no notification and no event of its job wakes."""
 _AWAY: Final = (db.OperationalError, db.InterfaceError, errors.DatabaseUnavailable, TimeoutError)
-_STREAM: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "Parts of the stream"}
-}
+
+
+class _Stream(Response):
+    """Events that are sent as long as the response is open.
+
+    It follows the changes that match before it searches for what was missed: a change between the
+    two is in one of them. `begin` returns the events, or the response if there are none.
+    """
+
+    def __init__(
+        self,
+        own: state.Service,
+        begin: Callable[[changes.Reader], Awaitable[AsyncIterator[bytes] | Response]],
+        **wanted: str | None,
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._own, self._begin, self._wanted = own, begin, wanted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. Raises what `begin` raises."""
+        async with self._own.changes.reading(**self._wanted) as reader:
+            await reader.begun(BEGIN_S)
+            begun = await self._begin(reader)
+            if not isinstance(begun, Response):
+                # No proxy is to collect the events before it sends them.
+                headers = {"x-accel-buffering": "no"}
+                begun = StreamingResponse(begun, headers=headers, media_type=self.media_type)
+            await begun(scope, receive, send)
+
+
+def _event(kind: str, data: Any, number: str = "") -> bytes:
+    head = f"id: {number}\n" if number else ""
+    return f"{head}event: {kind}\ndata: ".encode() + responses.body(data) + b"\n\n"
+
+
+def _retry() -> bytes:
+    return f"retry: {RETRY_MS}\n\n".encode()
+
+
+# --- changes of jobs and runs ------------------------------------------------------------------
+
+
+async def _changes(asked: catalog.FollowEvents, http: fastapi.Request) -> Response:
+    own = state.of(http)
+    given = {name: getattr(asked, name) for name in ("kind", "job_id", "run_id", "queue")}
+    wanted = {name: text for name, text in given.items() if text is not None}
+
+    async def begin(reader: changes.Reader) -> AsyncIterator[bytes] | Response:
+        missed: list[changes.Change] = []
+        if asked.last_event_id:
+            try:
+                missed = await own.calls.run(changes.replay, asked.last_event_id, wanted)
+            except LookupError:
+                text = "too many changes since then: read the state again"
+                return problems.problem(410, text, kind="TooFarBehind")
+        return _changed(reader, missed)
+
+    return _Stream(own, begin, **wanted)
+
+
+async def _changed(reader: changes.Reader, found: list[changes.Change]) -> AsyncIterator[bytes]:
+    yield _retry()
+    while True:
+        for change in found:
+            yield _event(change.kind, change.data, change.id)
+        if reader.closed:
+            return
+        found = await reader.next(BEAT_S)
+        if not found and not reader.closed:
+            yield b": alive\n\n"
+
+
+# --- the parts of a job ------------------------------------------------------------------------
 
 
 def _parts(asked: catalog.GetJobParts, _: object) -> JsonDict:
@@ -36,93 +114,80 @@ def _node_parts(asked: catalog.GetNodeParts, _: object) -> JsonDict:
     return _page(api.job_of_node(asked.run_id, asked.node_id), asked)
 
 
-endpoints.add(router, catalog.GetJobParts, _parts)
-endpoints.add(router, catalog.GetNodeParts, _node_parts)
-
-
 def _page(job_id: str, asked: catalog.GetJobParts | catalog.GetNodeParts) -> JsonDict:
     page = api.read_page(job_id, asked.name, after=asked.after, limit=asked.limit)
     items = [_item(part) for part in page.parts]
     return {"items": items, "next": page.after if page.full else None, "over": page.over}
 
 
-async def _stream(asked: catalog.FollowJob, http: fastapi.Request) -> Response:
-    return _Stream(state.of(http), asked.job_id, asked.name, asked.after)
+def _item(part: api.Part) -> JsonDict:
+    return {"id": part.id, "reset": part.is_reset, **part._asdict()}
+
+
+async def _job_stream(asked: catalog.FollowJob, http: fastapi.Request) -> Response:
+    return _followed(state.of(http), asked.job_id, asked)
 
 
 async def _node_stream(asked: catalog.FollowNode, http: fastapi.Request) -> Response:
     own = state.of(http)
     job_id = await own.calls.run(api.job_of_node, asked.run_id, asked.node_id)
-    return _Stream(own, job_id, asked.name, asked.after)
+    return _followed(own, job_id, asked)
 
 
-endpoints.add(router, catalog.FollowJob, _stream, responses=_STREAM)
-endpoints.add(router, catalog.FollowNode, _node_stream, responses=_STREAM)
+def _followed(
+    own: state.Service, job_id: str, asked: catalog.FollowJob | catalog.FollowNode
+) -> Response:
+    """Return the parts behind an id, and all later ones.
 
-
-def _item(part: api.Part) -> JsonDict:
-    return {"id": part.id, "reset": part.is_reset, **part._asdict()}
-
-
-class _Stream(Response):
-    """The parts behind an id, and all later ones.
-
-    It begins to wait for notifications before it reads: a part between the two is in one of them.
+    It raises `UnknownJob`, and `InvalidConfig` for an id that no part has.
     """
 
-    def __init__(
-        self, own: state.Service, job_id: str, name: str | None, last_id: str | None
-    ) -> None:
-        super().__init__(media_type="text/event-stream")
-        self._own = own
-        self._job_id = job_id
-        self._name = name
-        self._last_id = last_id or None
+    async def read(after: str | None) -> api.Page:
+        return await own.calls.run(api.read_page, job_id, asked.name, after=after)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream. Raises `UnknownJob`, and `InvalidConfig` for an id that no part has."""
-        async with self._own.changes.reading_parts(self._job_id) as reader:
-            await reader.begun(events.BEGIN_S)
-            first = await self._read(self._last_id)
-            await events.response(self._events(reader, first))(scope, receive, send)
+    async def begin(reader: changes.Reader) -> AsyncIterator[bytes]:
+        return _sent(job_id, reader, read, await read(asked.after or None))
 
-    async def _read(self, after: str | None) -> api.Page:
-        return await self._own.calls.run(api.read_page, self._job_id, self._name, after=after)
+    return _Stream(own, begin, job_id=job_id, parts_of=job_id)
 
-    async def _events(self, reader: changes.Reader, page: api.Page) -> AsyncIterator[bytes]:
-        yield f"retry: {events.RETRY_MS}\n\n".encode()
-        sent_at = time.monotonic()
-        while not reader.closed:
-            for part in page.parts:
-                yield _text(part)
+
+async def _sent(
+    job_id: str,
+    reader: changes.Reader,
+    read: Callable[[str | None], Awaitable[api.Page]],
+    page: api.Page,
+) -> AsyncIterator[bytes]:
+    """Yield the parts of pages, until the job has ended; the last event has its state."""
+    yield _retry()
+    sent_at = time.monotonic()
+    while not reader.closed:
+        for part in page.parts:
+            yield _event("reset" if part.is_reset else "part", _item(part), part.id)
+            sent_at = time.monotonic()
+        page = page._replace(parts=[])
+        if page.over:
+            yield _event("end", {"job_id": job_id, "status": job_states.name(page.status)})
+            return
+        if not page.full:
+            await reader.next(PAUSE_S)
+            if time.monotonic() - sent_at >= BEAT_S:
+                yield b": alive\n\n"
                 sent_at = time.monotonic()
-            page = page._replace(parts=[])
-            if page.over:
-                yield self._end(job_states.name(page.status))
-                return
-            if not page.full:
-                await reader.next(PAUSE_S)
-                if time.monotonic() - sent_at >= events.BEAT_S:
-                    yield b": alive\n\n"
-                    sent_at = time.monotonic()
-            try:
-                page = await self._read(page.after)
-            except errors.UnknownJob:
-                yield self._end(None)
-                return
-            except errors.UnreadableRow as error:
-                _log.warning("a stream of parts ends: %s", error)
-                return  # who comes again gets the reason
-            except _AWAY as error:
-                _log.warning("a stream of parts waits for the database: %s", str(error).strip())
-                page = page._replace(full=False)
-
-    def _end(self, status: str | None) -> bytes:
-        """Return the last event; `status` None: the job was deleted."""
-        data = responses.body({"job_id": self._job_id, "status": status})
-        return b"event: end\ndata: " + data + b"\n\n"
+        try:
+            page = await read(page.after)
+        except errors.UnknownJob:
+            yield _event("end", {"job_id": job_id, "status": None})  # it was deleted
+            return
+        except errors.UnreadableRow as error:
+            _log.warning("a stream of parts ends: %s", error)
+            return  # who comes again gets the reason
+        except _AWAY as error:
+            _log.warning("a stream of parts waits for the database: %s", str(error).strip())
+            page = page._replace(full=False)
 
 
-def _text(part: api.Part) -> bytes:
-    kind = "reset" if part.is_reset else "part"
-    return f"id: {part.id}\nevent: {kind}\ndata: ".encode() + responses.body(_item(part)) + b"\n\n"
+endpoints.add(router, catalog.FollowEvents, _changes)
+endpoints.add(router, catalog.GetJobParts, _parts)
+endpoints.add(router, catalog.GetNodeParts, _node_parts)
+endpoints.add(router, catalog.FollowJob, _job_stream)
+endpoints.add(router, catalog.FollowNode, _node_stream)
