@@ -35,57 +35,32 @@ class Invariant(NamedTuple):
     name: str
     sentence: str
     statement: statements.Named | None
-    params: tuple[str, ...] = ()
-    """What the statement takes, out of `parameters()`."""
     note: str = ""
 
 
-_SENTENCES = statements.comments("audit")
+def _invariants() -> tuple[Invariant, ...]:
+    """Return what `audit.sql` checks, in its order; the comment of a statement is the sentence."""
+    found = [
+        Invariant(0, name.replace("_", " "), sentence, getattr(statements.audit, name))
+        for name, sentence in statements.comments("audit").items()
+        if name not in ("parameters", "limit_transaction")
+    ]
+    found.insert(
+        13,
+        Invariant(
+            0,
+            "short transactions",
+            "No engine transaction is open for more than 5 s (migrations aside), and none spans "
+            "app code.",
+            None,
+            "the database cannot tell the transactions of an app from those of the engine; "
+            "`queue-workflows doctor` shows the oldest one",
+        ),
+    )
+    return tuple(each._replace(number=number) for number, each in enumerate(found, 1))
 
 
-def _checked(number: int, name: str, statement: statements.Named, *params: str) -> Invariant:
-    """Return the invariant whose sentence is the comment of the statement `name`."""
-    return Invariant(number, name.replace("_", " "), _SENTENCES[name], statement, params)
-
-
-INVARIANTS = (
-    _checked(1, "terminal_stays", statements.audit.terminal_stays, "since"),
-    _checked(2, "one_finalisation", statements.audit.one_finalisation, "since"),
-    _checked(3, "claims_counted", statements.audit.claims_counted, "since"),
-    _checked(4, "own_claim_only", statements.audit.own_claim_only, "since"),
-    _checked(5, "running_is_claimed", statements.audit.running_is_claimed, "since", "whole"),
-    _checked(6, "dependencies_first", statements.audit.dependencies_first, "since", "whole"),
-    _checked(7, "outbox_agrees", statements.audit.outbox_agrees, "since", "whole", "kept"),
-    _checked(8, "run_agrees", statements.audit.run_agrees, "since", "whole", "sweep_s"),
-    _checked(9, "cancel_holds", statements.audit.cancel_holds, "since", "commit_s"),
-    _checked(10, "one_job_per_key", statements.audit.one_job_per_key, "since", "whole"),
-    _checked(11, "one_fire", statements.audit.one_fire),
-    _checked(
-        12,
-        "attempts_bounded",
-        statements.audit.attempts_bounded,
-        "since",
-        "whole",
-        "max_crashes",
-        "max_lapses",
-    ),
-    _checked(13, "off_holds", statements.audit.off_holds, "since", "commit_s"),
-    Invariant(
-        14,
-        "short transactions",
-        "No engine transaction is open for more than 5 s (migrations aside), and none spans app "
-        "code.",
-        None,
-        note="the database cannot tell the transactions of an app from those of the engine; "
-        "`queue-workflows doctor` shows the oldest one",
-    ),
-    _checked(15, "runs_advance", statements.audit.runs_advance, "sweep_s"),
-    _checked(16, "maps_agree", statements.audit.maps_agree, "since", "whole"),
-    _checked(
-        17, "streams_numbered", statements.audit.streams_numbered, "since", "whole", "commit_s"
-    ),
-    _checked(18, "steps_agree", statements.audit.steps_agree, "since", "whole", "sweep_s"),
-)
+INVARIANTS = _invariants()
 
 
 def parameters(
@@ -115,8 +90,7 @@ def parameters(
 def offenders(conn: db.Connection, invariant: Invariant, values: dict[str, Any]) -> list[Offender]:
     """Return what breaks an invariant that has a statement, from one snapshot of the database."""
     assert invariant.statement is not None
-    given = {name: values[name] for name in (*invariant.params, "limit")}
-    rows: list[Row] = invariant.statement(conn, **given)
+    rows: list[Row] = invariant.statement(conn, **values)
     return [Offender(row["id"] or "-", row["text"] or "") for row in rows]
 
 

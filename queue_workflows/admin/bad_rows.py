@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.types import Row
 
 LATE_S = 60
 """A row that is due for so long was tried several times: sweeps come every few seconds."""
@@ -25,30 +23,9 @@ class BadRow(NamedTuple):
     command: str
 
 
-_STUCK = (
-    ("run", "cancel", statements.bad_rows.stuck_starts),
-    ("run", "cancel", statements.bad_rows.stuck_late_starts),
-    ("run", "cancel", statements.bad_rows.stuck_events),
-    ("run", "cancel", statements.bad_rows.stuck_answers),
-    ("run", "cancel", statements.bad_rows.stuck_input_timeouts),
-    ("run", "cancel", statements.bad_rows.stuck_delayed_nodes),
-    ("job", "jobs delete", statements.bad_rows.stuck_delayed_ingest_jobs),
-    ("run", "cancel", statements.bad_rows.stuck_set_aside_nodes),
-    ("job", "jobs delete", statements.bad_rows.stuck_set_aside_ingest_jobs),
-    ("run", "cancel", statements.bad_rows.stuck_lapsed_nodes),
-    ("job", "jobs cancel", statements.bad_rows.stuck_lapsed_ingest_jobs),
-)
-_OUT_OF_RANGE = (
-    ("run", "cancel", statements.bad_rows.out_of_range_runs),
-    ("run", "cancel", statements.bad_rows.out_of_range_nodes),
-    ("job", "jobs delete", statements.bad_rows.out_of_range_ingest_jobs),
-    ("run", "cancel", statements.bad_rows.out_of_range_answers),
-)
-
-
 def stuck(conn: db.Connection, limit: int) -> list[BadRow]:
     """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a kind."""
-    return _found(conn, _STUCK, limit)
+    return _found(conn, "stuck_", limit)
 
 
 def out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
@@ -56,15 +33,19 @@ def out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
 
     Reads EXAMINED live rows of each table.
     """
-    return _found(conn, _OUT_OF_RANGE, limit)
+    return _found(conn, "out_of_range_", limit)
 
 
-def _found(
-    conn: db.Connection, checks: tuple[tuple[str, str, Callable[..., list[Row]]], ...], limit: int
-) -> list[BadRow]:
-    return [
-        # The id is one word of a shell command; its control characters are left to the display.
-        BadRow(kind, row["id"], row["text"], f"queue-workflows {command} {shlex.quote(row['id'])}")
-        for kind, command, query in checks
-        for row in query(conn, limit=limit, late_s=LATE_S, examined=EXAMINED)
-    ]
+def _found(conn: db.Connection, prefix: str, limit: int) -> list[BadRow]:
+    """Return what the statements of this prefix find: ingest jobs by name, else rows of a run."""
+    found: list[BadRow] = []
+    for name, query in vars(statements.bad_rows).items():
+        if name.startswith(prefix):
+            kind, command = "run", "cancel"
+            if name.endswith("_ingest_jobs"):
+                kind, command = "job", "jobs cancel" if "lapsed" in name else "jobs delete"
+            for row in query(conn, limit=limit, late_s=LATE_S, examined=EXAMINED):
+                # The id is one word of a shell command; the display escapes control characters.
+                words = f"queue-workflows {command} {shlex.quote(row['id'])}"
+                found.append(BadRow(kind, row["id"], row["text"], words))
+    return found

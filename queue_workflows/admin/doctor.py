@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import psycopg
@@ -20,17 +19,11 @@ RENEWED = {
 """The columns that each renewal writes, by table."""
 HOT_TABLES = [*RENEWED, "workflow_runs", "workflow_dispatch_events", "worker_heartbeats"]
 """The tables whose rows are updated often."""
-_COUNTED = 10_000
 
 
 def driver() -> tuple[str, str, int]:
     """Return psycopg's version, its implementation (`c`, `binary`, `python`), libpq's version."""
     return psycopg.__version__, pq.__impl__, pq.version()
-
-
-def python_version() -> str:
-    """Return the version of this interpreter, such as `3.11.7`."""
-    return ".".join(map(str, sys.version_info[:3]))
 
 
 def reason(error: db.Error) -> str:
@@ -42,9 +35,6 @@ def is_undefined(error: db.Error) -> bool:
     """Return whether a statement named a function, table or column that the database lacks."""
     undefined = errors.UndefinedFunction, errors.UndefinedTable, errors.UndefinedColumn
     return isinstance(error, undefined)
-
-
-# --- the server --------------------------------------------------------------------------------
 
 
 def server(conn: db.Connection) -> Row:
@@ -71,45 +61,6 @@ def notify(conn: db.Connection, channel: str) -> float:
     """Notify a channel; return how full the server's queue of notifications is, 0 to 1."""
     statements.doctor.notify(conn, channel=channel)
     return float(statements.doctor.notification_queue_usage(conn))
-
-
-# --- the schema --------------------------------------------------------------------------------
-
-
-def schema_version(conn: db.Connection) -> tuple[int, int]:
-    """Return the schema's version, and the oldest version of the code that may work on it."""
-    row = statements.doctor.schema_version(conn)
-    return row["version"], row["needs"]
-
-
-# --- work that waits ---------------------------------------------------------------------------
-
-
-def outbox(conn: db.Connection) -> Row:
-    """Return lag_s of the oldest event that is due and open, its run_id and error; or all None."""
-    row = statements.doctor.outbox(conn)
-    return row or {"lag_s": None, "run_id": None, "error": None}
-
-
-def waiting_runs(conn: db.Connection) -> Row:
-    """Return the longest wait_s of a run that is due and not started (or None), and its run_id.
-
-    `others`: whether a run that runs now was started within the last minute.
-    """
-    row = statements.doctor.waiting_runs(conn)
-    return row or {"wait_s": None, "run_id": None, "others": False}
-
-
-def unserved(conn: db.Connection, stale_s: float) -> list[Row]:
-    """Return the queues with due jobs that no live worker takes: queue, n, wait_s, alive.
-
-    `n` counts up to 10,000 jobs. `wait_s` is the age of the first in line. `alive` is how many
-    workers are there and take no jobs (parked, draining, paused).
-    """
-    return statements.doctor.unserved(conn, stale_s=stale_s, counted=_COUNTED)
-
-
-# --- tables that get slow ----------------------------------------------------------------------
 
 
 def indexes_on_renewed(conn: db.Connection) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from queue_workflows import db, errors
-from queue_workflows.admin import attempt_history, item_nodes
+from queue_workflows.admin import attempt_history, item_nodes, overview
 from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
@@ -23,11 +22,6 @@ SAMPLED_MAX = 20
 """Attempts that died which are shown with the last sample of their machine."""
 
 
-def _node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
-    rows = statements.history_rows.node_counts(conn, run_id=run_id)
-    return {row["status"]: row["n"] for row in rows}
-
-
 def of_run(
     conn: db.Connection, run_id: str, *, nodes: Sequence[str] | None, logs: bool | None
 ) -> JsonDict | None:
@@ -35,7 +29,7 @@ def of_run(
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    counts = _node_counts(conn, run_id)
+    counts = overview.node_counts(conn, run_id)
     of_items = statements.history_rows.count_item_nodes(conn, run_id=run_id)
     wanted = None if nodes is None else [*nodes]
     jobs = statements.history_rows.nodes(conn, run_id=run_id, nodes=wanted)
@@ -44,7 +38,7 @@ def of_run(
     ids = [job["id"] for job in jobs] if wanted_logs else []
     stored = statements.logs.of_jobs(conn, jobs=list(ids), table=job_tables.NODE_JOBS.name)
     definition = row.pop("definition")
-    graph = _graph(definition)
+    graph = stored_json.graph_nodes(definition)
     read_at = row.pop("read_at")
     records = _by(events, "node_id"), _by(stored, "job_id")
     made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
@@ -80,7 +74,7 @@ def page_of_run(
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    graph = [*_graph(row["definition"])]
+    graph = [*stored_json.graph_nodes(row["definition"])]
     begin, behind = 0, ""
     if after in graph:
         begin = graph.index(after) + 1
@@ -98,7 +92,7 @@ def page_of_run(
         conn, run_id=run_id, but=[*graph], after=behind, limit=left
     )
     chosen = names[:limit]
-    size = max(len(graph), sum(_node_counts(conn, run_id).values()))
+    size = max(len(graph), sum(overview.node_counts(conn, run_id).values()))
     found = of_run(conn, run_id, nodes=chosen, logs=min(size, limit) <= LOGS_MAX)
     if found is not None:
         by_id = {node["node_id"]: node for node in found["nodes"]}
@@ -172,7 +166,7 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     logs = _by(
         statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.NODE_JOBS.name), "job_id"
     )
-    entry = _graph(run["definition"]).get(job["node_id"])
+    entry = stored_json.graph_nodes(run["definition"]).get(job["node_id"])
     return _with_machine_samples(conn, [_node(job, entry, run, (events, logs))])[0]
 
 
@@ -211,11 +205,6 @@ def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[Jso
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
             attempt["machine"] = stored_json.mapping(found["sample"]) | times
     return jobs
-
-
-def _graph(definition: Any) -> dict[str, Row]:
-    """Return the nodes of a frozen definition by id, in its order; none before a first start."""
-    return stored_json.graph_nodes(definition)
 
 
 def _by(rows: Iterable[Row], key: str) -> Mapping[str, list[Row]]:

@@ -13,9 +13,6 @@ LISTED = 50
 """Rows of each list in `queue_lists`; apps rely on the number."""
 
 
-# --- one run -----------------------------------------------------------------------------------
-
-
 def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
     """Return the ids of the nodes of this round, in all loops of a run's graph; None: no node."""
     definition = statements.runs.definition(conn, run_id=run_id)
@@ -26,15 +23,6 @@ def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str] |
 def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
     """Return how many nodes of a run have each status."""
     return {row["status"]: row["n"] for row in statements.overview.node_counts(conn, run=run_id)}
-
-
-# --- any id ------------------------------------------------------------------------------------
-
-
-# --- answers -----------------------------------------------------------------------------------
-
-
-# --- the system --------------------------------------------------------------------------------
 
 
 def queues(conn: db.Connection) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
-from queue_workflows.admin import waiting_facts, worker_reasons
+from queue_workflows.admin import worker_reasons
 from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock, display, stored_json
@@ -18,11 +18,10 @@ DEPENDENCIES = 3
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return what `jobs.explain` returns of a job, or None if there is no such job."""
-    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-        row = waiting_facts.job(conn, table.name, job_id)
-        if row is not None:
-            return _explained(conn, table.name, row) | {"lost": row["lost"]}
-    return None
+    table, row = job_tables.NODE_JOBS, statements.waiting_facts.node_job(conn, job=job_id)
+    if row is None:
+        table, row = job_tables.INGEST_JOBS, statements.waiting_facts.ingest_job(conn, job=job_id)
+    return None if row is None else _explained(conn, table.name, row) | {"lost": row["lost"]}
 
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
@@ -31,13 +30,10 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     if row is None:
         return None
     over = row["status"] in TERMINAL_RUN_STATUSES
-    jobs = (
-        {}
-        if over
-        else {job["node_id"]: job for job in statements.waiting_facts.run_nodes(conn, run=run_id)}
-    )
+    rows = [] if over else statements.waiting_facts.run_nodes(conn, run=run_id)
+    jobs = {job["node_id"]: job for job in rows}
     waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
-    later = _not_queued(row, jobs)
+    later = [] if over else _not_queued(row, jobs)
     found = [_waiting_node(conn, job) for job in waiting[:limit]]
     found += later[: limit - len(found)]
     return {
@@ -64,29 +60,21 @@ def _of_run(row: Row) -> str | None:
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
     if job["status"] == "queued" and (
-        found := waiting_facts.job(conn, job_tables.NODE_JOBS.name, job["id"])
+        found := statements.waiting_facts.node_job(conn, job=job["id"])
     ):
         return _explained(conn, job_tables.NODE_JOBS.name, found)
     if job["child_run_id"] is not None:
-        return _waiting_for_child(conn, job)
+        child = statements.waiting_facts.run(conn, run=job["child_run_id"])
+        state = child["status"] if child else "gone"
+        detail = f"it waits for its run {job['child_run_id']} ({state})"
+        return _node(job["id"], job["node_id"], job["status"], "child", detail)
     prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
-    asks = f": {prompt}" if prompt else ""
-    return _node(
-        job["id"], job["node_id"], job["status"], "answer", f"it waits for an answer{asks}"
-    )
-
-
-def _waiting_for_child(conn: db.Connection, job: Row) -> JsonDict:
-    child = statements.waiting_facts.run(conn, run=job["child_run_id"])
-    state = child["status"] if child else "gone"
-    detail = f"it waits for its run {job['child_run_id']} ({state})"
-    return _node(job["id"], job["node_id"], job["status"], "child", detail)
+    detail = f"it waits for an answer: {prompt}" if prompt else "it waits for an answer"
+    return _node(job["id"], job["node_id"], job["status"], "answer", detail)
 
 
 def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
     """Return the nodes of the graph that are not queued yet, with what each waits for."""
-    if row["status"] in TERMINAL_RUN_STATUSES:
-        return []
     found: list[JsonDict] = []
     for node_id, entry in stored_json.graph_nodes(row["definition"]).items():
         if node_id in jobs:
@@ -197,7 +185,7 @@ def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str 
     if reason is not None:
         return _of_block(conn, table, row, reason)
     if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
-        limits = waiting_facts.partition_limits(conn, row)
+        limits = _limits(conn, row)
         if limits["paused"]:
             return _of_partition(limits, row["partition_key"])
     return _of_queue(conn, row["queue"])
@@ -213,7 +201,7 @@ def _of_block(conn: db.Connection, table: str, row: Row, reason: str) -> tuple[s
     if reason == "unserved":
         return "unserved", _of_unserved(conn, row)
     if reason == "limited":
-        return _of_partition(waiting_facts.partition_limits(conn, row), row["partition_key"])
+        return _of_partition(_limits(conn, row), row["partition_key"])
     return "blocked", f"it is blocked: {reason}"
 
 
@@ -265,6 +253,13 @@ def _of_unserved(conn: db.Connection, row: Row) -> str:
     return unserved_text(row["queue"])
 
 
+def _limits(conn: db.Connection, row: Row) -> Row:
+    """Return the limits in force for a job's partition, with `paused`, `running` and `due_at`."""
+    return statements.queues.partition_limits(
+        conn, queue=row["queue"], partition=row["partition_key"]
+    )
+
+
 def _of_partition(limits: Row, key: str) -> tuple[str, str]:
     """Return the clause and text of what keeps the waiting jobs of a partition."""
     if limits["paused"]:
@@ -280,9 +275,10 @@ def _of_partition(limits: Row, key: str) -> tuple[str, str]:
 
 def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
     """Return the clause and text of the pause or limit of the queue as a whole; None for none."""
-    limits = waiting_facts.queue_limits(conn, queue)
-    if limits is None:
+    settings = statements.queues.settings(conn, queue=queue)
+    if not settings:
         return None, None
+    limits = settings[0] | statements.queues.use(conn, **settings[0])
     if limits["paused"]:
         by = f" by {limits['paused_by']}" if limits["paused_by"] else ""
         return "paused", f"queue {queue} is paused{by}{_until(limits['paused_until'])}"

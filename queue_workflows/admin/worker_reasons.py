@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.admin import waiting_facts
 from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict, Row
 
-NEXT = "next"
+COUNTED = 10_000
+"""Jobs before another one that are counted."""
 CANNOT = frozenset({"off", "unknown_node", "version", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 
@@ -37,11 +37,8 @@ def of_worker(
                 return "model", f"it registers no model, and others know {row['required_model']}"
             return "model", f"it does not know model {row['required_model']}"
         if fit["misfit"] == "vram":
-            gpu_gb = worker["vram_total_mb"] // 1000
-            return (
-                "vram",
-                f"the model needs {display.number(fit['needs_gb'])} GB, its GPU has {gpu_gb} GB",
-            )
+            needs, has = display.number(fit["needs_gb"]), worker["vram_total_mb"] // 1000
+            return "vram", f"the model needs {needs} GB, its GPU has {has} GB"
     if blocked:
         return None, None
     if throttle := stored_json.text(worker["throttle"]):
@@ -76,12 +73,18 @@ def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:
 def _by_place(
     conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
-    """Return the place among the waiting jobs of its queue."""
-    claim = stored_json.mapping(worker["claim"])
-    newest = bool(claim.get("newest")) and table == job_tables.NODE_JOBS.name
-    ahead = waiting_facts.ahead(conn, table, row, newest=newest, models=models)
+    """Return the place among the waiting jobs of its queue.
+
+    `models`: only node jobs of these and such without one count.
+    """
+    in_run = table == job_tables.NODE_JOBS.name
+    newest = bool(stored_json.mapping(worker["claim"]).get("newest")) and in_run
+    given: Row = {key: row[key] for key in ("queue", "priority", "seq")}
+    given |= {"newest": newest, "models": models, "most": COUNTED}
+    facts = statements.waiting_facts
+    ahead = (facts.node_jobs_ahead if in_run else facts.ingest_jobs_ahead)(conn, **given)
     if not ahead["every"]:
-        return NEXT, "it is next in line"
+        return "next", "it is next in line"
     if ahead["better"]:
         return "priority", f"behind {_jobs(ahead['better'])} of a better priority"
     word = "newer" if newest else "older"
@@ -89,22 +92,31 @@ def _by_place(
 
 
 def _jobs(number: int, word: str = "") -> str:
-    count = f"{number:,}" + (" or more" if number >= waiting_facts.COUNTED else "")
+    count = f"{number:,}" + (" or more" if number >= COUNTED else "")
     return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
 
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
     """Return what the worker's claim policy takes before this job."""
     can: list[str] = statements.waiting_facts.models(conn, **worker) or []
-    choice = waiting_facts.choice(conn, worker, can)
+    claim = stored_json.mapping(worker["claim"])
+    grace_s = stored_json.number(claim.get("grace_s"))
+    bound_s = stored_json.number(claim.get("bound_s"))
+    given: Row = worker | {
+        "models": [*can, ""],
+        "newest": claim.get("newest") is True,
+        "policy": stored_json.text(claim.get("policy")) or "strict",
+        "grace_s": 300.0 if grace_s is None else grace_s,
+        "bound_s": 2400.0 if bound_s is None else bound_s,
+        "versions": stored_json.texts(claim.get("versions")),
+    }
+    choice = statements.waiting_facts.choice(conn, **given)
     own, chosen = row["required_model"] or "", choice["model"]
+    reason = _REASONS.get(choice["why"], choice["why"])
     if chosen == own and _is_it(conn, row, choice):
-        return (
-            NEXT,
-            f"it is what the worker takes next ({_reason(choice)})",
-        )
-    if own and choice["why"] in ("worth", "left") and (reason := _left(conn, worker, own)):
-        return "left", reason
+        return "next", f"it is what the worker takes next ({reason})"
+    if own and choice["why"] in ("worth", "left") and (left := _left(conn, given, own)):
+        return "left", left
     if chosen is None:
         return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]
@@ -112,7 +124,7 @@ def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
         return _by_place(conn, job_tables.NODE_JOBS.name, row, worker, can)
     if chosen == own:
         return "line", f"behind other jobs of {_line(own)}"
-    return choice["why"], f"behind {_line(chosen)}: {_reason(choice)}"
+    return choice["why"], f"behind {_line(chosen)}: {reason}"
 
 
 _REASONS: dict[str, Any] = {
@@ -124,19 +136,21 @@ _REASONS: dict[str, Any] = {
 }
 
 
-def _reason(choice: Row) -> Any:
-    return _REASONS.get(choice["why"], choice["why"])
-
-
 def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
-    if choice["how"] == "newest":
-        return row["priority"] == choice["band"] and waiting_facts.is_newest(conn, row)
-    return row["seq"] == choice["seq"]
+    if choice["how"] != "newest":
+        return row["seq"] == choice["seq"]
+    given = {key: row[key] for key in ("required_model", "priority", "seq")}
+    newer = statements.waiting_facts.newer_gpu_job
+    return row["priority"] == choice["band"] and newer(conn, **given) is None
 
 
 def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
-    """Return which workers the model is left to, and why; None if it is left to nobody."""
-    line = waiting_facts.weighed(conn, worker, model)
+    """Return which workers the model is left to, and why; None if it is left to nobody.
+
+    `worker` has its `versions`.
+    """
+    given: Row = worker | {"model": model}
+    line = statements.waiting_facts.weighed(conn, **given)
     if not line["is_left"]:
         return None
     hosts = ", ".join(line["holders"] or ())

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import secrets
 import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,14 +39,12 @@ STOP_GRACE_S, STOP_S = 2.0, 3.0
 """How long a call may go on after `stop()`, and how long that waits: it ends within 5 s."""
 STEP_S = 0.1
 """Seconds between two checks whether the caller of a hook has to stop."""
-JOIN_S = 0.2
 TRIES = 2
 """How often a failure is taken: a second time after a sender that died during the call."""
 PATIENCE_S = 60.0
 """Seconds for which a failure is left to senders of the app whose code has a function for it."""
 ERROR_LIMIT = 2000
 TEXT_LIMIT = 600
-SUMMARY = "summary"
 _FAILED = {"failed": "failed", "cannot_fire": "cannot fire", "missed": "missed an instant"}
 
 _log = logging.getLogger(__name__)
@@ -129,7 +126,8 @@ class Sender:
     def __init__(self, given: Settings, *, now_fn: NowFn = time.monotonic) -> None:
         self._settings = given
         self._now = now_fn
-        self._hook = HookThread(given.hooks_of) if given.has_hook else None
+        self._hooks = service.Pool("failure hook", 1, lambda _: None)
+        """The thread of the last alert's hooks."""
         self._command = external_tool.PipedCommand(given.command) if given.command else None
         self._loop = service.Loop(
             "failure alerts", [service.Task("send", given.poll_s, self.run_once)]
@@ -142,7 +140,7 @@ class Sender:
 
     def start(self) -> None:
         """Start its thread, which looks for failures every POLL_S."""
-        whom = ["the app's functions"] if self._hook else []
+        whom = ["the app's functions"] if self._settings.has_hook else []
         whom += [self._settings.command[0]] if self._command else []
         _log.info(
             "failures are sent to %s, in at most %d calls a minute",
@@ -155,8 +153,6 @@ class Sender:
         self._ends_at = min(self._ends_at, self._now() + STOP_GRACE_S)
         self._stopping.set()
         self._loop.stop(STOP_S)
-        if self._hook is not None:
-            self._hook.stop()
 
     def __enter__(self) -> Sender:
         self.start()
@@ -170,19 +166,15 @@ class Sender:
         calls = 0
         while not self._stopping.is_set():
             self._note()
-            if not self._can_send():
+            can_call = self._settings.has_hook and not self._hooks.alive
+            if not (can_call or self._command) or (taken := self._take()) is None:
                 break
-            taken = self._take()
-            if taken is None:
-                break
-            if self._send(alert_of(taken)):
+            alert = _summary(taken.kinds) if taken.failure is None else _single(taken.failure)
+            if self._send(alert, can_call=can_call):
                 calls += 1
                 self._sent.append(taken.token)
         self._note()
         return calls
-
-    def _can_send(self) -> bool:
-        return self._command is not None or (self._hook is not None and self._hook.is_free())
 
     def _take(self) -> Taken | None:
         now = self._now()
@@ -207,17 +199,39 @@ class Sender:
                 statements.failure_alerts.sent(conn, token=self._sent[0])
             self._sent.pop(0)
 
-    def _send(self, alert: dict[str, object]) -> bool:
+    def _send(self, alert: JsonDict, *, can_call: bool) -> bool:
         """Make the calls of one alert; return whether none was cut short by `stop()`."""
-        text, limit_s = encoded(alert), self._settings.timeout_s
-        problems: list[str | None] = []
-        if self._hook is not None and self._hook.is_free():
-            problems.append(self._hook.call(alert, timeout_s=limit_s, ends_early=self._is_over))
+        # One line of ASCII, at most about 64 KiB.
+        text, line = json.dumps(alert, ensure_ascii=True).encode() + b"\n", alert["text"]
+        limit_s = self._settings.timeout_s
+        problems = [self._call(alert, limit_s)] if can_call else []
         if self._command is not None:
             problems.append(self._command.run(text, timeout_s=limit_s, ends_early=self._is_over))
         for problem in filter(None, problems):
-            _log.warning("failure alert: %s; it was for: %s", problem, alert["text"])
+            _log.warning("failure alert: %s; it was for: %s", problem, line)
         return not (self._is_over() and any(problems))
+
+    def _call(self, alert: JsonDict, timeout_s: float) -> str | None:
+        """Call the hooks of an alert on a thread; return what went wrong, or None.
+
+        An error of a hook is only logged. After the time, and when this sender is over, it goes on
+        without the hooks' return.
+        """
+
+        def call(_: threading.Event) -> None:
+            for hook in self._settings.hooks_of(alert):
+                # A copy: the others, and the command, get the alert whatever a hook does to it.
+                _called(hook, dict(alert), alert["text"])
+
+        self._hooks = service.Pool("failure hook", 1, call)
+        self._hooks.start()
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if self._hooks.stop(min(STEP_S, left_s)):
+                return None
+            if self._is_over():
+                return "the hook has not returned, and this process stops"
+        return f"the hook has not returned within {timeout_s:g} s; until it does, it is not called"
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() and self._now() >= self._ends_at
@@ -289,38 +303,32 @@ def _expire(conn: db.Connection, max_age_s: float) -> None:
 # --- the text of an alert ---------------------------------------------------------------------
 
 
-def alert_of(taken: Taken) -> JsonDict:
-    """Return the alert of what a sender took; docs/alerts.md lists its keys."""
-    return _summary(taken.kinds) if taken.failure is None else _single(taken.failure)
-
-
 def _single(row: Row) -> JsonDict:
+    """Return the alert of one failure; docs/alerts.md lists its keys."""
     error = None if row["error"] is None else masking.mask(row["error"])[:ERROR_LIMIT]
     place = [
-        f"{what} {display.line(row[key])}"
-        for what, key in (("queue", "queue"), ("schedule", "schedule"))
+        f"{key} {display.line(row[key])}"
+        for key in ("queue", "schedule")
         if row[key] is not None and row[key] != row["subject"]
     ]
     text = f"{row['kind']} {display.line(row['subject'])}"
     if row["name"] is not None:
         text += f" of {'workflow' if row['kind'] == 'run' else 'task'} {display.line(row['name'])}"
     text += f" ({', '.join(place)})" if place else ""
-    text += f" {_FAILED[row['reason']]}"
+    text += f" {_FAILED[row['reason']]}: {error or 'no error is stored'}"
     return {
         "kind": row["kind"],
         "id": row["subject"],
-        "name": row["name"],
-        "queue": row["queue"],
-        "schedule": row["schedule"],
-        "reason": row["reason"],
+        **{key: row[key] for key in ("name", "queue", "schedule", "reason")},
         "error": error,
         "at": _iso(row["failed_at"]),
         "count": 1,
-        "text": display.line(f"{text}: {error or 'no error is stored'}", TEXT_LIMIT),
+        "text": display.line(text, TEXT_LIMIT),
     }
 
 
 def _summary(kinds: list[Row]) -> JsonDict:
+    """Return the alert of several failures, with the keys of one."""
     count = sum(row["n"] for row in kinds)
     parts = [
         f"{row['n']} {row['kind']}{'s' if row['n'] > 1 else ''} "
@@ -328,11 +336,8 @@ def _summary(kinds: list[Row]) -> JsonDict:
         for row in kinds
     ]
     return {
-        "kind": SUMMARY,
-        "id": None,
-        "name": None,
-        "queue": None,
-        "schedule": None,
+        "kind": "summary",
+        **dict.fromkeys(("id", "name", "queue", "schedule")),
         "reason": "limit",
         "error": None,
         "at": _iso(max(row["failed_at"] for row in kinds)),
@@ -341,71 +346,8 @@ def _summary(kinds: list[Row]) -> JsonDict:
     }
 
 
-def encoded(alert: JsonDict) -> bytes:
-    """Return the alert as one line of JSON in ASCII, at most about 64 KiB, with a newline."""
-    return json.dumps(alert, ensure_ascii=True).encode() + b"\n"
-
-
 def _iso(at: Any) -> str | None:
     return at.astimezone(timezone.utc).isoformat() if isinstance(at, datetime) else None
-
-
-# --- the thread of hooks ----------------------------------------------------------------------
-
-
-class _Call(NamedTuple):
-    alert: JsonDict
-    text: str
-    returned: threading.Event
-
-
-class HookThread:
-    """A thread that calls the hooks of one alert after the other, as `hooks_of` returns them."""
-
-    def __init__(self, hooks_of: Callable[[JsonDict], list[FailureHook]]) -> None:
-        self._hooks_of = hooks_of
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._last: threading.Event | None = None
-        self._pool = service.Pool("failure hook", 1, lambda _: self._run())
-        """Started by the first call."""
-
-    def stop(self) -> None:
-        """Let the thread end after the present call, and do not wait for a hook that hangs."""
-        self._calls.put(None)
-        self._pool.stop(JOIN_S)
-
-    def is_free(self) -> bool:
-        """Return whether the last call has returned."""
-        return self._last is None or self._last.is_set()
-
-    def call(
-        self, alert: JsonDict, *, timeout_s: float, ends_early: Callable[[], bool]
-    ) -> str | None:
-        """Call the hooks; return what went wrong, or None. An error of a hook is only logged.
-
-        After `timeout_s`, or when `ends_early()` is true, it goes on without the hooks' return.
-        """
-        call = _Call(alert, alert["text"], threading.Event())
-        if self._last is None:
-            self._pool.start()
-        self._last = call.returned
-        self._calls.put(call)
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if call.returned.wait(min(STEP_S, left_s)):
-                return None
-            if ends_early():
-                return "the hook has not returned, and this process stops"
-        return f"the hook has not returned within {timeout_s:g} s; until it does, it is not called"
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                for hook in self._hooks_of(call.alert):
-                    # A copy: the others, and the command, get the alert whatever a hook does to it.
-                    _called(hook, dict(call.alert), call.text)
-            finally:
-                call.returned.set()
 
 
 def _called(hook: FailureHook, alert: JsonDict, text: str) -> None:

@@ -181,7 +181,8 @@ def _schema(purpose: str) -> Callable[[db.Connection], Findings]:
         elif (version := schema.development_version(conn)) is not None:
             yield _not_migrated(f"at version {version} of a development build", purpose)
         else:
-            yield _version(*facts.schema_version(conn), purpose)
+            row = statements.doctor.schema_version(conn)
+            yield _version(row["version"], row["needs"], purpose)
 
     return check
 

@@ -6,6 +6,7 @@ Its length is that of its list of checks: one short function each.
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import tempfile
 import time
@@ -30,6 +31,8 @@ WAIT_WARN_S = 30.0
 """Seconds that a worker needs to restart."""
 ALERT_WARN_S = 150.0
 """A sender notes every 15 s that it is there. Nothing waits longer than the minute of its limit."""
+COUNTED = 10_000
+"""Due jobs of a queue that are counted."""
 SHOWN_BAD = 20
 """Bad rows that are shown per kind."""
 SERVER_CHECKS = (
@@ -60,7 +63,9 @@ def doctor(*, app: str | None, as_json: bool) -> define.Shown:
 
 def examine() -> Findings:
     """Yield every finding in order; end early if nothing further can be checked."""
-    yield Finding("package", OK, f"queue_workflows {__version__}, Python {facts.python_version()}")
+    yield Finding(
+        "package", OK, f"queue_workflows {__version__}, Python {platform.python_version()}"
+    )
     yield _driver()
     try:
         with command.database(create=False) as words:
@@ -216,10 +221,10 @@ def _unwritable(folder: Path) -> str | None:
 
 
 def _outbox(conn: db.Connection) -> Findings:
-    found = facts.outbox(conn)
-    lag_s = found["lag_s"]
-    if lag_s is None or lag_s <= OUTBOX_WARN_S:
-        yield Finding("outbox", OK, f"lag {output.seconds(lag_s or 0.0)}")
+    found = statements.doctor.outbox(conn)
+    lag_s = found["lag_s"] if found else 0.0
+    if found is None or lag_s <= OUTBOX_WARN_S:
+        yield Finding("outbox", OK, f"lag {output.seconds(lag_s)}")
         return
     text = f"an event of run {found['run_id']} waits for {output.seconds(lag_s)}"
     if found["error"]:
@@ -235,12 +240,11 @@ def _runs(conn: db.Connection) -> Findings:
         if stalled["n"] > 1:
             text += f"; {stalled['n'] - 1} more"
         yield Finding("runs", ERROR, text, "start queue-orchestrator, which ends it or goes on")
-    found = facts.waiting_runs(conn)
-    wait_s = found["wait_s"]
-    if wait_s is None or wait_s <= WAIT_WARN_S:
+    found = statements.doctor.waiting_runs(conn)
+    if found is None or found["wait_s"] <= WAIT_WARN_S:
         yield Finding("runs", OK, "none waits to be started")
         return
-    text = f"run {found['run_id']} has not been started for {output.seconds(wait_s)}"
+    text = f"run {found['run_id']} has not been started for {output.seconds(found['wait_s'])}"
     remedy = "start queue-orchestrator with --app"
     if found["others"]:
         text += ", though others were started within the last minute"
@@ -266,7 +270,8 @@ def _leases(conn: db.Connection) -> Findings:
 
 def _queues(conn: db.Connection) -> Findings:
     wrong: list[tuple[str, str]] = []
-    for row in facts.unserved(conn, config.STALE_WORKER_AFTER_S.read()):
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    for row in statements.doctor.unserved(conn, stale_s=stale_s, counted=COUNTED):
         jobs = f"{row['queue']}: {output.counted(row['n'], 'due job')}"
         if row["wait_s"] <= WAIT_WARN_S:
             continue

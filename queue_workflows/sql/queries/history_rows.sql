@@ -70,11 +70,6 @@ SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id > %(after)s AND node_id <> ALL (%(but)s)
  ORDER BY node_id LIMIT %(limit)s;
 
--- name: node_counts many
--- Return how many nodes of a run have each status.
-SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run_id)s
- GROUP BY 1 ORDER BY 1;
-
 -- name: ids_in_range many
 -- Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
 (SELECT 'run' AS kind, id FROM workflow_runs

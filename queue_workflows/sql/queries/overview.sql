@@ -88,7 +88,8 @@ SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
 
 -- name: node_counts many
 -- Count the nodes of a run by status.
-SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s GROUP BY 1;
+SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s
+ GROUP BY 1 ORDER BY 1;
 
 -- name: completed_by many
 -- Return the workers that completed nodes of a run, and how many each.
