@@ -10,7 +10,7 @@ from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
-_ENDS = frozenset(
+ENDS = frozenset(
     {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
 )
 """Events with which an attempt ends; each has its claim's number."""
@@ -36,7 +36,7 @@ def build(
             made[number] = _attempt(number, event, _waited_from(queued_at, event, reopened))
         elif number in made:
             _add(made[number], event)
-        if event["event_type"] in _ENDS:
+        if event["event_type"] in ENDS:
             queued_at = (
                 None if event["event_type"] in TERMINAL_RUN_STATUSES else event["created_at"]
             )
@@ -122,7 +122,7 @@ def _add(attempt: JsonDict, event: Row) -> None:
     attempt["traceback"] = trace or attempt["traceback"]
     if event["error"] and (kind in _TRIPS or attempt["error"] is None):
         attempt["error"] = event["error"]
-    if kind in _ENDS and attempt["ended_at"] is None:
+    if kind in ENDS and attempt["ended_at"] is None:
         attempt["ended_at"], attempt["outcome"] = event["created_at"], kind
         attempt["ran_s"] = event["elapsed_s"]
 

@@ -8,6 +8,7 @@ the events behind it are exported; after a crash these are read again.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import threading
@@ -47,15 +48,13 @@ def wanted(*, spans: str | None = None, exporter_: object = None) -> list[Export
     of SPANS that does not exist, `MissingExtra` without OpenTelemetry.
     """
     found: list[Exporter] = []
-    host = config.host_label()
-    path = logs.path_of(config.AUDIT_LOG_PATH.read(), "audit.log")
-    if path is not None:
-        sink = sinks.AuditLog(logs.opened(path))
-        found.append(Exporter(f"audit log {host}:{path}"[:300], sink))
-    path = logs.path_of(config.METRIC_PATH.read(), "metric.log")
-    if path is not None:
-        sink = sinks.MetricLog(logs.opened(path))
-        found.append(Exporter(f"metric log {host}:{path}"[:300], sink))
+    for setting, name, sink in (
+        (config.AUDIT_LOG_PATH, "audit", sinks.AuditLog),
+        (config.METRIC_PATH, "metric", sinks.MetricLog),
+    ):
+        if (path := logs.path_of(setting.read(), f"{name}.log")) is not None:
+            full = f"{name} log {config.host_label()}:{path}"[:300]
+            found.append(Exporter(full, sink(logs.opened(path))))
     kind = (spans or config.SPANS.read()).lower()
     if kind and kind not in SPANS:
         raise errors.InvalidConfig(f"SPANS={kind!r:.40} must be one of {', '.join(SPANS)}")
@@ -87,9 +86,13 @@ class Exporter:
         self._stopping = threading.Event()
         self._loop = service.Loop(f"export {name}"[:60], [service.Task("export", poll_s, self.run)])
 
-    def start(self) -> None:
+    def __enter__(self) -> Exporter:
         """Start its thread."""
         self._loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Stop soon, and let another process continue at once."""
@@ -100,13 +103,6 @@ class Exporter:
             statements.event_exports.release(conn, name=self.name, who=self._who)
         self._dedicated.close()
         self._sink.close()
-
-    def __enter__(self) -> Exporter:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def run(self) -> int:
         """Export what is there; return how many events and runs. Raises what the sink does."""
@@ -269,34 +265,20 @@ class _Position:
 
     def seen(self, ids: list[int]) -> None:
         """Note that these ids were read, in ascending order."""
-        behind = [each for each in ids if each > self.read]
-        self.gaps = _without(self.gaps, [each for each in ids if each <= self.read])
-        for each in behind:
-            if each > self.read + 1:
-                self.gaps.append((self.read + 1, each - 1))
-            self.read = each
+        for each in ids:
+            if each > self.read:
+                if each > self.read + 1:
+                    self.gaps.append((self.read + 1, each - 1))
+                self.read = each
+            else:
+                at = bisect.bisect(self.gaps, (each, LAST_ID)) - 1
+                low, high = self.gaps[at]
+                halves = (low, each - 1), (each + 1, high)
+                self.gaps[at : at + 1] = [half for half in halves if half[0] <= half[1]]
 
     def settle(self, last: int) -> None:
         """Note that no missing id up to `last` can appear any more."""
         self.gaps = [(max(low, last + 1), high) for low, high in self.gaps if high > last]
-
-
-def _without(gaps: list[Range], ids: list[int]) -> list[Range]:
-    """Return the ranges without these ids; both ascend."""
-    left: list[Range] = []
-    at = 0
-    for low, high in gaps:
-        while at < len(ids) and ids[at] < low:
-            at += 1
-        start = low
-        while at < len(ids) and ids[at] <= high:
-            if ids[at] > start:
-                left.append((start, ids[at] - 1))
-            start = ids[at] + 1
-            at += 1
-        if start <= high:
-            left.append((start, high))
-    return left
 
 
 class Follower:

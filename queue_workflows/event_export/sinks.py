@@ -38,6 +38,8 @@ class Sink:
 
 
 class _File(Sink):
+    """A sink that writes a line for each. Raises OSError."""
+
     def __init__(self, file: logs.RotatingFile) -> None:
         self._file = file
 
@@ -46,7 +48,7 @@ class _File(Sink):
 
 
 class AuditLog(_File):
-    """A sink that writes each event as a line of JSON. Raises OSError."""
+    """A sink that writes each event as a line of JSON."""
 
     wants_events = True
 
@@ -55,7 +57,7 @@ class AuditLog(_File):
 
 
 class MetricLog(_File):
-    """A sink that writes each attempt and each run that has ended as a line. Raises OSError."""
+    """A sink that writes each attempt and each run that has ended as a line."""
 
     wants_attempts = True
 
@@ -99,20 +101,45 @@ class Spans(Sink):
     wants_attempts = True
 
     def __init__(self, *, only_traced: bool = False, exporter: Any = None) -> None:
-        self._sdk = _Sdk()
+        try:
+            from opentelemetry import trace
+            from opentelemetry.sdk import resources
+            from opentelemetry.sdk import trace as sdk
+            from opentelemetry.sdk.trace import export
+            from opentelemetry.sdk.util import instrumentation
+
+            if exporter is None:
+                from opentelemetry.exporter.otlp.proto.http import trace_exporter
+
+                exporter = trace_exporter.OTLPSpanExporter(timeout=TIMEOUT_S)
+        except ImportError as error:
+            raise errors.MissingExtra(
+                f"spans need OpenTelemetry ({error}): pip install 'SOURCE[otel]' "
+                "(SOURCE is the checkout or wheel of queue_workflows)"
+            ) from error
         self._only_traced = only_traced
-        self._exporter = exporter or _otlp()
+        self._exporter = exporter
+        self._success = export.SpanExportResult.SUCCESS
+        self._trace, self._sdk = trace, sdk
+        # The environment's name of the service, else ours.
+        found = resources.OTELResourceDetector().detect().attributes
+        name = found.get(resources.SERVICE_NAME) or "queue_workflows"
+        named = resources.Resource({resources.SERVICE_NAME: name})
+        self._resource = resources.Resource.create().merge(named)
+        self._scope = instrumentation.InstrumentationScope(
+            "queue_workflows", queue_workflows.__version__
+        )
 
     def records(self, records: Sequence[span_records.Record]) -> None:
         """Send a span for each record; raise `ExportFailed` if the collector did not take it."""
         spans = [
-            self._sdk.span(each)
+            self._span(each)
             for each in records
             if each.span.is_sampled and (each.is_traced or not self._only_traced)
         ]
         for start in range(0, len(spans), CHUNK):
             result = self._exporter.export(spans[start : start + CHUNK])
-            if result is not self._sdk.success:
+            if result is not self._success:
                 raise errors.ExportFailed(
                     f"the collector does not take spans ({len(spans)} wait); see "
                     "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -122,53 +149,14 @@ class Spans(Sink):
         """Close the connection to the collector."""
         self._exporter.shutdown()
 
-
-def _otlp() -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http import trace_exporter
-    except ImportError as error:
-        raise _missing(error) from error
-    return trace_exporter.OTLPSpanExporter(timeout=TIMEOUT_S)
-
-
-def _missing(error: ImportError) -> errors.MissingExtra:
-    return errors.MissingExtra(
-        f"spans need OpenTelemetry ({error}): pip install 'SOURCE[otel]' "
-        "(SOURCE is the checkout or wheel of queue_workflows)"
-    )
-
-
-class _Sdk:
-    """Makes spans of the SDK from records."""
-
-    def __init__(self) -> None:
-        try:
-            from opentelemetry import trace
-            from opentelemetry.sdk import resources
-            from opentelemetry.sdk import trace as sdk
-            from opentelemetry.sdk.trace import export
-            from opentelemetry.sdk.util import instrumentation
-        except ImportError as error:
-            raise _missing(error) from error
-        self.success = export.SpanExportResult.SUCCESS
-        self._trace, self._sdk = trace, sdk
-        self._resource = resources.Resource.create().merge(_named(resources))
-        self._scope = instrumentation.InstrumentationScope(
-            "queue_workflows", queue_workflows.__version__
-        )
-
-    def span(self, record: span_records.Record) -> Any:
+    def _span(self, record: span_records.Record) -> Any:
         """Return an ended span."""
         trace, identity = self._trace, record.span
         ok = trace.StatusCode.OK if record.outcome == "completed" else trace.StatusCode.UNSET
-        status = (
-            trace.Status(trace.StatusCode.ERROR, record.error or record.outcome)
-            if record.is_error
-            else trace.Status(ok)
-        )
-        parent = None
-        if record.parent is not None:
-            parent = self._context(identity.trace_id, record.parent)
+        status = trace.Status(ok)
+        if record.is_error:
+            status = trace.Status(trace.StatusCode.ERROR, record.error or record.outcome)
+        parent = record.parent and self._context(identity.trace_id, record.parent)
         return self._sdk.ReadableSpan(
             name=record.name,
             context=self._context(identity.trace_id, identity.span_id),
@@ -187,19 +175,8 @@ class _Sdk:
         )
 
     def _context(self, trace_id: str, span_id: str) -> Any:
-        return self._trace.SpanContext(
-            int(trace_id, 16),
-            int(span_id, 16),
-            is_remote=False,
-            trace_flags=self._trace.TraceFlags(1),
-        )
-
-
-def _named(resources: Any) -> Any:
-    """Return a resource with our name if the environment gives none."""
-    found = resources.OTELResourceDetector().detect().attributes
-    name = found.get(resources.SERVICE_NAME) or "queue_workflows"
-    return resources.Resource({resources.SERVICE_NAME: name})
+        flags = self._trace.TraceFlags(1)
+        return self._trace.SpanContext(int(trace_id, 16), int(span_id, 16), False, flags)
 
 
 def _nanoseconds(at: datetime.datetime) -> int:

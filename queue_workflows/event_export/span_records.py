@@ -6,13 +6,10 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from queue_workflows.admin import attempt_history
 from queue_workflows.runtime import masking, stored_json, trace_context
 from queue_workflows.types import Row
 
-ENDS: Final = frozenset(
-    {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
-)
-"""Events with which an attempt ends."""
 CAUSES: Final = frozenset({"death", "budget_trip", "stall_trip", "gpu_health_trip"})
 """Events that tell why an attempt ended; that of a death may come after the end."""
 _BAD: Final = frozenset({"failed", "retried", "reclaimed"})
@@ -58,7 +55,7 @@ def ended_claims(rows: Iterable[Row]) -> list[Claim]:
     """Return the claims that these events end or explain, each once."""
     found: dict[Claim, None] = {}
     for row in rows:
-        if row["event_type"] in ENDS | CAUSES and row["claim_no"] and row["job_id"]:
+        if row["event_type"] in attempt_history.ENDS | CAUSES and row["claim_no"] and row["job_id"]:
             claim = Claim(row["job_id"], row["claim_no"], row.get("run_id"), row.get("node_id"))
             found[claim] = None
     return [*found]
@@ -66,21 +63,32 @@ def ended_claims(rows: Iterable[Row]) -> list[Claim]:
 
 def of_attempt(events: Sequence[Row]) -> Record | None:
     """Return the record of one claim from its events; None while it has not ended."""
-    end = next((each for each in events if each["event_type"] in ENDS), None)
+    end = next((each for each in events if each["event_type"] in attempt_history.ENDS), None)
     if end is None:
         return None
     claimed = next((each for each in events if each["event_type"] == "claimed"), None)
-    started = _started(claimed, end)
+    if claimed is not None:
+        started = min(claimed["created_at"], end["created_at"])
+    else:
+        seconds = min(max(stored_json.number(end["elapsed_s"]) or 0.0, 0.0), 1e8)
+        started = end["created_at"] - datetime.timedelta(seconds=seconds)
     causes = [each for each in events if each["event_type"] in CAUSES]
     error = next((each["error"] for each in causes if each["error"]), None) or end["error"]
-    outcome = end["event_type"]
-    given = trace_context.parse(end["traceparent"])
+    outcome, trace = end["event_type"], end["traceparent"]
+    given = trace_context.parse(trace)
+    if "run_id" in end:
+        run, name = trace_context.of_run(end["run_id"], trace), f"node {end['node_id']}"
+        parent: str | None = run.span_id
+        span = trace_context.of_node_attempt(end["run_id"], trace, end["job_id"], end["claim_no"])
+    else:
+        parent, name = given.span_id if given else None, f"job {end['name'] or end['queue'] or ''}"
+        span = trace_context.of_job_attempt(trace, end["job_id"], end["claim_no"])
     attributes = _attributes(claimed or end, end, started) | _of_causes(causes)
     happenings = [_happening(each) for each in events if each not in (claimed, end)]
     return Record(
-        span=_identity(end),
-        parent=_parent(end, given),
-        name=_name(end),
+        span=span,
+        parent=parent,
+        name=_text(name.strip()),
         started=started,
         ended=max(started, end["created_at"]),
         outcome=outcome,
@@ -90,33 +98,6 @@ def of_attempt(events: Sequence[Row]) -> Record | None:
         happenings=happenings + _exception(end),
         is_traced=given is not None,
     )
-
-
-def _started(claimed: Row | None, end: Row) -> datetime.datetime:
-    if claimed is not None:
-        return min(claimed["created_at"], end["created_at"])
-    seconds = stored_json.number(end["elapsed_s"]) or 0.0
-    return end["created_at"] - datetime.timedelta(seconds=min(max(seconds, 0.0), 1e8))
-
-
-def _identity(end: Row) -> trace_context.SpanContext:
-    if "run_id" in end:
-        return trace_context.of_node_attempt(
-            end["run_id"], end["traceparent"], end["job_id"], end["claim_no"]
-        )
-    return trace_context.of_job_attempt(end["traceparent"], end["job_id"], end["claim_no"])
-
-
-def _parent(end: Row, given: trace_context.SpanContext | None) -> str | None:
-    if "run_id" in end:
-        return trace_context.of_run(end["run_id"], end["traceparent"]).span_id
-    return given.span_id if given else None
-
-
-def _name(end: Row) -> str:
-    if "run_id" in end:
-        return _text(f"node {end['node_id']}")
-    return _text(f"job {end['name'] or end['queue'] or ''}".strip())
 
 
 def _attributes(begun: Row, end: Row, started: datetime.datetime) -> dict[str, Any]:
