@@ -53,16 +53,16 @@ def serve(
     }
 
     _load()
-    from queue_workflows.service import application, process_environment, server, settings
+    from queue_workflows.service import application, server, settings
 
     found = settings.load(**given)
     if log_format:
         os.environ["QUEUE_WORKFLOWS_LOG_FORMAT"] = log_format  # also of the workers
-    process_environment.apply(found)
+    settings.apply(found)
     entry_point.setup_logging("debug" if found.debug else log_level, log_format)
     app_loading.load_app(app)
-    process_environment.apply(found)
-    process_environment.check_app(found)
+    settings.apply(found)
+    settings.check_app(found)
     if check:
         if config.database_url() is None:
             cluster.check_installed()

@@ -25,12 +25,12 @@ def app(**settings: Any) -> FastAPI:
     `MissingExtra` without the extra `service`.
     """
     try:
-        from queue_workflows.service import application, process_environment
+        from queue_workflows.service import application
         from queue_workflows.service import settings as service_settings
     except ModuleNotFoundError as error:
         raise missing(error) from None
     found = service_settings.load(**settings)
-    process_environment.apply(found)
+    service_settings.apply(found)
     return application.build(found)
 
 

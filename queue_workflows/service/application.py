@@ -18,7 +18,6 @@ from queue_workflows.service import (
     lifespan,
     problems,
     request_context,
-    request_parts,
     schemas,
     state,
     tokens,
@@ -61,36 +60,15 @@ class _Application(fastapi.FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             named = document.setdefault("components", {}).setdefault("schemas", {})
-            for kind in request.OPERATIONS:
-                if kind.route.body:
-                    model = endpoints.body(kind)
-                    named[kind.route.body] = model.model_json_schema(ref_template=schemas.REF)
+            models = [endpoints.body(kind) for kind in request.OPERATIONS if kind.route.body]
+            for model in (*models, schemas.Problem):
+                named[model.__name__] = model.model_json_schema(ref_template=schemas.REF)
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]
             if example := _trigger_example():
                 named["Trigger"]["example"] = example
-            for path, operations in document["paths"].items():
-                for method, operation in operations.items():
-                    _complete(operation, path, method)
         return super().openapi()
-
-
-def _complete(operation: dict[str, Any], path: str, method: str) -> None:
-    """Add what the guard answers for an endpoint, which FastAPI does not know."""
-    known = operation["responses"]
-    statuses = [400, 414, 431]
-    if path in request_parts.PUBLIC:
-        operation["security"] = []
-    else:
-        statuses += [401, 403, 421, 503]
-    if method.upper() not in request_parts.SAFE:
-        statuses += [408, 413, 415]
-    for status, content in schemas.problems(*statuses).items():
-        schema = {name: part for name, part in content.items() if name != "model"}
-        known.setdefault(str(status), schema)
-    if "requestBody" not in operation and not operation.get("parameters"):
-        known.pop("422", None)
 
 
 def _trigger_example() -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ from queue_workflows import config, db, errors, history
 from queue_workflows.event_export import exporter
 from queue_workflows.maintenance import periodic
 from queue_workflows.runtime import app_loading, service, signals, supervisor
-from queue_workflows.service import process_environment, state
+from queue_workflows.service import settings as service_settings
+from queue_workflows.service import state
 from queue_workflows.worker import parent, shapes
 
 _log = logging.getLogger("queue_workflows.service")
@@ -61,9 +62,9 @@ class Background:
         """
         settings = self._own.settings
         if config.get_config().app is None and app_loading.load_app(None) is not None:
-            process_environment.apply(settings)
+            service_settings.apply(settings)
         exports = exporter.wanted()
-        process_environment.check_app(settings)
+        service_settings.check_app(settings)
         self._exports.enter_context(exporter.running(exports))
         if settings.app_read_only and not self._entries:
             return

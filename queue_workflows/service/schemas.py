@@ -9,6 +9,7 @@ from pydantic import Field
 
 from queue_workflows.requests.catalog import JobState
 from queue_workflows.service import problems as service_problems
+from queue_workflows.service import request_parts
 
 REF: Final = "#/components/schemas/{model}"
 _AT = "2026-03-01T09:30:00+00:00"
@@ -111,10 +112,15 @@ class Problem(pydantic.BaseModel):
     detail: str = Field(examples=["no job 'x'"])
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the description of these error responses for the OpenAPI document."""
+def problems(method: str, *statuses: int, public: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses for the OpenAPI document: these, and those of the guard."""
+    every = {400, 414, 431, *statuses}
+    if not public:
+        every |= {401, 403, 421, 503}
+    if method not in request_parts.SAFE:
+        every |= {408, 413, 415}
     schema = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
     return {
-        code: {"model": Problem, "content": schema, "description": service_problems.TITLES[code]}
-        for code in statuses
+        code: {"content": schema, "description": service_problems.TITLES[code]}
+        for code in sorted(every)
     }

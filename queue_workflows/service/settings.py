@@ -1,8 +1,12 @@
-"""Read and validate the settings of the service: the environment, then the file `.env`."""
+"""Read the settings of the service, and put them into effect in this process and its workers.
+
+They are in the environment, then in the file `.env`.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,7 +18,8 @@ import pydantic_settings
 from dotenv import parser
 from pydantic import Field
 
-from queue_workflows import db, errors
+from queue_workflows import config, db, errors
+from queue_workflows.event_export import exporter
 from queue_workflows.runtime import logs, masking
 from queue_workflows.worker import shapes
 
@@ -46,100 +51,73 @@ class Settings(pydantic_settings.BaseSettings):
         populate_by_name=True,
     )
 
-    app_host: str = Field(
-        default="", description="address to bind; empty: loopback, any behind a proxy"
-    )
-    app_port: int = Field(default=8081, ge=0, le=65_535, description="port to bind; 0: a free one")
-    app_behind_proxy: bool = Field(default=False, description="`--behind-proxy`")
+    app_host: str = Field("", description="address to bind; empty: loopback, any behind a proxy")
+    app_port: int = Field(8081, ge=0, le=65_535, description="port to bind; 0: a free one")
+    app_behind_proxy: bool = Field(False, description="`--behind-proxy`")
     app_allowed_hosts: Annotated[tuple[str, ...], _NAMES] = Field(
-        default=(), description="names that a request's Host may have, beside those of loopback"
+        (), description="names that a request's Host may have, beside those of loopback"
     )
-    app_read_only: bool = Field(default=False, description="`--read-only`: only GET")
-    app_max_body_kb: int = Field(
-        default=2048, ge=1, le=65_536, description="largest body of a request"
-    )
+    app_read_only: bool = Field(False, description="`--read-only`: only GET")
+    app_max_body_kb: int = Field(2048, ge=1, le=65_536, description="largest body of a request")
     app_request_timeout_sec: Seconds = Field(
-        default=10.0,
+        10.0,
         description="longest time of a request, beside its `wait`, until a stream begins; also the "
         "longest time in which a client may read nothing of a response",
     )
-    app_header_timeout_sec: Seconds = Field(
-        default=10.0, description="longest time of a request's head"
-    )
-    app_max_requests: int = Field(default=100, ge=1, le=10_000, description="requests at once")
-    app_max_streams: int = Field(
-        default=100, ge=1, le=10_000, description="long polls, streams at once"
-    )
-    app_max_connections: int = Field(
-        default=1000, ge=1, le=100_000, description="connections at once"
-    )
-    debug: bool = Field(default=False, description="log level debug")
-    local: bool = Field(default=False, description="text logs with tracebacks for a developer")
+    app_header_timeout_sec: Seconds = Field(10.0, description="longest time of a request's head")
+    app_max_requests: int = Field(100, ge=1, le=10_000, description="requests at once")
+    app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls, streams at once")
+    app_max_connections: int = Field(1000, ge=1, le=100_000, description="connections at once")
+    debug: bool = Field(False, description="log level debug")
+    local: bool = Field(False, description="text logs with tracebacks for a developer")
 
     token: pydantic.SecretStr | None = Field(
-        default=None, validation_alias=f"{PREFIX}TOKEN", description="token for everything"
+        None, validation_alias=f"{PREFIX}TOKEN", description="token for everything"
     )
     token_submit: pydantic.SecretStr | None = Field(
-        default=None,
+        None,
         validation_alias=f"{PREFIX}TOKEN_SUBMIT",
         description="token to read, queue, cancel, retry, answer",
     )
     token_read: pydantic.SecretStr | None = Field(
-        default=None, validation_alias=f"{PREFIX}TOKEN_READ", description="token to read"
+        None, validation_alias=f"{PREFIX}TOKEN_READ", description="token to read"
     )
 
-    dl_db_dsn: pydantic.SecretStr | None = Field(default=None, description="DSN of the queue")
-    pg_host: str | None = Field(default=None, description="server of the queue without DL_DB_DSN")
-    pg_port: int = Field(default=5432, ge=1, le=65_535, description="its port")
-    pg_user: str | None = Field(default=None, description="its user")
-    pg_password: pydantic.SecretStr | None = Field(default=None, description="its password")
-    pg_database: str | None = Field(default=None, description="its database")
-    pg_schema: str = Field(
-        default="public", description="refused unless public: the tables' schema"
-    )
-    pg_pool_size: int = Field(default=4, ge=1, le=100, description="connections for requests")
-    pg_max_overflow: int = Field(
-        default=4, ge=0, le=100, description="connections beyond PG_POOL_SIZE"
-    )
-    pg_pool_recycle: int = Field(
-        default=3600, ge=-1, description="age of a connection; -1: no limit"
-    )
+    dl_db_dsn: pydantic.SecretStr | None = Field(None, description="DSN of the queue")
+    pg_host: str | None = Field(None, description="server of the queue without DL_DB_DSN")
+    pg_port: int = Field(5432, ge=1, le=65_535, description="its port")
+    pg_user: str | None = Field(None, description="its user")
+    pg_password: pydantic.SecretStr | None = Field(None, description="its password")
+    pg_database: str | None = Field(None, description="its database")
+    pg_schema: str = Field("public", description="refused unless public: the tables' schema")
+    pg_pool_size: int = Field(4, ge=1, le=100, description="connections for requests")
+    pg_max_overflow: int = Field(4, ge=0, le=100, description="connections beyond PG_POOL_SIZE")
+    pg_pool_recycle: int = Field(3600, ge=-1, description="age of a connection; -1: no limit")
 
-    workers_json: str = Field(default="", description="queues to serve, with their concurrency")
-    dl_heartbeat_sec: Seconds = Field(
-        default=10.0, description="time between two heartbeats of a job"
-    )
-    dl_default_lease_ttl_sec: Seconds = Field(default=60.0, description="lease of a claim")
+    workers_json: str = Field("", description="queues to serve, with their concurrency")
+    dl_heartbeat_sec: Seconds = Field(10.0, description="time between two heartbeats of a job")
+    dl_default_lease_ttl_sec: Seconds = Field(60.0, description="lease of a claim")
     dl_reaper_period_sec: Seconds = Field(
-        default=10.0, description="time between two searches for lapsed leases"
+        10.0, description="time between two searches for lapsed leases"
     )
-    dl_claim_backoff_sec: Seconds = Field(
-        default=15.0, description="time between checks of lock keys"
-    )
+    dl_claim_backoff_sec: Seconds = Field(15.0, description="time between checks of lock keys")
 
-    log_path: str = Field(
-        default="", description="folder of the application log; empty: stderr alone"
-    )
-    log_file_name: str = Field(default="app.log", description="its file")
-    metric_path: str = Field(default="", description="folder of the metric log; empty: none")
-    metric_file_name: str = Field(default="metric.log", description="its file")
-    audit_log_path: str = Field(default="", description="folder of the audit log; empty: none")
-    audit_log_file_name: str = Field(default="audit.log", description="its file")
+    log_path: str = Field("", description="folder of the application log; empty: stderr alone")
+    log_file_name: str = Field("app.log", description="its file")
+    metric_path: str = Field("", description="folder of the metric log; empty: none")
+    metric_file_name: str = Field("metric.log", description="its file")
+    audit_log_path: str = Field("", description="folder of the audit log; empty: none")
+    audit_log_file_name: str = Field("audit.log", description="its file")
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[pydantic_settings.BaseSettings],
-        init_settings: pydantic_settings.PydanticBaseSettingsSource,
-        env_settings: pydantic_settings.PydanticBaseSettingsSource,
-        dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
-        file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
-    ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
+    def settings_customise_sources(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, settings_cls: Any, **own: Any
+    ) -> tuple[Any, ...]:
         """Return the sources: with the prefix, then without; the environment, then `.env`."""
-        del file_secret_settings
         prefixed = pydantic_settings.EnvSettingsSource(settings_cls, env_prefix=PREFIX)
-        dotenv = pydantic_settings.DotEnvSettingsSource(settings_cls, env_prefix=PREFIX)
-        return init_settings, prefixed, env_settings, dotenv, dotenv_settings
+        in_file = pydantic_settings.DotEnvSettingsSource(settings_cls, env_prefix=PREFIX)
+        environment, file = own["env_settings"], own["dotenv_settings"]
+        return own["init_settings"], prefixed, environment, in_file, file
 
     @pydantic.field_validator("app_allowed_hosts", mode="before")
     @classmethod
@@ -263,14 +241,6 @@ def _check_file() -> None:
                 )
 
 
-def file_variables(prefix: str) -> dict[str, str]:
-    """Return the values of the names that begin with `prefix`; none without the file."""
-    found = dotenv.dotenv_values(FILE, encoding=ENCODING)
-    return {
-        name: text for name, text in found.items() if name.startswith(prefix) and text is not None
-    }
-
-
 def load(**given: Any) -> Settings:
     """Return the settings; `given` ones replace those of the environment, None ones do not.
 
@@ -300,11 +270,68 @@ def _fault(fault: Any) -> str:
 
 def describe() -> list[tuple[str, str, str]]:
     """Return name, default and meaning of each setting."""
+    fields = Settings.model_fields.items()
+    shown = {name: "" if each.default is None else str(each.default) for name, each in fields}
     return [
-        (
-            str(field.validation_alias or name).upper(),
-            "" if field.default is None else str(field.default),
-            field.description or "",
-        )
-        for name, field in Settings.model_fields.items()
+        (str(each.validation_alias or name).upper(), shown[name], each.description or "")
+        for name, each in fields
     ]
+
+
+# --- the process -------------------------------------------------------------------------------
+
+_LOGS = (("log_path", "log_file_name"), ("metric_path", "metric_file_name"),
+         ("audit_log_path", "audit_log_file_name"))  # fmt: skip
+"""Settings of folders and of the files in them."""
+
+
+def variables(found: Settings) -> dict[str, str]:
+    """Return the variables that this process and its workers need."""
+    made = {"DL_HEARTBEAT_SEC": str(found.dl_heartbeat_sec)}
+    if (dsn := found.dsn) is not None:
+        made["DB_URL"] = dsn
+    for folder, name in _LOGS:
+        if (path := logs.path_of(getattr(found, folder), getattr(found, name))) is not None:
+            made[folder.upper()] = str(path)
+    return {PREFIX + name: text for name, text in made.items()}
+
+
+def apply(found: Settings) -> None:
+    """Set the variables and the queues that this process and its workers need.
+
+    Called again after the app was loaded, which may name the variable of the DSN.
+    """
+    os.environ.update(variables(found))
+    cfg = config.get_config()
+    cfg.engine_pool_max = found.pg_pool_size + found.pg_max_overflow
+    cfg.pool_recycle_s = found.pg_pool_recycle if found.pg_pool_recycle > 0 else 366 * 86_400
+    own = {name for name, _, _ in describe()}
+    for name, text in dotenv.dotenv_values(FILE, encoding=ENCODING).items():
+        is_other = name.startswith(PREFIX) and not {name, name.removeprefix(PREFIX)} & own
+        if is_other and text is not None:
+            os.environ.setdefault(name, text)
+    if found.dsn is not None:
+        os.environ[config.db_url_variables()[0]] = found.dsn
+    queues = [entry.queue for entry in found.pool]
+    if queues:
+        config.configure(ingest_queues=config.get_config().ingest_queues.union(queues))
+
+
+def check_app(found: Settings) -> None:
+    """Raise `InvalidConfig` for queues without an app whose tasks their workers could run.
+
+    Also for an audit or metric log that cannot be written.
+    """
+    exporter.wanted()
+    if not found.pool:
+        return
+    if config.get_config().app is None:
+        raise errors.InvalidConfig(
+            "WORKERS_JSON needs the app that registers the tasks, which each worker process "
+            "loads: --app or QUEUE_WORKFLOWS_APP"
+        )
+    if not config.get_config().ingest_task_map:
+        raise errors.InvalidConfig(
+            f"app {config.get_config().app} registers no ingest task, and WORKERS_JSON names "
+            "queues: register_ingest_task()"
+        )

@@ -12,7 +12,7 @@ import pytest
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import masking
-from queue_workflows.service import process_environment, settings, tokens
+from queue_workflows.service import settings, tokens
 
 GUIDE = (
     "APP_HOST APP_PORT DEBUG LOCAL PG_HOST PG_PORT PG_USER PG_PASSWORD PG_DATABASE PG_SCHEMA"
@@ -132,11 +132,11 @@ def test_the_file_may_have_the_variables_of_the_library_too(
     )
     with mock.patch.dict(os.environ, QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S="4"):
         os.environ.pop("QUEUE_WORKFLOWS_DB_URL", None)
-        process_environment.apply(settings.load())
+        settings.apply(settings.load())
         assert config.database_url() == "postgresql://file/db"
         assert (config.CANCEL_GRACE_S.read(), config.SHUTDOWN_TIMEOUT_S.read()) == (7, 4)
         assert not {"OTHER", "QUEUE_WORKFLOWS_PG_PORT"} & os.environ.keys()
-        process_environment.apply(settings.load(dl_db_dsn="postgresql://given/db"))
+        settings.apply(settings.load(dl_db_dsn="postgresql://given/db"))
         assert config.database_url() == "postgresql://given/db"
 
 
@@ -148,10 +148,10 @@ def test_a_log_that_cannot_be_written_is_refused(
     monkeypatch.setenv(name, str(folder / "file" / "log"))
     found = settings.load()
     with monkeypatch.context() as given:
-        for variable, text in process_environment.variables(found).items():
+        for variable, text in settings.variables(found).items():
             given.setenv(variable, text)
         with pytest.raises(errors.InvalidConfig, match="cannot be written"):
-            process_environment.check_app(found)
+            settings.check_app(found)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_dsn(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], dsn: st
     assert found.dsn == dsn
     assert "a/@b" not in repr(found)
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://ours")
-    process_environment.apply(found)
+    settings.apply(found)
     assert config.database_url() == (dsn or "postgresql://ours")
 
 

@@ -94,8 +94,9 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     signed: Any = endpoint
     signed.__signature__ = _signature(kind, beside)
     chosen = kind.route
-    statuses = {401, 403, 422, 503, *chosen.refuses, *([404] if "{" in chosen.path else [])}
-    replies = schemas.problems(*sorted(statuses))
+    statuses = [*chosen.refuses, *([404] if "{" in chosen.path else [])]
+    statuses += [422] if chosen.body or len(signed.__signature__.parameters) > 1 else []
+    replies = schemas.problems(chosen.method, *statuses)
     if kind in _DESCRIBED:
         replies[200] = {"model": _DESCRIBED[kind]}
     if issubclass(kind, catalog.Stream):
