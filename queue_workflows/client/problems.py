@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import httpx
@@ -24,13 +24,8 @@ _OTHERS: Final[Mapping[str, type[errors.QueueWorkflowsError]]] = {
 }
 """Types of problems that are no class of `errors`."""
 _STATUSES: Final[Mapping[int, type[errors.QueueWorkflowsError]]] = {
-    401: errors.AccessDenied,
-    403: errors.AccessDenied,
-    408: errors.ServiceUnavailable,
-    429: errors.ServiceUnavailable,
-    502: errors.ServiceUnavailable,
-    503: errors.ServiceUnavailable,
-    504: errors.ServiceUnavailable,
+    **dict.fromkeys((401, 403), errors.AccessDenied),
+    **dict.fromkeys((408, 429, 502, 503, 504), errors.ServiceUnavailable),
 }
 
 
@@ -45,17 +40,14 @@ def of_response(response: httpx.Response) -> errors.QueueWorkflowsError:
     text = f"{shown} (HTTP {response.status_code})"
     kind = document.get("type")
     name = kind.removeprefix(_PREFIX) if isinstance(kind, str) else ""
-    found = _leaves().get(name) or _OTHERS.get(name) or _by_status(response.status_code)
+    status = response.status_code
+    default = errors.ServiceFailed if status >= 500 or status < 400 else errors.RequestRefused
+    found = _leaves().get(name) or _OTHERS.get(name) or _STATUSES.get(status, default)
     if issubclass(found, errors.IdempotencyClash):
         existing = document.get("existing")
         members = cast("dict[str, Any]", existing) if isinstance(existing, dict) else {}
         return found(text, str(members.get("job_id") or ""))
     return found(text)
-
-
-def _by_status(status: int) -> type[errors.QueueWorkflowsError]:
-    default = errors.ServiceFailed if status >= 500 or status < 400 else errors.RequestRefused
-    return _STATUSES.get(status, default)
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:
@@ -69,17 +61,13 @@ def _document(response: httpx.Response) -> dict[str, Any]:
 @functools.cache
 def _leaves() -> dict[str, type[errors.QueueWorkflowsError]]:
     """Return the classes of errors by the name that the service gives them."""
-    found: dict[str, type[errors.QueueWorkflowsError]] = {}
-    for kind in _below(errors.QueueWorkflowsError):
-        if kind.__module__ == errors.__name__ and not issubclass(kind, errors.JobSignal):
-            found[re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()] = kind
-    return found
-
-
-def _below(kind: type[errors.QueueWorkflowsError]) -> Iterator[type[errors.QueueWorkflowsError]]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _below(each)
+    base = errors.QueueWorkflowsError
+    return {
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+        and not issubclass(kind, errors.JobSignal)
+    }  # fmt: skip
 
 
 def of_transport(error: httpx.HTTPError | httpx.InvalidURL) -> errors.QueueWorkflowsError:

@@ -9,10 +9,6 @@ from queue_workflows import errors
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_EXTRA = (
-    "anyio", "dotenv", "fastapi", "h11", "pydantic", "pydantic_settings", "starlette", "uvicorn",
-)  # fmt: skip
-
 
 def app(**settings: Any) -> FastAPI:
     """Return the service as an ASGI application, to run or to mount in an app's own.
@@ -35,8 +31,8 @@ def app(**settings: Any) -> FastAPI:
 
 
 def missing(error: ModuleNotFoundError) -> Exception:
-    """Return the error for a package of the extra that is not installed, else the given error."""
-    if (error.name or "").partition(".")[0] not in _EXTRA:
+    """Return the error for a package that is not installed, else the given error."""
+    if (error.name or __name__).partition(".")[0] == __name__.partition(".")[0]:
         return error
     return errors.MissingExtra(
         f"{error.name} is not installed: pip install 'SOURCE[service]' "

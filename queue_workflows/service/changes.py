@@ -177,38 +177,28 @@ class Changes:
         Nothing is noted before all was read: after an error the next call returns the same.
         """
         now = history.now()
-        since = self._since or now - OVERLAP
         rows: list[Row] = []
-        for page in _pages(since):
-            rows += [row for row in page if _key(row) not in self._seen]
+        for page in _pages(self._since or now - OVERLAP):
+            rows += [row for row in page if (row["kind"], row["id"]) not in self._seen]
         jobs = [*map(job_change, rows)]
-        runs = self._changed_runs(_runs_of(jobs))
+        wanted = _runs_of(jobs) | self._runs.keys()
+        recent_s = OVERLAP.total_seconds()
+        states = history.run_states(wanted, recent_s=recent_s, limit=WATCHED_RUNS)
+        runs = [row for row in states if self._runs.get(row["id"]) != _state(row)]
         first, self._since = self._since is None, now - OVERLAP
         self._note(rows, runs)
         return [] if first else [*jobs, *map(run_change, runs)]
 
-    def _changed_runs(self, touched: set[str]) -> list[Row]:
-        """Return the runs whose status is another one than before."""
-        wanted = touched | self._runs.keys()
-        recent_s = OVERLAP.total_seconds()
-        found = history.run_states(wanted, recent_s=recent_s, limit=WATCHED_RUNS)
-        return [row for row in found if self._runs.get(row["id"]) != _state(row)]
-
     def _note(self, rows: list[Row], runs: list[Row]) -> None:
-        self._seen.update((_key(row), None) for row in rows)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+        self._seen.update(((row["kind"], row["id"]), None) for row in rows)
         for row in runs:
             if row["status"] in TERMINAL_RUN_STATUSES:
                 self._runs.pop(row["id"], None)
             else:
                 self._runs[row["id"]] = _state(row)
-        while len(self._runs) > WATCHED_RUNS:
-            self._runs.popitem(last=False)
-
-
-def _key(row: Row) -> tuple[str, int]:
-    return row["kind"], row["id"]
+        for known, most in ((self._seen, REMEMBERED), (self._runs, WATCHED_RUNS)):
+            while len(known) > most:
+                known.popitem(last=False)
 
 
 def _state(row: Row) -> tuple[str, int]:

@@ -14,28 +14,16 @@ from starlette.responses import Response
 
 from queue_workflows import check as workflow_check
 from queue_workflows import config, errors, jobs, runs, workers
-from queue_workflows.requests import catalog, request
+from queue_workflows.requests import catalog
 from queue_workflows.service import job_states, problems, responses, state
 from queue_workflows.service.routes import endpoints
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Callable[..., Any])
 router = fastapi.APIRouter()
 RECHECK_S: Final = 1.0
 """Longest time between two reads of a state that a long poll waits for."""
 _HIDDEN: Final = frozenset({"definition", "definition_hash", "celery_task_id"})
-
-
-def _answers(*kinds: endpoints.Kind, **more: Any) -> Callable[[A], A]:
-    """Return what makes a function the answer to these requests; `more`: of the route."""
-
-    def added(answer: A) -> A:
-        for kind in kinds:
-            endpoints.add(router, kind, answer, **more)
-        return answer
-
-    return added
 
 
 def _actor(http: fastapi.Request) -> str:
@@ -124,7 +112,6 @@ def _place(cursor: str | None, *kinds: type) -> list[Any] | None:
 # --- jobs --------------------------------------------------------------------------------------
 
 
-@_answers(catalog.Enqueue)
 def _enqueue(asked: catalog.Enqueue, http: fastapi.Request) -> JsonDict | Response:
     own = asked.idempotency_key
     try:
@@ -147,12 +134,10 @@ def _content_of(row: Row) -> JsonDict:
     return {"job_id": row["id"], "task": row["task_name"]} | {name: row[name] for name in names}
 
 
-@_answers(catalog.GetJob, catalog.ExplainJob)
-def _job(asked: catalog.GetJob | catalog.ExplainJob, _: object) -> JsonDict:
+def _job(asked: catalog.GetJob | catalog.ExplainJob) -> JsonDict:
     return job_states.named(_found(asked.run(), "job", asked.job_id))
 
 
-@_answers(catalog.GetJobStatus)
 async def _status(
     asked: catalog.GetJobStatus, http: fastapi.Request, wait: float | None
 ) -> Response:
@@ -179,14 +164,12 @@ def _state(job_id: str) -> JsonDict:
     }
 
 
-@_answers(catalog.CancelJob)
 def _cancel_job(asked: catalog.CancelJob, http: fastapi.Request) -> JsonDict:
     _state(asked.job_id)
     asked.run(_actor(http))
     return _state(asked.job_id)
 
 
-@_answers(catalog.RetryJob)
 def _retry_job(asked: catalog.RetryJob, http: fastapi.Request) -> JsonDict | Response:
     (done,) = asked.run(_actor(http))
     if done["outcome"] == "unknown":
@@ -197,12 +180,6 @@ def _retry_job(asked: catalog.RetryJob, http: fastapi.Request) -> JsonDict | Res
     return _state(asked.job_id)
 
 
-@_answers(catalog.GetJobEvents)
-def _job_events(asked: catalog.GetJobEvents, _: object) -> JsonDict:
-    return {"job_id": asked.job_id, "events": _found(asked.run(), "job", asked.job_id)}
-
-
-@_answers(catalog.ListJobs)
 def _jobs(asked: catalog.ListJobs, _: object, cursor: str | None) -> JsonDict:
     place = _place(cursor, int)
     rows = jobs.list(
@@ -216,14 +193,6 @@ def _jobs(asked: catalog.ListJobs, _: object, cursor: str | None) -> JsonDict:
 # --- runs --------------------------------------------------------------------------------------
 
 
-@_answers(
-    catalog.Submit,
-    status_code=201,
-    responses={
-        200: {"description": "The run that has the key, which was there already"},
-        201: {"description": "The new run"},
-    },
-)
 def _submit(asked: catalog.Submit, http: fastapi.Request) -> Response:
     """Return the run; 200 if the one of the key was there already."""
     # A process without any workflow cannot know which ones the orchestrators have.
@@ -243,7 +212,6 @@ def _shown(row: Any) -> JsonDict:
     return {name: value for name, value in row.items() if name not in _HIDDEN}
 
 
-@_answers(catalog.GetRun)
 async def _run(asked: catalog.GetRun, http: fastapi.Request, wait: float | None) -> Response:
     def read() -> JsonDict:
         row = _found(asked.run(), "run", asked.run_id)
@@ -258,7 +226,6 @@ async def _run(asked: catalog.GetRun, http: fastapi.Request, wait: float | None)
     )
 
 
-@_answers(catalog.ListRuns)
 def _runs(asked: catalog.ListRuns, _: object, cursor: str | None) -> JsonDict:
     place = _place(cursor, datetime, str)
     rows = runs.list(
@@ -270,22 +237,6 @@ def _runs(asked: catalog.ListRuns, _: object, cursor: str | None) -> JsonDict:
     return _page(rows, asked.limit, ("created_at", "id"))
 
 
-@_answers(catalog.ListNodes)
-def _nodes(asked: catalog.ListNodes, _: object, cursor: str | None) -> JsonDict:
-    return _found(asked.run(after=cursor), "run", asked.run_id)
-
-
-@_answers(catalog.ExplainRun)
-def _why(asked: catalog.ExplainRun, _: object) -> JsonDict:
-    return _found(asked.run(), "run", asked.run_id)
-
-
-@_answers(catalog.CancelRun)
-def _cancel_run(asked: catalog.CancelRun, _: object) -> JsonDict:
-    return _shown(_found(asked.run() or runs.get(asked.run_id), "run", asked.run_id))
-
-
-@_answers(catalog.RetryRun)
 def _retry_run(asked: catalog.RetryRun, _: object) -> JsonDict:
     try:
         return _shown(asked.run())
@@ -293,49 +244,78 @@ def _retry_run(asked: catalog.RetryRun, _: object) -> JsonDict:
         raise errors.InputRefused(str(error)) from None  # a conflict with the run's state
 
 
-@_answers(catalog.AnswerNode)
-def _answer(asked: catalog.AnswerNode, _: object) -> JsonDict:
-    submission = asked.run(check=True)
-    return {"submission_id": submission, "run_id": asked.run_id, "node_id": asked.node_id}
-
-
 # --- workers, queues, schedules ----------------------------------------------------------------
 
 
-@_answers(catalog.EnableWorkers, catalog.DisableWorkers, catalog.DrainWorkers)
 def _switched(asked: Any, http: fastapi.Request) -> Any:
     """Return the control row; a machine or queue in the path that is unknown is not found."""
     workers.refuse_unknown(asked.queue, host=asked.host)
     return asked.run(_actor(http))
 
 
-@_answers(catalog.ResumeQueue)
-def _resumed(asked: catalog.ResumeQueue, _: object) -> JsonDict:
-    return {"resumed": asked.run()}
-
-
-@_answers(catalog.PreviewSchedule)
-def _preview(asked: catalog.PreviewSchedule, _: object) -> JsonDict:
-    return {"name": asked.name, "items": [one._asdict() for one in asked.run()]}
-
-
-@_answers(catalog.PauseSchedule, catalog.ResumeSchedule)
-def _paused(asked: catalog.PauseSchedule | catalog.ResumeSchedule, _: object) -> JsonDict:
-    asked.run()
-    return {"name": asked.name, "paused": isinstance(asked, catalog.PauseSchedule)}
-
-
-@_answers(catalog.RunSchedule)
 def _fired(asked: catalog.RunSchedule, _: object) -> JsonDict:
     fired = asked.run()
     return {"name": asked.name, "id": fired.id, "skipped": fired.skipped}
 
 
-@_answers(catalog.ListWorkers, catalog.ListQueues, catalog.ListSchedules)
-def _items(asked: request.Request[Any], _: object) -> JsonDict:
-    return {"items": asked.run()}
+def _paused(asked: catalog.PauseSchedule | catalog.ResumeSchedule, _: object) -> JsonDict:
+    asked.run()
+    return {"name": asked.name, "paused": isinstance(asked, catalog.PauseSchedule)}
 
 
-@_answers(catalog.GetQueue, catalog.PauseQueue, catalog.LimitQueue)
-def _row(asked: request.Request[Any], http: fastapi.Request) -> Any:
-    return asked.run(_actor(http))
+# --- what answers each request -----------------------------------------------------------------
+
+_ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
+    catalog.Enqueue: _enqueue,
+    catalog.GetJob: lambda asked, _: _job(asked),
+    catalog.CancelJob: _cancel_job,
+    catalog.RetryJob: _retry_job,
+    catalog.GetJobEvents: lambda asked, _: {
+        "job_id": asked.job_id, "events": _found(asked.run(), "job", asked.job_id)
+    },
+    catalog.ExplainJob: lambda asked, _: _job(asked),
+    catalog.Submit: _submit,
+    catalog.ExplainRun: lambda asked, _: _found(asked.run(), "run", asked.run_id),
+    catalog.CancelRun: lambda asked, _: _shown(
+        _found(asked.run() or runs.get(asked.run_id), "run", asked.run_id)
+    ),
+    catalog.RetryRun: _retry_run,
+    catalog.AnswerNode: lambda asked, _: {
+        "submission_id": asked.run(check=True), "run_id": asked.run_id, "node_id": asked.node_id
+    },
+    catalog.ListWorkers: lambda asked, _: {"items": asked.run()},
+    catalog.EnableWorkers: _switched,
+    catalog.DisableWorkers: _switched,
+    catalog.DrainWorkers: _switched,
+    catalog.ListQueues: lambda asked, _: {"items": asked.run()},
+    catalog.GetQueue: lambda asked, _: asked.run(),
+    catalog.PauseQueue: lambda asked, http: asked.run(_actor(http)),
+    catalog.ResumeQueue: lambda asked, _: {"resumed": asked.run()},
+    catalog.LimitQueue: lambda asked, _: asked.run(),
+    catalog.ListSchedules: lambda asked, _: {"items": asked.run()},
+    catalog.PreviewSchedule: lambda asked, _: {
+        "name": asked.name, "items": [one._asdict() for one in asked.run()]
+    },
+    catalog.PauseSchedule: _paused,
+    catalog.ResumeSchedule: _paused,
+    catalog.RunSchedule: _fired,
+}  # fmt: skip
+_BESIDE: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request, Any], Any]]] = {
+    catalog.GetJobStatus: _status,
+    catalog.ListJobs: _jobs,
+    catalog.GetRun: _run,
+    catalog.ListRuns: _runs,
+    catalog.ListNodes: lambda asked, _, cursor: _found(
+        asked.run(after=cursor), "run", asked.run_id
+    ),
+}
+"""The answers that take a cursor, or the seconds of a long poll."""
+_SUBMITTED: Final = {
+    "status_code": 201,
+    "responses": {
+        200: {"description": "The run that has the key, which was there already"},
+        201: {"description": "The new run"},
+    },
+}
+for _kind, _answer in (_ANSWERS | _BESIDE).items():
+    endpoints.add(router, _kind, _answer, **(_SUBMITTED if _kind is catalog.Submit else {}))
