@@ -31,7 +31,7 @@ from queue_workflows.db import functions, ledger, scratch_databases, statements
 from queue_workflows.dispatch import advance, drain, hooks
 from queue_workflows.maintenance import sweeps
 from queue_workflows.model_cache import ModelCache
-from queue_workflows.testing import apps, clock, faults, result, servers
+from queue_workflows.testing import apps, faults, result, servers
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 HOST = "test-host"
@@ -155,32 +155,27 @@ class Harness:
         raise AssertionError("the work does not end")
 
     def _run_one(self, queue: str) -> int:
+        table = job_tables.of_queue(queue)
+        is_gpu = queue == "gpu"
+        chosen: dict[str, Any] = {"lane": 0} if table.in_run else {}
+        if is_gpu:
+            known = sorted(model_registry.known_ids()) or None
+            chosen |= {"model": self._cache.current_model, "models": known}
+        chosen |= {"host": HOST, "lease_s": LEASE_S}
         # The commit of the first job with a lock key admits the next due job with that key.
-        job = self._claim(queue) or self._claim(queue)
+        claim = manual_claims.claim_next
+        job = claim(table, queue, **chosen) or claim(table, queue, **chosen)
         if job is None:
             return 0
-        table = job_tables.of_queue(queue)
         where: str = job["node_id"] if table.in_run else job["task_name"]
         fault = next((fault for fault in self._faults if fault.strikes(where)), None)
         with faults.met(table, job, fault) as goes_on:
-            if goes_on:
-                self._execute(table, job)
+            if goes_on and table.in_run:
+                cache = self._cache if is_gpu else None
+                node_executor.execute_node(job, model_cache=cache, cancel_event=threading.Event())
+            elif goes_on:
+                ingest_executor.execute_ingest_job(job)
         return 1
-
-    def _claim(self, queue: str) -> Row | None:
-        table = job_tables.of_queue(queue)
-        chosen: dict[str, Any] = {"lane": 0} if table.in_run else {}
-        if queue == "gpu":
-            known = sorted(model_registry.known_ids()) or None
-            chosen |= {"model": self._cache.current_model, "models": known}
-        return manual_claims.claim_next(table, queue, host=HOST, lease_s=LEASE_S, **chosen)
-
-    def _execute(self, table: job_tables.JobTable, job: Row) -> None:
-        if not table.in_run:
-            ingest_executor.execute_ingest_job(job)
-            return
-        cache = self._cache if job["queue"] == "gpu" else None
-        node_executor.execute_node(job, model_cache=cache, cancel_event=threading.Event())
 
     # --- time
 
@@ -201,8 +196,13 @@ class Harness:
         """
         if seconds < 0:
             raise errors.InvalidConfig(f"advance({seconds:g}): time does not go back")
+        own, by = statements.test_clock, datetime.timedelta(seconds=seconds)
         with db.transaction() as conn:
-            clock.pass_time(conn, seconds)
+            for move in (
+                *own.move_jobs.values(), own.move_runs, own.move_outbox, own.move_answers,
+                own.move_input_timeouts, own.move_workers, own.move_heartbeats,
+            ):  # fmt: skip
+                move(conn, by=by)
         self._passed_s += seconds
         with db.statement() as conn:
             sweeps.reclaim(conn)
@@ -226,7 +226,7 @@ class Harness:
         have been part of it.
         """
         with db.transaction() as conn:
-            wait_s = clock.next_due_s(conn, after=began)
+            wait_s = statements.test_clock.next_due(conn, after=began)
         if wait_s is None:
             return False
         if wait_s >= 0:
@@ -300,16 +300,10 @@ def harness(
         db.close_pool()
         stack.callback(db.close_pool)
         if own:
-            _empty()
+            with db.connection() as conn:
+                scratch_databases.empty(conn, keep={ledger.NAME, functions.TABLE})
         config.get_config().builtin_model_registrar()
         made = Harness(dsn, folder)
         made.tick()
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def _empty() -> None:
-    with db.connection() as conn:
-        scratch_databases.empty(conn, keep={ledger.NAME, functions.TABLE})
+        stack.callback(made.close)
+        yield made

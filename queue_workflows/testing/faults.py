@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -41,34 +41,24 @@ class Fault:
 @contextmanager
 def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[bool]:
     """Apply a claimed job's fault; yield whether it is still to be executed inside the block."""
-    if fault is None:
-        yield True
-    elif fault.kind == "crash":
-        _crash(table, job)
-        yield False
-    elif fault.kind == "budget":
-        _end_by_watchdog(table, job, guards.budget_for(job))
-        yield False
-    elif not table.in_run and fault.kind == "cancelled":
-        _stop_task(table, job)
-        yield False
+    kind = None if fault is None else fault.kind
+    lease = job_tables.lease_of(table, job)
+    if kind == "crash":
+        # The worker dies with the job: its parent sees that, and a crash is counted.
+        with db.transaction() as conn:
+            db.run(conn, recovery.charge(lease, evidence="killed by a test"))
+    elif kind == "budget":
+        budget_s = guards.budget_for(job)
+        text = f"budget: ran longer than {budget_s:g} s"
+        with db.transaction() as conn:
+            db.run(conn, record.end_by_watchdog(lease, error=text, seconds=budget_s))
+    elif not table.in_run and kind == "cancelled":
+        _stop_task(lease, job)
     else:
-        with _replaced(table, job, fault):
+        with _replaced(table, job, fault) if fault else nullcontext():
             yield True
-
-
-def _crash(table: job_tables.JobTable, job: Row) -> None:
-    """Let the worker die with the job: its parent sees that, and a crash is counted."""
-    with db.transaction() as conn:
-        db.run(conn, recovery.charge(job_tables.lease_of(table, job), evidence="killed by a test"))
-
-
-def _end_by_watchdog(table: job_tables.JobTable, job: Row, budget_s: float) -> None:
-    """Let the watchdog end the worker, as if the job's budget was over."""
-    text = f"budget: ran longer than {budget_s:g} s"
-    with db.transaction() as conn:
-        lease = job_tables.lease_of(table, job)
-        db.run(conn, record.end_by_watchdog(lease, error=text, seconds=budget_s))
+        return
+    yield False
 
 
 class _Cancelled(control.NoControl):
@@ -82,24 +72,31 @@ class _Cancelled(control.NoControl):
             call()
 
 
-def _stop_task(table: job_tables.JobTable, job: Row) -> None:
+def _stop_task(lease: job_tables.Lease, job: Row) -> None:
     """End a task that yields or awaits there; any other ends with its worker."""
     jobs.cancel(job["id"])
-    task, outcome = config.get_config().ingest_task_map.get(job["task_name"]), _STOPPED
+    task = config.get_config().ingest_task_map.get(job["task_name"])
+    outcome = outcomes.Outcome("cancelled", 0.0)
     if task is not None and handlers.can_be_ended(task):
         outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
-        record.record(conn, job_tables.lease_of(table, job), outcome)
-
-
-_STOPPED = outcomes.Outcome("cancelled", 0.0)
+        record.record(conn, lease, outcome)
 
 
 @contextmanager
 def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[None]:
     """Replace the job's handler by the fault while it runs."""
+
+    def raises() -> None:
+        raise fault.error
+
+    def hangs(cancel_event: threading.Event) -> None:
+        # No other process can do it, so the job's own thread makes the cancel that it waits for.
+        runs.cancel(job["run_id"])
+        cancel_event.set()
+
+    handler, cfg = raises if fault.kind == "fail" else hangs, config.get_config()
     known: dict[str, Any]
-    handler, cfg = _handler(job, fault), config.get_config()
     if table.in_run:
         known, name, own = cfg.node_map, job["node_module"], config.RegisteredNode(handler)
     else:
@@ -112,18 +109,6 @@ def _replaced(table: job_tables.JobTable, job: Row, fault: Fault) -> Generator[N
         known.pop(name)
         if before is not None:
             known[name] = before
-
-
-def _handler(job: Row, fault: Fault) -> Callable[..., Any]:
-    def raises() -> None:
-        raise fault.error
-
-    def hangs(cancel_event: threading.Event) -> None:
-        # No other process can do it, so the job's own thread makes the cancel that it waits for.
-        runs.cancel(job["run_id"])
-        cancel_event.set()
-
-    return raises if fault.kind == "fail" else hangs
 
 
 def error_of(given: BaseException | type[BaseException] | str) -> BaseException:

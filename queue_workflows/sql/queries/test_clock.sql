@@ -57,9 +57,3 @@ SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
      UNION ALL
     SELECT min(available_at) FROM workflow_input_submissions
      WHERE status = 'pending' AND available_at > %(after)s) waits;
-
--- name: expire_lease none
--- tables: ingest_jobs workflow_node_jobs
--- Let the lease of a claim lapse, as if its worker had died a lease ago.
-UPDATE ingest_jobs SET lease_expires_at = now() - interval '1 s'
- WHERE id = %(job)s AND claim_no = %(claim)s AND status = 'running';
