@@ -10,9 +10,7 @@ from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
-ENDS = frozenset(
-    {"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"}
-)
+ENDS = frozenset({"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"})
 """Events with which an attempt ends; each has its claim's number."""
 DEATHS = _TRIPS | {"death", "reclaimed"}
 """Events of attempts whose worker died or was ended."""

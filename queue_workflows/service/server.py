@@ -90,10 +90,7 @@ class _Server(uvicorn.Server):
     """A server that ends slow connections, reports that it listens, and handles no signal."""
 
     def __init__(
-        self,
-        chosen: uvicorn.Config,
-        own: state.Service,
-        listening: Callable[[], object],
+        self, chosen: uvicorn.Config, own: state.Service, listening: Callable[[], object]
     ) -> None:
         super().__init__(chosen)
         self._own = own
