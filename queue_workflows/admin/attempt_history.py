@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
@@ -29,15 +28,16 @@ def build(
     queued_at, current = job["created_at"], 0
     for event in events:
         number = event["claim_no"] or current
-        if event["event_type"] == "claimed":
+        kind, at = event["event_type"], event["created_at"]
+        if kind == "claimed":
             current = number
-            made[number] = _attempt(number, event, _waited_from(queued_at, event, reopened))
+            if queued_at is None and reopened is not None and reopened <= at:
+                queued_at = reopened
+            made[number] = _attempt(number, event, queued_at)
         elif number in made:
             _add(made[number], event)
-        if event["event_type"] in ENDS:
-            queued_at = (
-                None if event["event_type"] in TERMINAL_RUN_STATUSES else event["created_at"]
-            )
+        if kind in ENDS:
+            queued_at = None if kind in TERMINAL_RUN_STATUSES else at
     if job["claim_no"] and job["claim_no"] not in made:
         made[job["claim_no"]] = _from_row(job)
     for number, attempt in made.items():
@@ -50,12 +50,8 @@ def build(
 
 def log_of(row: Row) -> JsonDict:
     """Return a stored log as `text`, with a line in place of what was cut, and `cut_bytes`."""
-    return {"text": log_text(row), "cut_bytes": row["cut_bytes"]}
-
-
-def log_text(row: Row) -> str:
-    """Return a stored log as one text."""
-    return row["head"] + (gap(row["cut_bytes"]) if row["cut_bytes"] else "") + row["tail"]
+    cut = row["cut_bytes"]
+    return {"text": row["head"] + (gap(cut) if cut else "") + row["tail"], "cut_bytes": cut}
 
 
 def gap(cut_bytes: int) -> str:
@@ -63,29 +59,18 @@ def gap(cut_bytes: int) -> str:
     return f"\n[... {cut_bytes:,} bytes cut ...]\n"
 
 
-def _waited_from(
-    queued_at: datetime | None, event: Row, reopened: datetime | None
-) -> datetime | None:
-    if queued_at is None and reopened is not None and reopened <= event["created_at"]:
-        return reopened
-    return queued_at
-
-
 def _attempt(number: int, event: Row, queued_at: datetime | None) -> JsonDict:
-    claimed_at = event["created_at"]
+    claimed_at, worker_id = event["created_at"], event["worker_id"]
+    pid = str(worker_id or "").partition(":")[2].partition(":")[0]
     return {
         "claim_no": number,
         "host_label": event["host_label"],
-        "worker_id": event["worker_id"],
-        "pid": _pid(event["worker_id"]),
+        "worker_id": worker_id,
+        "pid": int(pid) if pid.isdecimal() else None,
         "queued_at": queued_at,
         "waited_s": _seconds(queued_at, claimed_at),
         "claimed_at": claimed_at,
-        "ended_at": None,
-        "ran_s": None,
-        "outcome": None,
-        "error": None,
-        "traceback": None,
+        **dict.fromkeys(("ended_at", "ran_s", "outcome", "error", "traceback")),
         "events": [_event(event)],
         "log": None,
         "machine": None,
@@ -140,8 +125,3 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     if start is None or end is None:
         return None
     return max(0.0, (end - start).total_seconds())
-
-
-def _pid(worker_id: Any) -> int | None:
-    text = str(worker_id or "").partition(":")[2].partition(":")[0]
-    return int(text) if text.isdecimal() else None

@@ -40,9 +40,13 @@ def of_run(
     definition = row.pop("definition")
     graph = stored_json.graph_nodes(definition)
     read_at = row.pop("read_at")
-    records = _by(events, "node_id"), _by(stored, "job_id")
-    made = [_node(job, graph.get(job["node_id"]), row, records) for job in jobs]
-    found = {node["node_id"]: node for node in _with_machine_samples(conn, made)}
+    by_node, by_job = _by(events, "node_id"), _by(stored, "job_id")
+    made = [
+        _node(job, graph, row["queued_at"], by_node[job["node_id"]], by_job[job["id"]])
+        for job in jobs
+    ]
+    _add_machine_samples(conn, made)
+    found = {node["node_id"]: node for node in made}
     rest = [name for name in nodes or () if name not in graph and name not in found]
     later = item_nodes.waiting(conn, run_id, definition, rest)
     wanted = [*graph, *(name for name in found if name not in graph), *later]
@@ -103,13 +107,11 @@ def page_of_run(
 
 def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
     """Return the maps of a run's graph with their items by state; `items_failed`: the first."""
-    found: list[JsonDict] = []
-    for row in statements.overview.maps(conn, run=run_id):
-        failed = statements.overview.failed_items(
-            conn, run=run_id, map=row["node_id"], limit=FAILED_ITEMS
-        )
-        found.append({**row, "items_failed": failed})
-    return found
+    failed = statements.overview.failed_items
+    return [
+        {**row, "items_failed": failed(conn, run=run_id, map=row["node_id"], limit=FAILED_ITEMS)}
+        for row in statements.overview.maps(conn, run=run_id)
+    ]
 
 
 def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[JsonDict]:
@@ -133,21 +135,11 @@ def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[Json
             done = all(state in ("completed", "skipped") for state in states)
             ended = next((state for state in ("failed", "cancelled") if state in states), None)
             last = ended or ("completed" if done else "running")
-        loops.append(
-            {
-                "node_id": name,
-                "at_most": _at_most(graph.get(name)) or max(by_number),
-                "rounds": max(begun, default=0),
-                "last": last,
-            }
-        )
+        own = stored_json.mapping((graph.get(name) or {}).get("loop"))
+        at_most = len(stored_json.sequence(own.get("rounds"))) or max(by_number)
+        most = max(begun, default=0)
+        loops.append({"node_id": name, "at_most": at_most, "rounds": most, "last": last})
     return loops
-
-
-def _at_most(entry: Row | None) -> int:
-    """Return how many rounds a loop has at most; 0 for an entry that is none of a loop."""
-    loop = stored_json.mapping(entry.get("loop")) if entry else {}
-    return len(stored_json.sequence(loop.get("rounds")))
 
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
@@ -155,19 +147,13 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     job = statements.history_rows.node(conn, job=job_id)
     if job is None:
         return _ingest_job(conn, job_id)
-    run = statements.history_rows.run(conn, run_id=job["run_id"]) or {
-        "definition": None,
-        "queued_at": None,
-    }
-    names = [job["node_id"]]
-    events = _by(
-        statements.history_rows.node_events(conn, run_id=job["run_id"], nodes=names), "node_id"
-    )
-    logs = _by(
-        statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.NODE_JOBS.name), "job_id"
-    )
-    entry = stored_json.graph_nodes(run["definition"]).get(job["node_id"])
-    return _with_machine_samples(conn, [_node(job, entry, run, (events, logs))])[0]
+    run = statements.history_rows.run(conn, run_id=job["run_id"])
+    graph = stored_json.graph_nodes(run["definition"] if run else None)
+    events = statements.history_rows.node_events(conn, run_id=job["run_id"], nodes=[job["node_id"]])
+    logs = statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.NODE_JOBS.name)
+    made = _node(job, graph, run["queued_at"] if run else None, events, logs)
+    _add_machine_samples(conn, [made])
+    return made
 
 
 def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
@@ -176,19 +162,19 @@ def _ingest_job(conn: db.Connection, job_id: str) -> JsonDict | None:
         return None
     events = statements.history_rows.ingest_events(conn, job=job_id)
     logs = statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.INGEST_JOBS.name)
-    shown = _with_attempts({"kind": "ingest job"} | job, events, logs, None)
-    acts = [_act(event) for event in events if event["actor"]]
-    return _with_machine_samples(conn, [shown | {"acts": acts}])[0]
+    made = _with_attempts({"kind": "ingest job"} | job, events, logs, None)
+    _add_machine_samples(conn, [made])
+    names = ("event_type", "actor", "error", "detail")
+    acts = [
+        {"at": event["created_at"]} | {name: event[name] for name in names}
+        for event in events
+        if event["actor"]
+    ]
+    return made | {"acts": acts}
 
 
-def _act(event: Row) -> JsonDict:
-    return {"at": event["created_at"]} | {
-        key: event[key] for key in ("event_type", "actor", "error", "detail")
-    }
-
-
-def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[JsonDict]:
-    """Return the jobs; attempts that died get the last sample of their machine."""
+def _add_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> None:
+    """Give attempts that died the last sample of their machine."""
     died = [
         attempt
         for job in jobs
@@ -204,7 +190,6 @@ def _with_machine_samples(conn: db.Connection, jobs: list[JsonDict]) -> list[Jso
         if found is not None:
             times = {"sampled_at": found["sampled_at"], "every_s": found["every_s"]}
             attempt["machine"] = stored_json.mapping(found["sample"]) | times
-    return jobs
 
 
 def _by(rows: Iterable[Row], key: str) -> Mapping[str, list[Row]]:
@@ -216,14 +201,15 @@ def _by(rows: Iterable[Row], key: str) -> Mapping[str, list[Row]]:
 
 def _node(
     job: Row,
-    entry: Row | None,
-    run: Row,
-    records: tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]],
+    graph: Mapping[str, Row],
+    queued_at: datetime | None,
+    events: list[Row],
+    logs: list[Row],
 ) -> JsonDict:
-    """Return a node as it is shown; `records`: the events by node id and the logs by job id."""
+    """Return a node as it is shown; `queued_at`: that of its run."""
+    entry = graph.get(job["node_id"])
     node = {"kind": "node job"} | job | {"depends_on": list(entry["deps"]) if entry else []}
-    events, logs = records[0].get(job["node_id"], []), records[1].get(job["id"], [])
-    return _with_attempts(node, events, logs, run["queued_at"])
+    return _with_attempts(node, events, logs, queued_at)
 
 
 def _waiting(entry: Row, run_id: str) -> JsonDict:
@@ -241,11 +227,10 @@ def _with_attempts(
 ) -> JsonDict:
     made = attempt_history.build(job, events, logs, reopened=reopened)
     done = job["status"] == "completed"
-    last = made[-1]["traceback"] if made and job["status"] != "completed" else None
     job.pop("read_at")
     return job | {
         "output": job["output"] if done else None,
-        "traceback": last,
+        "traceback": made[-1]["traceback"] if made and not done else None,
         "attempts_failed": job["attempts"],
         "attempts": made,
     }

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar, cast
 import httpx
 
 from queue_workflows import errors
-from queue_workflows.client import events, problems, transport, verbs
+from queue_workflows.client import events, transport, verbs
 from queue_workflows.requests import catalog, request
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Client(_Base[verbs.Sync, httpx.Client]):
                 with self._http.stream(**transport.opened(self._conn, follow)) as response:
                     if not response.is_success:
                         response.read()
-                        raise problems.of_response(response)
+                        raise transport.of_response(response)
                     for received in response.iter_bytes():
                         yield from map(asked.item, follow.feed(received))
                 follow.failures = 0
@@ -161,7 +161,7 @@ class AsyncClient(_Base[verbs.Async, httpx.AsyncClient]):
                 async with self._http.stream(**transport.opened(self._conn, follow)) as response:
                     if not response.is_success:
                         await response.aread()
-                        raise problems.of_response(response)
+                        raise transport.of_response(response)
                     async for received in response.aiter_bytes():
                         for event in follow.feed(received):
                             yield asked.item(event)

@@ -17,7 +17,6 @@ from queue_workflows.service import (
     guard,
     lifespan,
     problems,
-    request_context,
     schemas,
     state,
     tokens,
@@ -46,7 +45,6 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
     for module in (infrastructure, operations, streams):
         made.include_router(module.router)
     made.add_middleware(guard.Guard, settings=settings, known=known, own=service)
-    made.add_middleware(request_context.RequestContext)
     for kind, handler in _HANDLERS:
         made.add_exception_handler(kind, handler)
     return made

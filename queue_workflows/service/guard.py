@@ -1,8 +1,15 @@
-"""Check a request's size, host, origin and token before it is served; limit number and time."""
+"""Check a request's size, host, origin and token before it is served; limit number and time.
+
+Each request is logged, with an id.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import re
+import secrets
+import time
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,9 +18,15 @@ import anyio
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from queue_workflows.runtime import log_context, trace_context
 from queue_workflows.service import problems, request_parts, state, tokens
 from queue_workflows.service import settings as service_settings
 
+ID_HEADER: Final = b"x-request-id"
+_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_QUIET: Final = frozenset({"/health", "/ready", "/status", "/metrics"})
+"""Paths that probes read again and again: their lines have the level debug."""
+_log = logging.getLogger("queue_workflows.service.requests")
 SECURITY: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -23,16 +36,19 @@ SECURITY: Final = (
 
 
 class Reply:
-    """Sends the response with the security headers; calls `on_start` before its first part."""
+    """Sends a response with its headers; calls `on_start` before its first part."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self._headers = [*SECURITY, (ID_HEADER, request_id.encode())]
         self.on_start: Callable[[], object] = lambda: None
+        self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.on_start()
-            message["headers"] = [*message.get("headers", []), *SECURITY]
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", []), *self._headers]
         await self._send(message)
 
 
@@ -59,11 +75,30 @@ class Guard:
         """How many requests are being served; True: those that may stay open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of ASGI."""
+        """Serve one connection of ASGI.
+
+        The lines of a request's log have its id, and its `traceparent` is continued. The id is that
+        of the header X-Request-Id if it is a short name, else a new one; the response has it too.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = Reply(send)
+        headers = dict(scope["headers"])
+        given = headers.get(ID_HEADER, b"")
+        request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
+        trace = headers.get(trace_context.HEADER.encode(), b"").decode("latin-1")
+        reply, path, begun = Reply(send, request_id), scope["path"], time.monotonic()
+        with log_context.bound(request_id=request_id), trace_context.continuing(trace):
+            try:
+                await self._serve(scope, receive, reply)
+            finally:
+                # Without the query, which may hold anything.
+                status, taken_s = reply.status, round(time.monotonic() - begun, 6)
+                level = logging.DEBUG if path in _QUIET and status < 500 else logging.INFO
+                more = {"duration_s": taken_s, "status": status}
+                _log.log(level, "%s %.200s %s", scope["method"], path, status or "-", extra=more)
+
+    async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         if request_parts.holds_nul(scope):
             await problems.problem(400, "a URL holds no NUL character")(scope, receive, reply)
             return
