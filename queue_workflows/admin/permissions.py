@@ -22,10 +22,9 @@ TABLES = (
 )  # fmt: skip
 """The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
 functions of their owner write these."""
-_LEDGER = "queue_schema_version"
 _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
 _READ: _Rights = dict.fromkeys(
-    (*TABLES, _LEDGER, "queue_schema_objects", "queue_partition_limits"), ("SELECT",)
+    (*TABLES, "queue_schema_version", "queue_schema_objects", "queue_partition_limits"), ("SELECT",)
 )
 _WORK: _Rights = dict.fromkeys(TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 PURPOSES: dict[str, _Rights] = {
@@ -70,19 +69,18 @@ class ExcessRight(NamedTuple):
 
     right: str
     kind: str
-    """TABLE, SEQUENCE, FUNCTION or SCHEMA."""
     name: str
     grantee: str
-
-
-# --- missing rights of a role ------------------------------------------------------------------
 
 
 def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
     """Return what this role lacks for a purpose, of the tables and functions that exist."""
     wanted = PURPOSES[purpose]
-    rows = _closed_tables(conn, wanted)
-    filled = [table for table, rights in wanted.items() if "INSERT" in rights]
+    pairs = [(table, right) for table, rights in wanted.items() for right in rights]
+    filled = [table for table, right in pairs if right == "INSERT"]
+    rows = statements.permissions.closed_tables(
+        conn, tables=[table for table, _ in pairs], privileges=[right for _, right in pairs]
+    )
     if purpose == "submit":
         filled = list(SUBMITTED)
         rows += _closed_columns(conn)
@@ -101,13 +99,6 @@ def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
     return [MissingRight(**row) for row in rows]
 
 
-def _closed_tables(conn: db.Connection, wanted: _Rights) -> list[Row]:
-    pairs = [(table, right) for table, rights in wanted.items() for right in rights]
-    return statements.permissions.closed_tables(
-        conn, tables=[table for table, _ in pairs], privileges=[right for _, right in pairs]
-    )
-
-
 def _closed_columns(conn: db.Connection) -> list[Row]:
     """Return the INSERT on columns that a role for `submit` lacks, one row a table.
 
@@ -121,9 +112,6 @@ def _closed_columns(conn: db.Connection) -> list[Row]:
             right = f"INSERT ({', '.join(columns)})"
             found.append({"right": right, "kind": "TABLE", "name": row["name"]})
     return found
-
-
-# --- excess rights of a role -------------------------------------------------------------------
 
 
 def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
@@ -147,9 +135,6 @@ def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
             internal=list(functions.INTERNAL),
         )
     ]
-
-
-# --- the statements that fix it -----------------------------------------------------------------
 
 
 def revokes(found: list[ExcessRight]) -> list[str]:

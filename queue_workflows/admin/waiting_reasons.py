@@ -54,7 +54,7 @@ def _of_run(row: Row) -> str | None:
     if row["status"] != "queued":
         return None
     if row["available_at"]:
-        return f"its start is tried again{_at(row['available_at'])}"
+        return f"its start is tried again {display.moment(row['available_at'])}"
     return "no orchestrator has started it yet"
 
 
@@ -98,30 +98,26 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
 
 def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     clause, detail = _of_job(conn, table, row)
+    stale_s = config.STALE_WORKER_AFTER_S.read()
     met = None
     if table == job_tables.NODE_JOBS.name:
-        stale_s = config.STALE_WORKER_AFTER_S.read()
         met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
     row = row | {"met": met["workers"] if met else []}
     found: list[JsonDict] = []
     if clause not in ("status", "run_over", "items"):
-        for worker in statements.waiting_facts.workers(
-            conn, queue=row["queue"], stale_s=config.STALE_WORKER_AFTER_S.read()
-        ):
-            own_clause, own_detail = worker_reasons.of_worker(
-                conn, table, row, worker, blocked=bool(clause)
-            )
+        for worker in statements.waiting_facts.workers(conn, queue=row["queue"], stale_s=stale_s):
+            own = worker_reasons.of_worker(conn, table, row, worker, blocked=bool(clause))
             found.append(
                 {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
                 | {"running": worker["node"] or worker["ingest"]}
-                | {"clause": own_clause, "detail": own_detail}
+                | {"clause": own[0], "detail": own[1]}
             )
+        clauses = {worker["clause"] for worker in found}
         if not found and clause is None:
             clause, detail = "no_worker", f"no live worker serves queue {row['queue']}"
-        elif found and all(worker["clause"] == "unknown_node" for worker in found):
-            clause, detail = "unknown_node", _unknown_node(row)
-        elif clause is None and all(worker["clause"] == "version" for worker in found):
-            clause, detail = "version", _no_version(row)
+        elif clauses == {"unknown_node"} or (clause is None and clauses == {"version"}):
+            (clause,) = clauses
+            detail = _without_code(row, clause)
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -137,32 +133,29 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
     }
 
 
-def _unknown_node(row: Row) -> str:
-    """Return that no live worker has the code of a node, who met it, and what helps."""
-    met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
-    return (
-        f"no live worker of queue {row['queue']} knows node module {row['node_module']}{met}; "
-        "start a worker with that code, or it fails "
-        f"{display.number(job_tables.UNKNOWN_NODE_S)} s after the first worker met it"
-    )
-
-
-def _no_version(row: Row) -> str:
-    """Return why no live worker takes a job of this version, and what helps."""
+def _without_code(row: Row, clause: str) -> str:
+    """Return that no live worker has the code of a node, or its version, and what helps."""
+    where = f"no live worker of queue {row['queue']}"
+    if clause == "unknown_node":
+        met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
+        fails_s = display.number(job_tables.UNKNOWN_NODE_S)
+        return (
+            f"{where} knows node module {row['node_module']}{met}; start a worker with that code, "
+            f"or it fails {fails_s} s after the first worker met it"
+        )
     name, _, number = row["required_version"].rpartition("@")
     return (
-        f"no live worker of queue {row['queue']} has version {number} of node {name}: start a "
-        f"worker with that code, or move the run to today's code by "
-        f"`queue-workflows upgrade {row['run_id']}`"
+        f"{where} has version {number} of node {name}: start a worker with that code, or move the "
+        f"run to today's code by `queue-workflows upgrade {row['run_id']}`"
     )
 
 
 def _of_time(conn: db.Connection, table: str, row: Row) -> tuple[str, str]:
     """Return the clause and text of a job that waits for a time, or for an event."""
     if row["kept"]:
-        host, until = row["resume_host"], _at(row["available_at"])
-        return "kept", f"it may run now: it is kept for host {host} until{until}, then for any"
-    until = f" until {display.moment(row['due_at'])}" if row["due_at"] else ""
+        host, until = row["resume_host"], _until(row["available_at"])
+        return "kept", f"it may run now: it is kept for host {host}{until}, then for any"
+    until = _until(row["due_at"])
     event = statements.waiting_facts.awaited_event(
         conn, job=row["id"], claim=row["claim_no"], table=table
     )
@@ -266,7 +259,8 @@ def _of_partition(limits: Row, key: str) -> tuple[str, str]:
         return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
     rate = clock.rate_text(limits["rate_limit"], limits["rate_period_s"])
     if limits["due_at"] is not None and rate:
-        return "limited", f"partition {key} starts {rate}: the next is due{_at(limits['due_at'])}"
+        due = display.moment(limits["due_at"])
+        return "limited", f"partition {key} starts {rate}: the next is due {due}"
     if limits["max_running"]:
         running = f"{limits['running']} of {limits['max_running']}"
         return "limited", f"it waits for partition {key}, of which {running} jobs run"
@@ -292,8 +286,4 @@ def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
 
 
 def _until(instant: Any) -> str:
-    return f" until{_at(instant)}" if instant else ""
-
-
-def _at(instant: Any) -> str:
-    return f" {display.moment(instant)}"
+    return f" until {display.moment(instant)}" if instant else ""
