@@ -33,10 +33,9 @@ def render(cards: Iterable[tuple[Text, str]], colours: Sequence[str]) -> str:
     """Return the page: each text below its painting (SVG), in the given order and colours."""
     return PAGE.format(
         colours="\n".join(f".c{n} {{ fill: {colour} }}" for n, colour in enumerate(colours)),
-        cards="\n".join(_card(text, painting) for text, painting in cards),
+        cards="\n".join(
+            f"<article>{painting}<h2>{html.escape(text['title'])}</h2>"
+            f"<p>{html.escape(text['body'])}</p></article>"
+            for text, painting in cards
+        ),
     )
-
-
-def _card(text: Text, painting: str) -> str:
-    title, body = html.escape(text["title"]), html.escape(text["body"])
-    return f"<article>{painting}<h2>{title}</h2><p>{body}</p></article>"

@@ -27,20 +27,17 @@ class Painter:
         The circles have the classes c0 to c4; the page that shows them chooses the colours.
         """
         time.sleep(PAINT_S)  # A real model computes here; the demo's progress stays visible.
-        return (
-            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 120">'
-            + "".join(_circle(word, times) for word, times in words.items())
-            + "</svg>"
-        )
-
-
-def _circle(word: str, times: int) -> str:
-    # Unlike hash(), a checksum is the same in each process, and so is the picture.
-    place = zlib.crc32(word.encode())
-    return (
-        f'<circle class="c{place % COLOURS}" cx="{place // 7 % 200}" cy="{place // 1400 % 120}"'
-        f' r="{len(word) + 6 * times}"><title>{html.escape(word)}: {times}</title></circle>'
-    )
+        circles = ""
+        for word, times in words.items():
+            # Unlike hash(), a checksum is the same in each process, and so is the picture.
+            place = zlib.crc32(word.encode())
+            circles += (
+                f'<circle class="c{place % COLOURS}" cx="{place // 7 % 200}"'
+                f' cy="{place // 1400 % 120}" r="{len(word) + 6 * times}">'
+                f"<title>{html.escape(word)}: {times}</title></circle>"
+            )
+        start = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 120">'
+        return f"{start}{circles}</svg>"
 
 
 def load() -> Painter:

@@ -33,30 +33,46 @@ class Bar(NamedTuple):
 
 def draw(run: Mapping[str, Any]) -> str:
     """Return the run as SVG; what has no end yet is drawn up to the time of reading."""
-    bars = {node["node_id"]: _bars(node, run["read_at"]) for node in run["nodes"]}
-    every = [bar for row in bars.values() for bar in row]
-    start = min((bar.begin for bar in every), default=run["read_at"])
-    end = max((bar.end for bar in every), default=start)
-    total_s = (end - start).total_seconds()
-    scale = SPAN / max(total_s, 0.001)
+    nodes, now = run["nodes"], run["read_at"]
+    bars = {node["node_id"]: _bars(node, now) for node in nodes}
     tops = {name: TOP + ROW * row for row, name in enumerate(bars)}
-    shapes = _seconds(total_s, scale, TOP + ROW * len(bars))
-    for node in run["nodes"]:
-        name: str = node["node_id"]
-        shapes += [
-            _line(bars[before], bars[name], tops[before], tops[name], start, scale)
-            for before in node["depends_on"]
-            if bars.get(before) and bars[name]
-        ]
-    for node in run["nodes"]:
-        name = node["node_id"]
-        shapes += [_rect(bar, tops[name], start, scale) for bar in bars[name]]
-        shapes += [_text(20, tops[name], name), _text(200, tops[name], _state(node, bars[name]))]
-    title = f"{run['workflow_name']}: {len(bars)} nodes, {total_s:.1f} s"
+    bottom = TOP + ROW * len(bars)
+    start = min((bar.begin for row in bars.values() for bar in row), default=now)
+    end = max((bar.end for row in bars.values() for bar in row), default=start)
+    total_s = (end - start).total_seconds()
+
+    def x(at_s: float) -> float:
+        return round(LEFT + at_s * SPAN / max(total_s, 0.001), 1)
+
+    def place(moment: datetime) -> float:
+        return x((moment - start).total_seconds())
+
+    shapes = [
+        f'<path d="M{x(at)} {TOP - 6}V{bottom}" stroke="#e4e4e4"/>'
+        f'<text x="{x(at)}" y="{TOP - 12}" fill="#888">{at} s</text>'
+        for at in range(0, int(total_s) + 1, max(1, round(total_s / 10)))
+    ]
+    for node in nodes:
+        name, middle = node["node_id"], BAR // 2
+        for before in node["depends_on"]:
+            if bars.get(before) and bars[name]:
+                path = f"M{place(bars[before][-1].end)} {tops[before] + middle}"
+                path += f"V{tops[name] + middle}H{place(bars[name][0].begin)}"
+                shapes.append(f'<path class="waits" d="{path}" fill="none" stroke="#999"/>')
+    for node in nodes:
+        name, top = node["node_id"], tops[node["node_id"]]
+        for bar in bars[name]:
+            width = max(2, round(place(bar.end) - place(bar.begin), 1))
+            shapes.append(
+                f'<rect x="{place(bar.begin)}" y="{top}" width="{width}" height="{BAR}" rx="2"'
+                f' fill="{bar.fill}"/>'
+            )
+        for left, text in ((20, name), (200, _state(node, bars[name]))):
+            shapes.append(f'<text x="{left}" y="{top + 12}">{html.escape(text)}</text>')
     return SVG.format(
         width=LEFT + SPAN + 40,
-        height=TOP + ROW * len(bars) + 20,
-        title=html.escape(title),
+        height=bottom + 20,
+        title=html.escape(f"{run['workflow_name']}: {len(bars)} nodes, {total_s:.1f} s"),
         parts="\n".join(shapes),
     )
 
@@ -79,35 +95,3 @@ def _state(node: Mapping[str, Any], bars: list[Bar]) -> str:
     if len(node["attempts"]) > 1:
         parts.append(f"attempt {len(node['attempts'])}")
     return ", ".join(parts)
-
-
-def _seconds(total_s: float, scale: float, bottom: int) -> list[str]:
-    """Return the grid: about ten vertical lines with their seconds."""
-    step = max(1, round(total_s / 10))
-    return [
-        f'<path d="M{LEFT + at * scale:.1f} {TOP - 6}V{bottom}" stroke="#e4e4e4"/>'
-        f'<text x="{LEFT + at * scale:.1f}" y="{TOP - 12}" fill="#888">{at} s</text>'
-        for at in range(0, int(total_s) + 1, step)
-    ]
-
-
-def _x(moment: datetime, start: datetime, scale: float) -> float:
-    return round(LEFT + (moment - start).total_seconds() * scale, 1)
-
-
-def _line(
-    before: list[Bar], after: list[Bar], y1: int, y2: int, start: datetime, scale: float
-) -> str:
-    x1, x2 = _x(before[-1].end, start, scale), _x(after[0].begin, start, scale)
-    path = f"M{x1} {y1 + BAR // 2}V{y2 + BAR // 2}H{x2}"
-    return f'<path class="waits" d="{path}" fill="none" stroke="#999"/>'
-
-
-def _rect(bar: Bar, y: int, start: datetime, scale: float) -> str:
-    x = _x(bar.begin, start, scale)
-    width = max(2, round(_x(bar.end, start, scale) - x, 1))
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{BAR}" rx="2" fill="{bar.fill}"/>'
-
-
-def _text(x: int, y: int, text: str) -> str:
-    return f'<text x="{x}" y="{y + 12}">{html.escape(text)}</text>'
