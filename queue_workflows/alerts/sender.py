@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from queue_workflows import config, db, errors
 from queue_workflows.db import statements
@@ -47,6 +47,8 @@ ERROR_LIMIT = 2000
 TEXT_LIMIT = 600
 _FAILED = {"failed": "failed", "cannot_fire": "cannot fire", "missed": "missed an instant"}
 
+Taken: TypeAlias = "tuple[str, Row | None, list[Row]]"
+"""The token of a claim, and one failure; or None and, for each kind of several, n and names."""
 _log = logging.getLogger(__name__)
 
 
@@ -169,10 +171,11 @@ class Sender:
             can_call = self._settings.has_hook and not self._hooks.alive
             if not (can_call or self._command) or (taken := self._take()) is None:
                 break
-            alert = _summary(taken.kinds) if taken.failure is None else _single(taken.failure)
+            token, failure, kinds = taken
+            alert = _summary(kinds) if failure is None else _single(failure)
             if self._send(alert, can_call=can_call):
                 calls += 1
-                self._sent.append(taken.token)
+                self._sent.append(token)
         self._note()
         return calls
 
@@ -240,17 +243,6 @@ class Sender:
 # --- what is sent next -----------------------------------------------------------------------
 
 
-class Taken(NamedTuple):
-    """What one call sends: one failure, or a summary of all that wait."""
-
-    token: str
-    """The identity of this claim."""
-    failure: Row | None
-    """kind, subject, name, queue, schedule, reason, error, failed_at; None for a summary."""
-    kinds: list[Row]
-    """Of a summary, for each kind: kind, n, names (up to five), failed_at (the last)."""
-
-
 def take(
     conn: db.Connection, *, app: str, per_minute: int, lease_s: float, max_age_s: float
 ) -> Taken | None:
@@ -261,26 +253,22 @@ def take(
     While more failures wait than calls are left, the last of the `per_minute` calls takes all of
     them. Then nothing is sent for a minute. Failures over `max_age_s` old are deleted.
     """
-    if not statements.failure_alerts.pending(conn):
-        return None
-    if statements.failure_alerts.lock(conn) is None:
+    alerts = statements.failure_alerts
+    if not alerts.pending(conn) or alerts.lock(conn) is None:
         return None
     _expire(conn, max_age_s)
-    free = statements.failure_alerts.free(conn, per_minute=per_minute)
-    if not free:
-        return None
     mine: dict[str, Any] = {"app": app, "patience_s": PATIENCE_S}
-    waiting = statements.failure_alerts.waiting(conn, **mine)
-    if not waiting:
+    free = alerts.free(conn, per_minute=per_minute)
+    if not free or not (waiting := alerts.waiting(conn, **mine)):
         return None
     if free == 1:
-        statements.failure_alerts.quiet(conn)
+        alerts.quiet(conn)
     token = secrets.token_hex(8)
     if free == 1 and waiting > 1:
-        kinds = statements.failure_alerts.take_all(conn, **mine, token=token, lease_s=lease_s)
-        return Taken(token, None, kinds) if kinds else None
-    one = statements.failure_alerts.take(conn, **mine, token=token, lease_s=lease_s)
-    return Taken(token, one, []) if one else None
+        kinds = alerts.take_all(conn, **mine, token=token, lease_s=lease_s)
+        return (token, None, kinds) if kinds else None
+    one = alerts.take(conn, **mine, token=token, lease_s=lease_s)
+    return (token, one, []) if one else None
 
 
 def _expire(conn: db.Connection, max_age_s: float) -> None:
