@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.claim import job_tables
@@ -22,7 +22,6 @@ from queue_workflows.event_export import sinks, span_records
 from queue_workflows.runtime import identity, logs, service
 from queue_workflows.types import Row
 
-T = TypeVar("T")
 SPANS: Final = ("all", "traced")
 POLL_S: Final = 2.0
 LEASE_S: Final = 60.0
@@ -117,17 +116,15 @@ class Exporter:
     def _step(self, conn: Connection) -> int:
         """Export one batch; return its size, or 0 if there is nothing or another process has it."""
         stored = self._taken(conn)
-        if stored is None or stored != self._stored or self._follower is None:
+        if stored is None:
             self._follower = None
-            if stored is None:
-                return 0
+            return 0
+        if stored != self._stored or self._follower is None:
             self._follower, self._stored = Follower(stored), stored
         # In this order: all events of an ended run are then among those that are read.
-        ended = (
-            statements.event_exports.ended_runs(conn, name=self.name, batch=RUNS)
-            if self._sink.wants_attempts
-            else []
-        )
+        ended: list[Row] = []
+        if self._sink.wants_attempts:
+            ended = statements.event_exports.ended_runs(conn, name=self.name, batch=RUNS)
         found = self._follower.read(conn)
         if any(len(rows) >= BATCH for rows in found.values()):
             ended = []
@@ -157,13 +154,21 @@ class Exporter:
             self._sink.events(sorted(rows, key=lambda row: row["created_at"]))
         if not self._sink.wants_attempts:
             return
+        given: list[tuple[str, Callable[[Any], span_records.Record | None], Any]] = [
+            (events[0]["job_id"], span_records.of_attempt, events)
+            for table, rows in found.items()
+            for events in _events_of(conn, table, span_records.ended_claims(rows))
+        ]
+        given += [(run["run_id"], span_records.of_run, run) for run in ended]
         records: list[span_records.Record] = []
-        for table, rows in found.items():
-            if claims := span_records.ended_claims(rows):
-                for events in _events_of(conn, table, claims):
-                    _add(records, events[0]["job_id"], span_records.of_attempt, events)
-        for run in ended:
-            _add(records, run["run_id"], span_records.of_run, run)
+        for name, build, source in given:
+            try:
+                record = build(source)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                _log.warning("%s cannot be exported: %s: %s", name, type(error).__name__, error)
+                continue
+            if record is not None:
+                records.append(record)
         if records:
             self._sink.records(records)
 
@@ -172,11 +177,11 @@ class Exporter:
     ) -> int:
         assert self._follower is not None
         to = self._follower.done()
-        begun = [
+        begun = {
             row["run_id"]
             for row in found[job_tables.NODE_JOBS]
             if self._sink.wants_attempts and row["event_type"] not in span_records.CAUSES
-        ]
+        }
         count = sum(map(len, found.values())) + len(ended)
         if not count and to == self._stored:
             return 0
@@ -185,10 +190,10 @@ class Exporter:
             if statements.event_exports.advance(conn, **own, **to._asdict()) is None:
                 self._follower = None  # another process has taken it
                 return 0
-            if runs := sorted(set(begun)):
-                statements.event_exports.add_runs(conn, name=self.name, runs=runs)
-            if runs := sorted({row["run_id"] for row in ended}):
-                statements.event_exports.remove_runs(conn, name=self.name, runs=runs)
+            if begun:
+                statements.event_exports.add_runs(conn, name=self.name, runs=sorted(begun))
+            if over := sorted({row["run_id"] for row in ended}):
+                statements.event_exports.remove_runs(conn, name=self.name, runs=over)
         self._stored = to
         return count
 
@@ -198,9 +203,8 @@ def _events_of(
 ) -> list[list[Row]]:
     """Return the events of each of these claims, the oldest first, with what names the attempt."""
     found: dict[tuple[str, int], list[Row]] = {}
-    statement = statements.event_exports.ingest_attempts
-    if table.in_run:
-        statement = statements.event_exports.node_attempts
+    own = statements.event_exports
+    statement = own.node_attempts if table.in_run else own.ingest_attempts
     for start in range(0, len(claims), CHUNK):
         part = claims[start : start + CHUNK]
         given: dict[str, Any] = {
@@ -213,22 +217,6 @@ def _events_of(
         for row in statement(conn, **given):
             found.setdefault((row["job_id"], row["claim_no"]), []).append(row)
     return [*found.values()]
-
-
-def _add(
-    records: list[span_records.Record],
-    name: str,
-    build: Callable[[T], span_records.Record | None],
-    given: T,
-) -> None:
-    """Add a record, unless its rows hold what none can be made of."""
-    try:
-        found = build(given)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        _log.warning("%s cannot be exported: %s: %s", name, type(error).__name__, error)
-        return
-    if found is not None:
-        records.append(found)
 
 
 # --- where it stands ---------------------------------------------------------------------------
@@ -305,17 +293,13 @@ class Follower:
             # In this order: an id that is drawn now belongs to a transaction that runs now.
             self._drawn = Positions(**statements.event_exports.last_ids(conn))
             self._running = set(statements.event_exports.transactions(conn))
-        ingest, nodes = statements.event_exports.ingest_events, statements.event_exports.node_events
-        found = {
-            table: (nodes if table.in_run else ingest)(
-                conn,
-                lows=[low for low, _ in position.ranges],
-                highs=[high for _, high in position.ranges],
-                batch=BATCH,
-            )
-            for table, position in self._positions.items()
-        }
-        self._unread = {table: [row["id"] for row in rows] for table, rows in found.items()}
+        own = statements.event_exports
+        found: dict[job_tables.JobTable, list[Row]] = {}
+        for table, position in self._positions.items():
+            lows, highs = zip(*position.ranges, strict=True)
+            read = own.node_events if table.in_run else own.ingest_events
+            found[table] = read(conn, lows=[*lows], highs=[*highs], batch=BATCH)
+            self._unread[table] = [row["id"] for row in found[table]]
         return found
 
     def done(self) -> Positions:

@@ -101,9 +101,8 @@ def of_attempt(events: Sequence[Row]) -> Record | None:
 
 
 def _attributes(begun: Row, end: Row, started: datetime.datetime) -> dict[str, Any]:
-    waited_from = end["waited_from"]
-    waited_s = None if waited_from is None else (started - waited_from).total_seconds()
-    in_run = "run_id" in end
+    since, in_run = end["waited_from"], "run_id" in end
+    wait_s = None if since is None else round(max(0.0, (started - since).total_seconds()), 6)
     members = {
         "job_id": end["job_id"],
         "run_id": end.get("run_id"),
@@ -116,7 +115,7 @@ def _attributes(begun: Row, end: Row, started: datetime.datetime) -> dict[str, A
         "attempt": begun["attempt"],
         "worker_id": begun["worker_id"],
         "host": begun["host_label"],
-        "wait_s": None if waited_s is None else round(max(0.0, waited_s), 6),
+        "wait_s": wait_s,
         "handler_s": stored_json.number(end["elapsed_s"]),
     }
     return _named(members)
