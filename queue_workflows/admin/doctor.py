@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import errors, pq
@@ -19,6 +20,10 @@ RENEWED = {
 """The columns that each renewal writes, by table."""
 HOT_TABLES = [*RENEWED, "workflow_runs", "workflow_dispatch_events", "worker_heartbeats"]
 """The tables whose rows are updated often."""
+LATE_S = 60
+"""A row that is due for so long was tried several times: sweeps come every few seconds."""
+EXAMINED = 20_000
+"""Live rows of a table whose payloads and times are read; more would make it a slow command."""
 
 
 def driver() -> tuple[str, str, int]:
@@ -72,3 +77,43 @@ def indexes_on_renewed(conn: db.Connection) -> list[str]:
             conn, tables=[table for table, _ in pairs], columns=[column for _, column in pairs]
         )
     ]
+
+
+# --- bad rows ----------------------------------------------------------------------------------
+
+
+class BadRow(NamedTuple):
+    """A row, what is wrong with it in a sentence, and the command that ends or removes it."""
+
+    kind: str
+    id: str
+    text: str
+    command: str
+
+
+def stuck_rows(conn: db.Connection, limit: int) -> list[BadRow]:
+    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a kind."""
+    return _found(conn, "stuck_", limit)
+
+
+def rows_out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
+    """Return live rows with times, counters or payloads that cannot be used, at most `limit` each.
+
+    Reads EXAMINED live rows of each table.
+    """
+    return _found(conn, "out_of_range_", limit)
+
+
+def _found(conn: db.Connection, prefix: str, limit: int) -> list[BadRow]:
+    """Return what the statements of this prefix find: ingest jobs by name, else rows of a run."""
+    found: list[BadRow] = []
+    for name, query in vars(statements.bad_rows).items():
+        if name.startswith(prefix):
+            kind, command = "run", "cancel"
+            if name.endswith("_ingest_jobs"):
+                kind, command = "job", "jobs cancel" if "lapsed" in name else "jobs delete"
+            for row in query(conn, limit=limit, late_s=LATE_S, examined=EXAMINED):
+                # The id is one word of a shell command; the display escapes control characters.
+                words = f"queue-workflows {command} {shlex.quote(row['id'])}"
+                found.append(BadRow(kind, row["id"], row["text"], words))
+    return found

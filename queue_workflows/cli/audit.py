@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from queue_workflows import db, errors
 from queue_workflows.admin import audit as checks
-from queue_workflows.admin import bad_rows
+from queue_workflows.admin import doctor as facts
 from queue_workflows.cli import command, define, options, output
 from queue_workflows.runtime import clock
 
@@ -31,7 +31,7 @@ def audit(
     since_s = window(since)
     with command.reading(app) as database, db.connect() as conn:
         found = collect(conn, since_s)
-        bad = [*bad_rows.stuck(conn, SHOWN), *bad_rows.out_of_range(conn, SHOWN)]
+        bad = [*facts.stuck_rows(conn, SHOWN), *facts.rows_out_of_range(conn, SHOWN)]
     rows = [row._asdict() for row in bad]
     report = {"database": database, "since": since, "invariants": found, "bad_rows": rows}
     is_bad = any(each["state"] in ("broken", "unfinished") for each in found)
@@ -84,7 +84,7 @@ def _check(
     }
 
 
-def show_bad(bad: list[bad_rows.BadRow]) -> None:
+def show_bad(bad: list[facts.BadRow]) -> None:
     """Print the rows that the engine cannot work on; they break no invariant."""
     for row in bad:
         text = output.line(f"{row.kind} {row.id}: {row.text}; {row.command}", 1000)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from queue_workflows import __version__, config, db, errors, schedules
-from queue_workflows.admin import bad_rows
 from queue_workflows.admin import doctor as facts
 from queue_workflows.claim import admission
 from queue_workflows.cli import checks, command, define, output, unserved_queues
@@ -254,7 +253,7 @@ def _runs(conn: db.Connection) -> Findings:
 
 def _bad_rows(conn: db.Connection) -> Findings:
     """Report failing, blocked, unreadable and out-of-range rows with the command that ends each."""
-    rows = [*bad_rows.stuck(conn, SHOWN_BAD), *bad_rows.out_of_range(conn, SHOWN_BAD)]
+    rows = [*facts.stuck_rows(conn, SHOWN_BAD), *facts.rows_out_of_range(conn, SHOWN_BAD)]
     wrong = [(f"{row.kind} {row.id}: {row.text}", f"`{row.command}`") for row in rows]
     return _each("bad rows", "none is failing, blocked, unreadable or out of range", wrong)
 

@@ -744,7 +744,7 @@ class Health(Row):
     """Return that the service's process answers."""
 
 
-@operation("GET /ready")
+@operation("GET /ready", refuses=(503,))
 class Ready(Row):
     """Return that the service can work; raise `ServiceUnavailable` with the reason if not."""
 

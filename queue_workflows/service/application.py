@@ -1,4 +1,4 @@
-"""Put the service together: its routes, its guard, its errors and its lifespan."""
+"""Put the service together: its routes, its guard and its errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import queue_workflows
 from queue_workflows.requests import request
 from queue_workflows.service import (
     guard,
-    lifespan,
     problems,
     schemas,
     state,
     tokens,
 )
 from queue_workflows.service import settings as service_settings
-from queue_workflows.service.routes import endpoints, infrastructure, operations, streams
+from queue_workflows.service.routes import endpoints, operations, streams
 from queue_workflows.tasks import registry
 
 
@@ -34,7 +33,7 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
         title="queue_workflows",
         version=queue_workflows.__version__,
         description="Jobs, runs, workers, queues and schedules.",
-        lifespan=lambda _: lifespan.running(service),
+        lifespan=lambda _: service.running(),
         # The pages of these load their code from another site.
         docs_url=None,
         redoc_url=None,
@@ -42,7 +41,7 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
     )
     made.state.service = service
     made.state.token_path = known.path
-    for module in (infrastructure, operations, streams):
+    for module in (operations, streams):
         made.include_router(module.router)
     made.add_middleware(guard.Guard, settings=settings, known=known, own=service)
     for kind, handler in _HANDLERS:

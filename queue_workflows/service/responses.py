@@ -1,17 +1,19 @@
-"""Encode rows as JSON responses with an ETag."""
+"""Encode rows as JSON responses with an ETag, and name the states of jobs as the service does."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from queue_workflows import errors
 from queue_workflows.runtime import display
+from queue_workflows.types import JsonDict, Row
 
 MEDIA_TYPE = "application/json"
 
@@ -55,3 +57,37 @@ def tagged(request: Request, content: Any) -> Response:
     if matches(request, tag):
         return Response(status_code=304, headers={"etag": tag})
     return Response(text, 200, {"etag": tag}, MEDIA_TYPE)
+
+
+# --- states of jobs ----------------------------------------------------------------------------
+
+_NAMES: Final = {"completed": "succeeded", "cancelled": "canceled"}
+"""The service's names of statuses, where the engine has others."""
+_ENGINE: Final = ("queued", "running", "completed", "failed", "cancelled")
+
+
+def state_name(status: str, *, lost: bool = False) -> str:
+    """Return the name of a status of the engine; `lost`: the job's lease has lapsed."""
+    return "lost" if lost else _NAMES.get(status, status)
+
+
+def named(row: Row | JsonDict) -> JsonDict:
+    """Return a row of a job with the name of its state as `status`, without `lost` and `seq`."""
+    shown = {key: value for key, value in row.items() if key not in ("lost", "seq")}
+    return shown | {"status": state_name(row["status"], lost=row["lost"])}
+
+
+def wanted_states(names: Sequence[str] | None) -> dict[str, Any]:
+    """Return the filters `status` and `lost` of `jobs.list` for these names of states; None: all.
+
+    The engine's names are accepted too. Raises `InvalidConfig` for any other name.
+    """
+    if names is None:
+        return {}
+    of_engine = {state_name(status): status for status in _ENGINE} | {"lost": "running"}
+    for one in names:
+        if one not in of_engine and one not in _ENGINE:
+            raise errors.InvalidConfig(f"status {one!r:.80}: it is one of {', '.join(of_engine)}")
+    found = [of_engine.get(one, one) for one in names]
+    both = "running" in names and "lost" in names
+    return {"status": found, "lost": None if both else "lost" in names}

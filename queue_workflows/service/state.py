@@ -1,23 +1,36 @@
-"""Hold what a service's requests share: settings, call threads, change feed and schema check."""
+"""Hold what a service's requests share, and run what it needs besides: schema, workers, upkeep."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
+import logging
+import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
-from queue_workflows import db
-from queue_workflows.runtime import signals
+from queue_workflows import config, db, errors, history
+from queue_workflows.event_export import exporter
+from queue_workflows.maintenance import periodic
+from queue_workflows.runtime import app_loading, service, signals
 from queue_workflows.service import changes
 from queue_workflows.service import settings as service_settings
+from queue_workflows.worker import parent, shapes
 
 T = TypeVar("T")
+STOP_MARGIN_S: Final = 10.0
+"""Seconds beyond SHUTDOWN_TIMEOUT_S after which the stop goes on without the processes."""
+WORKERS: Final = "workers"
+SCHEMA: Final = "schema"
+SCHEMA_RETRY_S: Final = 2.0
+"""Seconds between two tries to make the schema, which another process may make meanwhile."""
+_log = logging.getLogger("queue_workflows.service")
 
 
 class Calls:
@@ -50,7 +63,11 @@ class Calls:
 
 
 class Service:
-    """The settings, the threads for blocking calls, and the changes that requests wait for."""
+    """The settings, the threads for blocking calls, and the changes that requests wait for.
+
+    While it runs it has the schema, the maintenance, and the workers of its queues. A read-only
+    service without queues changes nothing in its database, so it has none of them.
+    """
 
     def __init__(self, settings: service_settings.Settings) -> None:
         self.settings = settings
@@ -60,10 +77,11 @@ class Service:
         self.stopping = signals.StopRequest()
         """Ends the workers; a second request hurries them."""
         self.problems: dict[str, str] = {}
-        """What is wrong with the processes that the lifespan started, by name."""
+        """What is wrong with the processes that it started, by name."""
         self.open_connections: Callable[[], int] = int
         """Return the number of open connections; 0 if the server of an app counts them."""
         self._schema_check: asyncio.Task[int] | None = None
+        self._loops: list[service.Service] = []
 
     def schema_check(self) -> Awaitable[int]:
         """Wait until the database has replied that it has the schema; raise if it has not.
@@ -75,6 +93,90 @@ class Service:
             check = self.calls.run(db.wait_for_schema, db.REQUIRED_VERSION, timeout_s=0)
             self._schema_check = asyncio.ensure_future(check)
         return asyncio.shield(self._schema_check)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Load the app that QUEUE_WORKFLOWS_APP names unless one is loaded; run everything.
+
+        Raises `InvalidConfig` for queues without an app that has tasks.
+        """
+        if config.get_config().app is None and app_loading.load_app(None) is not None:
+            service_settings.apply(self.settings)
+        exports = exporter.wanted()
+        service_settings.check_app(self.settings)
+        self.stopping = signals.StopRequest()
+        supervising = service.Pool("service-background", 1, self._supervise)
+        running = contextlib.ExitStack()
+        running.enter_context(exporter.running(exports))
+        running.callback(self._stop, supervising)
+        if self.settings.pool or not self.settings.app_read_only:
+            self.problems[SCHEMA] = "it is being checked"
+            if self.settings.pool:
+                self.problems[WORKERS] = "they are being started"
+            supervising.start()
+        try:
+            yield
+        finally:
+            # On a thread: what still waits for an answer of the service gets it meanwhile.
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self.changes.close)
+            await loop.run_in_executor(None, running.close)
+            self.calls.close()
+
+    def _stop(self, supervising: service.Service) -> None:
+        if self.stopping.count == 0:
+            self.stopping.request()
+        for loop in self._loops:
+            loop.stop()
+        limit_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S
+        if not supervising.stop(limit_s):
+            _log.error("the workers did not stop within %.0f s", limit_s)
+
+    def _supervise(self, _: threading.Event) -> None:
+        while not self._has_schema():
+            if self.stopping.requested.wait(SCHEMA_RETRY_S):
+                return
+        settings, app = self.settings, config.get_config().app
+        tasks = periodic.PeriodicTasks(
+            check_s=lambda: settings.dl_reaper_period_sec,
+            lock_keys_s=settings.dl_claim_backoff_sec,
+            plans=False,  # An orchestrator has the hooks that it takes.
+        )
+        prune = service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, history.prune)
+        self._loops = [tasks.loop(), service.Loop("prune", [prune])]
+        workers = parent.process(
+            WORKERS, parent.WORKER,
+            "--workers", shapes.as_json(settings.pool),
+            "--lease-seconds", f"{settings.dl_default_lease_ttl_sec:g}",
+            "--log-level", "debug" if settings.debug else "info",
+            "--app", app or "",
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            stack.callback(tasks.close)
+            for loop in self._loops:
+                stack.enter_context(loop)
+            self.problems.pop(SCHEMA, None)
+            self.problems.pop(WORKERS, None)
+            if not settings.pool:
+                self.stopping.requested.wait()
+            elif parent.Parent([workers]).run(self.stopping):
+                self.problems[WORKERS] = "they refuse to start; the log has the reason"
+                _log.error("the workers refuse to start, their own message says why")
+
+    def _has_schema(self) -> bool:
+        """Make the schema; return False, and note the reason, if that is not possible now."""
+        flag = self.stopping.requested
+        try:
+            if not db.wait_until_reachable(stopped=flag.is_set, pause=flag.wait):
+                return False
+            db.bootstrap(stopped=flag.is_set)
+        except (errors.QueueWorkflowsError, db.Error) as error:
+            reason = str(error).strip() or type(error).__name__
+            if not flag.is_set() and self.problems.get(SCHEMA) != reason:
+                _log.error("the schema cannot be used: %s", reason)
+                self.problems[SCHEMA] = reason
+            return False
+        return True
 
 
 def of(request: Request) -> Service:

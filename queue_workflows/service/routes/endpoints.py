@@ -94,9 +94,11 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     signed: Any = endpoint
     signed.__signature__ = _signature(kind, beside)
     chosen = kind.route
+    path = chosen.path if chosen.path.startswith("/") else request.PREFIX + chosen.path
+    is_public = path in request_parts.PUBLIC
     statuses = [*chosen.refuses, *([404] if "{" in chosen.path else [])]
     statuses += [422] if chosen.body or len(signed.__signature__.parameters) > 1 else []
-    replies = schemas.problems(chosen.method, *statuses)
+    replies = schemas.problems(chosen.method, *statuses, public=is_public)
     if kind in _DESCRIBED:
         replies[200] = {"model": _DESCRIBED[kind]}
     if issubclass(kind, catalog.Stream):
@@ -105,14 +107,14 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     if kind in _TAGGED:
         replies[304] = {"description": "The state is that of If-None-Match"}
     router.add_api_route(
-        request.PREFIX + chosen.path,
+        path,
         endpoint,
         methods=[chosen.method],
         name=chosen.name,
-        tags=[chosen.path.partition("/")[0]],
+        tags=["infrastructure" if is_public else chosen.path.partition("/")[0]],
         description=kind.summary(),
         responses=replies | more.pop("responses", {}),
-        openapi_extra=_document(kind) if chosen.body else None,
+        openapi_extra={"security": []} if is_public else _document(kind),
         **more,
     )
 
@@ -202,6 +204,8 @@ def _is_needed(kind: Kind) -> bool:
 
 def _document(kind: Kind) -> dict[str, Any]:
     """Return what the OpenAPI document says about the body of a request, and its key header."""
+    if not kind.route.body:
+        return {}
     schema: dict[str, Any] = {"$ref": schemas.REF.format(model=kind.route.body)}
     described: dict[str, Any] = {"required": True} if _is_needed(kind) else {}
     if not described:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -10,17 +11,21 @@ from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
 import fastapi
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
+import queue_workflows
 from queue_workflows import check as workflow_check
 from queue_workflows import config, errors, jobs, runs, workers
 from queue_workflows.requests import catalog
-from queue_workflows.service import job_states, problems, responses, state
+from queue_workflows.service import problems, responses, schemas, state
 from queue_workflows.service.routes import endpoints
+from queue_workflows.telemetry import metrics as fleet_metrics
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 T = TypeVar("T")
 router = fastapi.APIRouter()
+READY_S: Final = 2.0
+"""Longest wait for the database in /ready."""
 RECHECK_S: Final = 1.0
 """Longest time between two reads of a state that a long poll waits for."""
 _HIDDEN: Final = frozenset({"definition", "definition_hash", "celery_task_id"})
@@ -125,7 +130,7 @@ def _enqueue(asked: catalog.Enqueue, http: fastapi.Request) -> JsonDict | Respon
             existing=None if row is None else _content_of(dict(row)),
             requested=http.state.body.model_dump(mode="json") | {"idempotency_key": own},
         )
-    return {"job_id": job_id, "status": job_states.name(found)}
+    return {"job_id": job_id, "status": responses.state_name(found)}
 
 
 def _content_of(row: Row) -> JsonDict:
@@ -135,7 +140,7 @@ def _content_of(row: Row) -> JsonDict:
 
 
 def _job(asked: catalog.GetJob | catalog.ExplainJob) -> JsonDict:
-    return job_states.named(_found(asked.run(), "job", asked.job_id))
+    return responses.named(_found(asked.run(), "job", asked.job_id))
 
 
 async def _status(
@@ -157,7 +162,7 @@ def _state(job_id: str) -> JsonDict:
     names = ("started_at", "finished_at", "heartbeat_at", "error")
     return {
         "job_id": row["id"],
-        "status": job_states.name(row["status"], lost=row["lost"]),
+        "status": responses.state_name(row["status"], lost=row["lost"]),
         "attempt": max(failed, min(failed + 1, row["max_attempts"])),
         **{name: row[name] for name in names},
         "progress": {} if row["progress"] is None else row["progress"],
@@ -185,9 +190,9 @@ def _jobs(asked: catalog.ListJobs, _: object, cursor: str | None) -> JsonDict:
     rows = jobs.list(
         queue=asked.queue, task_name=asked.task_name, since=asked.since, key=asked.key,
         text=asked.text, before=place[0] if place else None, limit=asked.limit + 1,
-        **job_states.wanted(cast("list[str] | None", asked.status)),
+        **responses.wanted_states(cast("list[str] | None", asked.status)),
     )  # fmt: skip
-    return _page(rows, asked.limit, ("seq",), job_states.named)
+    return _page(rows, asked.limit, ("seq",), responses.named)
 
 
 # --- runs --------------------------------------------------------------------------------------
@@ -263,6 +268,49 @@ def _paused(asked: catalog.PauseSchedule | catalog.ResumeSchedule, _: object) ->
     return {"name": asked.name, "paused": isinstance(asked, catalog.PauseSchedule)}
 
 
+# --- the service -------------------------------------------------------------------------------
+
+
+async def _health(*_: object) -> JsonDict:
+    return {"status": "ok"}
+
+
+async def _service_status(_: object, http: fastapi.Request) -> JsonDict:
+    own = state.of(http)
+    return {
+        "service": "queue_workflows",
+        "version": queue_workflows.__version__,
+        "uptime_s": round(time.monotonic() - own.started_at, 3),
+        "read_only": own.settings.app_read_only,
+        "queues": {entry.queue: entry.concurrency for entry in own.settings.pool},
+    }
+
+
+async def _ready(_: object, http: fastapi.Request) -> JsonDict | Response:
+    own = state.of(http)
+    try:
+        await asyncio.wait_for(own.schema_check(), READY_S)
+    except (asyncio.TimeoutError, Exception) as error:  # noqa: BLE001  any reason is one
+        reason = str(error) or f"the database did not answer within {READY_S:g} s"
+    else:
+        reason = "; ".join(f"{name}: {text}" for name, text in sorted(own.problems.items()))
+    if reason:
+        return problems.problem(503, reason, kind="NotReady")
+    return {"status": "ready"}
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses=schemas.problems("GET"),
+    tags=["infrastructure"],
+)
+async def metrics(request: fastapi.Request) -> Response:
+    """Return the metrics of the whole fleet in the text format of Prometheus."""
+    text = await state.of(request).calls.run(fleet_metrics.scrape)
+    return Response(text, media_type=fleet_metrics.CONTENT_TYPE)
+
+
 # --- what answers each request -----------------------------------------------------------------
 
 _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
@@ -299,6 +347,9 @@ _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
     catalog.PauseSchedule: _paused,
     catalog.ResumeSchedule: _paused,
     catalog.RunSchedule: _fired,
+    catalog.Health: _health,
+    catalog.ServiceStatus: _service_status,
+    catalog.Ready: _ready,
 }  # fmt: skip
 _BESIDE: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request, Any], Any]]] = {
     catalog.GetJobStatus: _status,

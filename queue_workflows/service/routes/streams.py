@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from queue_workflows import db, errors
 from queue_workflows import streams as api
 from queue_workflows.requests import catalog
-from queue_workflows.service import changes, job_states, problems, responses, state
+from queue_workflows.service import changes, problems, responses, state
 from queue_workflows.service.routes import endpoints
 from queue_workflows.types import JsonDict
 
@@ -166,7 +166,7 @@ async def _sent(
             sent_at = time.monotonic()
         page = page._replace(parts=[])
         if page.over:
-            yield _event("end", {"job_id": job_id, "status": job_states.name(page.status)})
+            yield _event("end", {"job_id": job_id, "status": responses.state_name(page.status)})
             return
         if not page.full:
             await reader.next(PAUSE_S)
