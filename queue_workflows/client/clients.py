@@ -13,7 +13,7 @@ from typing import Generic, TypeVar, cast
 import httpx
 
 from queue_workflows import errors
-from queue_workflows.client import events, transport, verbs
+from queue_workflows.client import transport, verbs
 from queue_workflows.requests import catalog, request
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Client(_Base[verbs.Sync, httpx.Client]):
 
     def stream(self, asked: catalog.Stream[T]) -> Iterator[T]:
         """Yield the items of a stream, which is resumed when it is interrupted."""
-        follow = events.Follower(asked)
+        follow = transport.Follower(asked)
         while not follow.over:
             try:
                 with self._http.stream(**transport.opened(self._conn, follow)) as response:
@@ -155,7 +155,7 @@ class AsyncClient(_Base[verbs.Async, httpx.AsyncClient]):
 
     async def stream(self, asked: catalog.Stream[T]) -> AsyncIterator[T]:
         """Yield the items of a stream, which is resumed when it is interrupted."""
-        follow = events.Follower(asked)
+        follow = transport.Follower(asked)
         while not follow.over:
             try:
                 async with self._http.stream(**transport.opened(self._conn, follow)) as response:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from queue_workflows import config, db, errors
 from queue_workflows.claim import job_tables
 from queue_workflows.db import Connection, statements
-from queue_workflows.event_export import sinks, span_records
+from queue_workflows.event_export import sinks
 from queue_workflows.runtime import identity, logs, service
 from queue_workflows.types import Row
 
@@ -154,13 +154,13 @@ class Exporter:
             self._sink.events(sorted(rows, key=lambda row: row["created_at"]))
         if not self._sink.wants_attempts:
             return
-        given: list[tuple[str, Callable[[Any], span_records.Record | None], Any]] = [
-            (events[0]["job_id"], span_records.of_attempt, events)
+        given: list[tuple[str, Callable[[Any], sinks.Record | None], Any]] = [
+            (events[0]["job_id"], sinks.of_attempt, events)
             for table, rows in found.items()
-            for events in _events_of(conn, table, span_records.ended_claims(rows))
+            for events in _events_of(conn, table, sinks.ended_claims(rows))
         ]
-        given += [(run["run_id"], span_records.of_run, run) for run in ended]
-        records: list[span_records.Record] = []
+        given += [(run["run_id"], sinks.of_run, run) for run in ended]
+        records: list[sinks.Record] = []
         for name, build, source in given:
             try:
                 record = build(source)
@@ -180,7 +180,7 @@ class Exporter:
         begun = {
             row["run_id"]
             for row in found[job_tables.NODE_JOBS]
-            if self._sink.wants_attempts and row["event_type"] not in span_records.CAUSES
+            if self._sink.wants_attempts and row["event_type"] not in sinks.CAUSES
         }
         count = sum(map(len, found.values())) + len(ended)
         if not count and to == self._stored:
@@ -199,7 +199,7 @@ class Exporter:
 
 
 def _events_of(
-    conn: Connection, table: job_tables.JobTable, claims: Sequence[span_records.Claim]
+    conn: Connection, table: job_tables.JobTable, claims: Sequence[sinks.Claim]
 ) -> list[list[Row]]:
     """Return the events of each of these claims, the oldest first, with what names the attempt."""
     found: dict[tuple[str, int], list[Row]] = {}
