@@ -41,7 +41,7 @@ def build(
     if job["claim_no"] and job["claim_no"] not in made:
         made[job["claim_no"]] = _from_row(job)
     for number, attempt in made.items():
-        _finish(attempt, job, last=number == job["claim_no"])
+        _finish(attempt, job, runs=number == job["claim_no"] and job["status"] == "running")
     for log in logs:
         if log["claim_no"] in made:
             made[log["claim_no"]]["log"] = log_of(log)
@@ -110,13 +110,11 @@ def _add(attempt: JsonDict, event: Row) -> None:
         attempt["ran_s"] = event["elapsed_s"]
 
 
-def _finish(attempt: JsonDict, job: Row, *, last: bool) -> None:
+def _finish(attempt: JsonDict, job: Row, *, runs: bool) -> None:
     """Set the outcome and how long it ran; an attempt that nothing ended has `unknown`."""
     ended_at = attempt["ended_at"]
     if attempt["outcome"] is None:
-        running = last and job["status"] == "running"
-        attempt["outcome"] = "running" if running else "unknown"
-        ended_at = job["read_at"] if running else None
+        attempt["outcome"], ended_at = ("running", job["read_at"]) if runs else ("unknown", None)
     if attempt["ran_s"] is None:
         attempt["ran_s"] = _seconds(attempt["claimed_at"], ended_at)
 

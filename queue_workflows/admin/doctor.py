@@ -52,11 +52,6 @@ def clock(conn: db.Connection) -> Any:
     return statements.doctor.clock(conn)
 
 
-def is_pooled(conn: db.Connection) -> bool:
-    """Return whether a pooler answers: another process than the announced one executes."""
-    return statements.doctor.backend_pid(conn) != conn.info.backend_pid
-
-
 def settings(conn: db.Connection, names: list[str]) -> dict[str, str]:
     """Return settings as they are in force for this role and database."""
     return {row["name"]: row["setting"] for row in statements.doctor.settings(conn, names=names)}

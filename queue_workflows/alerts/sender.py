@@ -75,30 +75,17 @@ class Settings(NamedTuple):
         """Return whether there is a function or a command."""
         return self.has_hook or bool(self.command)
 
-    def hooks_of(self, alert: Mapping[str, Any]) -> list[FailureHook]:
-        """Return the functions that an alert goes to: that of its schedule, and that of the app."""
-        own = self.on_failure.get(alert["schedule"])
-        return [hook for hook in (own, self.hook) if hook is not None]
-
 
 def read_settings() -> Settings:
     """Return the settings in force.
 
     Raises `InvalidConfig` that names the variable, its value and what is allowed.
     """
-    return Settings(
-        config.get_config().on_failed,
-        _command(config.ON_FAILED.read()),
-        PER_MINUTE,
-        TIMEOUT_S,
-        MAX_AGE_S,
-        POLL_S,
-        {
-            one.name: one.on_failure
-            for one in config.get_config().ingest_schedule
-            if getattr(one, "on_failure", None) is not None
-        },
-    )
+    cfg = config.get_config()
+    hooks = {one.name: getattr(one, "on_failure", None) for one in cfg.ingest_schedule}
+    of_schedules = {name: hook for name, hook in hooks.items() if hook is not None}
+    command = _command(config.ON_FAILED.read())
+    return Settings(cfg.on_failed, command, PER_MINUTE, TIMEOUT_S, MAX_AGE_S, POLL_S, of_schedules)
 
 
 def _command(text: str) -> tuple[str, ...]:
@@ -222,7 +209,8 @@ class Sender:
         """
 
         def call(_: threading.Event) -> None:
-            for hook in self._settings.hooks_of(alert):
+            of_schedule = self._settings.on_failure.get(alert["schedule"])
+            for hook in filter(None, (of_schedule, self._settings.hook)):
                 # A copy: the others, and the command, get the alert whatever a hook does to it.
                 _called(hook, dict(alert), alert["text"])
 

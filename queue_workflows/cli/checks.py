@@ -233,7 +233,8 @@ def listen(conn: db.Connection) -> Findings:
         ear.close()
         next(wakes, None)
     took_ms = (time.monotonic() - began) * 1000
-    pooled = facts.is_pooled(conn)
+    # A pooler answers if another process than the announced one executes.
+    pooled = statements.doctor.backend_pid(conn) != conn.info.backend_pid
     if wake.reason != "notify" and pooled:
         text = f"a pooler in transaction mode is in between: no notification in {LISTEN_WAIT_S:g} s"
         remedy = (

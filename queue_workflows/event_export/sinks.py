@@ -64,42 +64,37 @@ class AuditLog(_File):
     wants_events = True
 
     def events(self, rows: Sequence[Row]) -> None:
-        self._file.write("".join(map(_event_line, rows)))
+        lines: list[str] = []
+        for row in rows:
+            members = {"time": row["created_at"], "event": row["event_type"]}
+            members |= {name: row[name] for name in _OF_EVENT if row.get(name) is not None}
+            masked = masking.mask_values(members | {"id": row["id"]})
+            lines.append(display.json_line(masked) + "\n")
+        self._file.write("".join(lines))
 
 
 class MetricLog(_File):
-    """A sink that writes each attempt and each run that has ended as a line."""
+    """A sink that writes each attempt and each run that has ended, with its duration, as a line."""
 
     wants_attempts = True
 
     def records(self, records: Sequence[Record]) -> None:
-        self._file.write("".join(map(_record_line, records)))
-
-
-def _event_line(row: Row) -> str:
-    members: dict[str, Any] = {"time": row["created_at"], "event": row["event_type"]}
-    for name in _OF_EVENT:
-        if row.get(name) is not None:
-            members[name] = row[name]
-    members["id"] = row["id"]
-    return display.json_line(masking.mask_values(members)) + "\n"
-
-
-def _record_line(record: Record) -> str:
-    """Return what happened and how long it took, with a number for each duration."""
-    given = {name.rpartition(".")[2]: value for name, value in record.attributes.items()}
-    seconds = (record.ended - record.started).total_seconds()
-    members = {
-        "time": record.ended,
-        "name": record.name,
-        **given,
-        "duration_s": round(seconds, 6),
-        "error": record.error,
-        "trace_id": record.span.trace_id,
-        "span_id": record.span.span_id,
-    }
-    kept = {name: value for name, value in members.items() if value is not None}
-    return display.json_line(stored_json.mapping(masking.mask_values(kept))) + "\n"
+        lines: list[str] = []
+        for record in records:
+            seconds = (record.ended - record.started).total_seconds()
+            members = {
+                "time": record.ended,
+                "name": record.name,
+                **{name.rpartition(".")[2]: value for name, value in record.attributes.items()},
+                "duration_s": round(seconds, 6),
+                "error": record.error,
+                "trace_id": record.span.trace_id,
+                "span_id": record.span.span_id,
+            }
+            kept = {name: value for name, value in members.items() if value is not None}
+            line = display.json_line(stored_json.mapping(masking.mask_values(kept)))
+            lines.append(line + "\n")
+        self._file.write("".join(lines))
 
 
 class Spans(Sink):
@@ -266,7 +261,19 @@ def of_attempt(events: Sequence[Row]) -> Record | None:
         parent, name = given.span_id if given else None, f"job {end['name'] or end['queue'] or ''}"
         span = trace_context.of_job_attempt(trace, end["job_id"], end["claim_no"])
     attributes = _attributes(claimed or end, end, started) | _of_causes(causes)
-    happenings = [_happening(each) for each in events if each not in (claimed, end)]
+    happenings = [
+        Happening(
+            _text(each["event_type"]),
+            each["created_at"],
+            _named({"elapsed_s": stored_json.number(each["elapsed_s"]), "error": each["error"]}),
+        )
+        for each in events
+        if each not in (claimed, end)
+    ]
+    if stack := stored_json.text(stored_json.mapping(end["detail"]).get("traceback")):
+        members = {"stacktrace": _text(stack, 8000), "message": _text(end["error"])}
+        named = {f"exception.{name}": text for name, text in members.items()}
+        happenings.append(Happening("exception", end["created_at"], named))
     return Record(
         span=span,
         parent=parent,
@@ -277,7 +284,7 @@ def of_attempt(events: Sequence[Row]) -> Record | None:
         error=_text(error) if error else None,
         is_error=outcome in _BAD or bool(causes),
         attributes=attributes | {"queue_workflows.outcome": outcome},
-        happenings=happenings + _exception(end),
+        happenings=happenings,
         is_traced=given is not None,
     )
 
@@ -321,19 +328,6 @@ def _named(members: dict[str, Any]) -> dict[str, Any]:
         for name, value in members.items()
         if isinstance(value, (str, int, float, bool))
     }
-
-
-def _happening(event: Row) -> Happening:
-    members = {"elapsed_s": stored_json.number(event["elapsed_s"]), "error": event["error"]}
-    return Happening(_text(event["event_type"]), event["created_at"], _named(members))
-
-
-def _exception(end: Row) -> list[Happening]:
-    trace = stored_json.text(stored_json.mapping(end["detail"]).get("traceback"))
-    if not trace:
-        return []
-    members = {"exception.stacktrace": _text(trace, 8000), "exception.message": _text(end["error"])}
-    return [Happening("exception", end["created_at"], members)]
 
 
 def of_run(row: Row) -> Record | None:

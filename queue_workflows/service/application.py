@@ -21,7 +21,7 @@ from queue_workflows.service import (
     tokens,
 )
 from queue_workflows.service import settings as service_settings
-from queue_workflows.service.routes import endpoints, operations, streams
+from queue_workflows.service.routes import endpoints, operations
 from queue_workflows.tasks import registry
 
 
@@ -41,8 +41,7 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
     )
     made.state.service = service
     made.state.token_path = known.path
-    for module in (operations, streams):
-        made.include_router(module.router)
+    made.include_router(operations.router)
     made.add_middleware(guard.Guard, settings=settings, known=known, own=service)
     for kind, handler in _HANDLERS:
         made.add_exception_handler(kind, handler)

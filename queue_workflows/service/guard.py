@@ -99,7 +99,8 @@ class Guard:
                 _log.log(level, "%s %.200s %s", scope["method"], path, status or "-", extra=more)
 
     async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:
-        if request_parts.holds_nul(scope):
+        query: bytes = scope["query_string"]
+        if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
             await problems.problem(400, "a URL holds no NUL character")(scope, receive, reply)
             return
         request = request_parts.of(scope)
@@ -157,7 +158,7 @@ class Guard:
                 "the file that the service names when it starts, has it",
                 headers={"www-authenticate": 'Bearer realm="queue_workflows"'},
             )
-        needed = request_parts.needed_scope(request.method, request.path)
+        needed = request.needed
         if tokens.RANK[found] < tokens.RANK[needed]:
             return problems.problem(403, f"this token has scope {found}; {needed} is needed")
         if self._settings.app_read_only and needed != "read":

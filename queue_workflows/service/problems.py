@@ -68,12 +68,12 @@ def problem(
     **members: Any,
 ) -> Response:
     """Return a problem document; `kind` is the class of the error, `members` are added to it."""
-    text = display.line(detail, DETAIL_CHARACTERS)
+    slug = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()
     content = {
-        "type": f"urn:queue-workflows:{_slug(kind)}" if kind else "about:blank",
+        "type": f"urn:queue-workflows:{slug}" if kind else "about:blank",
         "title": TITLES.get(status, "The request was refused"),
         "status": status,
-        "detail": text,
+        "detail": display.line(detail, DETAIL_CHARACTERS),
         **members,
     }
     chosen = dict(headers or {})
@@ -102,7 +102,3 @@ def of_error(error: Exception) -> Response:
         return problem(422, f"the database refused it: {lines[0]}", kind="RowRefused")
     _log.error("a request failed", exc_info=error)
     return problem(500, "the service failed; its log has the reason", kind="InternalError")
-
-
-def _slug(kind: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()

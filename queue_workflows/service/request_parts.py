@@ -55,6 +55,13 @@ class Request(NamedTuple):
         return self.path in PUBLIC and self.method in SAFE
 
     @property
+    def needed(self) -> tokens.Scope:
+        """Return the scope that the request needs."""
+        if self.method in SAFE:
+            return "read"
+        return "submit" if _SUBMIT.fullmatch(self.path) else "operate"
+
+    @property
     def is_stream(self) -> bool:
         """Return whether it may stay open: an event stream, or a long poll."""
         is_open = STREAMS.fullmatch(self.path) is not None or self.wait_s is not None
@@ -83,13 +90,6 @@ def of(scope: Scope) -> Request:
     if scope["method"] == "HEAD" and STREAMS.fullmatch(path) is None:
         served = {**served, "method": "GET"}
     return Request(served["method"], path, dict(scope["headers"]), served)
-
-
-def needed_scope(method: str, path: str) -> tokens.Scope:
-    """Return the scope that a request needs."""
-    if method in SAFE:
-        return "read"
-    return "submit" if _SUBMIT.fullmatch(path) else "operate"
 
 
 def refused_head(request: Request) -> Response | None:
@@ -127,12 +127,6 @@ def path_of(scope: Scope) -> str:
     mounted: str = scope.get("root_path", "")
     is_below = path.startswith(mounted) and path[len(mounted) : len(mounted) + 1] in ("", "/")
     return path[len(mounted) :] if is_below else path
-
-
-def holds_nul(scope: Scope) -> bool:
-    """Return whether the URL has a NUL character, escaped or not."""
-    query: bytes = scope["query_string"]
-    return "\0" in scope["path"] or b"%00" in query or b"\0" in query
 
 
 def with_escaped_slashes(scope: Scope) -> Scope:

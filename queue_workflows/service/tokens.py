@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -53,43 +54,34 @@ def load(settings: service_settings.Settings) -> Tokens:
     named = [(secret.get_secret_value(), scope) for secret, scope in chosen if secret is not None]
     path = None
     if settings.token is None:
-        path = file_path()
+        # In the folder that systemd sets, else in that of the data.
+        folder = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+        path = (Path(folder) if folder else config.data_folder()) / FILE
         named.append((_read_or_create(path), "operate"))
     return Tokens(tuple((_digest(text.encode()), scope) for text, scope in named), path)
-
-
-def file_path() -> Path:
-    """Return the path of the token that is created once.
-
-    It is in $STATE_DIRECTORY, which systemd sets, else in the data folder.
-    """
-    named = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return (Path(named) if named else config.data_folder()) / FILE
 
 
 def _read_or_create(path: Path) -> str:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.path.lexists(path):
-            return _read(path)
-        text = secrets.token_urlsafe(32)
-        # The file is complete before it has its name: another service may start at the same time.
-        draft = path.with_name(f".{FILE}-{secrets.token_hex(8)}")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(fd, "w", encoding="ascii") as file:
-                file.write(text + "\n")
-            os.link(draft, path)
-        except FileExistsError:
-            return _read(path)
-        finally:
-            draft.unlink()
+        if not os.path.lexists(path):
+            text = secrets.token_urlsafe(32)
+            # It is complete before it has its name: another service may start at the same time.
+            draft = path.with_name(f".{FILE}-{secrets.token_hex(8)}")
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                with os.fdopen(fd, "w", encoding="ascii") as file:
+                    file.write(text + "\n")
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, path)
+            finally:
+                draft.unlink()
+        return _read(path)
     except OSError as error:
         raise errors.InvalidConfig(
             f"the token's file {path} cannot be used ({error.strerror}): set QUEUE_WORKFLOWS_TOKEN "
             "or STATE_DIRECTORY"
         ) from None
-    return text
 
 
 def _read(path: Path) -> str:

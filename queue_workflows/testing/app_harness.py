@@ -36,6 +36,11 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 HOST = "test-host"
 LEASE_S = 600.0
+NO_PROVIDER = (
+    "the app has no workflow provider, and declares no workflow; call set_workflow_provider() in "
+    "it, or name another by harness(app=...) or the fixture workflows_app"
+)
+LOCKED = "its row is locked by another transaction, or its mode is not 'node'"
 ROUNDS = 100_000
 """Jobs and rounds after which a run counts as endless."""
 
@@ -107,7 +112,8 @@ class Harness:
             if asked or self._skip_ahead(began):
                 continue
             if found.status == "queued":
-                raise AssertionError(f"run {run_id} stays queued: {self._why_queued(found)}")
+                why = found.error or LOCKED if hooks.has_provider() else NO_PROVIDER
+                raise AssertionError(f"run {run_id} stays queued: {why}")
             return found
         raise AssertionError(f"run {run_id} does not end")
 
@@ -232,15 +238,6 @@ class Harness:
         if wait_s >= 0:
             self.advance(wait_s + 0.001)
         return True
-
-    def _why_queued(self, run: result.Result) -> str:
-        if not hooks.has_provider():
-            return (
-                "the app has no workflow provider, and declares no workflow; call "
-                "set_workflow_provider() in it, or name another by harness(app=...) or the "
-                "fixture workflows_app"
-            )
-        return run.error or "its row is locked by another transaction, or its mode is not 'node'"
 
     # --- faults
 

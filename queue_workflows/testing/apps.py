@@ -36,17 +36,13 @@ def load(app: App) -> None:
         app_loading.load_app(app)
         _install_declared(app.partition(":")[0])
     else:
-        _load_module(app)
-
-
-def _load_module(name: str) -> None:
-    if name not in _loaded:
-        if name in sys.modules:
-            importlib.reload(sys.modules[name])
-        app_loading.load_app(name)
-        _install_declared(name)
-        _loaded[name] = _settings()
-    _set(_loaded[name])
+        if app not in _loaded:
+            if app in sys.modules:
+                importlib.reload(sys.modules[app])
+            app_loading.load_app(app)
+            _install_declared(app)
+            _loaded[app] = _settings()
+        _set(_loaded[app])
 
 
 def _install_declared(app_module: str) -> None:

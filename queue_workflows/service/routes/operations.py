@@ -18,7 +18,7 @@ from queue_workflows import check as workflow_check
 from queue_workflows import config, errors, jobs, runs, workers
 from queue_workflows.requests import catalog
 from queue_workflows.service import problems, responses, schemas, state
-from queue_workflows.service.routes import endpoints
+from queue_workflows.service.routes import endpoints, streams
 from queue_workflows.telemetry import metrics as fleet_metrics
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -122,21 +122,15 @@ def _enqueue(asked: catalog.Enqueue, http: fastapi.Request) -> JsonDict | Respon
     try:
         job_id, found = asked.run(_actor(http), reason="http")
     except errors.IdempotencyClash as clash:
-        row = jobs.get(clash.job_id, kind="ingest")
-        return problems.problem(
-            409,
-            str(clash),
-            kind="IdempotencyClash",
-            existing=None if row is None else _content_of(dict(row)),
-            requested=http.state.body.model_dump(mode="json") | {"idempotency_key": own},
-        )
+        row: Any = jobs.get(clash.job_id, kind="ingest")
+        names = ("queue", "args", "idempotency_key", "lock_key", "partition_key", "priority")
+        existing = row and {"job_id": row["id"], "task": row["task_name"]} | {
+            name: row[name] for name in names
+        }
+        requested = http.state.body.model_dump(mode="json") | {"idempotency_key": own}
+        more: JsonDict = {"existing": existing, "requested": requested}
+        return problems.problem(409, str(clash), kind="IdempotencyClash", **more)
     return {"job_id": job_id, "status": responses.state_name(found)}
-
-
-def _content_of(row: Row) -> JsonDict:
-    """Return what a job was triggered with."""
-    names = ("queue", "args", "idempotency_key", "lock_key", "partition_key", "priority")
-    return {"job_id": row["id"], "task": row["task_name"]} | {name: row[name] for name in names}
 
 
 def _job(asked: catalog.GetJob | catalog.ExplainJob) -> JsonDict:
@@ -347,6 +341,11 @@ _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
     catalog.PauseSchedule: _paused,
     catalog.ResumeSchedule: _paused,
     catalog.RunSchedule: _fired,
+    catalog.FollowEvents: streams.changed,
+    catalog.GetJobParts: streams.page,
+    catalog.GetNodeParts: streams.page,
+    catalog.FollowJob: streams.followed,
+    catalog.FollowNode: streams.followed,
     catalog.Health: _health,
     catalog.ServiceStatus: _service_status,
     catalog.Ready: _ready,

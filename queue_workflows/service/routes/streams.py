@@ -18,11 +18,9 @@ from queue_workflows import db, errors
 from queue_workflows import streams as api
 from queue_workflows.requests import catalog
 from queue_workflows.service import changes, problems, responses, state
-from queue_workflows.service.routes import endpoints
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger("queue_workflows.service")
-router = fastapi.APIRouter()
 BEAT_S: Final = 15.0
 """Seconds without an event after which a comment shows that the stream is alive."""
 RETRY_MS: Final = 2000
@@ -73,7 +71,8 @@ def _retry() -> bytes:
 # --- changes of jobs and runs ------------------------------------------------------------------
 
 
-async def _changes(asked: catalog.FollowEvents, http: fastapi.Request) -> Response:
+async def changed(asked: catalog.FollowEvents, http: fastapi.Request) -> Response:
+    """Return the changes behind an id, and all later ones."""
     own = state.of(http)
     given = {name: getattr(asked, name) for name in ("kind", "job_id", "run_id", "queue")}
     wanted = {name: text for name, text in given.items() if text is not None}
@@ -86,12 +85,14 @@ async def _changes(asked: catalog.FollowEvents, http: fastapi.Request) -> Respon
             except LookupError:
                 text = "too many changes since then: read the state again"
                 return problems.problem(410, text, kind="TooFarBehind")
-        return _changed(reader, missed)
+        return _sent_changes(reader, missed)
 
     return _Stream(own, begin, **wanted)
 
 
-async def _changed(reader: changes.Reader, found: list[changes.Change]) -> AsyncIterator[bytes]:
+async def _sent_changes(
+    reader: changes.Reader, found: list[changes.Change]
+) -> AsyncIterator[bytes]:
     yield _retry()
     while True:
         for change in found:
@@ -106,52 +107,42 @@ async def _changed(reader: changes.Reader, found: list[changes.Change]) -> Async
 # --- the parts of a job ------------------------------------------------------------------------
 
 
-def _parts(asked: catalog.GetJobParts, _: object) -> JsonDict:
-    return _page(asked.job_id, asked)
-
-
-def _node_parts(asked: catalog.GetNodeParts, _: object) -> JsonDict:
-    return _page(api.job_of_node(asked.run_id, asked.node_id), asked)
-
-
-def _page(job_id: str, asked: catalog.GetJobParts | catalog.GetNodeParts) -> JsonDict:
-    page = api.read_page(job_id, asked.name, after=asked.after, limit=asked.limit)
-    items = [_item(part) for part in page.parts]
-    return {"items": items, "next": page.after if page.full else None, "over": page.over}
+def page(asked: catalog.GetJobParts | catalog.GetNodeParts, _: object) -> JsonDict:
+    """Return a page of the parts of a job."""
+    own = isinstance(asked, catalog.GetJobParts)
+    job_id = asked.job_id if own else api.job_of_node(asked.run_id, asked.node_id)
+    found = api.read_page(job_id, asked.name, after=asked.after, limit=asked.limit)
+    items = [_item(part) for part in found.parts]
+    return {"items": items, "next": found.after if found.full else None, "over": found.over}
 
 
 def _item(part: api.Part) -> JsonDict:
     return {"id": part.id, "reset": part.is_reset, **part._asdict()}
 
 
-async def _job_stream(asked: catalog.FollowJob, http: fastapi.Request) -> Response:
-    return _followed(state.of(http), asked.job_id, asked)
-
-
-async def _node_stream(asked: catalog.FollowNode, http: fastapi.Request) -> Response:
-    own = state.of(http)
-    job_id = await own.calls.run(api.job_of_node, asked.run_id, asked.node_id)
-    return _followed(own, job_id, asked)
-
-
-def _followed(
-    own: state.Service, job_id: str, asked: catalog.FollowJob | catalog.FollowNode
+async def followed(
+    asked: catalog.FollowJob | catalog.FollowNode, http: fastapi.Request
 ) -> Response:
-    """Return the parts behind an id, and all later ones.
+    """Return the parts of a job behind an id, and all later ones.
 
-    It raises `UnknownJob`, and `InvalidConfig` for an id that no part has.
+    The response raises `UnknownJob`, and `InvalidConfig` for an id that no part has.
     """
+    own = state.of(http)
+    if isinstance(asked, catalog.FollowJob):
+        job_id = asked.job_id
+    else:
+        job_id = await own.calls.run(api.job_of_node, asked.run_id, asked.node_id)
 
     async def read(after: str | None) -> api.Page:
         return await own.calls.run(api.read_page, job_id, asked.name, after=after)
 
     async def begin(reader: changes.Reader) -> AsyncIterator[bytes]:
-        return _sent(job_id, reader, read, await read(asked.after or None))
+        return _sent_parts(job_id, reader, read, await read(asked.after or None))
 
     return _Stream(own, begin, job_id=job_id, parts_of=job_id)
 
 
-async def _sent(
+async def _sent_parts(
     job_id: str,
     reader: changes.Reader,
     read: Callable[[str | None], Awaitable[api.Page]],
@@ -184,10 +175,3 @@ async def _sent(
         except _AWAY as error:
             _log.warning("a stream of parts waits for the database: %s", str(error).strip())
             page = page._replace(full=False)
-
-
-endpoints.add(router, catalog.FollowEvents, _changes)
-endpoints.add(router, catalog.GetJobParts, _parts)
-endpoints.add(router, catalog.GetNodeParts, _node_parts)
-endpoints.add(router, catalog.FollowJob, _job_stream)
-endpoints.add(router, catalog.FollowNode, _node_stream)
