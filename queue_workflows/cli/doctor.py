@@ -30,8 +30,6 @@ WAIT_WARN_S = 30.0
 """Seconds that a worker needs to restart."""
 ALERT_WARN_S = 150.0
 """A sender notes every 15 s that it is there. Nothing waits longer than the minute of its limit."""
-COUNTED = 10_000
-"""Due jobs of a queue that are counted."""
 SHOWN_BAD = 20
 """Bad rows that are shown per kind."""
 SERVER_CHECKS = (
@@ -270,7 +268,7 @@ def _leases(conn: db.Connection) -> Findings:
 def _queues(conn: db.Connection) -> Findings:
     wrong: list[tuple[str, str]] = []
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    for row in statements.doctor.unserved(conn, stale_s=stale_s, counted=COUNTED):
+    for row in statements.doctor.unserved(conn, stale_s=stale_s, counted=10_000):
         jobs = f"{row['queue']}: {output.counted(row['n'], 'due job')}"
         if row["wait_s"] <= WAIT_WARN_S:
             continue
