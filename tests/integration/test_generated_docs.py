@@ -20,7 +20,7 @@ REMEDY = "generate it again: python -m tests.support.docgen"
         "docs/schema.md",
         "docs/schema.sql",
         "docs/architecture.md",
-        "docs/http.md",
+        "docs/http-reference.md",
         "docs/decisions/index.md",
         "CLAUDE.md",
     ],

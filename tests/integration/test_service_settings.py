@@ -215,7 +215,7 @@ def test_tokens_have_scopes() -> None:
 
 
 def test_the_page_has_every_setting_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "http-reference.md").read_text(encoding="utf-8")
     for name, default, meaning in settings.describe():
         shown = "" if default in ("", "()") else f"`{default}`"
         assert f"| `{name}` | {shown} | {meaning} |" in page

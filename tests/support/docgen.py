@@ -290,7 +290,7 @@ def layer_table() -> str:
 
 
 def endpoints() -> str:
-    """Return the operations that HTTP has, with the methods of the clients, for docs/http.md."""
+    """Return the operations that HTTP has, with the methods of the clients, for docs/http-reference.md."""
     own = client.Client("http://127.0.0.1")
     groups = {"": own, **{noun: getattr(own, noun) for noun in _NOUNS}}
     methods = {
@@ -362,7 +362,7 @@ def pages(dsn: str) -> dict[str, str]:
         "docs/schema.md": schema(catalog.read(dsn)),
         "docs/schema.sql": dump(dsn),
         "docs/decisions/index.md": decisions(),
-        "docs/http.md": _with_block("docs/http.md", endpoints(), "endpoints"),
+        "docs/http-reference.md": _with_block("docs/http-reference.md", endpoints(), "endpoints"),
         "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
         "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),
         "AGENTS.md": agents,
