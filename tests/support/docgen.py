@@ -290,7 +290,7 @@ def layer_table() -> str:
 
 
 def endpoints() -> str:
-    """Return the operations that HTTP has, with the methods of the clients, for docs/http-reference.md."""
+    """Return the operations of HTTP and the clients' methods, for docs/http-reference.md."""
     own = client.Client("http://127.0.0.1")
     groups = {"": own, **{noun: getattr(own, noun) for noun in _NOUNS}}
     methods = {
