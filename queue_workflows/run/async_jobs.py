@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import itertools
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ from queue_workflows.run import (
 )
 from queue_workflows.runtime import service, stored_json
 from queue_workflows.tasks import control, handlers
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 _key: contextvars.ContextVar[int] = contextvars.ContextVar("executor_job", default=0)
@@ -43,6 +44,7 @@ BLOCKED_S: Final = 1.0
 """Seconds without a turn of the loop after which its handler is named."""
 CHECK_S: Final = 0.25
 STOP_S: Final = 1.0
+_NAME: Final = "executor-sync"
 Call = Callable[[handlers.Runner], object]
 
 
@@ -71,7 +73,11 @@ class AsyncJobs(job_loop.Jobs):
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
         super().__init__(end, begins)
         self._loop = handlers.Loop(alone=True)
-        self._sync = SyncThread()
+        self._sync: service.Pool | None = None
+        """The thread of handlers that are not async, which the first of them starts."""
+        self._calls = queue.SimpleQueue[int]()
+        self._waiting: dict[int, Call] = {}
+        """The calls that this thread has not begun, by the key of their job."""
         self._jobs: dict[int, job_loop.Job] = {}
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -80,7 +86,7 @@ class AsyncJobs(job_loop.Jobs):
         self._output = job_output.JobOutput(_key.get, self._send_log)
         self._output.install()
         job_output.send_records(self._send_log, _key.get, by_job=True)
-        self._watch = LoopWatch(self._loop.inner, _key, self._warn, lambda: bool(self._jobs))
+        self._watch = LoopWatch(self._loop.inner, self._jobs)
         self._loop.keep()
         self._flushes = False
         """Whether the event loop is about to send what was too early to be sent."""
@@ -94,63 +100,71 @@ class AsyncJobs(job_loop.Jobs):
         """Run jobs until QUIT and the end of those that run then."""
         self._loop.serve()
         self._watch.stop()
-        self._sync.stop()
+        if self._sync is not None:
+            self._calls.put(0)
+            self._sync.stop(STOP_S)
 
     # --- The thread that receives.
 
     def _receive(self, frame: wire.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
-            self._begin(key, stored_json.load_row(body), in_run=kind == wire.RUN_NODE)
+            link = running.Running(key, self._channel.send, self._wake)
+            self._begin(job_loop.Job(stored_json.load_row(body), kind == wire.RUN_NODE, link))
         elif kind == wire.ANSWER:
-            self._answer(wire.decoded(body))
+            self._answer(key, body)
         elif kind == wire.INTERRUPT:
             self._interrupt(key, body.decode())
         elif kind == wire.ANNOUNCE:
-            self._sync.put(key, lambda _: self._announce(key, body))
-        elif kind == wire.FORGET:
-            self._values.pop(key, None)
-            self._end_if_done()
+            self._call_later(key, lambda _: self._announce(key, body))
         elif kind == wire.QUIT:
             self._quitting = True
             self._end_if_done()
 
-    def _answer(self, answer: JsonDict) -> None:
-        asked = self._asked.pop(answer["no"], None)
+    def _answer(self, number: int, body: bytes) -> None:
+        asked = self._asked.pop(number, None)
         if asked is None or not asked.set_running_or_notify_cancel():
             return  # its handler was cancelled
         try:
-            asked.set_result(wire.answer_of(answer))
+            asked.set_result(wire.answer_of(body))
         except errors.QueueWorkflowsError as error:
             asked.set_exception(error)
 
-    def _begin(self, key: int, row: Row, *, in_run: bool) -> None:
-        job = job_loop.Job(row, in_run, running.Running(key, self._channel.send, self._wake))
+    def _begin(self, job: job_loop.Job) -> None:
+        key = job.control.key
         self._begins(key)
         with self._changing:
             self._jobs[key] = job
         if len(self._jobs) == 1:
-            self._watch.wake()
-        if (refused := (node_call if in_run else task_call).refused(row)) is not None:
+            self._watch.wake("watch")
+        if (refused := (node_call if job.in_run else task_call).refused(job.row)) is not None:
             self._ended(job, refused)
         elif _is_async(job):
             self._loop.spawn(lambda: self._run(job))
         else:
             self._channel.send(wire.WAITS, key)
             try:
-                self._sync.put(key, lambda runner: self._run_sync(job, runner))
+                self._call_later(key, lambda runner: self._run_sync(job, runner))
             except RuntimeError as error:  # no thread is left for the moment
                 raised = policy.Raised(after_s=AGAIN_S)
                 self._ended(job, outcomes.Outcome("snoozed", 0.0, error=str(error), raised=raised))
 
     def _interrupt(self, key: int, reason: str) -> None:
-        job = self._jobs.get(key)
-        if job is None:
+        if (job := self._jobs.get(key)) is None:
             return
         job.control.request(reason)
-        if self._sync.take_back(key):
+        if self._waiting.pop(key, None) is not None:
             # Its handler would start only after that of another job.
             self._ended(job, outcomes.Outcome("cancelled", 0.0, error=reason))
+
+    def _call_later(self, key: int, call: Call) -> None:
+        """Let the thread call this after what waits for it. Raises RuntimeError without one."""
+        if self._sync is None:
+            pool = service.Pool(_NAME, 1, lambda _: self._serve_calls())
+            pool.start()
+            self._sync = pool
+        self._waiting[key] = call
+        self._calls.put(key)
 
     # --- The event loop.
 
@@ -178,6 +192,18 @@ class AsyncJobs(job_loop.Jobs):
         return await asyncio.wrap_future(self._ask_for(key, what, request))
 
     # --- The thread of handlers that are not async.
+
+    def _serve_calls(self) -> None:
+        # A thread that blocks all signals starts this one. Programs that a handler executes would
+        # inherit that, and SIGTERM would not end them.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # Threads that a handler starts take this over; they are to end before the process does.
+        threading.current_thread()._daemonic = False  # pyright: ignore
+        with contextlib.closing(handlers.Runner()) as runner:
+            while key := self._calls.get():
+                if (call := self._waiting.pop(key, None)) is not None:
+                    # Context variables that a handler sets must not reach the next one.
+                    contextvars.copy_context().run(call, runner)
 
     def _run_sync(self, job: job_loop.Job, runner: handlers.Runner) -> None:
         key = job.control.key
@@ -246,17 +272,6 @@ class AsyncJobs(job_loop.Jobs):
             if unsent := job.control.take_unsent():
                 self._channel.send_all(unsent)
 
-    def _warn(self, key: int | None, seconds: float, place: str) -> None:
-        job = None if key is None else self._jobs.get(key)
-        _log.warning(
-            "%s has blocked the event loop for %.1f s, at %s; the other jobs (%d) wait: await what "
-            "takes long, or call it by asyncio.to_thread()",
-            "a callback" if job is None else _name(job),
-            seconds,
-            place,
-            len(self._jobs) - 1,
-        )
-
 
 def _name(job: job_loop.Job) -> str:
     row = job.row
@@ -275,143 +290,67 @@ def _is_async(job: job_loop.Job) -> bool:
         return False
 
 
-class SyncThread:
-    """Run calls one after the other, in the order in which they came; started by the first one."""
+class LoopWatch(service.Loop):
+    """Ask the event loop of this thread for a turn again and again while there are `jobs`.
 
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, Call]] = deque()
-        self._changed = threading.Condition()
-        self._pool: service.Pool | None = None
-        self._over = False
-
-    def put(self, key: int, call: Call) -> None:
-        """Let a call of the job `key` wait for its turn. It must raise nothing.
-
-        Raises RuntimeError if the thread cannot be started.
-        """
-        with self._changed:
-            if self._pool is None:
-                pool = service.Pool("executor-sync", 1, lambda _: self._serve())
-                pool.start()
-                self._pool = pool
-            self._waiting.append((key, call))
-            self._changed.notify()
-
-    def take_back(self, key: int) -> bool:
-        """Remove the call of this job; return False if it has begun, or there is none."""
-        with self._changed:
-            taken = [each for each in self._waiting if each[0] == key]
-            for each in taken:
-                self._waiting.remove(each)
-        return bool(taken)
-
-    def _serve(self) -> None:
-        # A thread that blocks all signals starts this one. Programs that a handler executes would
-        # inherit that, and SIGTERM would not end them.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # Threads that a handler starts take this over; they are to end before the process does.
-        threading.current_thread()._daemonic = False  # pyright: ignore
-        runner = handlers.Runner()
-        try:
-            while (call := self._next()) is not None:
-                # Context variables that a handler sets must not reach the next one.
-                contextvars.copy_context().run(call, runner)
-        finally:
-            runner.close()
-
-    def _next(self) -> Call | None:
-        with self._changed:
-            while not self._waiting and not self._over:
-                self._changed.wait()
-            return None if self._over else self._waiting.popleft()[1]
-
-    def stop(self) -> None:
-        """Let the thread end after the call that runs."""
-        with self._changed:
-            self._over = True
-            self._changed.notify()
-        if self._pool is not None:
-            self._pool.stop(STOP_S)
-
-
-class LoopWatch:
-    """Ask the event loop for a turn again and again while jobs run, on a thread of its own.
-
-    `warn` is called on that thread with the job whose task runs, or None if it is unknown, the
-    seconds, and the place in the code; once for each time that the loop is blocked.
+    Each time that the loop is blocked, it logs which job's handler does so, and where. A thread of
+    its own does that.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        job: contextvars.ContextVar[int],
-        warn: Callable[[int | None, float, str], object],
-        is_busy: Callable[[], bool],
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, jobs: dict[int, job_loop.Job]) -> None:
+        super().__init__("executor-watch", [service.Task("watch", self._pause, self._check)])
         self._loop = loop
-        self._job = job
-        self._warn = warn
-        self._is_busy = is_busy
+        self._jobs = jobs
         self._asked_at: float | None = None
         self._warned = False
-        self._thread = threading.get_ident()
-        self._jobs = weakref.WeakKeyDictionary[Any, int]()
+        self._main = threading.get_ident()
+        self._keys = weakref.WeakKeyDictionary[Any, int]()
         """The jobs of tasks: no version of Python below 3.12 shows the context of a task."""
-        self._watch = service.Loop(
-            "executor-watch", [service.Task("watch", self._pause, self._check)]
-        )
         self._make: Any = loop.get_task_factory()
         loop.set_task_factory(self._create)
 
-    def start(self) -> None:
-        """Watch from now on; the calling thread runs the loop."""
-        self._thread = threading.get_ident()
-        self._watch.start()
-
-    def stop(self) -> None:
-        """Watch no longer."""
-        self._watch.stop()
-
-    def wake(self) -> None:
-        """Note that a job runs."""
-        self._watch.wake("watch")
-
     def note(self, key: int) -> None:
         """Note that the running task is one of this job."""
-        self._jobs[asyncio.current_task()] = key
+        self._keys[asyncio.current_task()] = key
 
     def _create(
         self, loop: asyncio.AbstractEventLoop, handler: Any, **more: Any
     ) -> asyncio.Task[Any]:
         task = self._make(loop, handler, **more)
         context: contextvars.Context | None = more.get("context")
-        key = self._job.get() if context is None else context.get(self._job, 0)
-        if key:
-            self._jobs[task] = key
+        if key := _key.get() if context is None else context.get(_key, 0):
+            self._keys[task] = key
         return task
 
     def _pause(self) -> float:
-        return CHECK_S if self._is_busy() else 3600.0
+        return CHECK_S if self._jobs else 3600.0
 
     def _check(self) -> None:
-        asked_at = self._asked_at
-        if asked_at is None:
-            if self._is_busy():
+        if self._asked_at is None:
+            if self._jobs:
                 self._asked_at, self._warned = time.monotonic(), False
                 self._loop.call_soon_threadsafe(self._answer)
             return
-        blocked_s = time.monotonic() - asked_at
+        blocked_s = time.monotonic() - self._asked_at
         if blocked_s >= BLOCKED_S and not self._warned:
             self._warned = True
-            task = asyncio.current_task(self._loop)
-            key = None if task is None else self._jobs.get(task)
-            self._warn(key, blocked_s, self._place())
-
-    def _place(self) -> str:
-        frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
-        if frame is None:
-            return "an unknown place"
-        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            self._warn(blocked_s)
 
     def _answer(self) -> None:
         self._asked_at = None
+
+    def _warn(self, blocked_s: float) -> None:
+        task = asyncio.current_task(self._loop)
+        job = None if task is None else self._jobs.get(self._keys.get(task, 0))
+        frame = sys._current_frames().get(self._main)  # pyright: ignore[reportPrivateUsage]
+        place = "an unknown place"
+        if frame is not None:
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        _log.warning(
+            "%s has blocked the event loop for %.1f s, at %s; the other jobs (%d) wait: await what "
+            "takes long, or call it by asyncio.to_thread()",
+            "a callback" if job is None else _name(job),
+            blocked_s,
+            place,
+            len(self._jobs) - 1,
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +13,6 @@ from queue_workflows.runtime import clock, logs
 from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict
 
-PAGE_KB: Final = 4
 GROWN_MB: Final = 32.0
 """Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
 
@@ -44,11 +42,11 @@ class Executor:
         self,
         number: int,
         ends: tuple[socket.socket, socket.socket],
-        pipes: Sequence[int],
+        pipes: tuple[int, int],
         *,
         shared: bool,
     ) -> None:
-        """`shared`: it runs many jobs at once. Its length: the members are documented here."""
+        """`pipes`: where its stdout and stderr are read. `shared`: it runs many jobs at once."""
         self.number = number
         self.pid = 0
         """0 until the launcher has forked it."""
@@ -60,7 +58,7 @@ class Executor:
         self.unsent = bytearray()
         self.out = job_output.Output(*pipes)
         self.jobs: dict[int, Any] = {}
-        """Its jobs by key, until their outcomes are here."""
+        """Its jobs by key, until their outcomes are here; the first one runs."""
         self.count = 0
         """How many jobs it has been sent."""
         self.announcing = 0
@@ -80,51 +78,39 @@ class Executor:
         self.signals: set[int] = set()
         """The signals that it was sent to end."""
         self.killed_for = ""
-        self.tails = [b""] * self.out.pairs
-        """The last output of the jobs that print to each pair of pipes."""
+        self.drains = 0
+        """How often it waited until its output was read."""
+        self.tail = b""
+        """The last output of the job that runs."""
         self.ready = False
         """Whether it runs jobs; before that it loads the app, for instance."""
         self.queues = False
         """Whether a job may wait in it, behind the others that it has."""
         self.mb_before = 0.0
         """Its memory when it was forked."""
-        self.lines: list[logs.Pipes] = []
-        """The lines from each pair of pipes, if they are to be printed as JSON."""
+        self.lines: logs.Pipes | None = None
+        """The lines that it prints, if they are to be printed as JSON."""
 
     @property
     def job(self) -> Any:
         """Return the job that runs in it, or None."""
         return next(iter(self.jobs.values()), None)
 
-    def job_of(self, pair: int) -> Any:
-        """Return the job that prints to this pair of pipes, or the one that runs."""
-        of_pair = self.out.pair_of
-        return next((job for key, job in self.jobs.items() if of_pair(key) == pair), self.job)
+    @property
+    def ends(self) -> bool:
+        """Return whether it is about to end."""
+        return bool(self.full or self.signals or self.lost)
 
     @property
     def usable(self) -> bool:
         """Return whether it may get a job now, or as soon as one has ended."""
-        return not (
-            self.full
-            or self.signals
-            or self.lost
-            or self.changing
-            or self.packet is not None
-            or (self.announcing and not self.shared)
-        )
+        busy = self.changing or (self.announcing and not self.shared)
+        return not (self.ends or busy or self.packet is not None)
 
-    def rss_mb(self) -> float:
-        """Return the memory of the process now, in MB; 0.0 if it has ended."""
-        try:
-            text = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii")
-            return int(text.split()[1]) * PAGE_KB / 1024
-        except (OSError, ValueError, IndexError):
-            return 0.0
-
-    def memory_mb(self) -> float:
-        """Return its memory with swapped pages, in MB."""
-        found = pressure.File(Path(f"/proc/{self.pid}/status")).numbers(b"VmRSS", b"VmSwap")
-        return sum(each or 0 for each in found) / 1024
+    def memory_mb(self, *parts: bytes) -> float:
+        """Return its memory in MB, by default that in RAM and that on swap; 0.0 if it has ended."""
+        file = pressure.File(Path(f"/proc/{self.pid}/status"))
+        return sum(each or 0 for each in file.numbers(*parts or (b"VmRSS", b"VmSwap"))) / 1024
 
     def has_grown(self) -> bool:
         """Return whether it keeps memory of jobs that have all ended."""
@@ -134,12 +120,11 @@ class Executor:
 
     def close(self) -> None:
         """Close the descriptors; a living process ends by that."""
-        self.channel.close()
-        self.requests.close()
-        self.out.close()
+        for each in (self.channel, self.requests, self.out):
+            each.close()
 
-    def death(self, packet: dict[str, Any], key: int, others: int) -> Death:
-        """Return how it has ended, which ran the job with this key and `others` as well."""
+    def death(self, packet: dict[str, Any], others: int) -> Death:
+        """Return how it has ended, which ran a job, and `others` as well."""
         how = _how(packet)
         detail: JsonDict = {
             "exit_code": packet["code"],
@@ -158,7 +143,7 @@ class Executor:
         if others:
             how = f"{how}; it ran {others} other jobs at the same time"
             detail["other_jobs"] = others
-        tail = self.tails[self.out.pair_of(key)].decode("utf-8", "replace")
+        tail = self.tail.decode("utf-8", "replace")
         detail["last_lines"] = tail.replace("\0", "\N{REPLACEMENT CHARACTER}").splitlines()[-5:]
         return Death(how, detail, packet["by_deadline"], self.killed_for)
 
@@ -173,6 +158,5 @@ def _how(packet: dict[str, Any]) -> str:
         return f"killed by {launcher.signal_name(signum)}{core}"
     if code is None:
         return "ended for an unknown reason"
-    if code == wire.LOST:
-        return f"ended with exit code {code}: its channel to the worker was closed in it"
-    return f"ended with exit code {code}"
+    closed = ": its channel to the worker was closed in it" if code == wire.LOST else ""
+    return f"ended with exit code {code}{closed}"

@@ -1,7 +1,6 @@
 """Fork the executors of one queue, give them jobs, and read what they send and print.
 
 For the thread of the worker's loop; no call waits. The owner hears what happens to its jobs.
-Its length: forks, traffic and ends of an executor change the same state.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from queue_workflows.claim import outcomes
 from queue_workflows.run import job_output, launcher, wire
@@ -22,6 +21,8 @@ from queue_workflows.runtime import clock, io_loop, log_context, logs
 from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
+DEPTH: Final = 8
+"""How many short jobs an executor has at once, of which one runs."""
 TAIL: Final = 2000
 """Bytes of a job's last output that are kept for the record of a death."""
 END_S: Final = 5.0
@@ -35,78 +36,21 @@ FORK_AGAIN_S: Final = 5.0
 """Pauses in seconds before the next fork, if one was refused or its executor died without a job."""
 LET_GO_S: Final = 60.0
 """Seconds after which an executor that has nothing to do is let go, unless it has a GPU."""
-
 NO_MODEL: Final[JsonDict] = {
     "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
 }  # fmt: skip
 
 
-class Job(Protocol):
-    """A claimed job, as far as executors know it."""
-
-    id: str
-    body: bytes
-    in_run: bool
-    key: int
-    place: Executor | None
-    """The executor that has it."""
-    has_started: bool
-    """Whether its handler runs; it may wait for others in its executor."""
-
-    @property
-    def ids(self) -> dict[str, str | int]:
-        """Return the ids that log lines about it carry."""
-        ...
-
-
-class Owner(Protocol):
-    """Hears what becomes of the jobs of executors."""
-
-    def ended(self, job: Any, outcome: outcomes.Outcome) -> object:
-        """Take the outcome of a handler; its executor may get another job from here."""
-
-    def died(self, job: Any, death: Death) -> object:
-        """Note that an executor has ended while it ran this job."""
-
-    def beat(self, job: Any, progress: str | None) -> object:
-        """Note that a handler is active, with its progress as a JSON text."""
-
-    def cursor(self, job: Any, name: str, key: str, position: int) -> object:
-        """Note how many items of a cursor are done."""
-
-    def asked(self, job: Any, question: JsonDict) -> object:
-        """Answer a question of a handler by `answer`."""
-
-    def printed(self, job: Any, data: bytes) -> object:
-        """Keep what a handler has printed."""
-
-    def event(self, job: Any, event_type: str, elapsed_s: float | None) -> object:
-        """Take an event for the history of a node."""
-
-    def waits(self, job: Any) -> object:
-        """Note that a handler does not start yet, as it has to wait for another one."""
-
-    def started(self, job: Any) -> object:
-        """Note that a handler starts only now: it had to wait for a fork, or for another one."""
-
-    def model(self, model: JsonDict) -> object:
-        """Take what the executor of a GPU says of its model."""
-
-    def changed(self, error: str | None) -> object:
-        """Note that a model was loaded or unloaded on request, or why not."""
-
-    def room(self) -> object:
-        """Note that an executor can take a job."""
-
-
 class Executors:
     """The executors of one queue; another one is forked for each that ends.
 
-    `slots`: how many jobs run at once, each in an executor of its own, or all in one (`shared`), or
-    async ones in one and the others in their own (`mixed`). `lone`: another one is forked only once
-    the last has ended, as two may not fit into the memory of a GPU. `end_s`: seconds for the
-    threads and exit functions of one that was let go. `max_jobs`, `max_rss_mb`: after so many jobs,
-    and if it is larger after a job, an executor is replaced; None: never.
+    `owner`: a `worker.desk.Desk`, whose methods hear what happens to a job. A job is a
+    `worker.claimed_job.ClaimedJob`. `slots`: how many jobs run at once, each in an executor of its
+    own, or all in one (`shared`), or async ones in one and the others in their own (`mixed`).
+    `lone`: another one is forked only once the last has ended, as two may not fit into the memory
+    of a GPU. `end_s`: seconds for the threads and exit functions of one that was let go.
+    `max_jobs`, `max_rss_mb`: after so many jobs, and if it is larger after a job, an executor is
+    replaced; None: never.
     """
 
     def __init__(
@@ -114,7 +58,7 @@ class Executors:
         loop: io_loop.IoLoop,
         launcher_: launcher.Launcher | None,
         printer: job_output.Printer,
-        owner: Owner,
+        owner: Any,
         *,
         slots: int,
         shared: bool = False,
@@ -137,9 +81,9 @@ class Executors:
         """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
         self._fork_s = FORK_FIRST_S
         self.closing = False
-        self._pairs = 1 if shared or mixed or lone or slots > 1 else job_output.PAIRS
-        """Pairs of pipes of an executor. With several slots a job could wait in one for a long one
-        while another executor is free."""
+        self._depth = 1 if shared or mixed or lone or slots > 1 else DEPTH
+        """How many jobs an executor has at most if `queues`. With several slots a job could wait in
+        one for a long one while another executor is free."""
         self.queues = False
         """Whether the next job may wait in an executor, behind others that are short, too."""
 
@@ -151,47 +95,38 @@ class Executors:
     @property
     def room(self) -> int:
         """Return how many jobs can start now, or wait in executors if that is allowed."""
-        running = sum(len(each.jobs) for each in self._by_number.values())
+        every = self._by_number.values()
         may_fork = self._fork_at == math.inf or clock.boot_s() >= self._fork_at
-        if self._mixed:
-            return max(0, self._slots - running) if may_fork else 0
-        if self._shared:
+        if self._shared or self._mixed:
             # One that gets no further job goes on beside its successor until its jobs have ended.
-            ends = [each.full and not (each.signals or each.lost) for each in self]
-            has_place = any(each.usable for each in self) or (may_fork and all(ends))
-            return max(0, self._slots - running) if has_place else 0
+            ends = all(each.full and not (each.signals or each.lost) for each in every)
+            has_place = any(each.usable for each in every) or (may_fork and ends)
+            free = max(0, self._slots - sum(len(each.jobs) for each in every))
+            return free if (may_fork if self._mixed else has_place) else 0
         forks = may_fork and not (self._lone and self._by_number)
         free = max(0, self._slots - len(self._lasting())) if forks else 0
-        for each in self._by_number.values():
+        for each in every:
             if each.usable:
                 free += not each.jobs or (self.queues and self._may_wait_in(each))
         return free
 
     def _may_wait_in(self, place: Executor) -> bool:
-        """Return whether a job may wait in an executor for the end of those that it has.
-
-        None of them may print to the same pipes.
-        """
-        first = next(iter(place.jobs), 0)
-        return place.usable and place.queues and 0 < place.count + 1 - first < place.out.pairs
+        """Return whether a job may wait in an executor for the end of those that it has."""
+        return place.usable and place.queues and 0 < len(place.jobs) < self._depth
 
     def _lasting(self) -> list[Executor]:
         """Return the executors that count as slots: those that are not about to end."""
-        return [
-            each
-            for each in self._by_number.values()
-            if each.jobs or not (each.full or each.signals or each.lost)
-        ]
+        return [each for each in self._by_number.values() if each.jobs or not each.ends]
 
     @property
     def accepts(self) -> bool:
         """Return whether jobs may be claimed for it."""
         return True
 
-    def recorded(self, job: Job, found: object) -> None:
+    def recorded(self, job: Any, found: object) -> None:
         """Note that the end of a job is recorded, with its row if it was not handed back."""
 
-    def start(self, job: Job, *, isolated: bool = False, shared: bool = False) -> None:
+    def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         """Give a job to an executor; `room` must have been positive. `isolated`: to a fresh one.
 
         `shared`: to the one that runs many async jobs at once, if the job is not isolated.
@@ -209,14 +144,13 @@ class Executors:
             None,
         )
         if place is None and self.queues and len(self._lasting()) >= self._slots:
-            every = self._by_number.values()
-            place = next((each for each in every if self._may_wait_in(each)), None)
+            place = next(filter(self._may_wait_in, self._by_number.values()), None)
         if place is None:
             if isolated and not (self._shared or self._mixed):
                 self._make_room()
             place = self._fork(shared=wanted)
         if place is None:
-            self._owner.died(job, Death("", {}, False, "want of descriptors"))
+            self._return(job, "want of descriptors")
             return
         waits = not place.ready or bool(place.jobs and not place.shared)
         place.queues = self.queues
@@ -225,13 +159,15 @@ class Executors:
             place.full = True
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
-        if not place.shared:
-            place.tails[place.out.pair_of(job.key)] = b""
         if waits:
             self._owner.waits(job)
         kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
         self._send(place, wire.frame(kind, job.key, job.body))
         job.body = b""
+
+    def _return(self, job: Any, why: str) -> None:
+        """Let a job be handed back, uncounted, that no executor runs."""
+        self._owner.died(job, Death("", {}, False, why))
 
     def _make_room(self) -> None:
         """Let an executor go that has had jobs, for a job that needs a fresh one."""
@@ -242,7 +178,7 @@ class Executors:
 
     # --- Requests to executors.
 
-    def interrupt(self, job: Job, reason: str) -> None:
+    def interrupt(self, job: Any, reason: str) -> None:
         """Let the handler of a job end: `cancelled` sets its event, anything else does not."""
         place = job.place
         if place is None:
@@ -270,23 +206,21 @@ class Executors:
             self._send(place, wire.frame(wire.QUIT, 0, b""))
 
     def answer(
-        self, job: Job, number: int, value: Any, error: str | None, *, is_final: bool = False
+        self, job: Any, number: int, value: Any, error: str | None, *, is_final: bool = False
     ) -> None:
         """Answer a question of a job's handler. `is_final`: another attempt would not help."""
         if job.place is not None and number:
-            answer = {"no": number, "value": value, "error": error, "is_final": is_final}
-            body = wire.encoded(answer)
-            self._send(job.place, wire.frame(wire.ANSWER, job.key, body))
+            answer = wire.encoded({"value": value, "error": error, "is_final": is_final})
+            self._send(job.place, wire.frame(wire.ANSWER, number, answer))
+
+    def expect_announcement(self, place: Executor) -> None:
+        """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""
+        place.announcing += 1
 
     def announce(self, place: Executor, key: int, rows: bytes | None) -> None:
         """Call the app's hook for a recorded job; None: it was not recorded, forget its value."""
-        if place.packet is not None:
-            return
-        if rows is None:
-            self._send(place, wire.frame(wire.FORGET, key, b""))
-            self._announced(place)
-        else:
-            self._send(place, wire.frame(wire.ANNOUNCE, key, rows))
+        if place.packet is None:
+            self._send(place, wire.frame(wire.ANNOUNCE, key, rows or b""))
 
     def change_model(self, change: JsonDict) -> bool:
         """Let an executor without a job load or unload a model; return False if there is none."""
@@ -307,23 +241,22 @@ class Executors:
         """End the idle executors that keep memory of their jobs, since memory is full."""
         for place in self:
             if place.has_grown():
+                kept_mb = place.memory_mb() - place.mb_before
                 _log.info(
                     "an executor that keeps %.0f MB of its jobs is replaced: memory is full",
-                    place.memory_mb() - place.mb_before,
+                    kept_mb,
                 )
                 self.let_go(place)
 
     @property
     def gives_back(self) -> bool:
         """Return whether idle executors keep memory that `shed` frees."""
-        return any(
-            each.let_go_at < math.inf or each.has_grown() for each in self._by_number.values()
-        )
+        return any(each.let_go_at < math.inf or each.has_grown() for each in self)
 
     def tick(self, now: float) -> float:
         """Kill what should have ended, fork what is missing; return when to be called again."""
         due = math.inf
-        for place in [*self._by_number.values()]:
+        for place in self:
             at = min(place.lost_at + LOST_S, place.let_go_at + self._end_s)
             if place.jobs and not place.lost:
                 at = math.inf
@@ -351,25 +284,24 @@ class Executors:
         try:
             for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
                 opened += (each.detach() for each in socket.socketpair(socket.AF_UNIX, kind))
-            for _ in range(2 * (1 if shared else self._pairs)):
+            for _ in range(2):
                 opened += os.pipe()
         except OSError as error:
             _log.warning("no executor can be forked for now: %s", error)
             for fd in opened:
                 os.close(fd)
-            self._pairs = 1  # the next one needs few descriptors
             self._pause()
             return None
-        ours, theirs = opened[::2], opened[1::2]
-        number = self._launcher.fork(theirs, shared=shared)
-        for fd in theirs:
+        channel, requests, *pipes = opened[::2]
+        number = self._launcher.fork(opened[1::2], shared=shared)
+        for fd in opened[1::2]:
             os.close(fd)
-        channel, requests = (socket.socket(fileno=fd) for fd in ours[:2])
-        place = Executor(number, (channel, requests), ours[2:], shared=shared)
+        ends = socket.socket(fileno=channel), socket.socket(fileno=requests)
+        place = Executor(number, ends, (pipes[0], pipes[1]), shared=shared)
         self._by_number[place.number] = place
         self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
         for fd in place.out.fds:
-            self._loop.read(fd, functools.partial(self._drain, place))
+            self._loop.read(fd, functools.partial(self._on_output, place))
         return place
 
     def _pause(self) -> None:
@@ -391,8 +323,7 @@ class Executors:
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
-        if logs.are_json():
-            place.lines = [logs.Pipes(place.pid) for _ in place.tails]
+        place.lines = logs.Pipes(place.pid) if logs.are_json() else None
         for signum in place.signals:
             self._launcher.kill(place.pid, signum)
         return place.pid
@@ -435,14 +366,12 @@ class Executors:
     def _receive(self, place: Executor) -> bool:
         """Read once from an executor; return whether there may be more."""
         try:
-            data = place.channel.recv(wire.SIZE)
+            if not (data := place.channel.recv(wire.SIZE)):
+                raise ConnectionError("it has closed its channel, or has ended")
         except BlockingIOError:
             return False
         except OSError as error:
             self._lose(place, error)
-            return False
-        if not data:
-            self._lose(place, "it has closed its channel, or has ended")
             return False
         try:
             for kind, key, body in place.frames.add(data):
@@ -457,23 +386,34 @@ class Executors:
             self._on_outcome(place, key, wire.completed_of(body))
         elif kind == wire.ENDED:
             self._on_outcome(place, key, wire.ended_of(body))
-        elif kind == wire.ANNOUNCED:
-            self._announced(place)
-        elif kind == wire.MODEL:
+        elif kind == wire.PRINTED:
+            # Its output belongs to the job whose outcome follows.
+            place.drains += 1
+            while self._drain(place):
+                continue
+            self._send(place, wire.frame(wire.DRAINED, key, b""))
+        elif kind == wire.LOG:
+            self._on_log(place, key, wire.checked(kind, body))
+        elif kind in wire.OF_EXECUTOR:
+            self._on_state(place, kind, body)
+        elif (job := place.jobs.get(key)) is not None:
+            self._on_report(job, kind, body)
+
+    def _on_state(self, place: Executor, kind: int, body: bytes) -> None:
+        if kind == wire.MODEL:
             self._owner.model(wire.checked(kind, body))
-        elif kind == wire.CHANGED:
-            error = wire.decoded(body)
-            place.changing = False
-            self._owner.changed(None if error is None else str(error))
-            self._freed(place)
         elif kind == wire.READY:
             self._on_ready(place, wire.checked(kind, body)["text"])
         elif kind == wire.LEAVES:
             self._on_leave(place, body.decode())
-        elif kind == wire.LOG:
-            self._on_log(place, key, wire.checked(kind, body))
-        elif (job := place.jobs.get(key)) is not None:
-            self._on_report(job, kind, body)
+        elif kind == wire.ANNOUNCED:
+            place.announcing -= 1
+            self._freed(place)
+        else:
+            error = wire.decoded(body)
+            place.changing = False
+            self._owner.changed(None if error is None else str(error))
+            self._freed(place)
 
     def _on_report(self, job: Any, kind: int, body: bytes) -> None:
         if kind == wire.PROGRESS:
@@ -502,14 +442,12 @@ class Executors:
 
     def _on_outcome(self, place: Executor, key: int, outcome: outcomes.Outcome) -> None:
         if not place.shared:
-            # Its output belongs to this job: read it before the next one gets the executor.
-            while self._drain(place):
-                continue
-            if place.lines:
-                self._print(place, (place.out.pair_of(key), 0), None)
+            self._print(place, 0, None)
         job = place.jobs.pop(key, None)
         if job is None:
             return
+        if not place.shared:
+            place.tail = b""
         if not place.jobs:
             place.idle_since = clock.boot_s()
         self._owner.ended(job, outcome)
@@ -523,15 +461,7 @@ class Executors:
         jobs = [] if place.shared else [*place.jobs.values()]
         for job in jobs:
             del place.jobs[job.key]
-            self._owner.died(job, Death("", {}, False, f"what an earlier job has left: {why}"))
-        self._freed(place)
-
-    def expect_announcement(self, place: Executor) -> None:
-        """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""
-        place.announcing += 1
-
-    def _announced(self, place: Executor) -> None:
-        place.announcing -= 1
+            self._return(job, f"what an earlier job has left: {why}")
         self._freed(place)
 
     def _freed(self, place: Executor) -> None:
@@ -540,53 +470,63 @@ class Executors:
             # Its handler has ended at SIGTERM, and the process lives on.
             self.kill(place, signal.SIGKILL, place.killed_for)
             return
-        if self._max_rss_mb is not None and place.rss_mb() > self._max_rss_mb:
+        if self._max_rss_mb is not None and place.memory_mb(b"VmRSS") > self._max_rss_mb:
             place.full = True
         if place.full and not place.announcing and (place.shared or not place.jobs):
             self.let_go(place)
         self._owner.room()
 
+    # --- Output.
+
     def _on_log(self, place: Executor, key: int, record: JsonDict) -> None:
         job = place.jobs.get(key)
-        ids: dict[str, str | int] = {} if job is None else job.ids
-        if job is not None and not _is_engines(record["name"]):
+        # The engine's own records are for the worker's log alone.
+        if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
             ending = "" if record.get("as_is") else "\n"
             text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")
             self._keep(place, job, text)
-        with log_context.bound(ids):
+        with log_context.bound({} if job is None else job.ids):
             self._printer.record(place.pid, record)
 
-    # --- Output.
+    def _on_output(self, place: Executor) -> None:
+        """Read what an executor has printed for the job that runs.
 
-    def _drain(self, place: Executor) -> bool:
+        If others wait behind it, what it has sent is read first, since another one may run now. As
+        long as its pipes hold anything, it begins no other.
+        """
+        if place.shared or len(place.jobs) < 2:
+            self._drain(place)
+        elif place.out.ready():
+            drains = place.drains
+            self._read_rest(place)
+            if place.drains == drains:
+                self._drain(place, 1)
+
+    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> bool:
         """Keep and print what waits in the pipes of an executor; return whether there was any."""
-        found = place.out.drain(closing=self._loop.forget)
-        for source, data in found:
-            job = None if place.shared else place.job_of(source[0])
-            if job is not None:
-                self._keep(place, job, data)
-            self._print(place, source, data)
+        found = place.out.drain(limit, closing=self._loop.forget)
+        for number, data in found:
+            if not place.shared and place.jobs:
+                self._keep(place, place.job, data)
+            self._print(place, number, data)
         return bool(found)
 
     def _keep(self, place: Executor, job: Any, data: bytes) -> None:
-        pair = place.out.pair_of(job.key)
-        place.tails[pair] = (place.tails[pair] + data)[-TAIL:]
+        place.tail = (place.tail + data)[-TAIL:]
         self._owner.printed(job, data)
 
-    def _print(self, place: Executor, source: tuple[int, int], data: bytes | None) -> None:
+    def _print(self, place: Executor, number: int, data: bytes | None) -> None:
         """Print what an executor has printed; None: end the last lines of a job."""
-        pair, number = source
-        if not place.lines:
+        if place.lines is None:
             if data:
                 self._printer.write(number, data)
             return
-        job = None if place.shared else place.job_of(pair)
-        with log_context.bound({} if job is None else job.ids):
+        with log_context.bound({} if place.shared or not place.jobs else place.job.ids):
             if data is not None:
-                self._printer.write(number, place.lines[pair].add(number, data))
+                self._printer.write(number, place.lines.add(number, data))
             else:
                 for each in (1, 2):
-                    self._printer.write(each, place.lines[pair].end(each))
+                    self._printer.write(each, place.lines.end(each))
 
     # --- Ends.
 
@@ -595,17 +535,20 @@ class Executors:
         place = self._by_pid.pop(packet["died"], None)
         if place is not None:
             place.packet = packet  # it gets no other job
-            # An outcome may have been sent before the death.
-            while not place.lost and self._receive(place):
-                continue
+            self._read_rest(place)
             self._end(place, packet, "")
 
+    def _read_rest(self, place: Executor) -> None:
+        """Read what an executor has sent until now, such as an outcome."""
+        while not place.lost and self._receive(place):
+            continue
+
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
+        """End the jobs of an executor; `refused`: why they are handed back, uncounted."""
         place.packet = packet
         while self._drain(place):
             continue
-        for pair in range(len(place.lines)):
-            self._print(place, (pair, 0), None)
+        self._print(place, 0, None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}
         del self._by_number[place.number]
@@ -618,15 +561,15 @@ class Executors:
         elif self._lone:
             self._fork_at = 0.0
         if is_early and not refused:
-            _log.warning("an idle executor %s", place.death(packet, 0, 0).evidence)
+            _log.warning("an idle executor %s", place.death(packet, 0).evidence)
         if begun and not failed:
             self._fork_s = FORK_FIRST_S
         if self._lone:
             self._end_model(place)
-        ran = sum(job.has_started for job in begun)
+        ran = packet.get("ran", sum(job.has_started for job in begun))
+        death = place.death(packet, max(0, ran - 1))
         for job in jobs:
             job.place = None
-            death = place.death(packet, job.key, max(0, packet.get("ran", ran) - 1))
             unread = job.has_started and job.key > last
             why = place.killed_for or refused or (UNREAD if unread else "")
             self._owner.died(job, death._replace(killed_for=why))
@@ -642,8 +585,7 @@ class Executors:
         self._owner.model(NO_MODEL)
 
     def _forget(self, place: Executor) -> None:
-        self._loop.forget(place.channel.fileno())
-        for fd in place.out.fds:
+        for fd in (place.channel.fileno(), *place.out.fds):
             self._loop.forget(fd)
 
     def lose(self, error: launcher.LauncherLost) -> None:
@@ -652,8 +594,7 @@ class Executors:
         ran = sum(job.has_started for each in self for job in each.jobs.values())
         for place in self:
             self._by_pid.pop(place.pid, None)
-            while not place.lost and self._receive(place):
-                continue
+            self._read_rest(place)
             packet = UNKNOWN | {"by_deadline": error.by_deadline, "launcher": error.signum}
             self._end(place, packet | {"ran": ran}, "" if error.signum else "the launcher")
 
@@ -663,8 +604,3 @@ class Executors:
             self._forget(place)
             place.close()
         self._by_number.clear()
-
-
-def _is_engines(name: str) -> bool:
-    """Return whether a record is the engine's own, which is for the worker's log."""
-    return name.partition(".")[0] == "queue_workflows"

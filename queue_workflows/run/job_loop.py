@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, errors
@@ -45,12 +45,10 @@ class Job(NamedTuple):
 
 
 class Jobs(abc.ABC):
-    """What an executor does for each job alike, with one at a time or with many.
-
-    `begins` is called with the key of each job that begins.
-    """
+    """What an executor does for each job alike, with one at a time or with many."""
 
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
+        """`begins` is called with the key of each job that begins."""
         self._channel = end
         self._begins = begins
         self._pid = os.getpid()
@@ -104,8 +102,8 @@ class Jobs(abc.ABC):
         return job.control.take_unsent() + frame
 
     def _announce(self, key: int, body: bytes) -> None:
-        """Call the app's hook with a node that is recorded."""
-        if key in self._values:
+        """Call the app's hook with a node that is recorded; without a body drop its value."""
+        if body and key in self._values:
             node_call.announce(wire.decoded(body), self._values[key])
         self._values.pop(key, None)
         forking.flush()
@@ -127,8 +125,7 @@ class _PeakMemory:
     """Reset the peak RSS of this process (VmHWM), so that each job has its own."""
 
     def __init__(self) -> None:
-        self._reset_kb = 0
-        self._fd: int | None = None
+        self._reset_kb, self._fd = 0, -1
         with contextlib.suppress(OSError):
             self._fd = wire.high(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
 
@@ -137,14 +134,10 @@ class _PeakMemory:
 
         To ask for the peak takes a tenth of the time of a reset.
         """
-        if self._fd is None:
-            return
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < self._reset_kb + 1024:
             return
-        try:
+        with contextlib.suppress(OSError):  # there is no such file, or the handler closed it
             os.write(self._fd, b"5")
-        except OSError:  # the handler closed it
-            self._fd = None
         self._reset_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -162,10 +155,8 @@ class JobLoop(Jobs):
         model_cache: ModelCache | None,
         *,
         alone: bool = True,
-        other_output: Sequence[int] = (),
         begins: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """`other_output`: stdout and stderr of the second pair of pipes, then of the others."""
         super().__init__(end, begins)
         self._alone = alone
         self._requests = wire.Requests(interrupts, self._lost, self._flush)
@@ -185,6 +176,8 @@ class JobLoop(Jobs):
         self._peak = _PeakMemory()
         self._left = ""
         """What the last job has found that this process cannot undo."""
+        self._undrained = 0
+        """The key of a job whose output the worker has to read before the next job may print."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
         self._hearing = service.Follow("executor-requests", self._requests, self._hear)
@@ -192,12 +185,15 @@ class JobLoop(Jobs):
         self._state: restored_state.RestoredState | None = None
         if alone:
             job_output.send_records(self._send_log, self.key)
-            self._state = restored_state.RestoredState(other_output)
+            self._state = restored_state.RestoredState()
 
     def serve(self) -> None:
         """Run jobs until QUIT."""
         while True:
             try:
+                if self._undrained:
+                    self._await(wire.DRAINED, self._undrained)
+                    self._undrained = 0
                 kind, key, body = self._next()
             except ConnectionError:
                 raise
@@ -222,14 +218,25 @@ class JobLoop(Jobs):
                 self._change_model(wire.decoded(body))
 
     def _restore(self, key: int) -> None:
-        left = "" if self._state is None else self._left or self._state.restore(key + 1)
-        if self._state is not None and (left or handlers.stuck):
-            self._leave(key, left)
+        if self._state is not None:
+            left = self._left or self._state.restore()
+            if left or handlers.stuck:
+                self._leave(key, left)
 
     def _next(self) -> wire.Frame:
         while not self._received:
             self._received.extend(self._channel.receive())
         return self._received.popleft()
+
+    def _await(self, kind: int, key: int) -> bytes:
+        """Return the body of this frame; what comes before it waits."""
+        later: list[wire.Frame] = []
+        try:
+            while (frame := self._next())[:2] != (kind, key):
+                later.append(frame)
+        finally:
+            self._received.extendleft(reversed(later))
+        return frame[2]
 
     def key(self) -> int:
         """Return the key of the job that runs, or 0; any thread may ask."""
@@ -263,7 +270,11 @@ class JobLoop(Jobs):
                 outcome = job.failed(error)
             # A process that has once failed to open its GPU may never see it.
             self._left = outcome.error if outcome.raised.wish in ("no_gpu", "no_memory") else ""
-            self._channel.send_all(self._last_frames(job, outcome), blocked=True)
+            frames = self._last_frames(job, outcome)
+            if self._state is not None and self._state.has_unread_output():
+                self._undrained = key
+                frames = wire.frame(wire.PRINTED, key, b"") + frames
+            self._channel.send_all(frames, blocked=True)
         finally:
             self.current = None
             self._ended = key
@@ -302,21 +313,9 @@ class JobLoop(Jobs):
     def _ask(self, key: int, what: str, request: Any = None) -> Any:
         with self._asking:
             self._asked += 1
-            number = self._asked
-            body = wire.encoded({"no": number, "what": what, "request": request})
+            body = wire.encoded({"no": self._asked, "what": what, "request": request})
             self._channel.send(wire.ASK, key, body)
-            later: list[wire.Frame] = []
-            try:
-                while True:
-                    frame = self._next()
-                    if frame[0] == wire.ANSWER:
-                        answer = wire.decoded(frame[2])
-                        if answer["no"] == number:
-                            break
-                    else:
-                        later.append(frame)
-            finally:
-                self._received.extendleft(reversed(later))
+            answer = self._await(wire.ANSWER, self._asked)
         return wire.answer_of(answer)
 
     def _ask_step(self, key: int, request: JsonDict) -> control.Answered:

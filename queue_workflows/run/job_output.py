@@ -1,10 +1,9 @@
 """Pass what handlers print and log to their worker, and print it there.
 
 Stdout and stderr of an executor are pipes that the worker reads, so all that a handler printed
-before it was killed is kept. With several pairs of pipes jobs print in turn, as one may begin
-before the worker has read the outcomes of those before it. An executor with one job at a time also
-sends log records that it does not print. One with many jobs sends what Python code prints, for the
-job of its context; output of child processes reaches the worker's own output alone.
+before it was killed is kept. An executor with one job at a time also sends log records that it does
+not print. One with many jobs sends what Python code prints, for the job of its context; output of
+child processes reaches the worker's own output alone.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from typing import Any, Final, TypeAlias
 from queue_workflows.runtime import clock, entry_point, logs
 from queue_workflows.types import JsonDict
 
-PAIRS: Final = 8
-"""How many jobs may be in an executor that runs them one after the other, as each has a pair."""
 READ_BYTES: Final = 64 * 1024
 DRAIN_BYTES: Final = 256 * 1024
 AGAIN_S: Final = 0.05
@@ -80,30 +77,28 @@ def fileno(stream: Any) -> int:
 class Output:
     """The worker's ends of the stdout and stderr of one executor."""
 
-    def __init__(self, *pipes: int) -> None:
-        """`pipes`: stdout and stderr of each pair."""
-        self.pairs = len(pipes) // 2
-        self.fds = {fd: (at // 2, at % 2 + 1) for at, fd in enumerate(pipes)}
-        """What each open descriptor reads: the number of its pair, and 1 for stdout or 2."""
+    def __init__(self, stdout: int, stderr: int) -> None:
+        self.fds = {stdout: 1, stderr: 2}
+        """Which of both, 1 or 2, each open descriptor reads."""
         self._poll = select.poll()
         for fd in self.fds:
             os.set_blocking(fd, False)
             self._poll.register(fd, select.POLLIN)
 
-    def pair_of(self, key: int) -> int:
-        """Return the number of the pair to which the job with this key prints."""
-        return (key - 1) % self.pairs
+    def ready(self) -> list[int]:
+        """Return the descriptors that have something to read."""
+        return [fd for fd, _ in self._poll.poll(0)]
 
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
-    ) -> list[tuple[tuple[int, int], bytes]]:
-        """Return what waits, about `limit` bytes at most: a value of `fds` and the bytes.
+    ) -> list[tuple[int, bytes]]:
+        """Return what waits, about `limit` bytes at most: 1 or 2, and the bytes.
 
         A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
         """
-        found: list[tuple[tuple[int, int], bytes]] = []
-        for fd, _ in self._poll.poll(0):
-            source = self.fds[fd]
+        found: list[tuple[int, bytes]] = []
+        for fd in self.ready():
+            number = self.fds[fd]
             while limit > 0:
                 try:
                     data = os.read(fd, READ_BYTES)
@@ -115,7 +110,7 @@ class Output:
                     closing(fd)
                     os.close(fd)
                     break
-                found.append((source, data))
+                found.append((number, data))
                 limit -= len(data)
         return found
 

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import errno
 import gc
+import importlib
 import json
 import math
 import os
@@ -19,8 +20,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 from queue_workflows import errors
 from queue_workflows.model_cache import adapted
@@ -35,9 +36,6 @@ from queue_workflows.run import (
 from queue_workflows.runtime import clock, forking, kernel
 from queue_workflows.runtime.entry_point import print_by_lines
 
-if TYPE_CHECKING:
-    from queue_workflows.run import async_jobs
-
 GRACE_S: Final = 0.15
 """Seconds after the deadline at which the kernel kills a launcher that is stopped itself.
 
@@ -45,13 +43,13 @@ Its executors die with it. The worker sets the deadline 0.25 s before a lease en
 are left for that.
 """
 CHECK_S: Final = 0.1
-"""Seconds between two checks for ended executors where there are no pidfds, or one is traced."""
+"""Seconds between two checks for ended executors where the system has no pidfds."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
 """Bytes of a packet: what an app has registered is the largest."""
-FDS: Final = 2 + 2 * job_output.PAIRS
-"""Descriptors of an executor at most: jobs, interrupts, and pairs of stdout and stderr."""
+FDS: Final = 4
+"""Descriptors of an executor: jobs, interrupts, stdout and stderr."""
 
 
 class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
@@ -93,11 +91,22 @@ class _Deadline:
 class Launcher:
     """The launcher of this worker: packets to it, and from it."""
 
-    def __init__(self, pid: int, end: socket.socket, deadline: _Deadline) -> None:
-        self.pid = pid
-        self._end = end
+    def __init__(self, app: loaded_app.App, *, late: bool) -> None:
+        """Fork it. `late`: each executor loads the app itself. Raises `ForkRefused`, OSError."""
+        if (reason := forking.unsafe()) is not None:
+            raise ForkRefused(reason)
+        kernel.prepare()
+        forking.flush()
         self._number = 0
-        self._deadline = deadline
+        self._deadline = _Deadline()
+        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (self._end, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET)
+        parent, self.pid = os.getpid(), os.fork()
+        if not self.pid:
+            self._end.close()
+            main(theirs, app, parent, self._deadline, late=late)
+        theirs.close()
 
     @classmethod
     def load(cls, app: loaded_app.App) -> tuple[Launcher, loaded_app.Registered]:
@@ -107,47 +116,22 @@ class Launcher:
         forked, whose executors load the app, each for itself. Raises `ForkRefused`, `LauncherLost`,
         OSError, and the errors of loading the app.
         """
-        first = cls._start(app, late=False)
+        made = cls(app, late=False)
         try:
-            found = first._wait_loaded()
+            found = made._receive()["loaded"]
             registered = loaded_app.taken(found["app"])
-            if found["late"] is None:
-                first._end.setblocking(False)
-                return first, registered
         except BaseException:
-            first.close()
+            made.close()
             raise
-        first.close()
-        second = cls._start(app, late=True)
-        second._end.setblocking(False)
-        return second, registered
-
-    @classmethod
-    def _start(cls, app: loaded_app.App, *, late: bool) -> Launcher:
-        if (reason := forking.unsafe()) is not None:
-            raise ForkRefused(reason)
-        kernel.prepare()
-        forking.flush()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for each in (ours, theirs):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET)
-        deadline = _Deadline()
-        parent, pid = os.getpid(), os.fork()
-        if not pid:
-            ours.close()
-            main(theirs, app, parent, deadline, late=late)
-        theirs.close()
-        return cls(pid, ours, deadline)
+        if found["late"] is not None:
+            made.close()
+            made = cls(app, late=True)
+        made._end.setblocking(False)
+        return made, registered
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `receive` has something."""
         return self._end.fileno()
-
-    def _wait_loaded(self) -> dict[str, Any]:
-        while True:
-            packet = self._receive()
-            if "loaded" in packet:
-                return packet["loaded"]
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the packets that are here. Raises `LauncherLost`."""
@@ -174,17 +158,13 @@ class Launcher:
         `shared`: it runs many async handlers at once.
         """
         self._number += 1
-        packet = json.dumps({"fork": self._number, "shared": shared, "fds": len(fds)}).encode()
-        with contextlib.suppress(OSError):  # its end is noticed by `receive`
-            socket.send_fds(self._end, [packet], fds)
+        self._say({"fork": self._number, "shared": shared}, fds)
         return self._number
 
     def run_policy(self, name: str, about: dict[str, Any]) -> socket.socket:
         """Let it run a stop policy of the app in a process; return where that calls the worker."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        packet = json.dumps({"policy": name, "about": about}).encode()
-        with contextlib.suppress(OSError):  # its end is noticed by `receive`
-            socket.send_fds(self._end, [packet], [theirs.fileno()])
+        self._say({"policy": name, "about": about}, [theirs.fileno()])
         theirs.close()
         ours.setblocking(False)
         return ours
@@ -193,13 +173,13 @@ class Launcher:
         """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
         self._say({"hold": until})
 
-    def kill(self, pid: int, signum: int, *, alone: bool = False) -> None:
-        """Let it send a signal to an executor and its process group; `alone`: to it alone."""
-        self._say({"kill": pid, "signal": signum, "alone": alone})
+    def kill(self, pid: int, signum: int) -> None:
+        """Let it send a signal to an executor and its process group."""
+        self._say({"kill": pid, "signal": signum})
 
-    def _say(self, packet: dict[str, Any]) -> None:
+    def _say(self, packet: dict[str, Any], fds: Sequence[int] = ()) -> None:
         with contextlib.suppress(OSError):  # its end is noticed by `receive`
-            self._end.send(json.dumps(packet).encode())
+            socket.send_fds(self._end, [json.dumps(packet).encode()], fds)
 
     def _lost(self, why: str) -> LauncherLost:
         """Reap it; its channel closes a moment before that is possible."""
@@ -230,10 +210,7 @@ class Launcher:
 def main(
     end: socket.socket, app: loaded_app.App, parent: int, deadline: _Deadline, *, late: bool
 ) -> NoReturn:
-    """Serve the worker `parent` on `end` in this forked process, and never return.
-
-    `late`: each executor loads the app itself.
-    """
+    """Serve the worker `parent` on `end` in this forked process, and never return."""
     try:
         os.setpgid(0, 0)  # Ctrl-C is for the worker
         kernel.die_with(parent)
@@ -246,7 +223,7 @@ def main(
         # What was registered so far is for the worker. multiprocessing does this too.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         print_by_lines()
-        _async_jobs()
+        importlib.import_module("queue_workflows.run.async_jobs")  # only here: no worker needs it
         _Launcher(end, app, deadline, late=late).serve()
     except ConnectionError:
         os._exit(0)
@@ -262,7 +239,7 @@ class _Child:
     def __init__(self, cgroup: memory_cgroups.Cgroup | None) -> None:
         self.cgroup = cgroup
         self.pidfd = -1
-        """-1 where the system has none, or once it has ended."""
+        """-1 where the system has none."""
         self.begun = forking.SharedNumber(0)
         """The key of the last job that it has begun.
 
@@ -271,8 +248,6 @@ class _Child:
         """
         self.by_deadline = False
         """Whether it was killed since the worker was silent."""
-        self.told = False
-        """Whether the worker knows its end already, as a tracer keeps the status from us."""
 
 
 class _Launcher:
@@ -283,8 +258,6 @@ class _Launcher:
         self._app = app
         self._late = late
         self._executors: dict[int, _Child] = {}
-        self._policies: set[int] = set()
-        """Processes that run stop policies."""
         self._cgroups = memory_cgroups.Cgroups()
         self._poll = select.poll()
         self._poll.register(worker.fileno(), select.POLLIN)
@@ -304,15 +277,14 @@ class _Launcher:
         gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
-            if self._policies:
-                self._reap_policies()
             self._reap(ready)
-            self._reap_orphans()
             if self._worker.fileno() in ready:
                 data, fds, _, _ = socket.recv_fds(self._worker, PACKET, FDS)
                 if not data:
                     os._exit(0)
-                self._act(json.loads(data), [*fds])
+                self._act(json.loads(data), fds)
+                for fd in fds:
+                    os.close(fd)
             if self._until is not None and clock.boot_s() >= self._until:
                 self._kill_all()
 
@@ -325,24 +297,25 @@ class _Launcher:
             left_s = CHECK_S if left_s is None else min(left_s, CHECK_S)
         return None if left_s is None else left_s * 1000 + 1
 
-    def _act(self, packet: dict[str, Any], fds: list[int]) -> None:
+    def _act(self, packet: dict[str, Any], fds: Sequence[int]) -> None:
         if "hold" in packet:
             self._until = packet["hold"]
             self._deadline.arm(self._until)
         elif "kill" in packet:
             if packet["kill"] in self._executors:
-                signal_group(packet["kill"], packet["signal"], alone=packet["alone"])
+                signal_group(packet["kill"], packet["signal"])
         elif "policy" in packet:
             self._run_policy(packet["policy"], packet["about"], fds)
         else:
-            self._fork(packet["fork"], fds, packet["fds"], shared=packet["shared"])
+            self._fork(packet["fork"], fds, shared=packet["shared"])
 
-    def _fork(self, number: int, fds: list[int], sent: int, *, shared: bool) -> None:
+    def _fork(self, number: int, fds: Sequence[int], *, shared: bool) -> None:
         forking.flush()
         child = _Child(self._cgroups.make())
-        parent, pid, error = os.getpid(), -1, ""
+        parent, pid, error = os.getpid(), -1, None
         try:
-            _check(fds, sent)
+            if len(fds) < FDS:  # the kernel had no room for all of them
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = os.fork()
         except OSError as refused:  # no process, memory or descriptor is left for the moment
             error = str(refused)
@@ -351,78 +324,58 @@ class _Launcher:
                 signal.signal(signal.SIGCHLD, self._on_child)
             if child.cgroup is not None:
                 child.cgroup.join()
-            others = [each.pidfd for each in self._executors.values() if each.pidfd >= 0]
-            inherited, late = [self._worker.fileno(), *others], self._late
-            _execute(fds, inherited, self._app, parent, child.begun, late=late, shared=shared)
-        for fd in fds:
-            os.close(fd)
-        if not error:
+            for each in self._executors.values():
+                if each.pidfd >= 0:
+                    os.close(each.pidfd)
+            self._worker.close()
+            _execute(fds, self._app, parent, child.begun, late=self._late, shared=shared)
+        if error is None:
             self._executors[pid] = child
             child.pidfd = pidfd_of(pid)
             if child.pidfd >= 0:
                 self._poll.register(child.pidfd, select.POLLIN)
-        elif child.cgroup is not None:
+        else:
             self._cgroups.end(child.cgroup)
-        self._say({"forked": number, "pid": pid, "error": error or None})
+        self._say({"forked": number, "pid": pid, "error": error})
 
-    def _run_policy(self, name: str, about: dict[str, Any], fds: list[int]) -> None:
-        """Fork a process that calls a stop policy; the end of its socket tells the worker all."""
-        if not fds:
-            return  # there was no descriptor left; the worker reads the end of file
+    def _run_policy(self, name: str, about: dict[str, Any], fds: Sequence[int]) -> None:
+        """Fork a process that calls a stop policy; the end of its socket tells the worker all.
+
+        Without a descriptor or a process for it the worker reads the end of file.
+        """
         forking.flush()
         parent = os.getpid()
-        with contextlib.suppress(OSError):  # no process: so, too
-            if not (pid := os.fork()):
+        with contextlib.suppress(OSError):
+            if fds and not os.fork():
                 end = socket.socket(fileno=fds[0])
                 stop_policy.main(end, about, self._app.stop_policies()[name], parent)
-            self._policies.add(pid)
-        for fd in fds:
-            os.close(fd)
-
-    def _reap_policies(self) -> None:
-        for pid in [*self._policies]:
-            with contextlib.suppress(ChildProcessError):
-                if not os.waitpid(pid, os.WNOHANG)[0]:
-                    continue
-            self._policies.discard(pid)
 
     def _reap(self, ready: set[int]) -> None:
-        for pid, child in [*self._executors.items()]:
-            has_ended = child.pidfd in ready
-            if child.pidfd >= 0 and not has_ended:
-                continue
-            try:
-                if has_ended and not _ended_well(pid):
-                    # What its handlers run. Its group has no other owner before it is reaped.
-                    signal_group(pid, signal.SIGKILL)
-                found, status, usage = os.wait4(pid, os.WNOHANG)
-            except ChildProcessError:  # reaped by whatever the app has installed
-                found, status, usage = pid, None, None
-            if has_ended:
-                self._poll.unregister(child.pidfd)
-                os.close(child.pidfd)
-                child.pidfd = -1
-            if found:
-                del self._executors[pid]
-                self._died(pid, child, status, usage)
-            elif has_ended:
-                # Its tracer, a debugger or a sibling, has to take the status first.
-                self._died(pid, child, None, None)
+        """Reap the children that have ended.
 
-    def _reap_orphans(self) -> None:
-        """Reap what an app has let this process be the parent of, by prctl or a fork of its own."""
+        They are executors, stop policies, and what an app has let this process be the parent of.
+        """
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if found.si_pid in self._executors or found.si_pid in self._policies:
-                    return
-                os.waitpid(found.si_pid, 0)
+                child = self._executors.pop(found.si_pid, None)
+                if child is not None and found.si_status:
+                    # What its handlers run. Its group has no other owner before it is reaped.
+                    signal_group(found.si_pid, signal.SIGKILL)
+                _, status, usage = os.wait4(found.si_pid, 0)
+                if child is not None:
+                    self._died(found.si_pid, child, status, usage)
+        for pid, child in [*self._executors.items()]:
+            if child.pidfd in ready:
+                # Its tracer, a debugger or a sibling, has to take the status first.
+                signal_group(pid, signal.SIGKILL)
+                del self._executors[pid]
+                self._died(pid, child, None, None)
 
     def _died(self, pid: int, child: _Child, status: int | None, usage: Any) -> None:
-        """Tell the worker of an end, once; `status` None: nothing is known of it."""
-        oom_kills, child.cgroup = self._cgroups.end(child.cgroup), None
-        if child.told:
-            return
-        child.told = True
+        """Tell the worker of an end; `status` None: nothing is known of it."""
+        if child.pidfd >= 0:
+            self._poll.unregister(child.pidfd)
+            os.close(child.pidfd)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         rss_mb = 0 if usage is None else usage.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
         packet = {
@@ -433,7 +386,7 @@ class _Launcher:
             "max_rss_mb": rss_mb,
             "by_deadline": child.by_deadline,
             "begun": child.begun.get(),
-            "oom_kills": oom_kills,
+            "oom_kills": self._cgroups.end(child.cgroup),
         }
         self._say(packet)
 
@@ -445,26 +398,11 @@ class _Launcher:
             signal_group(pid, signal.SIGKILL)
 
 
-def _ended_well(pid: int) -> bool:
-    """Return whether a process that ended has done so by itself: what it left behind may go on."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    return found is not None and found.si_status == 0
-
-
-def _check(fds: list[int], sent: int) -> None:
-    """Raise OSError if the kernel had no room for all descriptors of an executor."""
-    if len(fds) < sent:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
 def pidfd_of(pid: int) -> int:
     """Return a pidfd of a child that was not reaped; -1 where the system has none."""
-    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
-    if opener is None:
-        return -1
     try:
-        return opener(pid)
-    except OSError:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
         return -1
 
 
@@ -476,9 +414,9 @@ def signal_name(signum: int) -> str:
         return str(signum)
 
 
-def signal_group(pid: int, signum: int, *, alone: bool = False) -> None:
+def signal_group(pid: int, signum: int) -> None:
     """Send a signal to an executor and to the processes of its group."""
-    for kill in (os.kill,) if alone else (os.killpg, os.kill):
+    for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signum)
 
@@ -490,16 +428,8 @@ def _ignore(_signum: int, _frame: object) -> None:
     """Ignore a signal; other than SIG_IGN it is not inherited by what a handler executes."""
 
 
-def _async_jobs() -> type[async_jobs.AsyncJobs]:
-    """Return the class; its module is imported before the first fork, and never in a worker."""
-    from queue_workflows.run import async_jobs
-
-    return async_jobs.AsyncJobs
-
-
 def _execute(
     fds: Sequence[int],
-    inherited: Sequence[int],
     app: loaded_app.App,
     parent: int,
     begun: forking.SharedNumber,
@@ -509,20 +439,18 @@ def _execute(
 ) -> NoReturn:
     """Be an executor: run handlers in this forked process, and never return.
 
-    `fds`: the descriptors that the worker sent. `inherited`: those to close. `begun` gets the key
-    of each job that begins. `late`: load the app. `shared`: run many async handlers at once.
+    `fds`: the descriptors that the worker sent. `begun` gets the key of each job that begins.
+    `late`: load the app. `shared`: run many async handlers at once.
     """
     code = 1
     try:
         os.setpgid(0, 0)
         kernel.die_with(parent)
         kernel.set_title(f"queue_workflows executor of launcher {parent}")
-        for fd in inherited:
-            os.close(fd)
-        end, interrupts = _prepared(fds[:4])
-        serves = _started(end, interrupts, app, fds[4:], begun, late=late, shared=shared)
+        end, interrupts = _prepared(fds)
+        jobs = _started(end, interrupts, app, begun, late=late, shared=shared)
         end.send(wire.READY, 0, wire.encoded({"text": ""}))
-        serves.serve()
+        jobs.serve()
         forking.end()
         code = 0
     except ConnectionError:
@@ -538,7 +466,6 @@ def _started(
     end: wire.Channel,
     interrupts: socket.socket,
     app: loaded_app.App,
-    other_output: Sequence[int],
     begun: forking.SharedNumber,
     *,
     late: bool,
@@ -549,9 +476,10 @@ def _started(
         if late and (error := loaded_app.load(app)["error"]) is not None:
             raise errors.AppFailed(error["text"])
         if shared:
-            return _async_jobs()(end, begun.set)
-        cache = adapted(app.model_cache())
-        return job_loop.JobLoop(end, interrupts, cache, other_output=other_output, begins=begun.set)
+            from queue_workflows.run import async_jobs
+
+            return async_jobs.AsyncJobs(end, begun.set)
+        return job_loop.JobLoop(end, interrupts, adapted(app.model_cache()), begins=begun.set)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
         end.send(wire.READY, 0, wire.encoded({"text": text}))

@@ -7,7 +7,9 @@ warning filters. What else the standard library can change about a process is pu
 from __future__ import annotations
 
 import asyncio.events
+import contextlib
 import decimal
+import fcntl
 import functools
 import gc
 import importlib
@@ -18,9 +20,10 @@ import resource
 import signal
 import socket
 import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from queue_workflows.run import wire
@@ -36,6 +39,8 @@ _SIGNAL_MODULE: Final[Any] = importlib.import_module("_signal")
 """Its functions make no enum members of numbers, as those of `signal` do."""
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _EVENTS: Final[Any] = asyncio.events
+_EMPTY: Final = bytes(4)
+"""The number of bytes in an empty pipe, as the system has it."""
 _State: TypeAlias = "tuple[Callable[[], Any], Callable[[Any], object]]"
 
 
@@ -87,13 +92,10 @@ class RestoredState:
     the event loop of the thread, and hooks for traces and errors.
     """
 
-    def __init__(self, other_output: Sequence[int] = ()) -> None:
-        """`other_output`: stdout and stderr of the second pair of pipes, then of the others."""
-        own = [wire.high(os.dup(number)) for number in range(3)]
-        others = [*map(wire.high, other_output)]
-        pairs = zip(others[::2], others[1::2], strict=True)
-        self._files = [own, *([own[0], *pair] for pair in pairs)]
-        """Descriptors of the same files as 0, 1 and 2, by the pair of pipes."""
+    def __init__(self) -> None:
+        self._files = [wire.high(os.dup(number)) for number in range(3)]
+        """Descriptors of the same files as 0, 1 and 2."""
+        self._pipes = self._files[1:]
         self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -105,16 +107,20 @@ class RestoredState:
         self._path = [*sys.path]
         self._decimals = decimal.getcontext().copy()
 
-    def restore(self, next_key: int = 1) -> str:
-        """Undo what a job has left; return what cannot be undone, or an empty text.
+    def has_unread_output(self) -> bool:
+        """Return whether the pipes behind stdout and stderr hold what nobody has read."""
+        with contextlib.suppress(OSError):  # the job has closed them
+            return any(fcntl.ioctl(fd, termios.FIONREAD, _EMPTY) != _EMPTY for fd in self._pipes)
+        return False
 
-        Its stdout and stderr become those of the next job.
+    def restore(self) -> str:
+        """Undo what a job has left; return what cannot be undone, or an empty text.
 
         The signals that have handlers are blocked meanwhile: an alarm that the job left behind may
         come at any moment.
         """
         try:
-            for number, fd in enumerate(self._files[(next_key - 1) % len(self._files)]):
+            for number, fd in enumerate(self._files):
                 os.dup2(fd, number)
             os.fchdir(self._folder)
             os.umask(self._umask)

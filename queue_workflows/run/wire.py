@@ -46,11 +46,13 @@ RUN_TASK: Final = 1
 """Run an ingest job; the body is its row as a JSON text."""
 RUN_NODE: Final = 2
 ANSWER: Final = 3
-"""The answer to a question: its number, then `value` or `error`."""
+"""The answer to a question, whose number takes the place of the key: `value` or `error`."""
 ANNOUNCE: Final = 4
-"""Call `on_node_completed` with the value of a job that was recorded: its `job` and `run`."""
-FORGET: Final = 5
-"""Drop the value of a job: no ANNOUNCE follows."""
+"""Call `on_node_completed` with the value of a job that was recorded: its `job` and `run`.
+
+An empty body: it was not recorded, and its value is dropped."""
+DRAINED: Final = 5
+"""The worker has read what was in the pipes at a PRINTED, so the next job may print."""
 LOAD: Final = 6
 """Load the `model` for the jobs to come; without one, unload: `idle_only` or at once."""
 INTERRUPT: Final = 7
@@ -84,11 +86,15 @@ EVENT: Final = 25
 """An event for the history of a node: its type and seconds."""
 READY: Final = 26
 """The executor could not start, as it cannot load the app for example: why."""
-LEAVES: Final = 27
+PRINTED: Final = 27
+"""The pipes hold output of the job whose outcome follows."""
+LEAVES: Final = 28
 """The executor is to be replaced, as it cannot undo what a job has left, which the body says.
 
 It runs no job that was sent to it since, unless it is for many."""
 
+OF_EXECUTOR: Final = frozenset([ANNOUNCED, MODEL, CHANGED, READY, LEAVES])
+"""Kinds that are about an executor and not about one of its jobs."""
 _KINDS: Final = frozenset([*range(RUN_TASK, QUIT + 1), *range(COMPLETED, LEAVES + 1)])
 _TEXT, _NUMBER, _NONE = (str,), (int, float), (type(None),)
 _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
@@ -191,20 +197,12 @@ def completed_of(body: bytes) -> outcomes.Outcome:
     seconds, peak, error, received = _COMPLETED.unpack_from(body)
     if not 0 <= seconds < math.inf:
         raise ProtocolError(f"garbage in the channel: a job of {seconds} seconds")
-    text = body[at:].decode("utf-8", "surrogatepass")
-    if not (error or received):
-        return outcomes.Outcome(
-            "completed", seconds, text, vm_rss_mb_peak=None if peak < 0 else peak
-        )
-    parts = body[at : at + error], body[at + error : at + error + received]
-    told, inputs = (each.decode("utf-8", "surrogatepass") for each in parts)
+    inputs_at, result_at = at + error, at + error + received
+    parts = body[at:inputs_at], body[inputs_at:result_at], body[result_at:]
+    logged, inputs, result = (each.decode("utf-8", "surrogatepass") for each in parts)
+    rss_mb = None if peak < 0 else peak
     return outcomes.Outcome(
-        "completed",
-        seconds,
-        body[at + error + received :].decode("utf-8", "surrogatepass"),
-        told,
-        resolved_inputs=inputs or None,
-        vm_rss_mb_peak=None if peak < 0 else peak,
+        "completed", seconds, result, logged, resolved_inputs=inputs or None, vm_rss_mb_peak=rss_mb
     )
 
 
@@ -248,26 +246,22 @@ def ended_of(body: bytes) -> outcomes.Outcome:
 
 def tagged(row: Row) -> JsonDict:
     """Return a row of an answer as JSON has it: a time is tagged, and an `Unreadable` is None."""
-    return {name: _tagged(value) for name, value in row.items()}
-
-
-def _tagged(value: Any) -> Any:
-    if value is None or isinstance(value, (str, int, float, list, dict)):
-        return cast("Any", value)
-    if isinstance(value, datetime.datetime):
-        return {TIME: value.isoformat()}
-    return None if isinstance(value, Unreadable) else str(value)
+    found = dict(row)
+    for name, value in row.items():
+        if isinstance(value, datetime.datetime):
+            found[name] = {TIME: value.isoformat()}
+        elif isinstance(value, Unreadable):
+            found[name] = None
+    return found
 
 
 def timed(row: Row) -> Row:
     """Return a row of an answer with its times."""
-    return {name: _untagged(value) for name, value in row.items()}
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict) and isinstance(text := cast("Row", value).get(TIME), str):
-        return datetime.datetime.fromisoformat(text)
-    return cast("Any", value)
+    found = dict(row)
+    for name, value in row.items():
+        if isinstance(value, dict) and isinstance(text := cast("Row", value).get(TIME), str):
+            found[name] = datetime.datetime.fromisoformat(text)
+    return found
 
 
 def high(fd: int) -> int:
@@ -458,8 +452,9 @@ class Requests:
                 timeout = FLUSH_MS if self._idle() else None
 
 
-def answer_of(answer: JsonDict) -> Any:
+def answer_of(body: bytes) -> Any:
     """Return the value of an ANSWER; raise `UnreadableRow` or `DatabaseUnavailable`."""
+    answer = decoded(body)
     if answer["error"] is not None:
         kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
         raise kind(answer["error"])
