@@ -16,7 +16,7 @@ from queue_workflows.dispatch import run_cache
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.run import node_call
 from queue_workflows.runtime import log_context
-from queue_workflows.tasks import handlers
+from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ def call_completed_hook(job: Row, outcome: outcomes.Outcome) -> None:
     if hook is None:
         return
     try:
-        full, run = _full_rows(job)
-        hook(full, run, outcome.value)
+        rows = _full_rows(job)
+        hook(rows["job"], rows["run"], outcome.value)
     except (Exception, SystemExit):  # noqa: BLE001  the boundary around app code
         _log.exception(
             "on_node_completed for node %s failed",
@@ -88,16 +88,9 @@ def run_handler(
         return node_call.unless_cancelled(cancel, refused)
     if job["node_module"].startswith(answers.MODULE):
         return outcomes.Outcome("parked", 0.0)
-    node = node_call.NodeCall(
-        job,
-        _Lookups(job, cancel),
-        model_cache,
-        cancel,
-        status_callback or _ignore,
-        ask=manual_claims.asker(job_tables.NODE_JOBS, job, cancel.is_set),
-    )
+    link = _Link(job, cancel, status_callback or _ignore)
     with contextlib.closing(handlers.Runner()) as runner:
-        return node.run(runner)
+        return node_call.NodeCall(job, link, model_cache).run(runner)
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> JsonDict:
@@ -140,47 +133,33 @@ def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
             delay_s = min(READ_AGAIN_MAX_S, delay_s * 2)
 
 
-def _full_rows(job: Row) -> tuple[Row, Row]:
+def _full_rows(job: Row) -> dict[str, Row]:
     with db.transaction() as conn:
         full = statements.nodes.get(conn, job=job["id"])
         run = statements.runs.get(conn, run_id=job["run_id"])
-    return full or job, run or {}
+    return {"job": full or job, "run": run or {}}
 
 
-class _Lookups:
-    """What a handler in this process needs, read from the database on request."""
+class _Link(control.EventControl):
+    """Connects a handler in this process with the database."""
 
-    def __init__(self, job: Row, cancel: threading.Event) -> None:
+    def __init__(self, job: Row, cancel: threading.Event, status: Callable[..., object]) -> None:
+        super().__init__(cancel, status)
         self._job = job
-        self._cancel = cancel
+        self.cancel, self.status = cancel, status
+        self.ask_step = manual_claims.asker(job_tables.NODE_JOBS, job, cancel.is_set)
 
-    def inputs(self) -> node_call.Inputs:
-        """Return the inputs of the node; read the database if the row lacks what its refs name."""
+    def ask(self, what: str, request: Any) -> Any:
+        """Answer; see `node_call.Ask`."""
         job = self._job
-        return _read_despite_outages(
-            lambda: node_call.inputs_of(job, lambda heads: _context(job, heads)), self._cancel
-        )
+        reads: dict[str, Callable[[], Any]] = {
+            "context": lambda: _context(job, request),
+            "out_dir": lambda: _choose_out_dir(job),
+            "rows": lambda: _full_rows(job),
+        }
+        return _read_despite_outages(reads[what], self.cancel)
 
-    def out_dir(self) -> str:
-        """Return the folder of the run; give the run one if it has none."""
-        run = self._job["run"] if "run" in self._job else self.rows()[1]
-        found = run.get("out_dir")
-        # A job that an app queued into a run of its own: no start has given the run a folder.
-        return _read_despite_outages(self._choose_out_dir, self._cancel) if found is None else found
-
-    def _choose_out_dir(self) -> str:
-        default = confinement.of_run(self._job["run_id"])
-        with db.statement() as conn:
-            return (
-                statements.runs.set_out_dir(conn, run_id=self._job["run_id"], out_dir=default)
-                or default
-            )
-
-    def rows(self) -> tuple[Row, Row]:
-        """Return the rows of the job and of its run."""
-        return _read_despite_outages(lambda: _full_rows(self._job), self._cancel)
-
-    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+    def note(self, event_type: str, elapsed_s: float | None) -> None:
         """Record an event about the model, best effort."""
         from queue_workflows import history
 
@@ -196,6 +175,13 @@ class _Lookups:
             model=job["required_model"],
             elapsed_s=elapsed_s,
         )
+
+
+def _choose_out_dir(job: Row) -> str:
+    default = confinement.of_run(job["run_id"])
+    with db.statement() as conn:
+        stored = statements.runs.set_out_dir(conn, run_id=job["run_id"], out_dir=default)
+    return stored or default
 
 
 def takes_status_callback(body: Callable[..., Any]) -> bool:

@@ -31,7 +31,7 @@ from queue_workflows.run import (
     task_call,
     wire,
 )
-from queue_workflows.runtime import service, stored_json
+from queue_workflows.runtime import service
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict
 
@@ -52,13 +52,13 @@ class _Frames:
     """The frames of a channel, for one thread; ends the process at the end of file."""
 
     def __init__(self, end: wire.Channel) -> None:
-        self._channel = end
+        self.channel = end
 
     def __iter__(self) -> Iterator[wire.Frame]:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        wire.sigmask(signal.SIG_BLOCK, wire.CATCHABLE)
         try:
             while True:
-                yield from self._channel.receive_now()
+                yield from self.channel.receive_now()
         except BaseException:  # noqa: BLE001  without this thread no job would start
             os._exit(wire.LOST)
 
@@ -84,7 +84,6 @@ class AsyncJobs(job_loop.Jobs):
         self._quitting = self._over = False
         self._ending = threading.Lock()
         self._output = job_output.JobOutput(_key.get, self._send_log)
-        self._output.install()
         job_output.send_records(self._send_log, _key.get, by_job=True)
         self._watch = LoopWatch(self._loop.inner, self._jobs)
         self._loop.keep()
@@ -109,8 +108,7 @@ class AsyncJobs(job_loop.Jobs):
     def _receive(self, frame: wire.Frame) -> None:
         kind, key, body = frame
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
-            link = running.Running(key, self._channel.send, self._wake)
-            self._begin(job_loop.Job(stored_json.load_row(body), kind == wire.RUN_NODE, link))
+            self._begin(job_loop.Job(frame, self, self._wake))
         elif kind == wire.ANSWER:
             self._answer(key, body)
         elif kind == wire.INTERRUPT:
@@ -131,7 +129,7 @@ class AsyncJobs(job_loop.Jobs):
             asked.set_exception(error)
 
     def _begin(self, job: job_loop.Job) -> None:
-        key = job.control.key
+        key = job.key
         self._begins(key)
         with self._changing:
             self._jobs[key] = job
@@ -142,7 +140,7 @@ class AsyncJobs(job_loop.Jobs):
         elif _is_async(job):
             self._loop.spawn(lambda: self._run(job))
         else:
-            self._channel.send(wire.WAITS, key)
+            self.channel.send(wire.WAITS, key)
             try:
                 self._call_later(key, lambda runner: self._run_sync(job, runner))
             except RuntimeError as error:  # no thread is left for the moment
@@ -152,7 +150,7 @@ class AsyncJobs(job_loop.Jobs):
     def _interrupt(self, key: int, reason: str) -> None:
         if (job := self._jobs.get(key)) is None:
             return
-        job.control.request(reason)
+        job.request(reason)
         if self._waiting.pop(key, None) is not None:
             # Its handler would start only after that of another job.
             self._ended(job, outcomes.Outcome("cancelled", 0.0, error=reason))
@@ -169,26 +167,20 @@ class AsyncJobs(job_loop.Jobs):
     # --- The event loop.
 
     async def _run(self, job: job_loop.Job) -> None:
-        key = job.control.key
+        key = job.key
         _key.set(key)
         self._watch.note(key)
-        ask_step = functools.partial(self._ask_step, key)
         try:
             if job.in_run:
-                outcome = await node_call.run_async(
-                    job.row,
-                    job.control,
-                    ask=self._ask_async,
-                    ask_step=ask_step,
-                    send=self._channel.send,
-                )
+                ask = functools.partial(self._ask_async, key)
+                outcome = await node_call.run_async(job.row, job, ask)
             else:
-                outcome = await task_call.call_async(job.row, job.control, ask_step)
+                outcome = await task_call.call_async(job.row, job, job.ask_step)
         except KeyboardInterrupt as error:
             outcome = job.failed(error)
         self._ended(job, outcome)
 
-    async def _ask_async(self, key: int, what: str, request: Any = None) -> Any:
+    async def _ask_async(self, key: int, what: str, request: Any) -> Any:
         return await asyncio.wrap_future(self._ask_for(key, what, request))
 
     # --- The thread of handlers that are not async.
@@ -206,16 +198,17 @@ class AsyncJobs(job_loop.Jobs):
                     contextvars.copy_context().run(call, runner)
 
     def _run_sync(self, job: job_loop.Job, runner: handlers.Runner) -> None:
-        key = job.control.key
+        key = job.key
         _key.set(key)
-        self._channel.send(wire.STARTED, key)
+        self.channel.send(wire.STARTED, key)
         try:
             outcome = self._call(job, runner)
         except KeyboardInterrupt as error:
             outcome = job.failed(error)
         self._ended(job, outcome)
 
-    def _ask(self, key: int, what: str, request: Any = None) -> Any:
+    def ask(self, key: int, what: str, request: Any) -> Any:
+        """Return the worker's answer; for the thread of handlers that are not async."""
         return self._ask_for(key, what, request).result()
 
     def _announce(self, key: int, body: bytes) -> None:
@@ -224,23 +217,24 @@ class AsyncJobs(job_loop.Jobs):
 
     # --- Any thread.
 
-    def _ask_for(self, key: int, what: str, request: Any = None) -> concurrent.futures.Future[Any]:
+    def _ask_for(self, key: int, what: str, request: Any) -> concurrent.futures.Future[Any]:
         number = next(self._numbers)
         found = self._asked[number] = concurrent.futures.Future[Any]()
         body = wire.encoded({"no": number, "what": what, "request": request})
-        self._channel.send(wire.ASK, key, body)
+        self.channel.send(wire.ASK, key, body)
         return found
 
-    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
+    def ask_step(self, key: int, request: JsonDict) -> control.Answered:
+        """Return the answer to come about a step of this job."""
         if key not in self._jobs:
             raise errors.NoCurrentJob("the job of this step has ended")
         return self._ask_for(key, "step", request)
 
     def _ended(self, job: job_loop.Job, outcome: outcomes.Outcome) -> None:
-        key = job.control.key
+        key = job.key
         ending = self._last_frames(job, outcome)
         self._output.end(key)
-        self._channel.send_all(ending)
+        self.channel.send_all(ending)
         self._jobs.pop(key, None)
         if not self._jobs:
             self._loop.inner.call_soon_threadsafe(self._restore, key)
@@ -269,8 +263,8 @@ class AsyncJobs(job_loop.Jobs):
     def _flush(self) -> None:
         self._flushes = False
         for job in [*self._jobs.values()]:
-            if unsent := job.control.take_unsent():
-                self._channel.send_all(unsent)
+            if unsent := job.take_unsent():
+                self.channel.send_all(unsent)
 
 
 def _name(job: job_loop.Job) -> str:

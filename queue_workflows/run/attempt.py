@@ -52,13 +52,12 @@ class Attempt(abc.ABC):
                         self.job.store_rest()
                     raise
                 self.job.store_rest()
-                value = handlers.unless_signal(self.job.result_set if value is None else value)
-                result = value if self._result is None else self._result(value)
-            return self.completed(result)
+                value = self._checked(value)
+            return self._cancelled() or self.completed(value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
-            return self.failed(error)._replace(cursors=self.job.cursors)
+            return self._raised(error)
 
     async def run_async(self) -> outcomes.Outcome:
         """Do as `run` does, for an async handler on the running event loop."""
@@ -71,13 +70,12 @@ class Attempt(abc.ABC):
                         await self.job.store_rest_async()
                     raise
                 await self.job.store_rest_async()
-                value = handlers.unless_signal(self.job.result_set if value is None else value)
-                result = value if self._result is None else self._result(value)
-            return self.completed(result)
+                value = self._checked(value)
+            return self._cancelled() or self.completed(value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
-            return self.failed(error)._replace(cursors=self.job.cursors)
+            return self._raised(error)
 
     def __enter__(self) -> None:
         self._token = jobs.current.set(self.job)
@@ -93,6 +91,25 @@ class Attempt(abc.ABC):
         log_context.unbind(self._ids)
         jobs.current.reset(self._token)
 
+    def _checked(self, value: Any) -> Any:
+        value = handlers.unless_signal(self.job.result_set if value is None else value)
+        return value if self._result is None else self._result(value)
+
+    def _cancelled(self, reason: str = "") -> outcomes.Outcome | None:
+        """Return the outcome of a job that was cancelled meanwhile, or interrupted for `reason`."""
+        why = "cancelled" if self.control.cancel_requested else reason
+        return outcomes.Outcome("cancelled", self.seconds, error=why) if why else None
+
+    def _raised(self, error: BaseException) -> outcomes.Outcome:
+        reason = error.reason if isinstance(error, control.Interrupted) else ""
+        found = self._cancelled(reason) or self.failed(error)
+        return found._replace(cursors=self.job.cursors)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the attempt takes until now."""
+        return time.monotonic() - self.started
+
     @abc.abstractmethod
     def begin(self) -> Any:
         """Call the handler; return its result, or a generator or coroutine that must be run."""
@@ -103,17 +120,13 @@ class Attempt(abc.ABC):
 
     @abc.abstractmethod
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """Return the outcome of a handler that raised, or that was requested to end."""
+        """Return the outcome of a handler that raised."""
 
 
 _KINDS: Final = {
-    "NoneType": "null",
-    "bool": "a boolean",
-    "int": "a number",
-    "float": "a number",
-    "str": "a text",
-    "list": "an array",
-}
+    "NoneType": "null", "bool": "a boolean", "int": "a number", "float": "a number",
+    "str": "a text", "list": "an array",
+}  # fmt: skip
 
 
 def refused(column: str, value: Any, wanted: str = "an object") -> errors.UnreadableRow:

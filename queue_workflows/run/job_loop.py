@@ -18,7 +18,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from queue_workflows import config, errors
 from queue_workflows.claim import outcomes
@@ -26,18 +26,32 @@ from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import job_output, node_call, restored_state, running, task_call, wire
 from queue_workflows.runtime import forking, service, stored_json
 from queue_workflows.tasks import control, handlers
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 ERROR_CHARS: Final = 1000
 
 
-class Job(NamedTuple):
-    """A job of this executor: its row, whether it is a node, and its link to the worker."""
+class Job(running.Running):
+    """A job of an executor: its row, whether it is a node, and its link to the worker."""
 
-    row: Row
-    in_run: bool
-    control: running.Running
+    def __init__(self, frame: wire.Frame, jobs: Jobs, wake: Callable[[], object]) -> None:
+        kind, key, body = frame
+        super().__init__(key, jobs.channel.send, wake)
+        self.row, self.in_run = stored_json.load_row(body), kind == wire.RUN_NODE
+        self._jobs = jobs
+
+    def ask(self, what: str, request: Any) -> Any:
+        """Return the worker's answer; see `node_call.Ask`. Raises as `wire.answer_of` does."""
+        return self._jobs.ask(self.key, what, request)
+
+    def ask_step(self, request: JsonDict) -> control.Answered:
+        """Return the answer about a step; raise `NoCurrentJob` if the job has ended."""
+        return self._jobs.ask_step(self.key, request)
+
+    def note(self, event_type: str, elapsed_s: float | None) -> None:
+        """Send an event for the history of a node."""
+        self._send(wire.EVENT, self.key, wire.encoded([event_type, elapsed_s]))
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
         """Return the outcome of a job that failed beside its handler."""
@@ -49,7 +63,7 @@ class Jobs(abc.ABC):
 
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
         """`begins` is called with the key of each job that begins."""
-        self._channel = end
+        self.channel = end
         self._begins = begins
         self._pid = os.getpid()
         self._leaves = False
@@ -62,44 +76,35 @@ class Jobs(abc.ABC):
         """Run jobs until QUIT."""
 
     @abc.abstractmethod
-    def _ask(self, key: int, what: str, request: Any = None) -> Any:
-        """Return the worker's answer. Raises as `wire.answer_of` does."""
+    def ask(self, key: int, what: str, request: Any) -> Any:
+        """Return the worker's answer about a job; see `Job.ask`."""
 
     @abc.abstractmethod
-    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
-        """Return the answer about a step of this job; raise `NoCurrentJob` if it has ended."""
+    def ask_step(self, key: int, request: JsonDict) -> control.Answered:
+        """Return the answer about a step of this job; see `Job.ask_step`."""
 
     def _call(
         self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None
     ) -> outcomes.Outcome:
         """Run a handler that is not to run beside others. Raises KeyboardInterrupt only."""
-        row, link = job.row, job.control
-        ask_step = functools.partial(self._ask_step, link.key)
-        if not job.in_run:
-            return task_call.refused(row) or task_call.call(row, link, runner, ask_step)
-        return node_call.refused(row) or node_call.run(
-            row,
-            link,
-            model_cache=cache,
-            runner=runner,
-            ask=self._ask,
-            ask_step=ask_step,
-            send=self._channel.send,
-        )
+        row = job.row
+        if job.in_run:
+            return node_call.refused(row) or node_call.run(row, job, runner, cache)
+        return task_call.refused(row) or task_call.call(row, job, runner, job.ask_step)
 
     def _last_frames(self, job: Job, outcome: outcomes.Outcome) -> bytes:
         """Return the last frames of a job, and keep its value for the app's hook."""
         forking.flush()
         if os.getpid() != self._pid:
             os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
-        key = job.control.key
+        key = job.key
         if outcome.kind != "completed":
             frame = wire.frame(wire.ENDED, key, wire.ended_body(outcome))
         else:
             if job.in_run and config.get_config().on_node_completed is not None:
                 self._values[key] = outcome.value
             frame = wire.frame(wire.COMPLETED, key, wire.completed_body(outcome))
-        return job.control.take_unsent() + frame
+        return job.take_unsent() + frame
 
     def _announce(self, key: int, body: bytes) -> None:
         """Call the app's hook with a node that is recorded; without a body drop its value."""
@@ -107,7 +112,7 @@ class Jobs(abc.ABC):
             node_call.announce(wire.decoded(body), self._values[key])
         self._values.pop(key, None)
         forking.flush()
-        self._channel.send(wire.ANNOUNCED, key)
+        self.channel.send(wire.ANNOUNCED, key)
 
     def _leave(self, key: int, left: str) -> None:
         """Tell the worker that this executor is to be replaced, if a job has left something."""
@@ -115,10 +120,10 @@ class Jobs(abc.ABC):
             left = "an async task that does not end"
         if left:
             self._leaves = True
-            self._channel.send(wire.LEAVES, key, left.encode("utf-8", "backslashreplace"))
+            self.channel.send(wire.LEAVES, key, left.encode("utf-8", "backslashreplace"))
 
     def _send_log(self, key: int, record: JsonDict) -> None:
-        self._channel.send(wire.LOG, key, wire.encoded(record))
+        self.channel.send(wire.LOG, key, wire.encoded(record))
 
 
 class _PeakMemory:
@@ -170,7 +175,7 @@ class JobLoop(Jobs):
         self._asking = threading.RLock()
         """Held by the thread that waits for an answer; a handler may use several threads."""
         self._asked = 0
-        self.current: running.Running | None = None
+        self.current: Job | None = None
         self._earlier: list[threading.Thread] = []
         """Threads that earlier handlers have left, where the process is not for this alone."""
         self._peak = _PeakMemory()
@@ -208,7 +213,7 @@ class JobLoop(Jobs):
                 if self._leaves:
                     continue  # the worker knows that this job does not run
                 try:
-                    contextvars.copy_context().run(self._run, kind, key, body)
+                    contextvars.copy_context().run(self._run, (kind, key, body))
                     self._restore(key)
                 finally:
                     _block(())
@@ -225,7 +230,7 @@ class JobLoop(Jobs):
 
     def _next(self) -> wire.Frame:
         while not self._received:
-            self._received.extend(self._channel.receive())
+            self._received.extend(self.channel.receive())
         return self._received.popleft()
 
     def _await(self, kind: int, key: int) -> bytes:
@@ -247,16 +252,16 @@ class JobLoop(Jobs):
 
     # --- Jobs.
 
-    def _run(self, kind: int, key: int, body: bytes) -> None:
+    def _run(self, frame: wire.Frame) -> None:
         """Run a job; the signals of the app are blocked afterwards."""
         self._values.clear()
-        link = running.Running(key, self._channel.send, self._requests.wake)
         self._peak.reset()
-        job = Job(stored_json.load_row(body), kind == wire.RUN_NODE, link)
+        job = Job(frame, self, self._requests.wake)
+        key = job.key
         if self._state is None:
             own = threading.current_thread()
             self._earlier = [each for each in threading.enumerate() if each is not own]
-        self.current = link
+        self.current = job
         try:
             if self._ends.setdefault(key, ""):
                 return  # the thread of requests has answered
@@ -274,7 +279,7 @@ class JobLoop(Jobs):
             if self._state is not None and self._state.has_unread_output():
                 self._undrained = key
                 frames = wire.frame(wire.PRINTED, key, b"") + frames
-            self._channel.send_all(frames, blocked=True)
+            self.channel.send_all(frames, blocked=True)
         finally:
             self.current = None
             self._ended = key
@@ -296,7 +301,7 @@ class JobLoop(Jobs):
         if found is reason:
             # It has not begun, and will not. It may be behind a job that runs for long.
             outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
-            self._channel.send(wire.ENDED, key, wire.ended_body(outcome))
+            self.channel.send(wire.ENDED, key, wire.ended_body(outcome))
         elif not found and job is not None and job.key == key:
             job.request(reason)
 
@@ -305,24 +310,24 @@ class JobLoop(Jobs):
         job = self.current
         unsent = b"" if job is None else job.take_unsent()
         if unsent:
-            self._channel.send_all(unsent)
+            self.channel.send_all(unsent)
         return bool(unsent)
 
     # --- Questions.
 
-    def _ask(self, key: int, what: str, request: Any = None) -> Any:
+    def ask(self, key: int, what: str, request: Any) -> Any:
         with self._asking:
             self._asked += 1
             body = wire.encoded({"no": self._asked, "what": what, "request": request})
-            self._channel.send(wire.ASK, key, body)
+            self.channel.send(wire.ASK, key, body)
             answer = self._await(wire.ANSWER, self._asked)
         return wire.answer_of(answer)
 
-    def _ask_step(self, key: int, request: JsonDict) -> control.Answered:
+    def ask_step(self, key: int, request: JsonDict) -> control.Answered:
         with self._asking:
             if (job := self.current) is None or job.key != key:
                 raise errors.NoCurrentJob("the job of this step has ended")
-            return control.answered(lambda: self._ask(key, "step", request))
+            return control.answered(lambda: self.ask(key, "step", request))
 
     # --- Models.
 
@@ -338,7 +343,7 @@ class JobLoop(Jobs):
             error = _change(cache, cache.drop_cache)
         forking.flush()
         self._send_model()
-        self._channel.send(wire.CHANGED, 0, wire.encoded(error))
+        self.channel.send(wire.CHANGED, 0, wire.encoded(error))
 
     def _send_model(self) -> None:
         cache = self._cache
@@ -351,7 +356,7 @@ class JobLoop(Jobs):
                 "held_s": held.held_s if held else 0.0,
                 "vram_gb": held.est_vram_gb if held else 0.0,
             }
-            self._channel.send(wire.MODEL, self.key(), wire.encoded(model))
+            self.channel.send(wire.MODEL, self.key(), wire.encoded(model))
 
     def _quit(self) -> None:
         if self._cache is not None:

@@ -53,11 +53,10 @@ _STAMPED.converter = time.gmtime
 
 def redirect(stdout: int, stderr: int) -> None:
     """Make these pipes the stdout and stderr of this process, and /dev/null its stdin."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, number in ((nothing, 0), (stdout, 1), (stderr, 2)):
+    for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
         os.dup2(fd, number)
         os.close(fd)
-    for name, number in (("stdout", 1), ("stderr", 2)):
+    for number, name in enumerate(NAMES, 1):
         if fileno(getattr(sys, name)) != number:
             # An app or a test has replaced it; what is printed there would reach nobody.
             errors = "strict" if number == 1 else "backslashreplace"
@@ -173,12 +172,10 @@ class Printer:
 
     def record(self, pid: int, record: JsonDict) -> None:
         """Print a record of the log of an executor, or lines as JSON."""
-        stream = record.get("stream")
-        if stream:
-            number = 1 if stream == logs.STREAMS[1] else 2
-            for line in record["text"].split("\n"):
-                if line.strip():
-                    self.write(number, logs.as_json(line, stream, pid).encode())
+        if stream := record.get("stream"):
+            for line in filter(str.strip, record["text"].split("\n")):
+                data = logs.as_json(line, stream, pid).encode()
+                self.write(2 if stream == NAMES[1] else 1, data)
         elif record["printed"]:
             extra = logs.allowed(record["fields"])
             logging.getLogger(record["name"]).log(
@@ -193,15 +190,12 @@ class Printer:
         self.again_at = now + AGAIN_S if pending else math.inf
 
 
-# --- Log records and lines.
+# --- Log records. A handler on the root logger would disable `logging.basicConfig` and the handler
+# of last resort, so those that nothing prints are taken where they are created.
 
 
 class Stream(logs.Stream):
     """A stream of this process whose output is captured."""
-
-
-# --- Log records. A handler on the root logger would disable `logging.basicConfig` and the handler
-# of last resort, so those that nothing prints are taken where they are created.
 
 
 class LogSender(logging.Handler):
@@ -236,14 +230,15 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
     def send_record(record: logging.LogRecord, *, printed: bool) -> None:
         fields = (logs.fields(record) or None) if printed else None
         text = _TEXT.format(copy.copy(record))  # a formatter changes it, and others use it later
-        found: JsonDict = {"level": record.levelno, "name": record.name, "text": text}
-        send(key(), found | {"printed": printed, "fields": fields})
+        send(
+            key(),
+            message(record.name, text, record.levelno) | {"printed": printed, "fields": fields},
+        )
 
     def prints(handler: logging.Handler) -> bool:
         stream = getattr(handler, "stream", None)
-        if by_job and not isinstance(stream, Stream):
-            return isinstance(handler, LogSender)
-        return isinstance(handler, LogSender) or fileno(stream) in (1, 2)
+        goes_out = isinstance(stream, Stream) if by_job else fileno(stream) in (1, 2)
+        return goes_out or isinstance(handler, LogSender)
 
     def created(record: logging.LogRecord) -> None:
         if not _is_printed(record, prints):
@@ -251,9 +246,7 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
 
     root = logging.getLogger()
     own = [
-        handler
-        for handler in root.handlers
-        if any(isinstance(each, logs.MaskSecrets) for each in handler.filters)
+        each for each in root.handlers if any(isinstance(f, logs.MaskSecrets) for f in each.filters)
     ]
     for handler in own:
         root.removeHandler(handler)
@@ -261,6 +254,11 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
         level = min(handler.level for handler in own)
         root.addHandler(LogSender(functools.partial(send_record, printed=True), level))
     logging.setLogRecordFactory(_factory(created))
+
+
+def message(name: str, text: str, level: int = logging.INFO, **more: Any) -> JsonDict:
+    """Return the record of a logger, or of lines that were printed, as it is sent."""
+    return {"level": level, "name": name, "text": text, "printed": False, "fields": None} | more
 
 
 def _factory(created: Callable[[logging.LogRecord], object]) -> Callable[..., logging.LogRecord]:
@@ -296,18 +294,15 @@ class JobOutput:
     """
 
     def __init__(self, key: Callable[[], int], send: Send) -> None:
+        """Take the place of `sys.stdout` and `sys.stderr`, before `send_records`.
+
+        They go on printing what is of no job, and all if the logs are no JSON.
+        """
         self._key = key
         self._send = send
         self._lock = threading.Lock()
         self._rest: dict[tuple[int, str], str] = {}
         """The lines that have no end yet, by the key of their job and the stream."""
-        self._as_json = False
-
-    def install(self) -> None:
-        """Take the place of `sys.stdout` and `sys.stderr`, before `send_records`.
-
-        They go on printing what is of no job, and all if the logs are no JSON.
-        """
         self._as_json = logs.are_json()
         for name in NAMES:
             setattr(sys, name, Stream(getattr(sys, name), functools.partial(self.add, name)))
@@ -317,16 +312,14 @@ class JobOutput:
         key = self._key()
         if not key or isinstance(text, bytes):
             return False  # bytes are printed here, as what child processes print
-        place = key, stream
         with self._lock:
-            whole = self._rest.pop(place, "") + text
+            whole = self._rest.pop((key, stream), "") + text
             lines, _, rest = whole.rpartition("\n")
             if len(rest) > LINE:
                 lines, rest = whole, ""
             if rest:
-                self._rest[place] = rest
-        for start in range(0, len(lines), PIECE):
-            self._send_lines(key, lines[start : start + PIECE], stream)
+                self._rest[key, stream] = rest
+        self._send_lines(key, lines, stream)
         return self._as_json
 
     def end(self, key: int) -> None:
@@ -334,13 +327,13 @@ class JobOutput:
         for stream in NAMES:
             with self._lock:
                 rest = self._rest.pop((key, stream), "")
-            if rest:
-                self._send_lines(key, rest, stream)
+            self._send_lines(key, rest, stream)
 
     def _send_lines(self, key: int, text: str, stream: str) -> None:
         on = stream if self._as_json else ""
-        record: JsonDict = {"level": logging.INFO, "name": logs.PRINT_LOGGER, "text": text}
-        self._send(key, record | {"printed": False, "fields": None, "stream": on})
+        for start in range(0, len(text), PIECE):
+            part = text[start : start + PIECE]
+            self._send(key, message(logs.PRINT_LOGGER, part, stream=on))
 
 
 # --- In the worker's own process.
@@ -385,11 +378,8 @@ class _Captures:
 
     def _keep(self) -> Keep | None:
         """Return what keeps the output of this thread; another thread's if one worker captures."""
-        found = _keeps.get()
-        if found is None:
-            sources = self._sources
-            found = sources[0] if len(sources) == 1 else None
-        return found
+        sources = self._sources
+        return _keeps.get() or (sources[0] if len(sources) == 1 else None)
 
     def _add(self, data: str | bytes) -> bool:
         """Capture output, best effort: printing never fails because of it."""
@@ -403,12 +393,8 @@ class _Captures:
         name: Any = record.name
         if not name or name.partition(".")[0] == ENGINE or self._keep() is None:
             return
-        if not _is_printed(record, _is_captured):
+        if not _is_printed(record, lambda each: isinstance(getattr(each, "stream", None), Stream)):
             self._add(_STAMPED.format(copy.copy(record)) + "\n")
-
-
-def _is_captured(handler: logging.Handler) -> bool:
-    return isinstance(getattr(handler, "stream", None), Stream)
 
 
 _captures: Final = _Captures()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from queue_workflows import config, errors, model_registry
@@ -71,17 +72,9 @@ def load(app: App) -> dict[str, Any]:
     finally:
         if os.getpid() != own:
             os._exit(0)  # a child that the app has forked and let return
-    found = _collected(before, app.stop_policies())._asdict()
-    return {"error": None, "registered": found}
-
-
-def _collected(before: Mapping[str, str], stop_policies: Iterable[str]) -> Registered:
-    """Return what this process knows; `before` is the environment before the app was loaded."""
-    cfg = config.get_config()
-    now = dict(os.environ)
-    changed = {name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)}
+    cfg, now = config.get_config(), dict(os.environ)
     tasks = cfg.ingest_task_map
-    return Registered(
+    found = Registered(
         nodes=config.node_names(),
         knows_nodes=cfg.knows_nodes(),
         tasks=sorted(tasks),
@@ -98,9 +91,12 @@ def _collected(before: Mapping[str, str], stop_policies: Iterable[str]) -> Regis
         settings={name: getattr(cfg, name) for name in SETTINGS},
         ingest_queues=sorted(cfg.ingest_queues),
         video_model_ids=sorted(cfg.video_model_ids),
-        stop_policies=sorted(stop_policies),
-        environment=changed,
+        stop_policies=sorted(app.stop_policies()),
+        environment={
+            name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)
+        },
     )
+    return {"error": None, "registered": found._asdict()}
 
 
 def apply(registered: Registered) -> None:
@@ -131,13 +127,6 @@ def _not_here(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("this function of the app is not loaded in this process")
 
 
-def taken(loaded: Mapping[str, Any]) -> Registered:
-    """Return what `load` has returned, or raise its error."""
-    if loaded["error"] is not None:
-        raise rebuilt_error(loaded["error"])
-    return Registered(**loaded["registered"])
-
-
 class LoadFailed(Exception):
     """The frames of the app that failed to load; the cause of the error that the worker raises."""
 
@@ -148,8 +137,6 @@ class LoadFailed(Exception):
 
 def _described(error: BaseException) -> dict[str, str]:
     """Return an error of loading the app as JSON."""
-    import traceback
-
     cause = error.__cause__ or error
     frames = "".join(traceback.format_tb(cause.__traceback__))
     ours = isinstance(error, errors.QueueWorkflowsError)
@@ -158,9 +145,11 @@ def _described(error: BaseException) -> dict[str, str]:
     return {"kind": kind, "text": text, "frames": frames}
 
 
-def rebuilt_error(described: Mapping[str, str]) -> errors.QueueWorkflowsError:
-    """Return the error that `load` described, to be raised in the worker."""
+def taken(loaded: Mapping[str, Any]) -> Registered:
+    """Return what `load` has returned, or raise its error."""
+    described = loaded["error"]
+    if described is None:
+        return Registered(**loaded["registered"])
     kind: Any = getattr(errors, described["kind"], errors.AppFailed)
     error: errors.QueueWorkflowsError = kind(described["text"])
-    error.__cause__ = LoadFailed(described["frames"])
-    return error
+    raise error from LoadFailed(described["frames"])

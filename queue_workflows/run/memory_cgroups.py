@@ -34,13 +34,9 @@ class Cgroup(NamedTuple):
 
     def remove(self) -> bool:
         """Remove it; return False if processes are left in it."""
-        try:
+        with contextlib.suppress(OSError):
             self.folder.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+        return not self.folder.exists()
 
 
 class OomKills:
@@ -71,7 +67,13 @@ class Cgroups:
         self._number = 0
         self._left: list[Cgroup] = []
         """Processes that outlive their executor are still in them."""
-        remove_old(parent_of_executors(own, mounted))
+        parent = parent_of_executors(own, mounted)
+        with contextlib.suppress(OSError):
+            # Those of launchers that have ended; one with processes in it stays.
+            for folder in () if parent is None else parent.glob(f"{PREFIX}*"):
+                pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+                if not Path("/proc", pid).exists():
+                    Cgroup(folder).remove()
 
     def make(self) -> Cgroup | None:
         """Make a cgroup, which the executor joins after the fork; None if there can be none.
@@ -109,8 +111,7 @@ def oom_kills(folder: Path) -> int | None:
     """Return the OOM kills that a memory cgroup counts, of version 2 or 1; None if unknown."""
     for name in ("memory.events", "memory.oom_control"):
         with contextlib.suppress(OSError, ValueError):
-            text = (folder / name).read_text(encoding="ascii")
-            for line in text.splitlines():
+            for line in (folder / name).read_text(encoding="ascii").splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill":
                     return int(value)
@@ -119,50 +120,33 @@ def oom_kills(folder: Path) -> int | None:
 
 def own_folder(own: Path = _OWN, mounted: Path = _MOUNTED) -> tuple[Path, int] | None:
     """Return the memory cgroup of this process and its version; None if unknown."""
+    found = None
     with contextlib.suppress(OSError):
-        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
-        for _, controllers, name in lines:
+        for line in own.read_text(encoding="utf-8").splitlines():
+            _, controllers, name = line.split(":", 2)
             if "memory" in controllers.split(","):
                 return mounted / "memory" / name.lstrip("/"), 1
-        for _, controllers, name in lines:
             if not controllers:
-                return mounted / name.lstrip("/"), 2
-    return None
+                found = mounted / name.lstrip("/"), 2
+    return found
 
 
 def parent_of_executors(own: Path = _OWN, mounted: Path = _MOUNTED) -> Path | None:
     """Return the cgroup below which those of executors can be made; None: there is none."""
-    found = own_folder(own, mounted)
-    if found is None:
-        return None
-    folder, version = found
+    folder, version = own_folder(own, mounted) or (mounted, 2)
     if version == 1:
         return folder
     parent = folder.parent
-    if folder == mounted or not _is_delegated(parent):
-        return None
     with contextlib.suppress(OSError):
-        passed_on = parent / "cgroup.subtree_control"
-        if "memory" not in passed_on.read_text(encoding="ascii").split():
-            passed_on.write_text("+memory", encoding="ascii")
-        return parent
+        if folder != mounted and any(_is_delegated(parent, name) for name in _DELEGATED):
+            passed_on = parent / "cgroup.subtree_control"
+            if "memory" not in passed_on.read_text(encoding="ascii").split():
+                passed_on.write_text("+memory", encoding="ascii")
+            return parent
     return None
 
 
-def remove_old(parent: Path | None) -> None:
-    """Remove the cgroups of launchers that have ended; one with processes in it stays."""
-    if parent is None:
-        return
-    with contextlib.suppress(OSError):
-        for folder in parent.glob(f"{PREFIX}*"):
-            pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-            if not Path("/proc", pid).exists():
-                Cgroup(folder).remove()
-
-
-def _is_delegated(folder: Path) -> bool:
-    for name in _DELEGATED:
-        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on Linux
-            if os.getxattr(folder, name) == b"1":
-                return True
+def _is_delegated(folder: Path, name: str) -> bool:
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on Linux
+        return os.getxattr(folder, name) == b"1"
     return False

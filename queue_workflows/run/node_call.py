@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import queue_workflows
 from queue_workflows import config, errors, refs
 from queue_workflows.claim import outcomes
 from queue_workflows.dag import confinement, document_values, payload, typed_values
 from queue_workflows.model_cache import ModelCache, loading
-from queue_workflows.run import attempt, running, wire
+from queue_workflows.run import attempt, wire
 from queue_workflows.runtime import app_loading, log_context
 from queue_workflows.tasks import control, handlers
 from queue_workflows.tasks import job as jobs
@@ -29,27 +29,32 @@ if TYPE_CHECKING:
     from queue_workflows.declare import node_functions
 
 _log = logging.getLogger(__name__)
-AskFn = Callable[[int, str, Any], Any]
-"""Asks the worker about a job, with a request, and returns the value of its answer."""
-AsyncAskFn = Callable[[int, str, Any], Awaitable[Any]]
+Ask: TypeAlias = Callable[[str, Any], Any]
+"""Returns what a handler needs to know beyond the claimed row: `context` with the members that are
+named, `out_dir` of the run, which gets one if it has none, or `rows`, as `job` and `run`."""
 
 
-class Lookups(Protocol):
-    """What a handler may need to know of its job beyond the claimed row, read when it is needed."""
+class Link(control.Control, Protocol):
+    """The worker's side of the handler of a node."""
 
-    def inputs(self) -> Inputs:
-        """Return the inputs of the node; see `inputs_of`."""
+    @property
+    def cancel(self) -> threading.Event:
+        """Return the event that a cancel sets."""
         ...
 
-    def out_dir(self) -> str:
-        """Return the folder of the run."""
+    def status(self, *values: Any, **fields: Any) -> object:
+        """Take a report of the handler: its `status_callback`."""
         ...
 
-    def rows(self) -> tuple[Row, Row]:
-        """Return the rows of the job and of its run with all columns."""
+    def ask(self, what: str, request: Any, /) -> Any:
+        """Answer; see `Ask`."""
         ...
 
-    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
+    def ask_step(self, request: JsonDict, /) -> control.Answered:
+        """Answer what the handler asks about its steps."""
+        ...
+
+    def note(self, event_type: str, elapsed_s: float | None) -> object:
         """Record an event about the model that the node needs."""
         ...
 
@@ -65,29 +70,17 @@ class NodeCall(attempt.Attempt):
     """A claimed node whose row is not `refused`, while its handler runs."""
 
     def __init__(
-        self,
-        row: Row,
-        lookups: Lookups,
-        model_cache: ModelCache | None,
-        cancel: threading.Event,
-        report: Callable[..., object],
-        *,
-        control_: control.Control | None = None,
-        ask: control.Ask = control.refuse,
+        self, row: Row, link: Link, model_cache: ModelCache | None, ask: Ask | None = None
     ) -> None:
-        """`control_`: interrupts a handler that yields or awaits; None: `cancel` does, at a yield.
-
-        `report` takes status. `ask` sends what the handler asks about its steps.
-        """
+        """`ask`: answers instead of the link."""
         self._inputs: JsonDict = {}
         self._resolved: str | None = None
-        self._job = jobs.NodeJob(row, self._inputs, cancel, report, ask, control_)
-        link = control_ or control.EventControl(cancel, report)
+        self._job = jobs.NodeJob(row, self._inputs, link.cancel, link.status, link.ask_step, link)
         super().__init__(row, self._job, link, self._delta)
-        self._lookups = lookups
+        self._link = link
+        self._ask = ask or link.ask
         self._cache = model_cache
-        self._cancel = cancel
-        self._report = report
+        self._scratch: confinement.Scratch | None = None
         self._is_known = True
         self._has_begun = False
         self._call: Callable[[], Any]
@@ -107,7 +100,8 @@ class NodeCall(attempt.Attempt):
     @contextlib.contextmanager
     def _prepared(self) -> Generator[None]:
         """Prepare inputs, model, folders and arguments of the handler."""
-        inputs, self._resolved = self._lookups.inputs()
+        context = functools.partial(self._ask, "context")
+        inputs, self._resolved = inputs_of(self.row, context)
         self._inputs.update(inputs)
         self.started = time.monotonic()
         try:
@@ -118,17 +112,17 @@ class NodeCall(attempt.Attempt):
             raise found from error
         self._declared = _declared(module)
         handle, load_seconds = self._model()
-        folders = _Folders(self.row, self._lookups.out_dir)
-        folders.check()
+        if confinement.roots():
+            confinement.check(self._out_dir)
         try:
             offers: dict[str, Callable[[], Any]] = {
                 "inputs": lambda: self._inputs,
-                "out": folders.out,
-                "scratch": folders.scratch,
+                "out": self._out,
+                "scratch": self._scratch_folder,
                 "model_handle": lambda: handle,
                 "model_load_seconds": lambda: load_seconds,
-                "cancel_event": lambda: self._cancel,
-                "status_callback": lambda: self._report,
+                "cancel_event": lambda: self._link.cancel,
+                "status_callback": lambda: self._link.status,
             }
             # Only nodes declared by @node have their annotations enforced: the modules of existing
             # apps may carry annotations that their inputs never matched.
@@ -138,7 +132,96 @@ class NodeCall(attempt.Attempt):
             with self._app_context() as self._finalize:
                 yield
         finally:
-            folders.close()
+            if self._scratch is not None:
+                self._scratch.remove()
+
+    # --- What the handler needs.
+
+    @functools.cached_property
+    def _out_dir(self) -> str:
+        """The folder of the run."""
+        run: Row = self.row.get("run") or {}
+        found = run.get("out_dir")
+        return self._ask("out_dir", None) if found is None else found
+
+    @functools.cached_property
+    def _rows(self) -> tuple[Row, Row]:
+        """The rows of the job and of its run with all columns."""
+        found = self._ask("rows", None)
+        return wire.timed(found["job"]), wire.timed(found["run"])
+
+    def _out(self) -> Path:
+        """Return `<out_dir>/<node_id>`, created."""
+        node_id = self.row["node_id"]
+        folder = document_values.folder(node_id)
+        return confinement.make(self._out_dir, folder, f"node id {node_id!r:.120}")
+
+    def _scratch_folder(self) -> Path:
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
+        root, prefix = self._out_dir, f"{self.row['claim_no']}-"
+        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
+        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
+            self._scratch = confinement.Scratch(parent, fd, prefix)
+        return self._scratch.path
+
+    def _unknown(self, error: errors.NodeNotFound) -> str:
+        """Name the worker and the age of the run: an old worker or run is the usual cause."""
+        created = self._rows[1].get("created_at")
+        since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
+        version = queue_workflows.__version__
+        return (
+            f"{error} [{app_loading.describe_app()} (queue_workflows {version}, pid {os.getpid()}) "
+            f"met it{since}]"
+        )
+
+    def _model(self) -> tuple[Any, float | None]:
+        """Return the handle of the node's model and the seconds of its load; None without one."""
+        model_id, cache = self.row["required_model"], self._cache
+        if model_id is None:
+            return None, None
+        if cache is None:
+            raise errors.UnknownModel(
+                f"node {self.row['node_id']!r} needs model {model_id!r}, and this worker has no "
+                "model cache"
+            )
+        if cache.current_model == model_id:
+            return cache.require_model(model_id), 0.0
+        self._link.note("model_load_start", None)
+        handle = cache.require_model(model_id)
+        self._link.note("model_load_done", cache.last_load_seconds)
+        return handle, cache.last_load_seconds
+
+    @contextlib.contextmanager
+    def _app_context(self) -> Generator[Callable[[JsonDict], JsonDict]]:
+        """Enter the app's invoke context, if it set one; yield what makes the delta final.
+
+        `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An
+        error of the handler is raised even if the app's context suppresses it.
+        """
+        factory = config.get_config().invoke_context
+        if factory is None:
+            yield lambda delta: delta
+            return
+        raised: BaseException | None = None
+        with factory(*self._rows) as finalize:
+            try:
+                yield lambda delta: self._finalized(finalize, delta)
+            except BaseException as error:
+                raised = error
+                raise
+        if raised is not None:
+            raise raised
+
+    def _finalized(self, finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:
+        final = None if self.control.cancel_requested else finalize(delta)
+        if final is not None and not isinstance(final, dict):
+            raise errors.InvalidPayload(
+                f"finalize of the invoke context returned {type(final).__name__}, not a"
+                " context_delta"
+            )
+        return delta if final is None else cast("JsonDict", final)
+
+    # --- Its outcome.
 
     def begin(self) -> Any:
         """Call the handler. Raises `Interrupted` if it was requested to end before.
@@ -160,106 +243,41 @@ class NodeCall(attempt.Attempt):
     def completed(self, value: Any) -> outcomes.Outcome:
         """Return the outcome of a handler that returned this delta. Raises `InvalidPayload`."""
         text = payload.encode(value, f"result of node {self.row['node_id']!r}")
-        outcome = outcomes.Outcome(
+        return outcomes.Outcome(
             "completed",
-            time.monotonic() - self.started,
+            self.seconds,
             text,
             value=value,
             resolved_inputs=self._resolved,
             vm_rss_mb_peak=peak_rss_mb(),
         )
-        return unless_cancelled(self._cancel, outcome)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """Return the outcome of a handler that raised, or that was requested to end."""
-        seconds = time.monotonic() - self.started
-        if isinstance(error, control.Interrupted) and not self._cancel.is_set():
-            return outcomes.Outcome("cancelled", seconds, error=error.reason)
-        if self._cancel.is_set():
-            return outcomes.Outcome("cancelled", seconds)
-        outcome = failed(self.row, error, seconds)
-        if not self._is_known:
-            # A handler may raise the same error, and must not run again uncounted.
-            outcome = outcome._replace(raised=outcome.raised._replace(wish="elsewhere"))
-        elif self._cache is not None and (fault := self._fault(error)):
-            outcome = outcome._replace(raised=outcome.raised._replace(wish=fault))
-        return outcome._replace(resolved_inputs=self._resolved)
-
-    def _fault(self, error: BaseException) -> str:
-        """Return `no_gpu` or `no_memory` if the GPU is at fault and not the node, else nothing."""
-        if loading.sees_no_gpu(error):
-            return "no_gpu"
+        """Return the outcome of a handler that raised, or whose worker or GPU is at fault."""
+        outcome = failed(self.row, error, self.seconds)
         loads = not self._has_begun and self.row["required_model"] is not None
-        return "no_memory" if loads and loading.lacks_memory(error) else ""
-
-    def _unknown(self, error: errors.NodeNotFound) -> str:
-        """Name the worker and the age of the run: an old worker or run is the usual cause."""
-        created = self._lookups.rows()[1].get("created_at")
-        since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
-        version = queue_workflows.__version__
-        return (
-            f"{error} [{app_loading.describe_app()} (queue_workflows {version}, pid {os.getpid()}) "
-            f"met it{since}]"
-        )
-
-    def _model(self) -> tuple[Any, float | None]:
-        """Return the handle of the node's model and the seconds of its load; None without one."""
-        model_id, cache = self.row["required_model"], self._cache
-        if model_id is None:
-            return None, None
-        if cache is None:
-            raise errors.UnknownModel(
-                f"node {self.row['node_id']!r} needs model {model_id!r}, and this worker has no "
-                "model cache"
-            )
-        if cache.current_model == model_id:
-            return cache.require_model(model_id), 0.0
-        self._lookups.note_model("model_load_start", None)
-        handle = cache.require_model(model_id)
-        self._lookups.note_model("model_load_done", cache.last_load_seconds)
-        return handle, cache.last_load_seconds
-
-    @contextlib.contextmanager
-    def _app_context(self) -> Generator[Callable[[JsonDict], JsonDict]]:
-        """Enter the app's invoke context, if it set one; yield what makes the delta final.
-
-        `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An
-        error of the handler is raised even if the app's context suppresses it.
-        """
-        factory = config.get_config().invoke_context
-        if factory is None:
-            yield lambda delta: delta
-            return
-        raised: BaseException | None = None
-        with factory(*self._lookups.rows()) as finalize:
-            try:
-                cancel = self._cancel
-                yield lambda delta: delta if cancel.is_set() else _finalized(finalize, delta)
-            except BaseException as error:
-                raised = error
-                raise
-        if raised is not None:
-            raise raised
-
-
-def _check(job: Row) -> None:
-    """Raise `UnreadableRow` if a node cannot run with what its row holds."""
-    if not isinstance(job["node_module"], str):
-        raise attempt.refused("node_module", job["node_module"], "a text")
-    for column in ("inputs", "input_template", "context"):
-        if (value := job.get(column)) is not None and not isinstance(value, dict):
-            raise attempt.refused(column, value)
-    if "run" in job and not isinstance(job["run"], dict):
-        raise attempt.refused("run", job["run"])
+        wish = outcome.raised.wish
+        if not self._is_known:
+            wish = "elsewhere"  # a handler may raise the same error, which counts
+        elif self._cache is not None and loading.sees_no_gpu(error):
+            wish = "no_gpu"
+        elif self._cache is not None and loads and loading.lacks_memory(error):
+            wish = "no_memory"
+        raised = outcome.raised._replace(wish=wish)
+        return outcome._replace(raised=raised, resolved_inputs=self._resolved)
 
 
 def refused(job: Row) -> outcomes.Outcome | None:
     """Return the failure of a node whose row no handler can get, or None if it can run."""
-    try:
-        _check(job)
-    except errors.UnreadableRow as error:
-        return failed(job, error, 0.0)
-    return None
+    columns = ["inputs", "input_template", "context", *(["run"] if "run" in job else [])]
+    error = None
+    if not isinstance(job["node_module"], str):
+        error = attempt.refused("node_module", job["node_module"], "a text")
+    for column in columns:
+        value = job.get(column)
+        if not (isinstance(value, dict) or (value is None and column != "run")):
+            error = error or attempt.refused(column, value)
+    return None if error is None else failed(job, error, 0.0)
 
 
 def inputs_of(job: Row, context: Callable[[list[str] | None], Any]) -> Inputs:
@@ -267,11 +285,10 @@ def inputs_of(job: Row, context: Callable[[list[str] | None], Any]) -> Inputs:
 
     Raises `UnreadableRow` (an `InvalidPayload`) for stored inputs that cannot be loaded.
     """
-    where = f"node {job['node_id']!r}"
     inputs = resolve_inputs(job, context)
     if inputs == job["inputs"] and job.get("ref_heads") == []:
         return Inputs(inputs, None)
-    return Inputs(inputs, payload.encode(inputs, f"inputs of {where}"))
+    return Inputs(inputs, payload.encode(inputs, f"inputs of node {job['node_id']!r}"))
 
 
 def resolve_inputs(job: Row, context: Callable[[list[str] | None], Any]) -> JsonDict:
@@ -354,53 +371,6 @@ def _declared(module: Any) -> node_functions.NodeFunction | None:
     return module if loaded is not None and isinstance(module, loaded.NodeFunction) else None
 
 
-class _Folders:
-    """A node's folders, made when it asks for them; `close` removes what is of this attempt.
-
-    `out_dir` returns the folder of the run.
-    """
-
-    def __init__(self, job: Row, out_dir: Callable[[], str]) -> None:
-        self._job = job
-        self._out_dir = out_dir
-        self._scratch: confinement.Scratch | None = None
-
-    def check(self) -> None:
-        """Raise `FolderRefused` for a run whose `out_dir` OUT_ROOTS does not allow."""
-        if confinement.roots():
-            confinement.check(self._out_dir())
-
-    def out(self) -> Path:
-        """Return `<out_dir>/<node_id>`, created."""
-        node_id = self._job["node_id"]
-        folder = document_values.folder(node_id)
-        return confinement.make(self._out_dir(), folder, f"node id {node_id!r:.120}")
-
-    def scratch(self) -> Path:
-        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
-        root, prefix = self._out_dir(), f"{self._job['claim_no']}-"
-        parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
-        with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
-            self._scratch = confinement.Scratch(parent, fd, prefix)
-        return self._scratch.path
-
-    def close(self) -> None:
-        """Remove the scratch folder and its content."""
-        if self._scratch is not None:
-            self._scratch.remove()
-
-
-def _finalized(finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:
-    final = finalize(delta)
-    if final is None:
-        return delta
-    if not isinstance(final, dict):
-        raise errors.InvalidPayload(
-            f"finalize of the invoke context returned {type(final).__name__}, not a context_delta"
-        )
-    return cast("JsonDict", final)
-
-
 def _delta_of(value: Any) -> JsonDict:
     """A dict is the delta, or holds it as `context_delta`; anything else is none."""
     if not isinstance(value, dict):
@@ -412,56 +382,38 @@ def _delta_of(value: Any) -> JsonDict:
     return {} if inner is None else result
 
 
-# --- In an executor: ask the worker for a missing context, folder or row.
+# --- In an executor.
 
 
 def run(
-    row: Row,
-    job: running.Running,
-    *,
-    model_cache: ModelCache | None,
-    runner: handlers.Runner,
-    ask: AskFn,
-    ask_step: control.Ask,
-    send: running.Send,
+    row: Row, link: Link, runner: handlers.Runner, model_cache: ModelCache | None
 ) -> outcomes.Outcome:
     """Run the handler of a node whose row the worker has checked; raises KeyboardInterrupt only."""
-    lookups = _Lookups(row, job.key, ask, send)
     with keep_loaded(model_cache):
-        return NodeCall(
-            row, lookups, model_cache, job.cancel, job.status, control_=job, ask=ask_step
-        ).run(runner)
+        return NodeCall(row, link, model_cache).run(runner)
 
 
 async def run_async(
-    row: Row,
-    job: running.Running,
-    *,
-    ask: AsyncAskFn,
-    ask_step: control.Ask,
-    send: running.Send,
+    row: Row, link: Link, ask: Callable[[str, Any], Awaitable[Any]]
 ) -> outcomes.Outcome:
     """Do as `run` does, for an async handler on the running event loop.
 
-    What the handler may look up is asked before it starts, since a wait would hold up other jobs.
+    What the handler may need is asked before it starts, since a wait would hold up other jobs.
     """
     started = time.monotonic()
     answers = dict[str, Any]()
     try:
         if needs_context(row):
-            answers["context"] = await ask(job.key, "context", context_heads(row))
+            answers["context"] = await ask("context", context_heads(row))
         if _needs_out_dir(row):
-            answers["out_dir"] = await ask(job.key, "out_dir", None)
+            answers["out_dir"] = await ask("out_dir", None)
         if config.get_config().invoke_context is not None:
-            answers["rows"] = await ask(job.key, "rows", None)
+            answers["rows"] = await ask("rows", None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the boundary around app code: it finds the node
-        return unless_cancelled(job.cancel, failed(row, error, time.monotonic() - started))
-    lookups = _Lookups(row, job.key, lambda _, what, __: answers[what], send)
-    return await NodeCall(
-        row, lookups, None, job.cancel, job.status, control_=job, ask=ask_step
-    ).run_async()
+        return unless_cancelled(link.cancel, failed(row, error, time.monotonic() - started))
+    return await NodeCall(row, link, None, lambda what, _: answers[what]).run_async()
 
 
 def _needs_out_dir(row: Row) -> bool:
@@ -471,40 +423,6 @@ def _needs_out_dir(row: Row) -> bool:
         return False
     names = typed_values.signature(handler_of(row)[1]).names
     return bool(confinement.roots()) or not {"out", "scratch"}.isdisjoint(names)
-
-
-class _Lookups:
-    """`Lookups` from the claimed row, else from the worker."""
-
-    def __init__(self, row: Row, key: int, ask: AskFn, send: running.Send) -> None:
-        self._row = row
-        self._key = key
-        self._ask = ask
-        self._send = send
-        run: Row = row.get("run") or {}
-        self._out_dir: str | None = run.get("out_dir")
-        self._rows: tuple[Row, Row] | None = None
-
-    def inputs(self) -> Inputs:
-        """Return the inputs of the node."""
-        return inputs_of(self._row, lambda heads: self._ask(self._key, "context", heads))
-
-    def out_dir(self) -> str:
-        """Return the folder of the run; the worker gives it one if it has none."""
-        if self._out_dir is None:
-            self._out_dir = cast("str", self._ask(self._key, "out_dir", None))
-        return self._out_dir
-
-    def rows(self) -> tuple[Row, Row]:
-        """Return the rows of the job and of its run with all columns."""
-        if self._rows is None:
-            found = self._ask(self._key, "rows", None)
-            self._rows = wire.timed(found["job"]), wire.timed(found["run"])
-        return self._rows
-
-    def note_model(self, event_type: str, elapsed_s: float | None) -> None:
-        """Let the worker record an event about the model that the node needs."""
-        self._send(wire.EVENT, self._key, wire.encoded([event_type, elapsed_s]))
 
 
 def announce(rows: JsonDict, value: Any) -> None:

@@ -12,7 +12,6 @@ import decimal
 import fcntl
 import functools
 import gc
-import importlib
 import locale
 import logging
 import os
@@ -30,13 +29,7 @@ from queue_workflows.run import wire
 
 _log = logging.getLogger(__name__)
 _LIMITS: Final = ("AS", "CPU", "CORE", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
-_SIGNALS: Final = sorted(
-    int(each)
-    for each in signal.valid_signals()
-    if each < getattr(signal, "SIGRTMIN", 32) and each not in (signal.SIGKILL, signal.SIGSTOP)
-)
-_SIGNAL_MODULE: Final[Any] = importlib.import_module("_signal")
-"""Its functions make no enum members of numbers, as those of `signal` do."""
+_SIGNALS: Final = [each for each in wire.CATCHABLE if each < getattr(signal, "SIGRTMIN", 32)]
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _EVENTS: Final[Any] = asyncio.events
 _EMPTY: Final = bytes(4)
@@ -44,33 +37,25 @@ _EMPTY: Final = bytes(4)
 _State: TypeAlias = "tuple[Callable[[], Any], Callable[[Any], object]]"
 
 
+def _state(read: Callable[..., Any], write: Callable[..., object], *of: Any) -> _State:
+    return functools.partial(read, *of), functools.partial(write, *of)
+
+
 def _states() -> Iterator[_State]:
     """Yield what reads a part of the state, and what puts it back if it has changed."""
     for name in _LIMITS:
         if (limit := getattr(resource, f"RLIMIT_{name}", None)) is not None:
-            yield (
-                functools.partial(resource.getrlimit, limit),
-                functools.partial(resource.setrlimit, limit),
-            )
+            yield _state(resource.getrlimit, resource.setrlimit, limit)
     for timer in _TIMERS:
-        stop = functools.partial(signal.setitimer, timer, 0.0)
-        yield functools.partial(_SIGNAL_MODULE.getitimer, timer), lambda _, stop=stop: stop()
+        yield _state(wire.signals.getitimer, _stop_timer, timer)
     for signum in _SIGNALS:
-        yield (
-            functools.partial(_SIGNAL_MODULE.getsignal, signum),
-            functools.partial(_set_handler, signum),
-        )
+        yield _state(wire.signals.getsignal, _set_handler, signum)
     yield os.geteuid, _refuse_user
     yield os.getegid, _refuse_user
-    own = os.PRIO_PROCESS, 0
-    yield functools.partial(os.getpriority, *own), functools.partial(os.setpriority, *own)
+    yield _state(os.getpriority, os.setpriority, os.PRIO_PROCESS, 0)
     if hasattr(os, "sched_getaffinity"):
-        yield (
-            functools.partial(os.sched_getaffinity, 0),
-            functools.partial(os.sched_setaffinity, 0),
-        )
-    everything = functools.partial(locale.setlocale, locale.LC_ALL)
-    yield everything, everything
+        yield _state(os.sched_getaffinity, os.sched_setaffinity, 0)
+    yield _state(locale.setlocale, locale.setlocale, locale.LC_ALL)
     yield gc.isenabled, lambda was: gc.enable() if was else gc.disable()
     yield sys.getrecursionlimit, sys.setrecursionlimit
     yield socket.getdefaulttimeout, socket.setdefaulttimeout
@@ -81,7 +66,7 @@ def _states() -> Iterator[_State]:
         (sys, "stdin"), (sys, "stdout"), (sys, "stderr"), (sys, "excepthook"),
         (sys, "unraisablehook"), (threading, "excepthook"),
     ):  # fmt: skip
-        yield functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+        yield _state(getattr, setattr, owner, name)
 
 
 class RestoredState:
@@ -157,6 +142,10 @@ def _set_handler(signum: int, handler: Any) -> None:
     if handler is not None:
         signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
         signal.signal(signum, handler)
+
+
+def _stop_timer(timer: int, _: object) -> None:
+    signal.setitimer(timer, 0.0)
 
 
 def _refuse_user(_: int) -> None:

@@ -27,8 +27,7 @@ class Running:
     def __init__(self, key: int, send: Send, wake: Callable[[], object]) -> None:
         """`wake` lets another thread send what `take_unsent` returns soon."""
         self._event: threading.Event | None = None
-        self.cancel_requested = False
-        """Whether the job was cancelled."""
+        self._is_cancelled = False
         self._interrupt: Callable[[], object] | None = None
         self.interrupted: str | None = None
         """Why the handler is to end at its next yield or await; None: it may continue."""
@@ -84,9 +83,14 @@ class Running:
         with _LOCK:
             if self._event is None:
                 self._event = threading.Event()
-            if self.cancel_requested:
+            if self._is_cancelled:
                 self._event.set()
             return self._event
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Return whether the job was cancelled, or its handler has set the event itself."""
+        return self._is_cancelled or (self._event is not None and self._event.is_set())
 
     def interrupt(self, reason: str) -> None:
         """End a handler that yields or awaits there; the first reason counts."""
@@ -115,7 +119,7 @@ class Running:
         """Tell the handler to end: `cancelled` sets its event; the first reason counts."""
         if reason == "cancelled":
             with _LOCK:
-                self.cancel_requested = True
+                self._is_cancelled = True
                 if self._event is not None:
                     self._event.set()
         self.interrupt(reason)

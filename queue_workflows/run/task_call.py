@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from queue_workflows import config, errors
@@ -71,24 +70,15 @@ class _Attempt(attempt.Attempt):
         return registry.caller_of(task).call(task, self.job.reason, self.row["args"], name)
 
     def completed(self, value: Any) -> outcomes.Outcome:
-        if self.control.cancel_requested:
-            return self._interrupted("cancelled")
         text = payload.encode(
             value if isinstance(value, dict) else {"result": value},
             f"result of task {self.row['task_name']!r}",
         )
-        seconds, logged = time.monotonic() - self.started, self.job.logged_error
-        return outcomes.Outcome("completed", seconds, text, error=logged, value=value)
+        logged = self.job.logged_error
+        return outcomes.Outcome("completed", self.seconds, text, error=logged, value=value)
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        if self.control.cancel_requested:
-            return self._interrupted("cancelled")
-        if isinstance(error, control.Interrupted):
-            return self._interrupted(error.reason)
-        return failed(self.row, error, time.monotonic() - self.started)
-
-    def _interrupted(self, reason: str) -> outcomes.Outcome:
-        return outcomes.Outcome("cancelled", time.monotonic() - self.started, error=reason)
+        return failed(self.row, error, self.seconds)
 
 
 class _Collector(logging.Handler):

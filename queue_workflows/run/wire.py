@@ -208,22 +208,15 @@ def completed_of(body: bytes) -> outcomes.Outcome:
 
 def ended_body(outcome: outcomes.Outcome) -> bytes:
     """Return an outcome that is not `completed`."""
-    raised = outcome.raised
-    return encoded(
-        {
-            "kind": outcome.kind,
-            "seconds": outcome.seconds,
-            "error": outcome.error,
-            "detail": outcome.detail,
-            "received": outcome.resolved_inputs,
-            "rss_mb": outcome.vm_rss_mb_peak,
-            "names": sorted(raised.names),
-            "wish": raised.wish,
-            "after_s": raised.after_s,
-            "task": None if outcome.task is None else dict(outcome.task),
-            "cursors": outcome.cursors,
-        }
-    )
+    raised, task = outcome.raised, outcome.task
+    found = {
+        "kind": outcome.kind, "seconds": outcome.seconds, "error": outcome.error,
+        "detail": outcome.detail, "received": outcome.resolved_inputs,
+        "rss_mb": outcome.vm_rss_mb_peak, "names": sorted(raised.names), "wish": raised.wish,
+        "after_s": raised.after_s, "task": None if task is None else dict(task),
+        "cursors": outcome.cursors,
+    }  # fmt: skip
+    return encoded(found)
 
 
 def ended_of(body: bytes) -> outcomes.Outcome:
@@ -277,17 +270,13 @@ def high(fd: int) -> int:
 
 # --- In an executor, or a thread of the worker's own process that takes its place.
 
-sigmask: Final[Callable[[int, Collection[int]], set[int]]] = importlib.import_module(
-    "_signal"
-).pthread_sigmask
-"""The function behind `signal.pthread_sigmask`, which makes an enum member of each signal in the
-old mask: that took longer than all else for a job that does nothing."""
-_CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
-_handler_of: Final[Callable[[int], object]] = importlib.import_module("_signal").getsignal
+signals: Final[Any] = importlib.import_module("_signal")
+"""Its functions make no enum members of signals, as those of `signal` do: that took longer than all
+else for a job that does nothing."""
+sigmask: Final[Callable[[int, Collection[int]], set[int]]] = signals.pthread_sigmask
+CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
 FLUSH_MS: Final = 250.0
-
-
-_seen: list[Any] = [[], []]
+_seen: Final[list[Any]] = [[], []]
 """The handlers that there were the last time, and the result for them."""
 
 
@@ -296,9 +285,9 @@ def handled_signals() -> list[int]:
 
     To block all signals takes longer, since each number is converted.
     """
-    handlers = [*map(_handler_of, _CATCHABLE)]
+    handlers = [*map(signals.getsignal, CATCHABLE)]
     if handlers != _seen[0]:
-        pairs = zip(_CATCHABLE, handlers, strict=True)
+        pairs = zip(CATCHABLE, handlers, strict=True)
         _seen[:] = handlers, [each for each, found in pairs if callable(found)]
     return _seen[1]
 
@@ -426,7 +415,7 @@ class Requests:
         self._waker.close()
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        sigmask(signal.SIG_BLOCK, CATCHABLE)
         try:
             yield from self._requests()
         except BaseException:  # noqa: BLE001  without this thread no request is received

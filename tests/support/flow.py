@@ -14,6 +14,7 @@ from queue_workflows import (
     claim_worker,
     db,
     dispatcher,
+    node_executor,
     node_pool,
     node_queue,
     run_store,
@@ -207,10 +208,15 @@ def before_input_reads(patch: pytest.MonkeyPatch, call: Callable[[], object]) ->
     read = node_call.inputs_of
 
     def reading(job: Spec, context: Callable[[list[str] | None], Any]) -> node_call.Inputs:
-        call()
+        context(None)
         return read(job, context)
 
+    def answered(*_: object) -> Spec:
+        call()
+        return {}
+
     patch.setattr(node_call, "inputs_of", reading)
+    patch.setattr(node_executor, "_context", answered)
 
 
 def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
