@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows import config, errors
@@ -48,21 +48,6 @@ _NAME: Final = "executor-sync"
 Call = Callable[[handlers.Runner], object]
 
 
-class _Frames:
-    """The frames of a channel, for one thread; ends the process at the end of file."""
-
-    def __init__(self, end: wire.Channel) -> None:
-        self.channel = end
-
-    def __iter__(self) -> Iterator[wire.Frame]:
-        wire.sigmask(signal.SIG_BLOCK, wire.CATCHABLE)
-        try:
-            while True:
-                yield from self.channel.receive_now()
-        except BaseException:  # noqa: BLE001  without this thread no job would start
-            os._exit(wire.LOST)
-
-
 class AsyncJobs(job_loop.Jobs):
     """Run async handlers concurrently on the main thread's event loop.
 
@@ -81,8 +66,7 @@ class AsyncJobs(job_loop.Jobs):
         self._jobs: dict[int, job_loop.Job] = {}
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self._quitting = self._over = False
-        self._ending = threading.Lock()
+        self._quitting = False
         self._output = job_output.JobOutput(_key.get, self._send_log)
         job_output.send_records(self._send_log, _key.get, by_job=True)
         self._watch = LoopWatch(self._loop.inner, self._jobs)
@@ -93,7 +77,7 @@ class AsyncJobs(job_loop.Jobs):
         self._changing = threading.Lock()
         """Held while a job is added, and while the process is restored as there is none."""
         self._watch.start()
-        service.Follow("executor-jobs", _Frames(end), self._receive).start()
+        service.Pool("executor-jobs", 1, lambda _: self._receive_all()).start()
 
     def serve(self) -> None:
         """Run jobs until QUIT and the end of those that run then."""
@@ -104,6 +88,15 @@ class AsyncJobs(job_loop.Jobs):
             self._sync.stop(STOP_S)
 
     # --- The thread that receives.
+
+    def _receive_all(self) -> None:
+        wire.sigmask(signal.SIG_BLOCK, wire.CATCHABLE)
+        try:
+            while True:
+                for frame in self.channel.receive_now():
+                    self._receive(frame)
+        except BaseException:  # noqa: BLE001  without this thread no job would start
+            os._exit(wire.LOST)
 
     def _receive(self, frame: wire.Frame) -> None:
         kind, key, body = frame
@@ -117,7 +110,7 @@ class AsyncJobs(job_loop.Jobs):
             self._call_later(key, lambda _: self._announce(key, body))
         elif kind == wire.QUIT:
             self._quitting = True
-            self._end_if_done()
+            self._post(self._settle)
 
     def _answer(self, number: int, body: bytes) -> None:
         asked = self._asked.pop(number, None)
@@ -213,7 +206,7 @@ class AsyncJobs(job_loop.Jobs):
 
     def _announce(self, key: int, body: bytes) -> None:
         super()._announce(key, body)
-        self._end_if_done()
+        self._post(self._settle, key)
 
     # --- Any thread.
 
@@ -237,28 +230,26 @@ class AsyncJobs(job_loop.Jobs):
         self.channel.send_all(ending)
         self._jobs.pop(key, None)
         if not self._jobs:
-            self._loop.inner.call_soon_threadsafe(self._restore, key)
-        self._end_if_done()
+            self._post(self._settle, key)
 
-    def _restore(self, key: int) -> None:
+    def _settle(self, key: int = 0) -> None:
+        """Restore the process if it has no job, and end if it is to end; on the event loop."""
         with self._changing:
-            left = "" if self._jobs or self._leaves else self._state.restore()
-            if not self._jobs:
-                self._loop.reset()
-        self._leave(key, left)
-
-    def _end_if_done(self) -> None:
-        with self._ending:
-            if self._over or not self._quitting or self._jobs or self._values:
+            if self._jobs:
                 return
-            self._over = True
-        self._loop.end()
+            left = "" if self._leaves else self._state.restore()
+            self._loop.reset()
+        self._leave(key, left)
+        if self._quitting and not self._values:
+            self._loop.end()
+
+    def _post(self, call: Callable[..., object], *of: Any) -> None:
+        self._loop.inner.call_soon_threadsafe(call, *of)
 
     def _wake(self) -> None:
         if not self._flushes:
             self._flushes = True
-            loop = self._loop.inner
-            loop.call_soon_threadsafe(loop.call_later, running.EVERY_S, self._flush)
+            self._post(self._loop.inner.call_later, running.EVERY_S, self._flush)
 
     def _flush(self) -> None:
         self._flushes = False

@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import threading
@@ -30,6 +31,8 @@ from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 ERROR_CHARS: Final = 1000
+FLUSH_MS: Final = 250.0
+"""Until a report is sent that was too early to be sent at once."""
 
 
 class Job(running.Running):
@@ -164,7 +167,11 @@ class JobLoop(Jobs):
     ) -> None:
         super().__init__(end, begins)
         self._alone = alone
-        self._requests = wire.Requests(interrupts, self._lost, self._flush)
+        self._interrupts = interrupts
+        self._woken, self._waker = (
+            socket.socket(fileno=wire.high(each.detach())) for each in socket.socketpair()
+        )
+        self._waker.setblocking(False)
         self._ends: dict[int, str] = {}
         """By key, why a job is not to begin; empty if it has begun."""
         self._ended = 0
@@ -185,7 +192,7 @@ class JobLoop(Jobs):
         """The key of a job whose output the worker has to read before the next job may print."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
-        self._hearing = service.Follow("executor-requests", self._requests, self._hear)
+        self._hearing = service.Pool("executor-requests", 1, lambda _: self._hear_all())
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
         if alone:
@@ -256,7 +263,7 @@ class JobLoop(Jobs):
         """Run a job; the signals of the app are blocked afterwards."""
         self._values.clear()
         self._peak.reset()
-        job = Job(frame, self, self._requests.wake)
+        job = Job(frame, self, self._wake)
         key = job.key
         if self._state is None:
             own = threading.current_thread()
@@ -287,13 +294,38 @@ class JobLoop(Jobs):
 
     # --- The thread of requests.
 
-    def _lost(self) -> None:
-        if self._alone:
-            os._exit(wire.LOST)
-        self._hearing.stop()
+    def _wake(self) -> None:
+        """Let the thread flush soon."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
 
-    def _hear(self, request: tuple[int, str]) -> None:
-        key, reason = request
+    def _hear_all(self) -> None:
+        """Take requests of the worker: key and reason of a job whose handler is to end.
+
+        A signal would need no thread. But its handler would run on the main thread between any two
+        operations of the app, such as inside `threading.Event.wait()`: to set that event there
+        waits for ever for the event's own lock.
+        """
+        wire.sigmask(signal.SIG_BLOCK, wire.CATCHABLE)
+        poll, timeout = select.poll(), None
+        for each in (self._interrupts, self._woken):
+            poll.register(each, select.POLLIN)
+        try:
+            while True:
+                ready = {fd for fd, _ in poll.poll(timeout)}
+                if self._interrupts.fileno() in ready:
+                    key, _, reason = self._interrupts.recv(4096).decode().partition(" ")
+                    self._hear(int(key), reason)  # at the end of file the key is no number
+                if self._woken.fileno() in ready:
+                    self._woken.recv(4096)
+                    timeout = FLUSH_MS
+                elif not ready:
+                    timeout = FLUSH_MS if self._flush() else None
+        except BaseException:  # noqa: BLE001  without this thread no request is received
+            if self._alone:
+                os._exit(wire.LOST)
+
+    def _hear(self, key: int, reason: str) -> None:
         if key <= self._ended:
             return
         found = self._ends.setdefault(key, reason)
@@ -366,8 +398,11 @@ class JobLoop(Jobs):
 
     def close(self) -> None:
         """End the thread of requests, in a process that goes on."""
+        with contextlib.suppress(OSError):
+            self._interrupts.shutdown(socket.SHUT_RDWR)
         self._hearing.stop()
-        self._requests.discard()
+        for each in (self._woken, self._waker):
+            each.close()
         self._runner.close()
 
 

@@ -42,52 +42,29 @@ LOST: Final = 70
 
 # Kinds are control characters that no text has: text in the channel is garbage at once.
 # To an executor.
-RUN_TASK: Final = 1
-"""Run an ingest job; the body is its row as a JSON text."""
+RUN_TASK: Final = 1  # Run an ingest job; the body is its row as a JSON text.
 RUN_NODE: Final = 2
-ANSWER: Final = 3
-"""The answer to a question, whose number takes the place of the key: `value` or `error`."""
-ANNOUNCE: Final = 4
-"""Call `on_node_completed` with the value of a job that was recorded: its `job` and `run`.
-
-An empty body: it was not recorded, and its value is dropped."""
-DRAINED: Final = 5
-"""The worker has read what was in the pipes at a PRINTED, so the next job may print."""
-LOAD: Final = 6
-"""Load the `model` for the jobs to come; without one, unload: `idle_only` or at once."""
-INTERRUPT: Final = 7
-"""The handler of a job is to end, in an executor for many; the body is the reason."""
-QUIT: Final = 8
-"""End the process after what came before."""
-
+ANSWER: Final = 3  # Answers a question, whose number takes the place of the key.
+ANNOUNCE: Final = 4  # Call `on_node_completed` with `job` and `run`; without them drop the value.
+DRAINED: Final = 5  # The worker has read what was in the pipes at a PRINTED.
+LOAD: Final = 6  # Load the `model` for the jobs to come, or unload: `idle_only` or at once.
+INTERRUPT: Final = 7  # A handler is to end, in an executor for many; the body is the reason.
+QUIT: Final = 8  # End the process after what came before.
 # From an executor.
-COMPLETED: Final = 14
-"""A job is completed; see `completed_body`."""
-ENDED: Final = 15
-"""A job has ended otherwise; see `ended_body`."""
-PROGRESS: Final = 16
-"""The handler is active; the body is its progress as a JSON text, or empty."""
-CURSOR: Final = 17
-"""So many items of a cursor are done: name, key and position."""
-ASK: Final = 18
-"""The handler asks: number, what (`rows`, `out_dir`, `context`, a request about a step)."""
-LOG: Final = 19
-"""A record of the app's log, or lines that it printed; see `job_output`."""
-WAITS: Final = 20
-"""The handler of a job waits for others in the executor; STARTED tells when it starts."""
+COMPLETED: Final = 14  # See `completed_body`.
+ENDED: Final = 15  # A job has ended otherwise; see `ended_body`.
+PROGRESS: Final = 16  # The handler is active; the body is its progress as a JSON text, or empty.
+CURSOR: Final = 17  # So many items of a cursor are done: name, key and position.
+ASK: Final = 18  # Number, what (`rows`, `out_dir`, `context`, `step`) and a request.
+LOG: Final = 19  # A record of the app's log, or lines that it printed; see `job_output`.
+WAITS: Final = 20  # The handler of a job waits for others in the executor, until STARTED.
 STARTED: Final = 21
-ANNOUNCED: Final = 22
-"""The hook of an ANNOUNCE has ended."""
-MODEL: Final = 23
-"""The loaded model, the one being loaded, and their times; see `model_cache`."""
-CHANGED: Final = 24
-"""A LOAD has ended; the body is its error, or null."""
-EVENT: Final = 25
-"""An event for the history of a node: its type and seconds."""
-READY: Final = 26
-"""The executor could not start, as it cannot load the app for example: why."""
-PRINTED: Final = 27
-"""The pipes hold output of the job whose outcome follows."""
+ANNOUNCED: Final = 22  # The hook of an ANNOUNCE has ended.
+MODEL: Final = 23  # The loaded model, the one being loaded, and their times; see `model_cache`.
+CHANGED: Final = 24  # A LOAD has ended; the body is its error, or null.
+EVENT: Final = 25  # An event for the history of a node: its type and seconds.
+READY: Final = 26  # It runs jobs from now on, or why it cannot, as the app cannot be loaded.
+PRINTED: Final = 27  # The pipes hold output of the job whose outcome follows.
 LEAVES: Final = 28
 """The executor is to be replaced, as it cannot undo what a job has left, which the body says.
 
@@ -275,7 +252,6 @@ signals: Final[Any] = importlib.import_module("_signal")
 else for a job that does nothing."""
 sigmask: Final[Callable[[int, Collection[int]], set[int]]] = signals.pthread_sigmask
 CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
-FLUSH_MS: Final = 250.0
 _seen: Final[list[Any]] = [[], []]
 """The handlers that there were the last time, and the result for them."""
 
@@ -373,72 +349,6 @@ class Channel:
         if not data:
             raise ConnectionError("the worker has closed the channel, or has ended")
         return [*self._frames.add(data)]
-
-
-class Requests:
-    """The requests of a worker, for one thread: key and reason of a job whose handler is to end.
-
-    A signal would need no thread. But its handler would run on the main thread between any two
-    operations of the app, such as inside `threading.Event.wait()`: to set that event there waits
-    for ever for the event's own lock.
-
-    `lost` is called at the end of file, or after an error: no request can be received any more.
-    `idle` is called every FLUSH_MS after `wake` until it returns False.
-    """
-
-    def __init__(
-        self, end: socket.socket, lost: Callable[[], object], idle: Callable[[], bool]
-    ) -> None:
-        self._end = end
-        self._lost = lost
-        self._idle = idle
-        self._closed = False
-        self._woken, self._waker = (
-            socket.socket(fileno=high(each.detach())) for each in socket.socketpair()
-        )
-        self._waker.setblocking(False)
-
-    def close(self) -> None:
-        """End the iteration."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-
-    def wake(self) -> None:
-        """Let `idle` be called soon."""
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
-
-    def discard(self) -> None:
-        """Close what `wake` uses, once no thread iterates any more."""
-        self._woken.close()
-        self._waker.close()
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        sigmask(signal.SIG_BLOCK, CATCHABLE)
-        try:
-            yield from self._requests()
-        except BaseException:  # noqa: BLE001  without this thread no request is received
-            self._lost()
-
-    def _requests(self) -> Iterator[tuple[int, str]]:
-        poll, timeout = select.poll(), None
-        for each in (self._end, self._woken):
-            poll.register(each, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll(timeout)}
-            if self._end.fileno() in ready:
-                if not (data := self._end.recv(4096)):
-                    if self._closed:
-                        return
-                    raise ConnectionError("the worker has ended")
-                key, _, reason = data.decode().partition(" ")
-                yield int(key), reason
-            if self._woken.fileno() in ready:
-                self._woken.recv(4096)
-                timeout = FLUSH_MS
-            elif not ready:
-                timeout = FLUSH_MS if self._idle() else None
 
 
 def answer_of(body: bytes) -> Any:
