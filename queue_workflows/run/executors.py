@@ -46,11 +46,10 @@ class Executors:
 
     `owner`: a `worker.desk.Desk`, whose methods hear what happens to a job. A job is a
     `worker.claimed_job.ClaimedJob`. `slots`: how many jobs run at once, each in an executor of its
-    own, or all in one (`shared`), or async ones in one and the others in their own (`mixed`).
-    `lone`: another one is forked only once the last has ended, as two may not fit into the memory
-    of a GPU. `end_s`: seconds for the threads and exit functions of one that was let go.
-    `max_jobs`, `max_rss_mb`: after so many jobs, and if it is larger after a job, an executor is
-    replaced; None: never.
+    own, but if `shared`, those that are started so share one. `lone`: another one is forked only
+    once the last has ended, as two may not fit into the memory of a GPU. `end_s`: seconds for the
+    threads and exit functions of one that was let go. `max_jobs`, `max_rss_mb`: after so many jobs,
+    and if it is larger after a job, an executor is replaced; None: never.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Executors:
         *,
         slots: int,
         shared: bool = False,
-        mixed: bool = False,
         lone: bool = False,
         end_s: float = 0.0,
         max_jobs: int | None = None,
@@ -73,7 +71,7 @@ class Executors:
         self._printer = printer
         self._owner = owner
         self._max_jobs, self._max_rss_mb = max_jobs, max_rss_mb
-        self._slots, self._shared, self._mixed, self._lone = slots, shared, mixed, lone
+        self._slots, self._shared, self._lone = slots, shared, lone
         self._by_number: dict[int, Executor] = {}
         self._by_pid: dict[int, Executor] = {}
         self._end_s = max(END_S, end_s)
@@ -81,7 +79,7 @@ class Executors:
         """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
         self._fork_s = FORK_FIRST_S
         self.closing = False
-        self._depth = 1 if shared or mixed or lone or slots > 1 else DEPTH
+        self._depth = 1 if shared or lone or slots > 1 else DEPTH
         """How many jobs an executor has at most if `queues`. With several slots a job could wait in
         one for a long one while another executor is free."""
         self.queues = False
@@ -97,12 +95,9 @@ class Executors:
         """Return how many jobs can start now, or wait in executors if that is allowed."""
         every = self._by_number.values()
         may_fork = self._fork_at == math.inf or clock.boot_s() >= self._fork_at
-        if self._shared or self._mixed:
+        if self._shared:
             # One that gets no further job goes on beside its successor until its jobs have ended.
-            ends = all(each.full and not (each.signals or each.lost) for each in every)
-            has_place = any(each.usable for each in every) or (may_fork and ends)
-            free = max(0, self._slots - sum(len(each.jobs) for each in every))
-            return free if (may_fork if self._mixed else has_place) else 0
+            return max(0, self._slots - sum(len(each.jobs) for each in every)) if may_fork else 0
         forks = may_fork and not (self._lone and self._by_number)
         free = max(0, self._slots - len(self._lasting())) if forks else 0
         for each in every:
@@ -131,7 +126,7 @@ class Executors:
 
         `shared`: to the one that runs many async jobs at once, if the job is not isolated.
         """
-        wanted = (shared or (self._shared and not self._mixed)) and not isolated
+        wanted = shared and not isolated
         place = next(
             (
                 each
@@ -146,7 +141,7 @@ class Executors:
         if place is None and self.queues and len(self._lasting()) >= self._slots:
             place = next(filter(self._may_wait_in, self._by_number.values()), None)
         if place is None:
-            if isolated and not (self._shared or self._mixed):
+            if isolated and not self._shared:
                 self._make_room()
             place = self._fork(shared=wanted)
         if place is None:

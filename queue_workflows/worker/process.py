@@ -166,8 +166,7 @@ class Worker:
         runner = executors.Executors(
             *parts,
             slots=shape.slots,
-            shared=shape.concurrent,
-            mixed=shape.mixed,
+            shared=shape.concurrent or shape.mixed,
             lone=shape.gpu,
             end_s=self._shutdown_s,
             max_jobs=self._limits.max_jobs,

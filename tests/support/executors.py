@@ -190,7 +190,7 @@ class Worker:
 
     def _start(self, job: Job) -> Job:
         self.jobs.append(job)
-        self.executors.start(job)
+        self.executors.start(job, shared=self.place.shared)
         assert job.place is self.place
         return job
 
