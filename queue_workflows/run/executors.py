@@ -326,31 +326,26 @@ class Executors:
     # --- Traffic.
 
     def _send(self, place: Executor, data: bytes) -> None:
-        if place.lost:
-            return
-        if not place.unsent:
-            try:
-                sent = place.channel.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                # It has ended. What it sent before that, such as an outcome, is still to be read.
-                return
-            if sent == len(data):
-                return
-            data = data[sent:]
+        if place.unsent:
+            place.unsent += data
+        elif not place.lost and (sent := self._write(place, data)) < len(data):
+            place.unsent += data[sent:]
             self._loop.write(place.channel.fileno(), lambda: self._flush(place))
-        place.unsent += data
 
     def _flush(self, place: Executor) -> None:
-        try:
-            del place.unsent[: place.channel.send(place.unsent)]
-        except BlockingIOError:
-            return
-        except OSError:  # as in `_send`
-            place.unsent.clear()
+        del place.unsent[: self._write(place, place.unsent)]
         if not place.unsent:
             self._loop.write(place.channel.fileno(), None)
+
+    def _write(self, place: Executor, data: bytes | bytearray) -> int:
+        """Return how many bytes need not be sent again."""
+        try:
+            return place.channel.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            # It has ended. What it sent before that, such as an outcome, is still to be read.
+            return len(data)
 
     def _lose(self, place: Executor, why: object) -> None:
         if not place.lost:

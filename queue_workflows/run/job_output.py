@@ -204,19 +204,13 @@ class LogSender(logging.Handler):
     def __init__(self, send: Callable[[logging.LogRecord], object], level: int) -> None:
         super().__init__(level)
         self._send = send
-        self._busy = threading.local()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, best effort. What sending it logs is dropped."""
-        if getattr(self._busy, "now", False):
-            return
-        self._busy.now = True
+        """Send a record, best effort."""
         try:
             self._send(record)
         except Exception:  # noqa: BLE001  logging never raises into an app
             self.handleError(record)
-        finally:
-            self._busy.now = False
 
 
 def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) -> None:

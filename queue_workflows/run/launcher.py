@@ -25,14 +25,7 @@ from typing import Any, Final, NoReturn
 
 from queue_workflows import errors
 from queue_workflows.model_cache import adapted
-from queue_workflows.run import (
-    job_loop,
-    job_output,
-    loaded_app,
-    memory_cgroups,
-    stop_policy,
-    wire,
-)
+from queue_workflows.run import job_loop, job_output, loaded_app, memory_cgroups, stop_policy, wire
 from queue_workflows.runtime import clock, forking, kernel
 from queue_workflows.runtime.entry_point import print_by_lines
 

@@ -35,28 +35,19 @@ named, `out_dir` of the run, which gets one if it has none, or `rows`, as `job` 
 
 
 class Link(control.Control, Protocol):
-    """The worker's side of the handler of a node."""
+    """The worker's side of the handler of a node.
+
+    `cancel` is the event that a cancel sets. `status` takes reports of the handler. `ask` answers
+    as `Ask` does, `ask_step` a question about steps. `note` records an event about the model that
+    the node needs, with its seconds.
+    """
 
     @property
-    def cancel(self) -> threading.Event:
-        """Return the event that a cancel sets."""
-        ...
-
-    def status(self, *values: Any, **fields: Any) -> object:
-        """Take a report of the handler: its `status_callback`."""
-        ...
-
-    def ask(self, what: str, request: Any, /) -> Any:
-        """Answer; see `Ask`."""
-        ...
-
-    def ask_step(self, request: JsonDict, /) -> control.Answered:
-        """Answer what the handler asks about its steps."""
-        ...
-
-    def note(self, event_type: str, elapsed_s: float | None) -> object:
-        """Record an event about the model that the node needs."""
-        ...
+    def cancel(self) -> threading.Event: ...
+    def status(self, *values: Any, **fields: Any) -> object: ...
+    def ask(self, what: str, request: Any, /) -> Any: ...
+    def ask_step(self, request: JsonDict, /) -> control.Answered: ...
+    def note(self, event_type: str, elapsed_s: float | None) -> object: ...
 
 
 class Inputs(NamedTuple):
@@ -80,28 +71,36 @@ class NodeCall(attempt.Attempt):
         self._link = link
         self._ask = ask or link.ask
         self._cache = model_cache
-        self._scratch: confinement.Scratch | None = None
         self._is_known = True
         self._has_begun = False
-        self._call: Callable[[], Any]
-        self._finalize: Callable[[JsonDict], JsonDict]
+        self._finalize: Callable[[JsonDict], Any] = lambda delta: delta
         self._declared: node_functions.NodeFunction | None = None
-
-    def __enter__(self) -> None:
-        with contextlib.ExitStack() as stack:
-            super().__enter__()
-            stack.push(super().__exit__)
-            stack.enter_context(self._prepared())
-            self._context = stack.pop_all()
+        self._stack = contextlib.ExitStack()
+        """What ends with the handler: its scratch folder, and the app's invoke context."""
 
     def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
+        # An error of the handler is raised even if the app's context suppresses it.
+        try:
+            self._stack.__exit__(*error)
+        finally:
+            super().__exit__(*error)
 
-    @contextlib.contextmanager
-    def _prepared(self) -> Generator[None]:
-        """Prepare inputs, model, folders and arguments of the handler."""
-        context = functools.partial(self._ask, "context")
-        inputs, self._resolved = inputs_of(self.row, context)
+    def begin(self) -> Any:
+        """Call the handler. Raises `Interrupted` if it was requested to end before.
+
+        It may have been while its model was loaded, for example.
+        """
+        call = self._prepared()
+        if (reason := self.control.interrupted) is not None:
+            raise control.Interrupted(reason)
+        self._has_begun = True
+        value = call()
+        self._job.takes_result = isinstance(value, AsyncGenerator)
+        return value
+
+    def _prepared(self) -> Callable[[], Any]:
+        """Prepare inputs, model, folders and the app's context; return the handler's call."""
+        inputs, self._resolved = inputs_of(self.row, functools.partial(self._ask, "context"))
         self._inputs.update(inputs)
         self.started = time.monotonic()
         try:
@@ -114,26 +113,22 @@ class NodeCall(attempt.Attempt):
         handle, load_seconds = self._model()
         if confinement.roots():
             confinement.check(self._out_dir)
-        try:
-            offers: dict[str, Callable[[], Any]] = {
-                "inputs": lambda: self._inputs,
-                "out": self._out,
-                "scratch": self._scratch_folder,
-                "model_handle": lambda: handle,
-                "model_load_seconds": lambda: load_seconds,
-                "cancel_event": lambda: self._link.cancel,
-                "status_callback": lambda: self._link.status,
-            }
-            # Only nodes declared by @node have their annotations enforced: the modules of existing
-            # apps may carry annotations that their inputs never matched.
-            where = None if self._declared is None else f"inputs of node {self.row['node_id']!r}"
-            bound = typed_values.signature(run).bind(self._inputs, offers, where=where)
-            self._call = functools.partial(run, **bound)
-            with self._app_context() as self._finalize:
-                yield
-        finally:
-            if self._scratch is not None:
-                self._scratch.remove()
+        offers: dict[str, Callable[[], Any]] = {
+            "inputs": lambda: self._inputs,
+            "out": self._out,
+            "scratch": self._scratch,
+            "model_handle": lambda: handle,
+            "model_load_seconds": lambda: load_seconds,
+            "cancel_event": lambda: self._link.cancel,
+            "status_callback": lambda: self._link.status,
+        }
+        # Only nodes declared by @node have their annotations enforced: the modules of existing
+        # apps may carry annotations that their inputs never matched.
+        where = None if self._declared is None else f"inputs of node {self.row['node_id']!r}"
+        bound = typed_values.signature(run).bind(self._inputs, offers, where=where)
+        if (context := config.get_config().invoke_context) is not None:
+            self._finalize = self._stack.enter_context(context(*self._rows))
+        return functools.partial(run, **bound)
 
     # --- What the handler needs.
 
@@ -156,13 +151,14 @@ class NodeCall(attempt.Attempt):
         folder = document_values.folder(node_id)
         return confinement.make(self._out_dir, folder, f"node id {node_id!r:.120}")
 
-    def _scratch_folder(self) -> Path:
-        """Return a folder of this attempt alone, under `<out_dir>/.scratch`."""
+    def _scratch(self) -> Path:
+        """Return a folder of this attempt alone, under `<out_dir>/.scratch`; it is removed."""
         root, prefix = self._out_dir, f"{self.row['claim_no']}-"
         parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
         with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
-            self._scratch = confinement.Scratch(parent, fd, prefix)
-        return self._scratch.path
+            scratch = confinement.Scratch(parent, fd, prefix)
+        self._stack.callback(scratch.remove)
+        return scratch.path
 
     def _unknown(self, error: errors.NodeNotFound) -> str:
         """Name the worker and the age of the run: an old worker or run is the usual cause."""
@@ -191,54 +187,20 @@ class NodeCall(attempt.Attempt):
         self._link.note("model_load_done", cache.last_load_seconds)
         return handle, cache.last_load_seconds
 
-    @contextlib.contextmanager
-    def _app_context(self) -> Generator[Callable[[JsonDict], JsonDict]]:
-        """Enter the app's invoke context, if it set one; yield what makes the delta final.
+    # --- Its outcome.
 
-        `finalize` is applied to a success only, and not if the job was cancelled meanwhile. An
-        error of the handler is raised even if the app's context suppresses it.
-        """
-        factory = config.get_config().invoke_context
-        if factory is None:
-            yield lambda delta: delta
-            return
-        raised: BaseException | None = None
-        with factory(*self._rows) as finalize:
-            try:
-                yield lambda delta: self._finalized(finalize, delta)
-            except BaseException as error:
-                raised = error
-                raise
-        if raised is not None:
-            raise raised
-
-    def _finalized(self, finalize: Callable[[JsonDict], Any], delta: JsonDict) -> JsonDict:
-        final = None if self.control.cancel_requested else finalize(delta)
+    def _delta(self, value: Any) -> JsonDict:
+        """Return what is stored; the app's `finalize` gets it if the job was not cancelled."""
+        if self._declared is not None:
+            value = self._declared.stored(value)
+        delta = _delta_of(value)
+        final = None if self.control.cancel_requested else self._finalize(delta)
         if final is not None and not isinstance(final, dict):
             raise errors.InvalidPayload(
                 f"finalize of the invoke context returned {type(final).__name__}, not a"
                 " context_delta"
             )
         return delta if final is None else cast("JsonDict", final)
-
-    # --- Its outcome.
-
-    def begin(self) -> Any:
-        """Call the handler. Raises `Interrupted` if it was requested to end before.
-
-        It may have been while its model was loaded, for example.
-        """
-        if (reason := self.control.interrupted) is not None:
-            raise control.Interrupted(reason)
-        self._has_begun = True
-        value = self._call()
-        self._job.takes_result = isinstance(value, AsyncGenerator)
-        return value
-
-    def _delta(self, value: Any) -> JsonDict:
-        if self._declared is not None:
-            value = self._declared.stored(value)
-        return self._finalize(_delta_of(value))
 
     def completed(self, value: Any) -> outcomes.Outcome:
         """Return the outcome of a handler that returned this delta. Raises `InvalidPayload`."""

@@ -15,10 +15,7 @@ from queue_workflows.types import Row, Unreadable
 
 
 def call(
-    job: Row,
-    control_: control.Control,
-    runner: handlers.Runner,
-    ask: control.Ask = control.refuse,
+    job: Row, control_: control.Control, runner: handlers.Runner, ask: control.Ask = control.refuse
 ) -> outcomes.Outcome:
     """Run the task of a claimed job whose row was checked; return its outcome.
 
