@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from queue_workflows import config, errors, model_registry
 from queue_workflows.model_cache import RequiresModels
@@ -14,8 +14,10 @@ from queue_workflows.tasks import handlers
 SETTINGS: Final = (
     "db_url_env", "db_url_env_named", "host_label_env", "host_priority_env", "container_prefix",
     "node_module_package", "ingest_queues_named", "ingest_default_budget_s", "embedded", "app",
+    "ingest_task_policies", "ingest_task_queues", "node_versions", "ingest_queues",
+    "video_model_ids",
 )  # fmt: skip
-"""The attributes of `EngineConfig` that a worker needs and JSON can carry as they are."""
+"""The attributes of `EngineConfig` that a worker needs; JSON can carry them, sets as arrays."""
 
 
 class App(NamedTuple):
@@ -38,13 +40,9 @@ class Registered(NamedTuple):
     """Whether any node can be found: by name, by a resolver or in a package."""
     tasks: list[str]
     async_tasks: list[str]
-    task_policies: dict[str, dict[str, Any]]
-    task_queues: dict[str, str | None]
     isolated_tasks: list[str]
     """Tasks each of whose jobs has a fresh executor."""
     isolated_nodes: list[str]
-    node_versions: dict[str, int]
-    """The code versions of the nodes that have one."""
     models: dict[str, float]
     """The video memory in GB that each model needs; 0: unknown."""
     needs_rows: bool
@@ -54,8 +52,6 @@ class Registered(NamedTuple):
     resolves_refs: bool
     """Whether the app resolves refs itself, so that a node needs the whole context of its run."""
     settings: dict[str, Any]
-    ingest_queues: list[str]
-    video_model_ids: list[str]
     stop_policies: list[str]
     """The names of the app's own."""
     environment: dict[str, str | None]
@@ -79,18 +75,13 @@ def load(app: App) -> dict[str, Any]:
         knows_nodes=cfg.knows_nodes(),
         tasks=sorted(tasks),
         async_tasks=sorted(name for name, task in tasks.items() if handlers.is_async(task)),
-        task_policies=cfg.ingest_task_policies,
-        task_queues=cfg.ingest_task_queues,
         isolated_tasks=sorted(cfg.isolated_tasks),
         isolated_nodes=sorted(cfg.isolated_nodes),
-        node_versions=dict(cfg.node_versions),
         models={each: model_registry.get(each).est_vram_gb for each in model_registry.known_ids()},
         needs_rows=cfg.invoke_context is not None,
         announces=cfg.on_node_completed is not None,
         resolves_refs=cfg.resolve_ref is not None,
-        settings={name: getattr(cfg, name) for name in SETTINGS},
-        ingest_queues=sorted(cfg.ingest_queues),
-        video_model_ids=sorted(cfg.video_model_ids),
+        settings={name: _plain(getattr(cfg, name)) for name in SETTINGS},
         stop_policies=sorted(app.stop_policies()),
         environment={
             name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)
@@ -99,16 +90,16 @@ def load(app: App) -> dict[str, Any]:
     return {"error": None, "registered": found._asdict()}
 
 
+def _plain(value: Any) -> Any:
+    return sorted(cast("frozenset[str]", value)) if isinstance(value, frozenset) else value
+
+
 def apply(registered: Registered) -> None:
     """Give this process the settings of the app, and the environment that it set."""
     cfg = config.get_config()
     for name, value in registered.settings.items():
-        setattr(cfg, name, value)
-    cfg.ingest_queues = frozenset(registered.ingest_queues)
-    cfg.video_model_ids = frozenset(registered.video_model_ids)
-    cfg.ingest_task_policies = registered.task_policies
-    cfg.ingest_task_queues = registered.task_queues
-    cfg.node_versions = registered.node_versions
+        is_set = isinstance(getattr(cfg, name), frozenset)
+        setattr(cfg, name, frozenset(value) if is_set else value)
     cfg.listed_nodes = registered.nodes
     if registered.resolves_refs and cfg.resolve_ref is None:
         cfg.resolve_ref = _not_here
