@@ -141,8 +141,8 @@ class Executors:
         if place is None and self.queues and len(self._lasting()) >= self._slots:
             place = next(filter(self._may_wait_in, self._by_number.values()), None)
         if place is None:
-            if isolated and not self._shared:
-                self._make_room()
+            if isolated and not self._shared and (idle := self._idle()):
+                self.let_go(idle[0])  # it has had jobs
             place = self._fork(shared=wanted)
         if place is None:
             self._return(job, "want of descriptors")
@@ -164,12 +164,8 @@ class Executors:
         """Let a job be handed back, uncounted, that no executor runs."""
         self._owner.died(job, Death("", {}, False, why))
 
-    def _make_room(self) -> None:
-        """Let an executor go that has had jobs, for a job that needs a fresh one."""
-        for each in self._by_number.values():
-            if each.usable and not each.jobs:
-                self.let_go(each)
-                return
+    def _idle(self) -> list[Executor]:
+        return [each for each in self if each.usable and not each.jobs]
 
     # --- Requests to executors.
 
@@ -219,12 +215,11 @@ class Executors:
 
     def change_model(self, change: JsonDict) -> bool:
         """Let an executor without a job load or unload a model; return False if there is none."""
-        for place in self._by_number.values():
-            if place.usable and not place.jobs:
-                place.changing = True
-                self._send(place, wire.frame(wire.LOAD, 0, wire.encoded(change)))
-                return True
-        return False
+        idle = self._idle()[:1]
+        for place in idle:
+            place.changing = True
+            self._send(place, wire.frame(wire.LOAD, 0, wire.encoded(change)))
+        return bool(idle)
 
     def kill_idle(self, why: str) -> None:
         """End the executors that have no job."""
@@ -236,11 +231,8 @@ class Executors:
         """End the idle executors that keep memory of their jobs, since memory is full."""
         for place in self:
             if place.has_grown():
-                kept_mb = place.memory_mb() - place.mb_before
-                _log.info(
-                    "an executor that keeps %.0f MB of its jobs is replaced: memory is full",
-                    kept_mb,
-                )
+                text = "an executor that keeps %.0f MB of its jobs is replaced: memory is full"
+                _log.info(text, place.memory_mb() - place.mb_before)
                 self.let_go(place)
 
     @property

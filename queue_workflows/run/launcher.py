@@ -441,7 +441,21 @@ def _execute(
         kernel.die_with(parent)
         kernel.set_title(f"queue_workflows executor of launcher {parent}")
         end, interrupts = _prepared(fds)
-        jobs = _started(end, interrupts, app, begun, late=late, shared=shared)
+        jobs: job_loop.Jobs
+        try:
+            if late and (error := loaded_app.load(app)["error"]) is not None:
+                raise errors.AppFailed(error["text"])
+            if shared:
+                from queue_workflows.run import async_jobs
+
+                jobs = async_jobs.AsyncJobs(end, begun.set)
+            else:
+                cache = adapted(app.model_cache())
+                jobs = job_loop.JobLoop(end, interrupts, cache, begins=begun.set)
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            end.send(wire.READY, 0, wire.encoded({"text": text}))
+            raise
         end.send(wire.READY, 0, wire.encoded({"text": ""}))
         jobs.serve()
         forking.end()
@@ -453,30 +467,6 @@ def _execute(
             traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _started(
-    end: wire.Channel,
-    interrupts: socket.socket,
-    app: loaded_app.App,
-    begun: forking.SharedNumber,
-    *,
-    late: bool,
-    shared: bool,
-) -> job_loop.Jobs:
-    """Return what serves the worker, with its threads, or tell the worker why it cannot."""
-    try:
-        if late and (error := loaded_app.load(app)["error"]) is not None:
-            raise errors.AppFailed(error["text"])
-        if shared:
-            from queue_workflows.run import async_jobs
-
-            return async_jobs.AsyncJobs(end, begun.set)
-        return job_loop.JobLoop(end, interrupts, adapted(app.model_cache()), begins=begun.set)
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}"
-        end.send(wire.READY, 0, wire.encoded({"text": text}))
-        raise
 
 
 def _prepared(fds: Sequence[int]) -> tuple[wire.Channel, socket.socket]:

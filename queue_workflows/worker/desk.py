@@ -493,7 +493,7 @@ class Desk:
 
         self._write(Write(functools.partial(claimed_job.rows, job), found, refused))
 
-    # --- Handlers: a `run.executors.Owner`.
+    # --- Handlers: the owner of `run.executors.Executors`.
 
     def start(self, own: lane.Lane) -> None:
         """Give waiting jobs to what has room for them; one that runs alone comes last.

@@ -255,7 +255,7 @@ class Worker:
         self.launched.workers.remove(self)
         self.executors.close()
 
-    # --- A `run.executors.Owner`.
+    # --- The owner of `run.executors.Executors`.
 
     def ended(self, job: Job, outcome: outcomes.Outcome) -> None:
         job.outcome, job.place = outcome, None
