@@ -47,9 +47,8 @@ class Executor:
         shared: bool,
     ) -> None:
         """`pipes`: where its stdout and stderr are read. `shared`: it runs many jobs at once."""
-        self.number = number
-        self.pid = 0
-        """0 until the launcher has forked it."""
+        self.number, self.pid = number, 0
+        """The pid is 0 until the launcher has forked it."""
         self.shared = shared
         self.channel, self.requests = ends
         for each in ends:
@@ -126,14 +125,8 @@ class Executor:
     def death(self, packet: dict[str, Any], others: int) -> Death:
         """Return how it has ended, which ran a job, and `others` as well."""
         how = _how(packet)
-        detail: JsonDict = {
-            "exit_code": packet["code"],
-            "signal": packet["signal"],
-            "core": packet["core"],
-            "max_rss_mb": packet["max_rss_mb"],
-            "oom_kills": packet["oom_kills"],
-            "executor": self.pid,
-        }
+        detail: JsonDict = {"exit_code": packet["code"], "executor": self.pid}
+        detail |= {name: packet[name] for name in ("signal", "core", "max_rss_mb", "oom_kills")}
         if packet["signal"] == signal.SIGKILL and packet["oom_kills"]:
             how = f"out of memory: {how}"
         if packet["max_rss_mb"]:

@@ -5,6 +5,7 @@ For the thread of the worker's loop; no call waits. The owner hears what happens
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -177,10 +178,8 @@ class Executors:
         if place.shared:
             self._send(place, wire.frame(wire.INTERRUPT, job.key, reason.encode()))
             return
-        try:
+        with contextlib.suppress(OSError):  # it has ended, or reads none of many
             place.requests.send(f"{job.key} {reason}".encode())
-        except OSError as error:
-            _log.debug("job %s is not interrupted: %s", job.id, error)
 
     def kill(self, place: Executor, signum: int, why: str) -> None:
         """Send a signal to an executor and its children, each signal once."""
@@ -244,16 +243,14 @@ class Executors:
         """Kill what should have ended, fork what is missing; return when to be called again."""
         due = math.inf
         for place in self:
-            at = min(place.lost_at + LOST_S, place.let_go_at + self._end_s)
-            if place.jobs and not place.lost:
-                at = math.inf
-            elif at == math.inf and not (self._lone or place.jobs):
-                if now >= place.idle_since + LET_GO_S:
-                    self.let_go(place)
-                at = place.idle_since + LET_GO_S
-            if now >= at and (place.lost or place.let_go_at < math.inf):
+            ends_at = math.inf if place.jobs else place.let_go_at + self._end_s
+            if now >= (at := min(place.lost_at + LOST_S, ends_at)):
                 self.kill(place, signal.SIGKILL, place.killed_for)
                 continue
+            if at == math.inf and not (self._lone or place.jobs):
+                at = place.idle_since + LET_GO_S
+                if now >= at:
+                    self.let_go(place)
             due = min(due, max(at, now + LOST_S))
         if now >= self._fork_at and not self.closing:
             self._fork_at = math.inf
