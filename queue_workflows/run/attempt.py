@@ -53,7 +53,9 @@ class Attempt(abc.ABC):
                     raise
                 self.job.store_rest()
                 value = self._checked(value)
-            return self._cancelled() or self.completed(value)
+            if self.control.cancel_requested:
+                raise control.Interrupted("cancelled")
+            return self.completed(value, time.monotonic() - self.started)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
@@ -71,7 +73,9 @@ class Attempt(abc.ABC):
                     raise
                 await self.job.store_rest_async()
                 value = self._checked(value)
-            return self._cancelled() or self.completed(value)
+            if self.control.cancel_requested:
+                raise control.Interrupted("cancelled")
+            return self.completed(value, time.monotonic() - self.started)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
@@ -95,31 +99,27 @@ class Attempt(abc.ABC):
         value = handlers.unless_signal(self.job.result_set if value is None else value)
         return value if self._result is None else self._result(value)
 
-    def _cancelled(self, reason: str = "") -> outcomes.Outcome | None:
-        """Return the outcome of a job that was cancelled meanwhile, or interrupted for `reason`."""
-        why = "cancelled" if self.control.cancel_requested else reason
-        return outcomes.Outcome("cancelled", self.seconds, error=why) if why else None
-
     def _raised(self, error: BaseException) -> outcomes.Outcome:
         reason = error.reason if isinstance(error, control.Interrupted) else ""
-        found = self._cancelled(reason) or self.failed(error)
+        if self.control.cancel_requested:
+            reason = "cancelled"
+        seconds = time.monotonic() - self.started
+        if reason:
+            found = outcomes.Outcome("cancelled", seconds, error=reason)
+        else:
+            found = self.failed(error, seconds)
         return found._replace(cursors=self.job.cursors)
-
-    @property
-    def seconds(self) -> float:
-        """Return how long the attempt takes until now."""
-        return time.monotonic() - self.started
 
     @abc.abstractmethod
     def begin(self) -> Any:
         """Call the handler; return its result, or a generator or coroutine that must be run."""
 
     @abc.abstractmethod
-    def completed(self, value: Any) -> outcomes.Outcome:
+    def completed(self, value: Any, seconds: float) -> outcomes.Outcome:
         """Return the outcome of a handler with this result. Raises `InvalidPayload`."""
 
     @abc.abstractmethod
-    def failed(self, error: BaseException) -> outcomes.Outcome:
+    def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
         """Return the outcome of a handler that raised."""
 
 

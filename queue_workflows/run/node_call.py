@@ -202,21 +202,21 @@ class NodeCall(attempt.Attempt):
             )
         return delta if final is None else cast("JsonDict", final)
 
-    def completed(self, value: Any) -> outcomes.Outcome:
+    def completed(self, value: Any, seconds: float) -> outcomes.Outcome:
         """Return the outcome of a handler that returned this delta. Raises `InvalidPayload`."""
         text = payload.encode(value, f"result of node {self.row['node_id']!r}")
         return outcomes.Outcome(
             "completed",
-            self.seconds,
+            seconds,
             text,
             value=value,
             resolved_inputs=self._resolved,
             vm_rss_mb_peak=peak_rss_mb(),
         )
 
-    def failed(self, error: BaseException) -> outcomes.Outcome:
+    def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
         """Return the outcome of a handler that raised, or whose worker or GPU is at fault."""
-        outcome = failed(self.row, error, self.seconds)
+        outcome = failed(self.row, error, seconds)
         loads = not self._has_begun and self.row["required_model"] is not None
         wish = outcome.raised.wish
         if not self._is_known:

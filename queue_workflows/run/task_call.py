@@ -66,16 +66,16 @@ class _Attempt(attempt.Attempt):
             )
         return registry.caller_of(task).call(task, self.job.reason, self.row["args"], name)
 
-    def completed(self, value: Any) -> outcomes.Outcome:
+    def completed(self, value: Any, seconds: float) -> outcomes.Outcome:
         text = payload.encode(
             value if isinstance(value, dict) else {"result": value},
             f"result of task {self.row['task_name']!r}",
         )
         logged = self.job.logged_error
-        return outcomes.Outcome("completed", self.seconds, text, error=logged, value=value)
+        return outcomes.Outcome("completed", seconds, text, error=logged, value=value)
 
-    def failed(self, error: BaseException) -> outcomes.Outcome:
-        return failed(self.row, error, self.seconds)
+    def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
+        return failed(self.row, error, seconds)
 
 
 class _Collector(logging.Handler):
