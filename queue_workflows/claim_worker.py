@@ -235,7 +235,7 @@ class WorkerPool:
         from queue_workflows.worker import process
 
         self._worker = worker = process.Worker(
-            process.launch_or_refuse(lambda: None),
+            process.launch(lambda: None, is_pool=True),
             self._served,
             host=self._host,
             newest=self._newest,
@@ -288,7 +288,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.supervise or several:
             from queue_workflows.worker import parent
 
-            return parent.supervise_options(options, arguments)
+            return parent.supervise(options, arguments)
         if options.inline:
             shapes.limits(options)
         else:

@@ -335,7 +335,7 @@ class ThreadWorker(process.Worker):
         del who, registered
         parts = self._loop, None, self._printer, self._desk
         self.threads = Threads(*parts, manager=self._manager, limit=shape.slots, post=self.post)
-        return lane.Lane(self._who, shape, self.threads, now_fn=clock.boot_s)
+        return lane.Lane(self._who, shape, self.threads)
 
     def _tick(self, now: float) -> float:
         self._desk.throttled = self._manager.throttled_by is not None

@@ -19,8 +19,6 @@ from queue_workflows.worker import guards
 if TYPE_CHECKING:
     from queue_workflows.run import executors
 
-COLUMNS: Final = 13
-"""Columns of a claim's rows: see `ClaimedJob`."""
 WAIT_S: Final = 0.5
 """Seconds for which a job that was claimed ahead waits for an executor; then it is handed back."""
 
@@ -45,18 +43,11 @@ class ClaimedJob:
     lapse_count, all as texts. `asked`: when the claim was sent (`clock.boot_s`).
     """
 
-    __slots__ = (
-        "announced_in", "asked", "body", "cancel_at", "cancel_requested", "crash_count", "cursors",
-        "end", "guards", "has_started", "id", "in_run", "is_last", "is_over", "key", "lane",
-        "lapse_count", "lease", "lease_end", "model", "name", "node_id", "place", "progress",
-        "refusals", "renewed", "run_id", "run_text", "started", "timeout_s", "unwound",
-    )  # fmt: skip
-
     def __init__(self, lane: Any, row: Sequence[bytes | None], asked: float) -> None:
         job_id, claim_no, crashes, timeout_s, name, run_id, node_id, model, run, body = row[:10]
         assert job_id is not None
         assert claim_no is not None
-        self.lane = lane
+        self.lane, self.in_run = lane, lane.table.in_run
         self.id = job_id.decode()
         self.lease = job_tables.Lease(lane.table, self.id, lane.who.worker_id, int(claim_no))
         self.crash_count, self.lapse_count = int(crashes or 0), int(row[12] or 0)
@@ -64,18 +55,15 @@ class ClaimedJob:
         self.name, self.run_id, self.node_id, self.model = (
             None if each is None else each.decode() for each in (name, run_id, node_id, model)
         )
-        self.run_text = run
-        self.body = body or b""
-        self.in_run = lane.table.in_run
+        self._run, self.body = run, body or b""
         counts = self.crash_count, self.lapse_count
         self.is_last = any(counts) and recovery.is_last(*counts)
         """Whether one more crash or lapse makes it poison. Such a job runs alone in its worker: one
         that dies takes all its jobs with it, and nobody sees which one was at fault."""
         self.asked = self.started = self.renewed = asked
-        self.has_started = False
-        """Whether the handler runs; until then only the lease is checked."""
         self.lease_end = guards.LeaseEnd(asked, lane.who.lease_s)
-        self.guards: list[guards.Guard] = []
+        self.has_started, self.guards = False, list[guards.Guard]()
+        """Whether the handler runs; until then only the lease is checked."""
         self.key = 0
         self.place: executors.Executor | None = None
         self.is_over = False
@@ -83,9 +71,8 @@ class ClaimedJob:
         self.refusals = 0
         """How often the database has refused its end."""
         self.end: Ending | None = None
-        self.cancel_requested = False
-        self.cancel_at = math.inf
-        """When the grace of a cancelled handler ends."""
+        self.cancel_requested, self.cancel_at = False, math.inf
+        """`cancel_at`: when the grace of a cancelled handler ends."""
         self.progress: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
         self.cursors: dict[tuple[str, str], int] = {}
@@ -98,7 +85,10 @@ class ClaimedJob:
     @property
     def row(self) -> Row:
         """Return what the worker knows of its row: the ids, and the columns that guards read."""
-        found: Row = {
+        more = {"task_name": self.name}
+        if self.in_run:
+            more = {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}
+        return {
             "id": self.id,
             "claim_no": self.lease.claim_no,
             "worker_id": self.lease.worker_id,
@@ -106,15 +96,14 @@ class ClaimedJob:
             "queue": self.lane.who.queue,
             "timeout_s": self.timeout_s,
             "required_model": self.model,
+            **more,
         }
-        if not self.in_run:
-            return found | {"task_name": self.name}
-        return found | {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}
 
     @property
     def run(self) -> Row:
-        """Return the run of a node: id, generation, revision and `born`."""
-        return json.loads(self.run_text) if self.run_text else {}
+        """Return what identifies the run of a node: id, generation, revision and `born`."""
+        known = json.loads(self._run) if self._run else {}
+        return {"id": self.run_id, "generation": None, "revision": None, "born": None} | known
 
     @property
     def ids(self) -> dict[str, str | int]:
@@ -163,18 +152,15 @@ class ClaimedJob:
         if failure is not None or not self.has_started:
             return failure
         for guard in self.guards:
-            if stopped and isinstance(guard, (guards.GpuHealth, guards.Stall)):
-                continue
-            if (failure := guard.check(now)) is not None:
+            is_idle = stopped and isinstance(guard, (guards.GpuHealth, guards.Stall))
+            if not is_idle and (failure := guard.check(now)) is not None:
                 return failure
         return None
 
     def check_at(self, now: float) -> float:
         """Return when a guard may fail at the earliest."""
         margin_s = min(self.lease_end.MARGIN_S, self.lane.who.lease_s / 4)
-        due = min(self.lease_end.ends - margin_s, self.cancel_at)
-        if not self.has_started:
-            due = min(due, self.starts_by)
+        due = min(self.lease_end.ends - margin_s, self.cancel_at, self.starts_by)
         for guard in self.guards:
             due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
         return due
@@ -184,24 +170,16 @@ class ClaimedJob:
 
         The limit holds, unless the handler took less: else the first of two writes would decide.
         """
-        decided = self.end
+        decided, timed = self.end, (guards.Budget, guards.GpuHealth)
         if decided is None or decided.code != guards.EXIT_BUDGET:
             return outcome
-        timed = [
-            each for each in self.guards if isinstance(each, (guards.Budget, guards.GpuHealth))
-        ]
-        budget_s = min((each.budget_s for each in timed), default=0.0)
+        limits_s = [each.budget_s for each in self.guards if isinstance(each, timed)]
         cancelled = outcome.kind == "cancelled" and self.cancel_requested
-        if cancelled or outcome.seconds < budget_s:
+        if cancelled or outcome.seconds < min(limits_s, default=0.0):
             return outcome
-        detail = {"guard": "budget_trip", "exit_code": guards.EXIT_BUDGET}
-        return outcomes.Outcome(
-            "timed_out",
-            outcome.seconds,
-            error=decided.why,
-            detail=payload.encode(detail, "detail"),
-            cursors=outcome.cursors,
-        )
+        given = {"guard": "budget_trip", "exit_code": guards.EXIT_BUDGET}
+        more: Any = {"detail": payload.encode(given, "detail"), "cursors": outcome.cursors}
+        return outcomes.Outcome("timed_out", outcome.seconds, error=decided.why, **more)
 
 
 class Answer(NamedTuple):
@@ -241,16 +219,8 @@ def rows(job: ClaimedJob) -> db.Script[JsonDict]:
     return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
 
 
-def note(
-    job: ClaimedJob,
-    event_type: str,
-    *,
-    detail: str = "{}",
-    elapsed_s: float | None = None,
-    once: bool = False,
-) -> db.Script[None]:
+def note(job: ClaimedJob, event_type: str, *, once: bool = False, **more: Any) -> db.Script[None]:
     """Append an event to the history of a job. `once`: unless its claim has one of this type."""
-    if once and (yield from record.has_recorded(job.lease, [event_type])):
-        return
-    row = job.row | {"attempts": 0}
-    yield from record.note(job.lease.table, row, event_type, detail=detail, elapsed_s=elapsed_s)
+    if not (once and (yield from record.has_recorded(job.lease, [event_type]))):
+        row = job.row | {"attempts": 0}
+        yield from record.note(job.lease.table, row, event_type, **({"detail": "{}"} | more))

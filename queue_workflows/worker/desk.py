@@ -23,13 +23,7 @@ from queue_workflows.db import link
 from queue_workflows.run import node_call, wire
 from queue_workflows.runtime import clock, log_context, stored_json
 from queue_workflows.types import JsonDict, NowFn
-from queue_workflows.worker import (
-    claimed_job,
-    guards,
-    job_logs,
-    lane,
-    node_plans,
-)
+from queue_workflows.worker import claimed_job, guards, job_logs, lane, node_plans
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
@@ -59,14 +53,15 @@ LOST_WITHIN_S: Final = 0.5
 EXIT_WITHIN_S: Final = 4.0
 """Seconds that any other exit may take, if the database does not answer for example."""
 INPUT_PREFIX: Final = "__input__"
+MOST: Final = 500
+"""How many results one statement records at most."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
 COMPLETED: Final = "completed"
 """What `_record` returns of a job whose result it has recorded."""
 ASIDE_S: Final = 0.5
-"""Seconds after which it is tried again; a stranger may keep a row locked for hours."""
-_READ_ONLY: Final = "25"
-_TOO_LARGE: Final = "54"
+"""Seconds between two statements that a lock of somebody else may delay; it may last for hours."""
+_READ_ONLY, _TOO_LARGE = "25", "54"
 """SQLSTATE classes: a read-only server; a value that no retry makes small enough."""
 MakeScript = Callable[[], "db.Script[Any]"]
 
@@ -116,29 +111,22 @@ class Desk:
         is_known: bool = True,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        self._ring = ring
-        self._wake_at = wake_at
-        self._logs = logs
-        self._models = models
-        self.ends_with_job = ends_with_job
-        self._is_known = is_known
+        self._ring, self._wake_at = ring, wake_at
+        self._logs, self._models = logs, models
+        self.ends_with_job, self._is_known = ends_with_job, is_known
         self.now = now_fn
         self.lanes: list[lane.Lane] = []
-        self._turn = 0
-        """The lane that is asked first: each statement moves it on, so that none starves."""
+        """The first is asked first; each that has sent a statement becomes the last."""
         self._writes: deque[Write] = deque()
         """What it writes besides claims and completed jobs, one by one."""
-        self._aside: deque[tuple[float, Write]] = deque()
-        """What waits for a lock of somebody else, and when it is tried again."""
-        self._waited = False
-        """Whether the last statement was one of these. Others come between, as each may take the
-        whole time for which it may wait."""
-        self._retry_at = 0.0
-        self._retry_s = RETRY_FIRST_S
+        self._aside: deque[Write] = deque()
+        """What waits for a lock of somebody else."""
+        self._aside_at = 0.0
+        """When the first of these is tried again. Other statements come between, as each try may
+        take the whole time for which it may wait."""
+        self._retry_at, self._retry_s = math.inf, RETRY_FIRST_S
         self._logged = ""
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
-        self._again_at = math.inf
-        """When a limit admits a job, or a delayed one is due."""
         self.heard_cancel = False
         """Whether a cancel came during a claim; it may be about a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
@@ -150,9 +138,8 @@ class Desk:
         self.stopping = False
         self.stop_at = math.inf
         """When the jobs of a stopping worker are handed back."""
-        self.exit_code = 0
-        self.exit_by = math.inf
-        """When the process exits, whatever is not written by then."""
+        self.exit_code, self.exit_by = 0, math.inf
+        """`exit_by`: when the process exits, whatever is not written by then."""
         self.worked_at = now_fn()
         """When the worker last had something to do."""
 
@@ -179,30 +166,24 @@ class Desk:
     def next(self) -> link.Request | None:
         """Return what the claiming connection does next, or None."""
         now = self.now()
-        if now < self._retry_at:
-            return None
+        if self._retry_at < math.inf:
+            if now < self._retry_at:
+                return None
+            self._retry_at = math.inf
         for own in self.lanes:
+            if now >= own.unsure_at:
+                own.unsure, own.unsure_at = True, math.inf
             if own.unsure:
                 return self._resolve(own)
-        waited, self._waited = self._waited, False
-        if self._aside and not waited:
-            self._resume(now)
+        if self._aside and now >= self._aside_at:
+            self._writes.appendleft(self._aside.popleft())
         if self._writes:
             return self._request(self._writes[0])
-        for turn in range(len(self.lanes)):
-            at = (self._turn + turn) % len(self.lanes)
-            if (found := self._record_and_claim(self.lanes[at], now)) is not None:
-                self._turn = (at + 1) % len(self.lanes)
+        for at, own in enumerate(self.lanes):
+            if (found := self._record_and_claim(own, now)) is not None:
+                self.lanes = self.lanes[at + 1 :] + self.lanes[: at + 1]
                 return found
-        if self._aside and waited:
-            self._resume(now)
-        return self._request(self._writes[0]) if self._writes else None
-
-    def _resume(self, now: float) -> None:
-        """Write the first of what waited for a lock next, if it is time for one."""
-        if now >= self._aside[0][0]:
-            self._waited = True
-            self._writes.appendleft(self._aside.popleft()[1])
+        return None
 
     def _request(self, write: Write) -> link.Request:
         """Return the request of the first write, which stays the first until it is answered."""
@@ -224,14 +205,11 @@ class Desk:
         return link.Request(write.make(), done, refused, lambda: None)
 
     def _set_aside(self, write: Write) -> None:
-        """Try a write again later, as somebody else has locked what it needs.
-
-        If it ends a job that runs alone, others may run again: to charge it needs the same lock.
-        """
-        if write.ends is not None and write.ends is self._lone:
-            self._lone = None
-        self._aside.append((self.now() + ASIDE_S, write))
-        self._wake_at(self._aside[-1][0])
+        """Try a write again later, as somebody else has locked what it needs."""
+        self._aside.append(write)
+        if (now := self.now()) >= self._aside_at:
+            self._aside_at = now + ASIDE_S
+        self._wake_at(self._aside_at)
         if self._lone is not None:
             self.start(self._lone.lane)
 
@@ -269,68 +247,61 @@ class Desk:
     # --- Claims and completed jobs.
 
     def _record_and_claim(self, own: lane.Lane, now: float) -> link.Request | None:
-        done = own.done[: 1 if own.shape.gpu else lane.MOST]
+        done = own.done[: 1 if own.shape.gpu else MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
         if measured and not (self.stopping or self.throttled or self._lone) and self._is_known:
             # What follows from a completed node is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))
-            if own.by_row:
-                count = 0 if done else min(count, 1)
         if not done and count < 1:
             return None
-        promote = count > 0 and own.promote
-        by_row = own.by_row and count > 0
+        promote, by_row = count > 0 and own.promote, count > 0 and own.by_row
+        own.asked = now
         if count:
             # Before the claim, so that a notification during it counts.
-            own.may_claim = own.promote = False
-            own.claiming, own.asked = True, now
-            own.times.begin()
-            own.by_row = False
+            own.may_claim = own.promote = own.by_row = False
+            own.claiming = True
+        script = own.claim(count, done, promote=promote, by_row=by_row, ahead_s=self._poll_s)
         return link.Request(
-            own.claim_by_row()
-            if by_row
-            else own.claim(count, done, promote=promote, ahead_s=self._poll_s),
-            functools.partial(self._claimed, own, done, count, now, ahead),
+            script,
+            functools.partial(self._claimed, own, done, count, ahead),
             functools.partial(self._not_claimed, own, done, count, by_row),
             functools.partial(self._unknown, own, done),
         )
 
     def _claimed(
-        self,
-        own: lane.Lane,
-        done: Sequence[node_plans.Done],
-        count: int,
-        asked: float,
-        ahead: bool,
+        self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, ahead: bool,
         rows: Sequence[Sequence[bytes | None]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Forget what is recorded, and take over what is claimed."""
         now = self.now()
         own.claiming = False
         self._retry_s, self._logged = RETRY_FIRST_S, ""
         if done:
-            own.window.stated(now - asked)
+            own.window.stated(now - own.asked)
             del own.done[: len(done)]
             for job, _ in done:
                 self._forget(job, completed=True)
-        jobs, wait = own.take(rows, asked)
+        jobs, wait = own.take(rows)
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
-            own.times.end(wait, claimed=bool(jobs))
             own.may_claim |= len(jobs) == count
-            self._again_at = min(self._again_at, now + own.times.wait_s)
-            self._wake_at(self._again_at)
-        self._take(own, jobs, asked)
+            again_at = own.times.after(own.asked, now, wait, claimed=bool(jobs))
+            self._poll_at = min(self._poll_at, again_at)
+            self._wake_at(self._poll_at)
+        if jobs:
+            own.left -= len(jobs)
+            self.worked_at = now
+            self._take(own, jobs, now)
+        self.start(own)
 
-    def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], asked: float) -> None:
+    def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], now: float) -> None:
         """Take over claimed jobs, or hand them back if nothing can be done with them any more."""
-        now = self.now()
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
-        if now - asked > LATE * own.who.lease_s and jobs:
+        if now - own.asked > LATE * own.who.lease_s:
             why = "its claim took too long"
-            _log.warning("a claim took %.1f s: jobs handed back: %d", now - asked, len(jobs))
+            _log.warning("a claim took %.1f s: jobs handed back: %d", now - own.asked, len(jobs))
         if self.heard_cancel:
             self._wake_at(now)
         for job in jobs:
@@ -347,23 +318,15 @@ class Desk:
                 self.hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
                 refused = node_call.refused(stored_json.load_row(job.body))
-                self._write_outcome(job, refused or outcomes.Outcome("parked", 0.0))
+                self._end(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)
                 self._lone = job if job.is_last else self._lone
-        if jobs:
-            own.left -= len(jobs)
-            self.worked_at = now
-        self.start(own)
 
     def _not_claimed(
-        self,
-        own: lane.Lane,
-        done: Sequence[node_plans.Done],
-        count: int,
-        by_row: bool,
+        self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, by_row: bool,
         error: Exception,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Find what the database refuses: a result, the row of a job, or all for the moment."""
         own.may_claim |= count > 0
         own.claiming = False
@@ -396,18 +359,17 @@ class Desk:
     def _unknown(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
         """Note that a reply was lost: what was sent may have been committed."""
         self._record_apart(own, done)
-        own.unsure = own.may_claim = True
+        own.claiming, own.unsure, own.may_claim = False, True, True
         own.unsure_at = self.now() + UNSURE_S
         self._wake_at(own.unsure_at)
-        own.claiming = False
 
     def _resolve(self, own: lane.Lane) -> link.Request:
         """Hand back what was claimed although the reply was lost."""
-        known = {job.lease for job in own.jobs.values()}
 
         def resolved(_: object) -> None:
             own.unsure = False
 
+        known = {job.lease for job in own.jobs.values()}
         strays = record.release_strays(own.table, own.who.worker_id, known)
         return link.Request(strays, resolved, self._retry_later, lambda: None)
 
@@ -418,15 +380,17 @@ class Desk:
 
         `make` None: its claim is lost already, so that nothing is written.
         """
-        self._lone = None if self._lone is job else self._lone
-        job.is_over = True
+        self._over(job)
         if make is None:
             self._forget(job)
             return
 
         def done(found: Any) -> None:
             if found is None or found is False:
-                self._not_written(job)
+                _log.warning(
+                    "nothing was written: job %s has lost its claim", job.id, extra=job.ids
+                )
+                self._forget(job)
             else:
                 job.lane.runner.recorded(job, found)
                 self._forget(job, completed=found is COMPLETED)
@@ -451,13 +415,8 @@ class Desk:
 
         self._write(Write(make, done, refused, ends=job))
 
-    def _write_outcome(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
+    def _end(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         self.write(job, functools.partial(record.end, job.lease, outcome))
-
-    def _not_written(self, job: claimed_job.ClaimedJob) -> None:
-        """Note that the end of a job was not written, as its claim is lost."""
-        _log.warning("nothing was written: job %s has lost its claim", job.id, extra=job.ids)
-        self._forget(job)
 
     def _forget(self, job: claimed_job.ClaimedJob, *, completed: bool = False) -> None:
         own = job.lane
@@ -466,32 +425,31 @@ class Desk:
         self.worked_at = self.now()
         if completed and job.in_run:
             node_plans.noted(job)
-        if own.announces:
+        if job.announced_in is not None:
             self._announce(job, completed=completed)
         if self._returned:
             self._call_returned()
-        if self._lone is job:
-            self._lone = None
-        elif self._lone is not None:
+        if self._lone is not None:
             self.start(self._lone.lane)
+
+    def _over(self, job: claimed_job.ClaimedJob) -> None:
+        """Note that the handler of a job runs no more. If it ran alone, others may run again."""
+        job.is_over = True
+        self._lone = None if self._lone is job else self._lone
 
     def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
         """Let the app hear of a node that is recorded, in the executor that has its value."""
-        place, job.announced_in = job.announced_in, None
-        if place is None:
-            return
-        announce = functools.partial(job.lane.runner.announce, place, job.key)
+        assert job.announced_in is not None
+        announce = functools.partial(job.lane.runner.announce, job.announced_in, job.key)
+        job.announced_in = None
         if not completed:
             announce(None)
             return
-
-        def found(rows: JsonDict) -> None:
-            announce(wire.encoded(rows))
-
-        def refused(_: Exception) -> None:
-            announce(None)
-
-        self._write(Write(functools.partial(claimed_job.rows, job), found, refused))
+        self._write(Write(
+            functools.partial(claimed_job.rows, job),
+            lambda rows: announce(wire.encoded(rows)),
+            lambda _: announce(None),
+        ))  # fmt: skip
 
     # --- Handlers: the owner of `run.executors.Executors`.
 
@@ -504,7 +462,7 @@ class Desk:
         now = self.now()
         while own.waiting and not own.changing:
             if own.waiting[0] is self._lone:
-                locked = {write.ends for _, write in self._aside}
+                locked = {write.ends for write in self._aside}
                 if not locked.issuperset(job for job in self.jobs if job is not self._lone):
                     if len(own.waiting) == 1:
                         break
@@ -550,12 +508,11 @@ class Desk:
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
-            self._lone = None if self._lone is job else self._lone
-            job.is_over = True
+            self._over(job)
             own.done.append((job, outcome))
             self._ring()
         else:
-            self._write_outcome(job, outcome)
+            self._end(job, outcome)
         if outcome.kind == "timed_out" and decided is not None:
             self._leave(decided.code)
 
@@ -563,10 +520,9 @@ class Desk:
         """Write what was decided about a job whose executor has ended, or charge the job."""
         self._logs.end(job)
         job.place = None
-        decided = job.end
-        if decided is not None:
-            self.write(job, decided.make)
-            self._leave(decided.code)
+        if job.end is not None:
+            self.write(job, job.end.make)
+            self._leave(job.end.code)
         elif death.by_deadline:
             self.hand_back(job, "its worker was silent")
             self._leave(guards.EXIT_LOST)
@@ -616,7 +572,7 @@ class Desk:
             _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, _ignore, refused))
+        self._write(Write(make, lambda _: None, refused))
 
     def model(self, model: JsonDict) -> None:
         """Note what the executor of a GPU says of its model."""
@@ -632,28 +588,22 @@ class Desk:
     def asked(self, job: claimed_job.ClaimedJob, question: JsonDict) -> None:
         """Answer a question of a handler as soon as the claiming connection can."""
         job.beat(self.now())
-        number, runner = question["no"], job.lane.runner
+        answer = functools.partial(job.lane.runner.answer, job, question["no"])
 
         def answered(found: claimed_job.Answer) -> None:
-            runner.answer(job, number, found.value, found.error, is_final=found.is_final)
+            answer(found.value, found.error, is_final=found.is_final)
 
         def refused(error: Exception) -> None:
-            text = f"the database refuses a step: {str(error).strip()}"
-            runner.answer(job, number, None, text)
+            answer(None, f"the database refuses a step: {str(error).strip()}")
 
         self._write(Write(functools.partial(claimed_job.answer, job, question), answered, refused))
 
     # --- Decisions.
 
     def decide(
-        self,
-        job: claimed_job.ClaimedJob,
-        why: str,
-        make: MakeScript | None,
-        *,
-        code: int = 0,
+        self, job: claimed_job.ClaimedJob, why: str, make: MakeScript | None, *, code: int = 0,
         now: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """End a job that must not run on, and write this once its handler has ended.
 
         `make` None: write nothing, as the claim is lost. `now`: by SIGKILL at once.
@@ -676,19 +626,12 @@ class Desk:
         self._wake_at(job.end.at + TERM_S)
 
     def hand_back(
-        self,
-        job: claimed_job.ClaimedJob,
-        reason: str,
-        *,
-        front: bool = False,
-        after_s: float = 0.0,
-        now: bool = False,
-        code: int = 0,
-    ) -> None:
+        self, job: claimed_job.ClaimedJob, reason: str, *, front: bool = False,
+        after_s: float = 0.0, now: bool = False, code: int = 0,
+    ) -> None:  # fmt: skip
         """Hand a job back, uncounted, once its handler has ended."""
-        make = functools.partial(
-            record.hand_back, job.lease, reason=reason, front=front, after_s=after_s
-        )
+        given = {"reason": reason, "front": front, "after_s": after_s}
+        make = functools.partial(record.hand_back, job.lease, **given)
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
     def lose(self, job: claimed_job.ClaimedJob) -> None:
@@ -714,8 +657,7 @@ class Desk:
         if policy is None:
             if was is not None:
                 self.look()
-            return
-        if not hard:
+        elif not hard:
             self._return_waiting(own, "turned off")
         else:
             self._return_all(own, "turned off", guards.EXIT_CONTROL)
@@ -735,8 +677,9 @@ class Desk:
         self._call_returned()
 
     def _call_returned(self) -> None:
+        held = {*self.jobs}
         for each in [*self._returned]:
-            if not any(job.lane.jobs.get(job.id) is job for job in each[0]):
+            if held.isdisjoint(each[0]):
                 self._returned.remove(each)
                 each[1]()
 
@@ -785,60 +728,55 @@ class Desk:
             self._poll_s = config.CLAIM_POLL_S.read()
             self._poll_at = now + self._poll_s
             self.look(promote=True)
-        if now >= self._again_at:
-            self._again_at = math.inf
-            self.look(promote=True)
-        if now >= self._retry_at > 0.0:
-            self._retry_at = 0.0
+        asks = [self._retry_at, *(own.unsure_at for own in self.lanes)]
+        if self._aside:
+            asks.append(self._aside_at)
+        if now >= min(asks):
             self._ring()
-        aside_at = self._aside[0][0] if self._aside else math.inf
-        if now >= aside_at:
-            self._ring()
-            aside_at = math.inf
-        due = min(self._poll_at, self._again_at, self._retry_at or math.inf, aside_at)
+        due = [self._poll_at, self.exit_by, *(at for at in asks if at > now)]
         if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
             self._end_model(self.lanes[0], why, guards.EXIT_BUDGET if now < self.stop_at else 0)
-        for own in self.lanes:
-            if now >= own.unsure_at:
-                own.unsure, own.unsure_at = True, math.inf
-                self._ring()
-            due = min(due, own.unsure_at)
-            for job in [*own.jobs.values()]:
-                due = min(due, self._check(job, now, stopped=stopped))
-        return min(due, self.exit_by)
+        due += [self._check(job, now, stopped=stopped) for job in self.jobs]
+        return min(due)
 
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
         """Check what may end a job now; return when to check again."""
-        if job.is_over:
-            return math.inf
-        if job.end is not None:
-            return self._escalate(job, now)
-        failure = job.verdict(now, stopped=stopped)
-        if failure is not None:
+        unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S
+        if job.is_over or job.end is not None:
+            pass
+        elif (failure := job.verdict(now, stopped=stopped)) is not None:
             self._fail(job, failure, now)
         elif now >= job.cancel_at:
             self.hand_back(job, "cancelled", code=guards.EXIT_CONTROL)
         elif now >= self.stop_at:
             self.hand_back(job, "shutdown", now=True)
-        elif now >= self.stop_at - UNWIND_S and job.place is not None and not job.unwound:
-            job.unwound = True
-            job.lane.runner.interrupt(job, "shutdown")
+        elif now >= unwind_at and job.place is not None:
+            self._unwind(job, "shutdown")
         elif now >= job.starts_by:
-            self._give_back_late(job)
+            if job.place is None:
+                self._return_waiting(job.lane, WAITED)  # with all behind it
+            else:
+                self._unwind(job, WAITED)
         if job.is_over:
             return math.inf
         if job.end is not None:
-            return job.end.at + TERM_S
-        unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S
+            return self._escalate(job, job.end, now)
         return min(job.check_at(now), max(now, unwind_at), self.stop_at)
 
-    def _give_back_late(self, job: claimed_job.ClaimedJob) -> None:
-        """Give back a job that has waited too long, in an executor or here with all behind it."""
-        if job.place is None:
-            self._return_waiting(job.lane, WAITED)
-        else:
-            job.unwound = True
-            job.lane.runner.interrupt(job, WAITED)
+    def _unwind(self, job: claimed_job.ClaimedJob, why: str) -> None:
+        """Interrupt a handler that yields or awaits, or that has not begun."""
+        job.unwound = True
+        job.lane.runner.interrupt(job, why)
+
+    def _escalate(self, job: claimed_job.ClaimedJob, end: claimed_job.Ending, now: float) -> float:
+        """Kill the executor of a job that SIGTERM has not ended; return when to check again."""
+        if now < end.at + TERM_S:
+            return end.at + TERM_S
+        assert job.place is not None
+        job.lane.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
+        # The kernel may not let it go: then its lease has to lapse.
+        self._leave(end.code)
+        return now + TERM_S
 
     def _fail(self, job: claimed_job.ClaimedJob, failure: guards.Failure, now: float) -> None:
         """End a job as its guard demands."""
@@ -846,32 +784,10 @@ class Desk:
             # If the claim is held even so, after the end of its handler another worker may have it.
             self.hand_back(job, failure.reason, now=True, code=failure.code)
             return
-        seconds = now - job.started
         detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
-        make = functools.partial(
-            record.end_by_guard,
-            job.lease,
-            failure.event,
-            error=failure.reason,
-            seconds=seconds,
-            detail=detail,
-        )
+        given = {"error": failure.reason, "seconds": now - job.started, "detail": detail}
+        make = functools.partial(record.end_by_guard, job.lease, failure.event, **given)
         self.decide(job, failure.reason, make, code=failure.code)
-
-    def _escalate(self, job: claimed_job.ClaimedJob, now: float) -> float:
-        """Kill the executor of a job that SIGTERM has not ended."""
-        assert job.end is not None
-        assert job.place is not None
-        if now < job.end.at + TERM_S:
-            return job.end.at + TERM_S
-        job.lane.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
-        # The kernel may not let it go: then its lease has to lapse.
-        self._leave(job.end.code)
-        return now + TERM_S
-
-
-def _ignore(_: object) -> None:
-    return
 
 
 def _sqlstate(error: Exception) -> str:
@@ -886,7 +802,7 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
     """
     try:
         if not (yield from record.is_recorded(job.lease, outcome)):
-            yield from job.lane.claim(0, [(job, outcome)], promote=False, ahead_s=0.0)
+            yield from job.lane.claim(0, [(job, outcome)])
     except db.Error as error:
         if error.sqlstate == claims.CLAIM_LOST:
             return None

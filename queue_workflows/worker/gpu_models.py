@@ -52,10 +52,8 @@ class GpuModels:
         wake: Callable[[], object],
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        self._known = known
-        self._card = card
-        self._wake = wake
-        self._now = now_fn
+        self._known, self._card = known, card
+        self._wake, self._now = wake, now_fn
         self._lane: lane.Lane
         self._later: Later
         self._changed: Callable[[], object]
@@ -65,35 +63,27 @@ class GpuModels:
         """Seconds that the change under way has spent loading."""
         self._waiting: Row | None = None
         self._running: Row | None = None
-        self._began = math.inf
-        self._request_no = 0
+        """Requests to load or unload a model."""
+        self._began, self._request_no = math.inf, 0
         self._latest: JsonDict | None = None
         self._poll_at = self._reap_at = 0.0
         self._probe = worker_usage.Sampler(card=card)
         self._memory = GpuMemory()
         self._sampled: tuple[float, worker_usage.Sample] | None = None
         self._shown: worker_usage.Sample | None = None
-        self._wanted = False
-        self._blind = False
+        self._wanted = self._blind = False
         self._fault = ""
         """Why the last job that ended could not use the GPU."""
-        self._fault_s = FAULT_FIRST_S
-        self._fault_until = -math.inf
-        self._without: str = ""
-        """The last job that could not use it."""
-        self._works = False
-        """Whether another one has completed since."""
+        self._fault_s, self._fault_until = FAULT_FIRST_S, -math.inf
+        self._without, self._works = "", False
+        """The last job that could not use it; whether another one has completed since."""
         self.published = config.DISABLE_WORKER_HEARTBEAT.read()
         """Whether the database has the size of the GPU memory, or cannot have it."""
         self._publish_by = now_fn() + PUBLISH_WAIT_S
         self._sizes: dict[str, float] = {}
-        self._thread = service.Loop(
-            "worker-gpu",
-            [
-                service.Task("gpu-memory", self._memory.every_s, self._measure),
-                service.Task("sample", SAMPLE_CHECK_S, self._sample),
-            ],
-        )
+        size = service.Task("gpu-memory", self._memory.every_s, self._measure)
+        sample = service.Task("sample", SAMPLE_CHECK_S, self._sample)
+        self._thread = service.Loop("worker-gpu", [size, sample])
 
     def serve(self, own: lane.Lane, later: Later, changed: Callable[[], object]) -> None:
         """Serve this lane from now on; claims wait for the size of the GPU.
@@ -158,26 +148,20 @@ class GpuModels:
 
     def report(self) -> JsonDict:
         """Return the worker row's `columns`, and its `detail`, about the GPU and the model."""
-        shown, seen = self._shown, self._seen
-        columns = {
-            "current_model": seen["current"],
-            "known_models": self._known or [],
-            "vram_total_mb": self._memory.vram_mb,
-        }
-        model: JsonDict | None = None
-        if seen["current"] is not None:
+        seen, vram_mb = self._seen, self._memory.vram_mb
+        current, loading, known = seen["current"], seen["loading"], self._known or []
+        model = None if loading is None else {"id": loading, "loading": True}
+        if current is not None:
             model = {
-                "id": seen["current"],
+                "id": current,
                 "loading": False,
                 "est_vram_gb": seen["vram_gb"],
                 "load_s": round(seen["load_s"], 3),
                 "held_s": round(self._now() - self._since, 3),
             }
-        elif seen["loading"] is not None:
-            model = {"id": seen["loading"], "loading": True}
         return {
-            "columns": columns,
-            "gpu": shown._asdict() if shown else None,
+            "columns": {"current_model": current, "known_models": known, "vram_total_mb": vram_mb},
+            "gpu": self._shown._asdict() if self._shown else None,
             "model": model,
             "request": self._latest,
             "gpu_fault": self._fault or None,
@@ -212,7 +196,7 @@ class GpuModels:
                     guard.sample(at, found)
         for job in jobs:
             self._report_suspicions(job, now)
-        if now >= self._poll_at and not config.DISABLE_WORKER_CONTROL.read():
+        if now >= self._poll_at and self._lane.who.obey:
             self.poll()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
@@ -238,16 +222,12 @@ class GpuModels:
 
     def reported(self, model: JsonDict) -> None:
         """Note the model of the executor."""
-        if model["current"] != self._seen["current"] and model["current"] is not None:
+        before, self._seen = self._seen, model
+        if model["current"] not in (None, before["current"]):
             self._load_s += model["load_s"]
         self._since = self._now() - model["held_s"]
-        changed = (model["current"], model["loading"]) != (
-            self._seen["current"],
-            self._seen["loading"],
-        )
-        self._seen = model
         self._lane.model = model["current"]
-        if changed:
+        if any(model[name] != before[name] for name in ("current", "loading")):
             self._changed()
 
     def _used(self) -> None:
@@ -326,24 +306,20 @@ class GpuModels:
         own.changing = self._running is not None
 
     def _begin(self, request: Row) -> None:
-        loads = request["action"] == "load"
-        off = self._lane.off
-        if self._lane.who.obey and not config.DISABLE_WORKER_CONTROL.read():
+        loads, off = request["action"] == "load", self._lane.off
+        if self._lane.who.obey:
             off = off or request["off_policy"]  # it may not have looked since
-        if loads and off is not None:
-            why = f"the worker is OFF by policy {off}"
-            self._set_report(request, "refused", error=why)
-            return
-        if not loads and request["model"] not in (None, self._seen["current"]):
-            self._set_report(request, "done", seconds=0.0)
-            return
         change = {"model": request["model"] if loads else None, "idle_only": False}
-        if not self._lane.runner.change_model(change):
+        if loads and off is not None:
+            self._set_report(request, "refused", error=f"the worker is OFF by policy {off}")
+        elif not loads and request["model"] not in (None, self._seen["current"]):
+            self._set_report(request, "done", seconds=0.0)
+        elif self._lane.runner.change_model(change):
+            self._used()
+            self._running, self._began = request, self._now()
+            self._set_report(request, "running")
+        else:
             self._waiting = request
-            return
-        self._used()
-        self._running, self._began = request, self._now()
-        self._set_report(request, "running")
 
     def changed(self, error: str | None) -> None:
         """Note that the executor has carried out a change, or why not."""
@@ -351,11 +327,9 @@ class GpuModels:
         self._lane.changing = False
         if request is None or request is REAP:
             return
-        seconds = round(self._now() - self._began, 3)
-        self._began = math.inf
-        self._set_report(
-            request, "done" if error is None else "failed", seconds=seconds, error=error
-        )
+        seconds, self._began = round(self._now() - self._began, 3), math.inf
+        state = "done" if error is None else "failed"
+        self._set_report(request, state, seconds=seconds, error=error)
         if error is None and request["action"] == "load" and self._load_s > 0:
             self.learn(request["model"], self._load_s)
 
@@ -364,17 +338,11 @@ class GpuModels:
             _log.warning(
                 "request to %s %s: %s", request["action"], request["model"] or "", more["error"]
             )
-        self._latest = {
-            "no": request["request_no"],
-            "action": request["action"],
-            # Plain SQL may write long names; the worker's report has a limit.
-            "model": request["model"] and request["model"][:NAME_CHARS],
-            "requested_by": request["requested_by"] and request["requested_by"][:NAME_CHARS],
-            "state": state,
-            "seconds": None,
-            "error": None,
-            **more,
-        }
+        # Plain SQL may write long names; the worker's report has a limit.
+        names = {name: (request[name] or "")[:NAME_CHARS] or None
+                 for name in ("model", "requested_by")}  # fmt: skip
+        given = {"no": request["request_no"], "action": request["action"], "state": state}
+        self._latest = {"seconds": None, "error": None, **given, **names, **more}
         self._changed()
 
 

@@ -21,7 +21,6 @@ from queue_workflows.runtime import clock, kernel
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, leases
 
-_log = logging.getLogger(__name__)
 LATE_S: Final = 3.0
 """Seconds after its time limit at which a handler that keeps the GIL ends with its process."""
 
@@ -29,8 +28,7 @@ LATE_S: Final = 3.0
 class InlineExecutors(executors.Executors):
     """The one executor of a worker, which is the thread that calls `serve`.
 
-    `on_exit` leaves the process; tests replace it, which also
-    disables the kernel timers.
+    `on_exit` leaves the process; tests replace it, which also disables the kernel timers.
     """
 
     def __init__(self, *given: Any, on_exit: ExitFn, **more: Any) -> None:
@@ -60,12 +58,10 @@ class InlineExecutors(executors.Executors):
         if self._timed:
             # The next renewal may be the first that fails.
             self.hold(job.lease_end.ends - leases.EARLY_S, starts=True)
-            limits = [each for each in job.guards if isinstance(each, guards.Budget)]
-            ends = min((each.ends for each in limits), default=None)
-            if ends is None:
-                self._budget_timer.disarm()
-            else:
-                self._budget_timer.arm(ends - clock.boot_s() + LATE_S)
+            self._budget_timer.disarm()
+            limits = [each.ends for each in job.guards if isinstance(each, guards.Budget)]
+            if limits:
+                self._budget_timer.arm(min(limits) - clock.boot_s() + LATE_S)
         super().start(job)
 
     def hold(self, until: float, *, starts: bool = False) -> None:
@@ -104,27 +100,19 @@ class InlineExecutors(executors.Executors):
         if not ends:
             return  # the loop has ended already
         # They are this thread's from here on: what waits for a descriptor is not woken by its end.
-        with contextlib.ExitStack() as stack:
-            for each in ends:
-                stack.enter_context(each)
+        with ends[0], ends[1]:
             end = wire.Channel(ends[0])
-            jobs = stack.enter_context(
-                contextlib.closing(job_loop.JobLoop(end, ends[1], model_cache, alone=False))
-            )
-            printed = functools.partial(_send_printed, end, jobs.key)
-            stack.enter_context(job_output.captured(printed))
-            stack.enter_context(contextlib.suppress(ConnectionError))
-            jobs.serve()
+            jobs = job_loop.JobLoop(end, ends[1], model_cache, alone=False)
+            printed = job_output.captured(functools.partial(_send_printed, end, jobs.key))
+            with contextlib.closing(jobs), printed, contextlib.suppress(ConnectionError):
+                jobs.serve()
 
     def close(self) -> None:
         """Close all descriptors."""
         super().close()
-        self.place.close()
         theirs, self._theirs = self._theirs, []
-        for each in theirs:
+        for each in (self.place, *theirs, self._budget_timer, self._lease_timer):
             each.close()
-        self._budget_timer.close()
-        self._lease_timer.close()
 
 
 def _send_printed(end: wire.Channel, key: Callable[[], int], data: bytes) -> None:

@@ -20,7 +20,6 @@ BETWEEN_S: Final = 0.05
 """Shortest time in seconds between two stores of what ended handlers have printed."""
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
-KIB: Final = 1024
 
 
 class Recording:
@@ -28,11 +27,9 @@ class Recording:
 
     def __init__(self, lease: job_tables.Lease, cap_kb: int) -> None:
         self.lease = lease
-        self._half = cap_kb * KIB // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._total = 0
-        self._head_stored = 0
+        self._half = cap_kb * 1024 // 2
+        self._head, self._tail = bytearray(), bytearray()
+        self._total = self._head_stored = 0
         self.changed = False
         """Whether anything was added since the last `written`."""
 
@@ -92,14 +89,12 @@ class JobLogs:
     """The logs of attempts: of handlers that run, and of those that have ended."""
 
     def __init__(self, wake_at: Callable[[float], object], now_fn: NowFn = clock.boot_s) -> None:
-        self._wake_at = wake_at
-        self._now = now_fn
+        self._wake_at, self._now = wake_at, now_fn
         self.open: dict[job_tables.Lease, Recording] = {}
         """The logs of handlers that run and have printed."""
         self._ended: list[Recording] = []
-        self.store_at = math.inf
-        """When there is something to store."""
-        self._stored_at = -math.inf
+        self.store_at, self._stored_at = math.inf, -math.inf
+        """`store_at`: when there is something to store."""
 
     def add(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
         """Keep what a handler has printed."""
@@ -161,12 +156,10 @@ def _start_of_whole(tail: bytes) -> int:
     for mark in (b"\n", b" "):
         if (at := tail.find(mark, 0, len(tail) // 2)) >= 0:
             return at + 1
-    word = re.match(rb"\S*", tail)
-    assert word is not None
-    return max(word[0].rfind(b"@") + 1, 1)
+    word = tail.split(maxsplit=1)[0] if tail[:1].strip() else b""
+    return max(word.rfind(b"@") + 1, 1)
 
 
 def _text(data: bytes) -> str:
     """Return the text as the database takes it, masked and without a character that was cut."""
-    text = data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return masking.mask(text)
+    return masking.mask(data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}"))

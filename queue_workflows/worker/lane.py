@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from queue_workflows import config, db
 from queue_workflows.claim import claims, job_tables
-from queue_workflows.types import NowFn
 from queue_workflows.worker import claim_times, claimed_job, node_plans, shapes
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
-
-MOST: Final = 500
-"""How many results one statement records at most."""
 
 SHORT_S: Final = 0.02
 """Seconds that handlers take at most if jobs are claimed ahead: a claim and a commit take 1 to
@@ -41,16 +36,14 @@ class Window:
     """How many jobs to claim beyond the free executors: as many as end during one statement.
 
     A job that waits starts as soon as an executor is free, while the statement that records the
-    results before it still runs.
+    results before it still runs. `most`: how many jobs may wait for each slot; 0: none.
     """
 
     def __init__(self, slots: int, most: int) -> None:
-        """`most`: how many jobs may wait for each slot; 0: none."""
-        self._slots = slots
-        self._most = most
+        self._slots, self._most = slots, most
         self._short = 0
         """How many handlers ended since the last one that was not short."""
-        self._handler_s: float | None = None
+        self._handler_s = -1.0
         self._statement_s = 0.002
         self._full = self._pause = 0
         """How many claims in a row found all they looked for, and how many must."""
@@ -58,7 +51,7 @@ class Window:
     def ended(self, seconds: float) -> None:
         """Note how long a handler has run."""
         self._short = self._short + 1 if seconds <= SHORT_S else 0
-        before = seconds if self._handler_s is None else self._handler_s
+        before = seconds if self._handler_s < 0 else self._handler_s
         self._handler_s = before + _FOLLOW * (seconds - before)
 
     def stated(self, seconds: float) -> None:
@@ -74,35 +67,33 @@ class Window:
 
         `ahead`: whether some of those wanted were to wait.
         """
-        if found < wanted:
-            self._full = 0
-            if ahead:
-                self._pause = min(LONGEST_PAUSE, 2 * self._pause + 1)
-        else:
-            self._full += 1
-            if ahead:
-                self._pause = 0
+        self._full = self._full + 1 if found >= wanted else 0
+        if ahead:
+            self._pause = 0 if self._full else min(LONGEST_PAUSE, 2 * self._pause + 1)
+
+    @property
+    def _is_proved(self) -> bool:
+        return self._short >= ROUNDS * self._slots
 
     @property
     def is_tiny(self) -> bool:
         """Return whether handlers take less than it takes to send a job to an executor."""
-        own = self._handler_s
-        return own is not None and own < TINY_S and self._short >= ROUNDS * self._slots
+        return self._is_proved and self._handler_s < TINY_S
 
     @property
     def ahead(self) -> int:
         """Return how many claimed jobs may wait."""
-        handler_s = self._handler_s
-        if handler_s is None or self._short < ROUNDS * self._slots or self._full < self._pause:
+        if not self._is_proved or self._full < self._pause:
             return 0
-        during = math.ceil(self._slots * self._statement_s / max(handler_s, 1e-6))
+        during = math.ceil(self._slots * self._statement_s / max(self._handler_s, 1e-6))
         return min(during, self._slots * self._most)
 
 
 class Lane:
     """One queue of a worker, and its jobs between claim and record.
 
-    The desk decides what happens to the jobs; here is what is known of them.
+    The desk decides what happens to the jobs; here is what is known of them. `isolated`: names of
+    tasks or nodes each of whose jobs has a fresh executor.
     """
 
     def __init__(
@@ -111,37 +102,30 @@ class Lane:
         shape: shapes.Shape,
         runner: executors.Executors,
         *,
-        isolated: frozenset[str] = frozenset(),
-        async_tasks: frozenset[str] = frozenset(),
+        isolated: Sequence[str] = (),
+        async_tasks: Sequence[str] = (),
         announces: bool = False,
-        now_fn: NowFn,
     ) -> None:
-        """`isolated`: names of tasks or nodes each of whose jobs has a fresh executor."""
-        self.who = who
-        self.shape = shape
-        self.runner = runner
+        self.who, self.shape, self.runner = who, shape, runner
         self.table = job_tables.of_queue(who.queue)
-        self._isolated = isolated
-        self._async = async_tasks
+        self._isolated, self._async = frozenset(isolated), frozenset(async_tasks)
         self.announces = announces and self.table.in_run
         lone = shape.concurrent or shape.gpu or self.announces
-        most = 0 if lone else shape.batch if shape.batch > 1 else EACH
-        self.window = Window(shape.slots, most)
-        self.times = claim_times.ClaimTimes(now_fn)
+        self.window = Window(shape.slots, 0 if lone else shape.batch if shape.batch > 1 else EACH)
+        self.times = claim_times.ClaimTimes()
         self.jobs: dict[str, claimed_job.ClaimedJob] = {}
         """All jobs whose claims are held, by id."""
         self.waiting: deque[claimed_job.ClaimedJob] = deque()
         """Those for which no executor is free yet, in the order of their claims."""
         self.done: list[node_plans.Done] = []
         """Completed jobs that wait for their record."""
-        self.may_claim = True
+        self.may_claim = self.promote = True
         self.left = math.inf
         """How many jobs it still takes."""
         self.claiming = False
         """Whether a claim has no reply yet."""
         self.asked = 0.0
-        """When the last claim was sent."""
-        self.promote = True
+        """When the last statement of this queue was sent."""
         self.off: str | None = None
         """The policy by which the queue is OFF; None: it is ON."""
         self.unsure = False
@@ -179,6 +163,8 @@ class Lane:
         self.runner.queues = False  # what is to wait in an executor is claimed ahead, too
         room, held = self.runner.room, self.jobs.values()
         free = max(0, room - len(self.waiting))
+        if self.by_row:
+            return int(free > 0 and not records), False
         # Each job that waits would end with the process if one that has killed one kills it too.
         if records and not any(job.crash_count or job.lapse_count for job in held):
             waiting = sum(not job.has_started for job in held)
@@ -190,35 +176,33 @@ class Lane:
     # --- Statements.
 
     def claim(
-        self, count: int, done: Sequence[node_plans.Done], *, promote: bool, ahead_s: float
+        self, count: int, done: Sequence[node_plans.Done], *, by_row: bool = False, **how: Any
     ) -> db.Script[list[tuple[bytes | None, ...]]]:
         """Record completed jobs, and claim up to `count`; return the rows of `ClaimedJob`.
 
-        `ahead_s`: how far ahead it looks for delayed jobs. See `claims.claim`.
+        `by_row`: claim one, row by row, as a row makes the ordinary claim fail. `how`: see
+        `claims.claim`.
         """
-        who = self._gpu_claimant() if self.shape.gpu else self.who
-        script = functools.partial(
-            claims.claim, self.table, who, count=count, promote=promote, ahead_s=ahead_s
-        )
+        who = self.who
+        if by_row:
+            who = who._replace(models=self.models or who.models)
+            return (yield from claims.claim_apart(self.table, who))
+        if self.shape.gpu:
+            policy = config.gpu_claim_policy()
+            who = who._replace(model=self.model, models=self.models, policy=policy)
         if done and self.table.in_run:
-            return _planned(script, done)
-        return script(done=[claims.Done(job.lease, outcome) for job, outcome in done])
-
-    def claim_by_row(self) -> db.Script[list[tuple[bytes | None, ...]]]:
-        """Claim one job row by row, as a row makes the ordinary claim fail; return its row."""
-        who = self.who._replace(models=self.models or self.who.models)
-        return claims.claim_apart(self.table, who)
-
-    def _gpu_claimant(self) -> claims.Claimant:
-        return self.who._replace(
-            model=self.model,
-            models=self.models,
-            lane=None,
-            policy=config.gpu_claim_policy(),
-        )
+            yield from node_plans.learned(done)
+            plans: Sequence[claims.Ahead | None] = node_plans.after(done)
+        else:
+            plans = [None] * len(done)
+        ended = [
+            claims.Done(job.lease, outcome, ahead)
+            for (job, outcome), ahead in zip(done, plans, strict=True)
+        ]
+        return (yield from claims.claim(self.table, who, count=count, done=ended, **how))
 
     def take(
-        self, rows: Sequence[Sequence[bytes | None]], asked: float
+        self, rows: Sequence[Sequence[bytes | None]]
     ) -> tuple[list[claimed_job.ClaimedJob], claims.Wait]:
         """Return the jobs of a claim's rows, and when to claim again."""
         found: list[claimed_job.ClaimedJob] = []
@@ -227,15 +211,5 @@ class Lane:
             if row[0] is None:
                 wait = claims.Wait(*(None if each is None else float(each) for each in row[10:12]))
             else:
-                found.append(claimed_job.ClaimedJob(self, row, asked))
+                found.append(claimed_job.ClaimedJob(self, row, self.asked))
         return found, wait
-
-
-def _planned(
-    script: Callable[..., db.Script[list[Any]]], done: Sequence[node_plans.Done]
-) -> db.Script[list[Any]]:
-    """Run a script that records completed nodes, with the plans that follow from them."""
-    yield from node_plans.learned(done)
-    plans = zip(done, node_plans.after(done), strict=True)
-    ended = [claims.Done(job.lease, outcome, ahead) for (job, outcome), ahead in plans]
-    return (yield from script(done=ended))

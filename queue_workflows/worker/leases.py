@@ -39,6 +39,21 @@ def _ignore(*_: object) -> None:
     return
 
 
+def _request(
+    script: db.Script[Any],
+    what: str,
+    done: Callable[[Any], object] = _ignore,
+    failed: Callable[[], object] = _ignore,
+) -> link.Request:
+    """Return the request of a script whose refusal is logged; `failed`: it may not have run."""
+
+    def refused(error: Exception) -> None:
+        _log.warning("%s: %s", what, str(error).strip())
+        failed()
+
+    return link.Request(script, done, refused, failed)
+
+
 class Leases:
     """The second connection's part of a desk; a `db.link.Source`.
 
@@ -60,20 +75,13 @@ class Leases:
         run_policy: Callable[[lane.Lane, str], object] = _ignore,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
-        self._desk = desk_
-        self._hold = hold
-        self._held_until = -math.inf
-        self._ring = ring
-        self._report = report
-        self._models = models
-        self._is_own_policy = is_own_policy
-        self._run_policy = run_policy
-        self._now = now_fn
+        self._desk, self._logs, self._models = desk_, logs, models
+        self._hold, self._held_until = hold, -math.inf
+        self._ring, self._report, self._now = ring, report, now_fn
+        self._is_own_policy, self._run_policy = is_own_policy, run_policy
         self.locked = False
         """Whether its session holds the advisory lock of a live worker."""
-        self._renew_at = self._beat_at = 0.0
-        self._control_at = 0.0
-        self._logs = logs
+        self._renew_at = self._beat_at = self._control_at = 0.0
         self._calls: deque[link.Request] = deque()
         """What else is to be done here, best effort."""
         self._leaving = False
@@ -90,12 +98,7 @@ class Leases:
     def tick(self, now: float) -> float:
         """Ring if something is due; return when to be called again."""
         own = self._desk
-        unsaved = any(
-            job.progress is not None and now - job.renewed >= PROGRESS_S
-            for each in own.lanes
-            for job in each.jobs.values()
-        )
-        if unsaved:
+        if any(job.progress is not None and now - job.renewed >= PROGRESS_S for job in own.jobs):
             self._renew_at = min(self._renew_at, now)
         if own.heard_cancel and not any(each.claiming for each in own.lanes):
             own.heard_cancel = False
@@ -126,12 +129,7 @@ class Leases:
         failed: Callable[[], object] = _ignore,
     ) -> None:
         """Run a script here and call `done` with its result, or else `failed`."""
-
-        def refused(error: Exception) -> None:
-            _log.warning("%s: %s", what, str(error).strip())
-            failed()
-
-        self._calls.append(link.Request(script, done, refused, failed))
+        self._calls.append(_request(script, what, done, failed))
         self._ring()
 
     def leave(self) -> None:
@@ -155,21 +153,18 @@ class Leases:
             return self._calls.popleft()
         if now >= self._beat_at:
             return self._beat(now)
-        if now >= self._logs.store_at:
-            return self._store_logs()
-        return None
+        return self._store_logs() if now >= self._logs.store_at else None
 
     def notified(self, channel: str, text: str) -> None:
         """Act on a cancel, and on a switch of one of the workers."""
+        lanes = self._desk.lanes
         if channel == "job_cancel":
             if any(text in (job.id, job.run_id) for job in self._desk.jobs):
                 self.renew_now()
-            elif any(own.claiming for own in self._desk.lanes):
+            elif any(own.claiming for own in lanes):
                 self._desk.heard_cancel = True
-        if channel == "worker_control" and any(
-            text in (f"{own.who.host}:{own.who.queue}", f"{own.who.host}:{workers.ALL}")
-            for own in self._desk.lanes
-        ):
+        names = {f"{own.who.host}:{each}" for own in lanes for each in (own.who.queue, workers.ALL)}
+        if channel == "worker_control" and text in names:
             self._control_at = 0.0
             self._ring()
             if self._models is not None:
@@ -200,12 +195,10 @@ class Leases:
         for job in every:
             job.progress = None
 
-        def failed(error: Exception | None = None) -> None:
+        def failed() -> None:
             for job in every:
                 job.progress = job.progress or reports[job.id]
-            if error is not None:
-                self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
-                _log.warning("the leases are not renewed: %s", str(error).strip())
+            self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
 
         def renewed(found: list[claims.Renewal]) -> None:
             self._renewed(every, found, now)
@@ -213,7 +206,8 @@ class Leases:
             if any(job.cursors for job in every):
                 self._store_cursors(every)
 
-        return link.Request(_renewals(held, reports), renewed, failed, failed)
+        what = "the leases are not renewed"
+        return _request(_renewals(held, reports), what, renewed, failed)
 
     def _renewed(
         self,
@@ -267,27 +261,22 @@ class Leases:
 
     def _check_control(self, now: float) -> link.Request | None:
         self._control_at = now + config.WORKER_CONTROL_POLL_S.read()
-        if config.DISABLE_WORKER_CONTROL.read():
+        if not any(own.who.obey for own in self._desk.lanes):
             return None
-        lanes = [own for own in self._desk.lanes if own.who.obey]
 
         def check() -> db.Script[list[tuple[lane.Lane, str | None]]]:
             found: list[tuple[lane.Lane, str | None]] = []
-            for own in lanes:
-                policy = yield from statements.controls.off_policy.script(
-                    host=own.who.host, queue=own.who.queue
-                )
-                found.append((own, policy))
+            for own in self._desk.lanes:
+                if own.who.obey:
+                    policy = statements.controls.off_policy.script
+                    found.append((own, (yield from policy(host=own.who.host, queue=own.who.queue))))
             return found
 
         def checked(found: list[tuple[lane.Lane, str | None]]) -> None:
             for own, policy in found:
                 self._switch(own, policy)
 
-        def refused(error: Exception) -> None:
-            _log.warning("the switches are not known: %s", str(error).strip())
-
-        return link.Request(check(), checked, refused, _ignore)
+        return _request(check(), "the switches are not known", checked)
 
     def _switch(self, own: lane.Lane, policy: str | None) -> None:
         """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
@@ -324,20 +313,19 @@ class Leases:
             who, ids = own.who, [*own.jobs]
             claim = claim_detail(who)
             detail = {"lease_s": who.lease_s, "lock": self.locked, "claim": claim, **shown}
-            report = statements.workers.report.script(
-                worker_id=who.worker_id,
-                host_label=who.host,
-                queue=who.queue,
-                pid=os.getpid(),
-                state="busy" if ids else "throttled" if self._desk.throttled else "idle",
-                job_ids=ids,
-                detail=payload.encode(detail, "detail"),
-                obey=who.obey,
-                concurrency=own.shape.slots,
-                **columns,
-            )
             try:
-                yield from report
+                yield from statements.workers.report.script(
+                    worker_id=who.worker_id,
+                    host_label=who.host,
+                    queue=who.queue,
+                    pid=os.getpid(),
+                    state="busy" if ids else "throttled" if self._desk.throttled else "idle",
+                    job_ids=ids,
+                    detail=payload.encode(detail, "detail"),
+                    obey=who.obey,
+                    concurrency=own.shape.slots,
+                    **columns,
+                )
             except db.Error as error:
                 if error.sqlstate != desk.LOCKED:
                     raise
@@ -345,13 +333,13 @@ class Leases:
 
     def _stop(self) -> link.Request:
         def stop() -> db.Script[None]:
-            for own in self._desk.lanes:
-                yield from statements.workers.stop.script(worker=own.who.worker_id)
+            for who in [own.who for own in self._desk.lanes]:
+                yield from statements.workers.stop.script(worker=who.worker_id)
                 if self._desk.exit_code:
                     yield from statements.workers.clear_heartbeat.script(
-                        host=own.who.host,
-                        queue=own.who.queue,
-                        gone=own.who.worker_id,
+                        host=who.host,
+                        queue=who.queue,
+                        gone=who.worker_id,
                         live_s=config.STALE_WORKER_AFTER_S.read(),
                     )
 
@@ -365,13 +353,11 @@ class Leases:
         if not (logs := self._logs.take()):
             return None
 
-        def again(error: Exception | None = None) -> None:
+        def failed() -> None:
             self._logs.put_back(logs, keep=not self._leaving)
-            if error is not None or self._leaving:
-                why = str(error).strip() if error is not None else "the connection was lost"
-                _log.warning("the logs of %d jobs are not stored: %s", len(logs), why)
 
-        return link.Request(job_logs.store(logs), _ignore, again, again)
+        what = f"the logs of {len(logs)} jobs are not stored"
+        return _request(job_logs.store(logs), what, failed=failed)
 
 
 def _renewals(

@@ -30,9 +30,7 @@ class MemoryWatch:
         changed: Callable[[], object],
     ) -> None:
         self._desk = desk_
-        self._post = post
-        self._later = later
-        self._changed = changed
+        self._post, self._later, self._changed = post, later, changed
         self._resources = names = config.worker_memory_throttle()
         gpus = gpu_overview.Reader() if "gpu" in names else None
         self._memory = pressure.Memory(gpus=gpus)
@@ -65,15 +63,14 @@ class MemoryWatch:
         """Decide from the latest reading."""
         if self._reading is None or self._asks:
             return
-        busy = any(own.jobs for own in self._desk.lanes)
-        gives_back = any(own.runner.gives_back for own in self._desk.lanes)
+        working = any(own.jobs or own.runner.gives_back for own in self._desk.lanes)
         full = pressure.nearly_full(self._reading)
-        if full and not (busy or gives_back):
+        if full and not working:
             self._asks = True
             script = self._fills(pressure.ids(full))
             self._later(script, "jobs that fill the memory", self._found, self._not_found)
-            return
-        self._decide(working=busy or gives_back)
+        else:
+            self._decide(working=working)
 
     def _fills(self, ids: list[str]) -> db.Script[Any]:
         return statements.workers.fill_memory.script(
@@ -94,9 +91,8 @@ class MemoryWatch:
         before = self._desk.throttled
         self._desk.throttled = active = self._throttle.check(working=working)
         self._reading = None
-        if active:
-            for own in self._desk.lanes:
-                own.runner.shed()
+        for own in self._desk.lanes if active else ():
+            own.runner.shed()
         if active != before:
             self._changed()
             if before:

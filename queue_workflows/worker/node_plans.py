@@ -13,7 +13,6 @@ from queue_workflows.claim import claims, outcomes
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, hooks, run_cache
-from queue_workflows.types import Row
 from queue_workflows.worker import claimed_job
 
 T = TypeVar("T")
@@ -22,23 +21,15 @@ _log = logging.getLogger(__name__)
 Done = tuple[claimed_job.ClaimedJob, outcomes.Outcome]
 
 
-def run_of(job: claimed_job.ClaimedJob) -> Row:
-    """Return what identifies the run of a claimed node."""
-    unknown = {"generation": None, "revision": None, "born": None}
-    return {"id": job.run_id, **unknown, **(job.run or {})}
-
-
 def learned(done: Sequence[Done]) -> db.Script[None]:
     """Read the graphs of the runs of completed nodes that this process does not know yet."""
     if hooks.app_resolves():
         return
-    runs = [run_of(job) for job, _ in done if not item_ids.of_item(job.node_id or "")]
+    runs = [job.run for job, _ in done if not item_ids.of_item(job.node_id or "")]
     wanted = _best_effort(lambda: run_cache.unknown(runs))
     if wanted:
-        ids = [run["id"] for run in wanted]
-        rows = yield from statements.runs.definition_texts.script(
-            ids=ids, most=run_cache.SMALL_BYTES
-        )
+        ids, most = [run["id"] for run in wanted], run_cache.SMALL_BYTES
+        rows = yield from statements.runs.definition_texts.script(ids=ids, most=most)
         texts = {row["id"]: row["text"] for row in rows}
         _best_effort(lambda: run_cache.learned(wanted, texts))
 
@@ -67,7 +58,7 @@ def plan(done: Sequence[Done]) -> claims.Ahead | None:
     None: the dispatcher decides, for example since other nodes matter, the graph is not known, or
     the run fails. Changes nothing: call `noted` after the commit. Raises `UnreadableRow`.
     """
-    run = run_of(done[0][0])
+    run = done[0][0].run
     results = {job.node_id or "": outcome.result for job, outcome in done}
     items = any(map(item_ids.of_item, results))
     progress = None if items or hooks.app_resolves() else run_cache.recall(run)
@@ -100,7 +91,7 @@ def noted(job: claimed_job.ClaimedJob) -> None:
     """Remember that a node was recorded as completed."""
 
     def note() -> None:
-        progress = run_cache.recall(run_of(job))
+        progress = run_cache.recall(job.run)
         if progress is not None and not item_ids.of_item(job.node_id or ""):
             progress.known.add(job.node_id or "")
 

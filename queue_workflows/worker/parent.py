@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from queue_workflows import config, db
 from queue_workflows.claim import job_tables, record, recovery, row_isolation
@@ -66,7 +66,13 @@ def recover_claims(
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
-    death = _detail(ended, oom_kills)
+    death: JsonDict = {
+        "exit_code": ended.code,
+        "signal": ended.signal,
+        "max_rss_mb": ended.max_rss_mb,
+        "seconds": round(ended.seconds, 3),
+        "oom_kills": oom_kills,
+    }
     rows: list[Row] = []
     with conn.transaction():
         gpu = stored_json.mapping(statements.workers.last_detail(conn, prefix=prefix)).get("gpu")
@@ -82,19 +88,13 @@ def recover_claims(
                 continue
             if sum(map(len, held)) > 1:
                 rows += recovery.spare_last(conn, table, prefix=prefix, evidence=how)
-            taken = recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how)
-            for row in taken:
+            for row in recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how):
                 # A requeued job has no worker any more, but its event must name one.
-                job = row | {"claimed_by": host_label}
-                noted = recovery.note_death(
-                    table, job, holders.get(row["id"]), death | {"gpu": gpu}, how
-                )
-                db.run(conn, noted)
-            rows += taken
-        orderly = ended.code in _ORDERLY
-        statements.workers.record_death(
-            conn, prefix=prefix, detail=payload.encode(death, "detail"), orderly=orderly
-        )
+                job, holder = row | {"claimed_by": host_label}, holders.get(row["id"])
+                db.run(conn, recovery.note_death(table, job, holder, death | {"gpu": gpu}, how))
+                rows.append(row)
+        detail, orderly = payload.encode(death, "detail"), ended.code in _ORDERLY
+        statements.workers.record_death(conn, prefix=prefix, detail=detail, orderly=orderly)
     return rows
 
 
@@ -109,16 +109,6 @@ def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> boo
     if ended.signal is not None:
         return not (apart and ended.signal == signal.SIGKILL and oom_kills)
     return not apart and ended.code not in (None, guards.EXIT_LOST, *_ORDERLY)
-
-
-def _detail(ended: supervisor.Exit, oom_kills: int | None) -> JsonDict:
-    return {
-        "exit_code": ended.code,
-        "signal": ended.signal,
-        "max_rss_mb": ended.max_rss_mb,
-        "seconds": round(ended.seconds, 3),
-        "oom_kills": oom_kills,
-    }
 
 
 def evidence(ended: supervisor.Exit) -> str:
@@ -206,21 +196,14 @@ class CrashRecovery:
         """Recover one process; leave its claims to their leases if its rows cannot be written."""
         ended = death.ended
         if identity.process_exists(ended.pid):
-            _log.warning(
-                "%s: pid %d is in use again, so its claims end with their leases",
-                ended.name,
-                ended.pid,
-            )
+            why = f"pid {ended.pid} is in use again, so its claims end with their leases"
+            _log.warning("%s: %s", ended.name, why)
             return
         new = self._oom_kills.new()
         death.oom_kills = new if death.oom_kills is None else death.oom_kills
         try:
             rows = recover_claims(
-                conn,
-                ended,
-                host_label=self._label,
-                oom_kills=death.oom_kills,
-                again=death.counted,
+                conn, ended, host_label=self._label, oom_kills=death.oom_kills, again=death.counted
             )
         except db.Error as error:
             if not row_isolation.is_about_rows(error):
@@ -230,10 +213,8 @@ class CrashRecovery:
         death.counted = True
         for row in rows:
             what = f"node {row['node_id']}" if "node_id" in row else f"ingest job {row['id']}"
-            ids = log_context.ids_of_job(row)
-            _log.warning(
-                "%s: %s; %s is %s", ended.name, evidence(ended), what, row["status"], extra=ids
-            )
+            line = f"{ended.name}: {evidence(ended)}; {what} is {row['status']}"
+            _log.warning("%s", line, extra=log_context.ids_of_job(row))
 
 
 def process(name: str, *words: str) -> supervisor.ChildSpec:
@@ -264,9 +245,8 @@ class Parent:
         self._children = supervisor.Supervisor(
             children, on_exit=self._recovery.report, fail_fast=fail_fast, spawn=spawn
         )
-        self._deadline_s = None
-        if shutdown_timeout_s is not None:
-            self._deadline_s = shutdown_timeout_s + supervisor.STOP_MARGIN_S
+        given_s = shutdown_timeout_s
+        self._deadline_s = None if given_s is None else given_s + supervisor.STOP_MARGIN_S
 
     def start(self) -> None:
         """Start them now: `run` does it, too, but beside a thread, where they cannot be forked."""
@@ -284,20 +264,11 @@ class Parent:
             return self._children.run(stop, deadline_s=self._deadline_s, outdated=outdated)
 
 
-def supervise(
-    children: Mapping[str, Sequence[str]], shutdown_timeout_s: float | None = None
-) -> int:
-    """Keep a `queue-claim-worker` for each name running until SIGTERM or SIGINT; return 0.
+def supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Keep the worker of `queue-claim-worker`'s options running, or one for each GPU, until a stop.
 
-    `children` has their arguments. Returns 2 if all of them refuse to start.
+    Returns 0, or 2 if all of them refuse to start.
     """
-    children_ = [process(name, WORKER, *arguments) for name, arguments in children.items()]
-    with signals.StopRequest() as stop:
-        return Parent(children_, shutdown_timeout_s=shutdown_timeout_s).run(stop)
-
-
-def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Supervise the worker, or one for each GPU, of `queue-claim-worker`'s options."""
     own = [word for word in arguments if word != "--supervise"]
     shaped = options.slots is not None or options.cards is not None or options.async_jobs
     if options.queue is not None and not (shaped or options.inline):
@@ -307,9 +278,10 @@ def supervise_options(options: argparse.Namespace, arguments: Sequence[str]) -> 
     # The app may set the names of the variables for the database and the host label.
     app_loading.load_app(options.app)
     db.db_url()
+    children = {f"{options.queue} worker" if options.queue else "worker pool": own}
     if options.cards is not None:
         cards = shapes.cards_of(options.cards)
-        workers = {f"gpu {card} worker": [*own, "--cards", str(card)] for card in cards}
-        return supervise(workers, options.shutdown_timeout)
-    name = f"{options.queue} worker" if options.queue else "worker pool"
-    return supervise({name: own}, options.shutdown_timeout)
+        children = {f"gpu {card} worker": [*own, "--cards", str(card)] for card in cards}
+    specs = [process(name, WORKER, *words) for name, words in children.items()]
+    with signals.StopRequest() as stop:
+        return Parent(specs, shutdown_timeout_s=options.shutdown_timeout).run(stop)

@@ -23,7 +23,7 @@ from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_c
 from queue_workflows.claim import claims, recovery
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
-from queue_workflows.runtime import app_loading, clock, forking, identity, io_loop, service
+from queue_workflows.runtime import app_loading, clock, identity, io_loop, service
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
     desk,
@@ -71,7 +71,7 @@ class Worker:
 
     def __init__(
         self,
-        launched: tuple[launcher.Launcher, loaded_app.Registered] | None,
+        launched: Launched | None,
         served: Mapping[str, shapes.Shape],
         *,
         host: str,
@@ -85,28 +85,25 @@ class Worker:
         """Wire the parts. Its length: an argument is a line, and so is each part."""
         self._launcher, registered = launched or (None, None)
         self._own_policies = registered.stop_policies if registered else []
-        self._hold: Callable[[float], object] = launched[0].hold if launched else lambda _: None
-        self._limits = limits
-        self._inline = inline
+        self._limits, self._inline = limits, inline
+        self._inline_runner: inline_jobs.InlineExecutors | None = None
         self._ends_by_itself = bool(inline or limits.burst) or limits.idle_exit_s is not None
         default_s = config.SHUTDOWN_TIMEOUT_S.read()
         self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
-        self._claims_flow, self._renewals_flow = io_loop.Flow(loop), io_loop.Flow(loop)
+        claiming, renewing = io_loop.Flow(loop), io_loop.Flow(loop)
         self._printer = job_output.Printer(loop.wake_at)
         self._bell, self._rope = socket.socketpair()
         for each in (self._bell, self._rope):
             each.setblocking(False)
         logs = job_logs.JobLogs(loop.wake_at)
-        gpu = next((shape for shape in served.values() if shape.gpu), None)
         self._models: gpu_models.GpuModels | None = None
-        if gpu is not None:
-            known = inline.known_models if inline else None
-            if registered is not None:
-                known = sorted(registered.models) or None
-            self._models = gpu_models.GpuModels(known, card=gpu.card, wake=self._wake)
+        for shape in [each for each in served.values() if each.gpu]:
+            known = sorted(registered.models) or None if registered else None
+            known = inline.known_models if inline else known
+            self._models = gpu_models.GpuModels(known, card=shape.card, wake=self._wake)
         self._desk = desk.Desk(
-            self._claims_flow.ring,
+            claiming.ring,
             loop.wake_at,
             logs,
             self._models,
@@ -121,23 +118,31 @@ class Worker:
                 versions=config.node_version_keys() if queue in config.DAG_QUEUES else None,
             )  # fmt: skip
             self._desk.lanes.append(self._lane(who, shape, registered))
+        lanes, holder = self._desk.lanes, self._launcher or self._inline_runner
         self._leases = leases.Leases(
             self._desk,
             logs,
-            hold=self._hold,
-            ring=self._renewals_flow.ring,
+            hold=holder.hold if holder else lambda _: None,
+            ring=renewing.ring,
             report=self._report,
             models=self._models,
             is_own_policy=self._is_own_policy,
             run_policy=self._run_policy,
+        )
+        channels = sorted({own.table.ready_channel for own in lanes})
+        self._claims = link.Link(loop, self._desk, flow=claiming, channels=channels)
+        self._renewals = link.Link(
+            loop,
+            self._leases,
+            flow=renewing,
+            channels=["worker_control", "job_cancel"],
+            locks=[recovery.LIFE_LOCK + own.who.worker_id for own in lanes],
         )
         self._memory = memory_watch.MemoryWatch(
             self._desk, post=self.post, later=self._leases.later, changed=self._leases.beat_now
         )
         sampled = not (config.DISABLE_HW_METRICS.read() or (inline and inline.once))
         self._metrics = hw_metrics.Sampler(host, ready=self._wake) if sampled else None
-        self._claims: link.Link
-        self._renewals: link.Link
         self._posted: deque[Callable[[], object]] = deque()
         self._policies: dict[lane.Lane, _Policy] = {}
         """The stop policies of the app that run, by the queue that is OFF."""
@@ -147,22 +152,18 @@ class Worker:
         self._leave_by = math.inf
 
     def _lane(
-        self,
-        who: claims.Claimant,
-        shape: shapes.Shape,
-        registered: loaded_app.Registered | None,
+        self, who: claims.Claimant, shape: shapes.Shape, registered: loaded_app.Registered | None
     ) -> lane.Lane:
         parts = self._loop, self._launcher, self._printer, self._desk
         if registered is None:
             assert self._inline is not None
             runner = inline_jobs.InlineExecutors(*parts, on_exit=self._inline.on_exit)
-            self._hold = runner.hold
+            self._inline_runner = runner
             announces = config.get_config().on_node_completed is not None
-            own = lane.Lane(who, shape, runner, announces=announces, now_fn=clock.boot_s)
+            own = lane.Lane(who, shape, runner, announces=announces)
             own.left = 1 if self._inline.once else math.inf
             return own
         in_run = who.queue in config.DAG_QUEUES
-        names = registered.isolated_nodes if in_run else registered.isolated_tasks
         runner = executors.Executors(
             *parts,
             slots=shape.slots,
@@ -176,10 +177,9 @@ class Worker:
             who,
             shape,
             runner,
-            isolated=frozenset(names),
-            async_tasks=frozenset(registered.async_tasks if shape.mixed else ()),
+            isolated=registered.isolated_nodes if in_run else registered.isolated_tasks,
+            async_tasks=registered.async_tasks if shape.mixed else (),
             announces=registered.announces,
-            now_fn=clock.boot_s,
         )
 
     @property
@@ -215,7 +215,7 @@ class Worker:
 
     def beat(self) -> None:
         """Report soon."""
-        self.post(lambda: self._leases.beat_now())
+        self.post(self._leases.beat_now)
 
     def post(self, call: Callable[[], object]) -> None:
         """Let the loop call this soon."""
@@ -234,26 +234,15 @@ class Worker:
         Raises `LauncherLost`, after all jobs were handed back, if the launcher has ended.
         """
         self._thread = threading.get_ident()
-        loop, lanes = self._loop, self._desk.lanes
-        locks = [recovery.LIFE_LOCK + own.who.worker_id for own in lanes]
-        channels = sorted({own.table.ready_channel for own in lanes})
-        self._claims = link.Link(loop, self._desk, flow=self._claims_flow, channels=channels)
-        self._renewals = link.Link(
-            loop,
-            self._leases,
-            flow=self._renewals_flow,
-            channels=["worker_control", "job_cancel"],
-            locks=locks,
-        )
-        loop.read(self._bell.fileno(), self._rang)
+        self._loop.read(self._bell.fileno(), self._rang)
         if self._launcher is not None:
-            loop.read(self._launcher.fileno(), self._from_launcher)
+            self._loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
-            self._models.serve(lanes[0], self._leases.later, self._leases.beat_now)
+            self._models.serve(self._desk.lanes[0], self._leases.later, self._leases.beat_now)
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
-                loop.wake_at(0.0)
-                loop.run(self._tick, self._is_over if self._ends_by_itself else None)
+                self._loop.wake_at(0.0)
+                self._loop.run(self._tick, self._is_over)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
@@ -280,37 +269,22 @@ class Worker:
     def run_inline(self, models: model_cache.ModelCache | None) -> bool:
         """Run jobs in this thread until `stop`, or one if `once`; return whether there was one."""
         assert self._inline is not None
-        runner = self._desk.lanes[0].runner
-        assert isinstance(runner, inline_jobs.InlineExecutors)
-        failed: list[BaseException] = []
+        assert self._inline_runner is not None
+        inline, runner, failed = self._inline, self._inline_runner, list[BaseException]()
 
-        def run() -> None:
+        def run(_: object) -> None:
             try:
                 self.run_forever()
             except BaseException as error:  # noqa: BLE001  raised in the waiting thread
                 failed.append(error)
-            if self._inline is not None and (self.exit_code or runner.cut_at is not None):
-                self._inline.on_exit(self.exit_code)
+            if self.exit_code or runner.cut_at is not None:
+                inline.on_exit(self.exit_code)
 
-        with service.Pool("worker-loop", 1, lambda _: run()):
+        with service.Pool("worker-loop", 1, run):
             runner.serve(models)
         if failed:
             raise failed[0]
         return self._desk.lanes[0].left == 0
-
-    def _is_over(self) -> bool:
-        """Return whether it has left.
-
-        A worker that leaves, or ends by itself, is asked at each turn: its end waits for no timer.
-        """
-        own = self._desk
-        if self._ends_by_itself and not own.stopping:
-            self._end_by_itself(clock.boot_s())
-        if not own.stopping or own.busy:
-            return False
-        if self._leave_by == math.inf:
-            self._loop.wake_at(0.0)
-        return self._leases.left and self._are_gone()
 
     def _rang(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -320,82 +294,79 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _tick(self, now: float) -> float:
+        own, models = self._desk, self._models
         if now >= self._printer.again_at:
             self._printer.flush(now)
         due = [self._printer.again_at, self._claims.tick(now), self._renewals.tick(now)]
-        models = self._models
-        stopped = models is not None and models.is_stopped
-        due.append(self._desk.tick(now, stopped=stopped))
-        due.append(self._leases.tick(now))
+        due += [own.tick(now, stopped=models is not None and models.is_stopped)]
+        due += [self._leases.tick(now), *(each.runner.tick(now) for each in own.lanes)]
         if models is not None:
             due.append(models.tick(now))
-        due += [own.runner.tick(now) for own in self._desk.lanes]
-        for own, policy in [*self._policies.items()]:
+        for each, policy in [*self._policies.items()]:
             if now >= policy.until:
-                self._end_policy(own, f"takes more than {stop_policy.WITHIN_S:.0f} s")
+                self._end_policy(each, f"takes more than {stop_policy.WITHIN_S:.0f} s")
             else:
                 due.append(policy.until)
-        if self._metrics is not None:
-            self._store_samples(self._metrics)
-        if self._desk.stopping:
-            self._leave(now)
-        due += [self._desk.exit_by, self._leave_by if now < self._leave_by else math.inf]
-        return min(due)
-
-    def _store_samples(self, metrics: hw_metrics.Sampler) -> None:
-        for each in metrics.take():
+        for sample in self._metrics.take() if self._metrics is not None else ():
             put = statements.samples.put.script(
-                host=self._desk.lanes[0].who.host,
-                every_s=each.every_s,
-                sample=each.text,
-                notify=each.tell,
+                host=own.lanes[0].who.host,
+                every_s=sample.every_s,
+                sample=sample.text,
+                notify=sample.tell,
             )
             self._leases.later(put, "a sample")
+        if now < self._leave_by:
+            due.append(self._leave_by)
+        return min(*due, own.exit_by)
 
-    def _end_by_itself(self, now: float) -> None:
-        """Stop a worker that is to end when no job is left, or none came for a while."""
-        if (cut_at := self._runs_no_more_since) is not None:
-            if now >= cut_at + stop_policy.WITHIN_S:
-                self._desk.leave(guards.EXIT_LOST)
-            return
-        idle_s = self._limits.idle_exit_s
-        ends = self._limits.burst or (self._inline is not None and self._inline.once)
-        looked = self._claims.is_open and self._desk.has_looked
-        if not self._claims.is_open:
-            self._desk.worked_at = math.inf  # nobody knows whether there is a job
-        elif looked:
-            self._desk.worked_at = min(self._desk.worked_at, now)
-        if (ends and looked and not self._desk.busy) or (
-            idle_s is not None and not self._desk.busy and now >= self._desk.worked_at + idle_s
-        ):
-            self._desk.stop(self._shutdown_s)
+    # --- Its end.
 
-    @property
-    def _runs_no_more_since(self) -> float | None:
-        """Return since when the calling thread runs a job that is not this worker's any more."""
-        runner = self._desk.lanes[0].runner
-        return runner.cut_at if isinstance(runner, inline_jobs.InlineExecutors) else None
-
-    def _leave(self, now: float) -> None:
-        """End step by step: store what is left, end the executors, then the loop."""
-        own, self._loop.over = self._desk, self._is_over
+    def _is_over(self) -> bool:
+        """Return whether the loop ends; asked at each turn, so that the end waits for no timer."""
+        own = self._desk
+        if not own.stopping:
+            if self._ends_by_itself:
+                self._end_by_itself(clock.boot_s())
+            return False
+        now = clock.boot_s()
         if now >= own.exit_by or (self._lost is not None and not own.busy):
-            self._loop.stop()
-        elif not own.busy:
-            self._leave_by = min(self._leave_by, now + LEAVE_S)
-            if self._are_gone() and (self._leases.left or now >= self._leave_by):
-                self._loop.stop()
-                return
-            if self._runs_no_more_since is not None:
+            return True
+        if own.busy:
+            return False
+        if self._leave_by == math.inf:  # store what is left, end the executors, then the loop
+            self._leave_by = now + LEAVE_S
+            if self._cut_at is not None:
                 own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)
+            self._loop.wake_at(now)
             self._leases.leave()
             for each in own.lanes:
                 each.runner.closing = True
                 for place in each.runner:
                     each.runner.let_go(place)
+        is_gone = not any(True for each in own.lanes for _ in each.runner)
+        return is_gone and (self._leases.left or now >= self._leave_by)
 
-    def _are_gone(self) -> bool:
-        return not any(True for own in self._desk.lanes for _ in own.runner)
+    def _end_by_itself(self, now: float) -> None:
+        """Stop a worker that is to end when no job is left, or none came for a while."""
+        own, limits = self._desk, self._limits
+        if self._cut_at is not None:
+            if now >= self._cut_at + stop_policy.WITHIN_S:
+                own.leave(guards.EXIT_LOST)
+            return
+        looked = self._claims.is_open and own.has_looked
+        if not self._claims.is_open:
+            own.worked_at = math.inf  # nobody knows whether there is a job
+        elif looked:
+            own.worked_at = min(own.worked_at, now)
+        ends = looked and (limits.burst or (self._inline is not None and self._inline.once))
+        is_idle = limits.idle_exit_s is not None and now >= own.worked_at + limits.idle_exit_s
+        if (ends or is_idle) and not own.busy:
+            own.stop(self._shutdown_s)
+
+    @property
+    def _cut_at(self) -> float | None:
+        """Return since when the calling thread runs a job that is not this worker's any more."""
+        return None if self._inline_runner is None else self._inline_runner.cut_at
 
     # --- Stop policies of the app.
 
@@ -426,29 +397,25 @@ class Worker:
         """Begin a stop policy of the app; stop by `hard` if it fails."""
         if own in self._policies:
             return
-        about = {
-            "host": own.who.host,
-            "queue": own.who.queue,
-            "host_priority": -1 if own.who.newest else 0,
-            "lease_s": own.who.lease_s,
-        }
-        end = self._begin_policy(policy, about)
-        self._policies[own] = _Policy(policy, end, clock.boot_s() + stop_policy.WITHIN_S)
+        who = own.who
+        about = {"host": who.host, "queue": who.queue, "lease_s": who.lease_s,
+                 "host_priority": -1 if who.newest else 0}  # fmt: skip
+        end, until = self._begin_policy(policy, about), clock.boot_s() + stop_policy.WITHIN_S
+        self._policies[own] = _Policy(policy, end, until)
         self._loop.read(end.fileno(), lambda: self._from_policy(own))
-        self._loop.wake_at(self._policies[own].until)
+        self._loop.wake_at(until)
 
     def _from_policy(self, own: lane.Lane) -> None:
         """Do what a stop policy requests, and answer once it is done."""
-        end = self._policies[own].end
+        end, data = self._policies[own].end, b""
         try:
             data = end.recv(launcher.PACKET)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        packet: JsonDict = (
-            json.loads(data) if data else {"call": "failed", "error": "its process has ended"}
-        )
+            pass
+        failed = {"call": "failed", "error": "its process has ended"}
+        packet: JsonDict = json.loads(data) if data else failed
 
         def answer(*_: object) -> None:
             with contextlib.suppress(OSError):
@@ -458,23 +425,21 @@ class Worker:
         if call == "requeue":
             self._desk.requeue(packet["reason"], answer)
         elif call == "clear_model":
-            script = statements.workers.clear_model.script(
-                host=own.who.host, queue=own.who.queue, mark_stale=True
-            )
+            clear = statements.workers.clear_model.script
+            script = clear(host=own.who.host, queue=own.who.queue, mark_stale=True)
             self._leases.later(script, "clearing the model", answer)
-        elif call == "beat":
-            self._leases.beat_now()
-            answer()
-        elif call == "exit":
-            self._desk.leave(packet["code"])
+        elif call in ("beat", "exit"):
+            if call == "beat":
+                self._leases.beat_now()
+            else:
+                self._desk.leave(packet["code"])
             answer()
         else:
             self._end_policy(own, f"has failed: {packet['error']}" if call == "failed" else "")
 
     def _end_policy(self, own: lane.Lane, failed: str) -> None:
         """Note that a stop policy has ended; stop hard if it has failed."""
-        policy = self._policies.pop(own, None)
-        if policy is None:
+        if (policy := self._policies.pop(own, None)) is None:
             return  # it has taken too long
         self._loop.forget(policy.end.fileno())
         policy.end.close()
@@ -483,7 +448,7 @@ class Worker:
         _log.error("stop policy %s %s; stopping hard", policy.name, failed)
         if own.off is not None:
             self._desk.switch(own, own.off, hard=True)
-            if self._runs_no_more_since is not None:
+            if self._cut_at is not None:
                 self._desk.leave(guards.EXIT_CONTROL)
 
     # --- The launcher.
@@ -519,10 +484,8 @@ class Worker:
     def _report(self) -> JsonDict:
         """Return what the rows of the worker show besides its jobs."""
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
-        shown: JsonDict = {"columns": columns, "gpu": None}
-        if self._models is not None:
-            shown = self._models.report()
-        return shown | self._memory.detail()
+        without: JsonDict = {"columns": columns, "gpu": None}
+        return (self._models.report() if self._models else without) | self._memory.detail()
 
     def close(self) -> None:
         """End the launcher and the executors; also of a worker that never ran."""
@@ -530,34 +493,38 @@ class Worker:
             self._launcher.close()
         if self._models is not None:
             self._models.close()
-        for policy in self._policies.values():
-            policy.end.close()
+        policies = [policy.end for policy in self._policies.values()]
+        runners = [own.runner for own in self._desk.lanes]
         self._policies.clear()
-        for own in self._desk.lanes:
-            own.runner.close()
-        for each in (getattr(self, "_claims", None), getattr(self, "_renewals", None)):
-            if each is not None:
-                each.close()
-        self._loop.close()
-        self._bell.close()
-        self._rope.close()
+        links = self._claims, self._renewals
+        for each in (*policies, *runners, *links, self._loop, self._bell, self._rope):
+            each.close()
 
 
 def launch(
     load: Callable[[], object],
     models: Callable[[], model_cache.RequiresModels | None] = lambda: None,
+    *,
+    is_pool: bool = False,
 ) -> Launched | None:
     """Fork the launcher, let it load the app, and take over the app's settings.
 
     `models` returns the cache of models of an executor, in which it is called.
 
-    To be called before the first thread or connection. Returns None, with one warning, where that
-    is not safe: then handlers run in this process. Raises the errors of loading the app.
+    To be called before the first thread or connection. Where that is not safe it raises
+    `InvalidConfig` for a pool, or returns None with one warning: then handlers run in this process.
+    Raises the errors of loading the app.
     """
     app = loaded_app.App(load, models, stop_policies=workers.app_stop_policies)
     try:
         found, registered = launcher.Launcher.load(app)
     except launcher.ForkRefused as refused:
+        if is_pool:
+            raise errors.InvalidConfig(
+                "a pool runs its jobs in processes that it forks, which is not safe here: "
+                f"{refused}; start it before any thread, or start queue-claim-worker --workers "
+                "with --app"
+            ) from None
         _log.warning(
             "handlers run in this process, one at a time: it cannot fork executors, since %s; start"
             " queue-claim-worker with --app, so that a process without threads loads the app",
@@ -568,18 +535,6 @@ def launch(
     return found, registered
 
 
-def launch_or_refuse(load: Callable[[], object]) -> Launched:
-    """Do as `launch` does; raise `InvalidConfig` where this process must not fork."""
-    reason = forking.unsafe()
-    launched = launch(load) if reason is None else None
-    if launched is None:
-        raise errors.InvalidConfig(
-            f"a pool runs its jobs in processes that it forks, which is not safe here: {reason}; "
-            "start it before any thread, or start queue-claim-worker --workers with --app"
-        )
-    return launched
-
-
 def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int | None:
     """Serve the worker of the command's options with `serve_`; return its exit code.
 
@@ -588,12 +543,9 @@ def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int |
     limits = shapes.limits(options)
     shapes.check_times(options.lease_seconds, options.shutdown_timeout)
     queue: str | None = options.queue
-    shape = None if queue is None else shapes.shape_of(options)
+    own = {} if queue is None else {queue: shapes.shape_of(options)}
     entries = [] if options.workers is None else shapes.option(options.workers)
-    served = shapes.shapes_of(entries)
-    if queue is not None and shape is not None:
-        served = {queue: shape} | served
-    launched = _launch(options.app, shape, entries)
+    launched = _launch(options.app, own, entries)
     if launched is None:
         if limits != shapes.NO_LIMITS:
             raise errors.InvalidConfig(
@@ -609,7 +561,7 @@ def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int |
         raise
     worker = Worker(
         launched,
-        served,
+        own | shapes.shapes_of(entries),
         host=config.host_label(),
         newest=config.host_priority() < 0,
         lease_s=options.lease_seconds,
@@ -626,21 +578,21 @@ def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int |
 
 
 def _launch(
-    app: str | None, shape: shapes.Shape | None, entries: Sequence[shapes.Entry]
+    app: str | None, own: Mapping[str, shapes.Shape], entries: Sequence[shapes.Entry]
 ) -> Launched | None:
     """Launch the app for a queue of this shape, for a pool, or for both."""
-    gpu = shape is not None and shape.gpu
+    gpus = [shape for shape in own.values() if shape.gpu]
 
     def load() -> None:
         app_loading.load_app(app)
         if entries:
             shapes.add_queues(entries)
-        if gpu:
+        if gpus:
             config.get_config().builtin_model_registrar()
 
-    if entries:
-        return launch_or_refuse(load)
-    if shape is not None and shape.card is not None:
-        # Before the app is loaded: a library may read them only once.
-        os.environ.update(shapes.card_environment(shape.card))
-    return launch(load, gpu_model_cache.gpu_model_cache if gpu else lambda: None)
+    for shape in own.values():
+        if shape.card is not None:
+            # Before the app is loaded: a library may read them only once.
+            os.environ.update(shapes.card_environment(shape.card))
+    models = gpu_model_cache.gpu_model_cache if gpus else lambda: None
+    return launch(load, models, is_pool=bool(entries))

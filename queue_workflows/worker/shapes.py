@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -94,7 +94,7 @@ def check_nodes(queue: str, knows_nodes: bool) -> None:
 
 MOST = 500
 """The most jobs that one worker runs at once."""
-KEYS = ("queue", "concurrency")
+EXAMPLE = '[{"queue": "load", "concurrency": 2}]'
 TIMEOUT_S = 3.0
 """Seconds that nvidia-smi has for its list."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -122,8 +122,7 @@ def option(text: str | None) -> list[Entry]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise errors.InvalidConfig(
-            f"--workers {text!r} cannot be read ({why}): give a file, or JSON as in "
-            '[{"queue": "load", "concurrency": 2}]'
+            f"--workers {text!r} cannot be read ({why}): give a file, or JSON as in {EXAMPLE}"
         ) from None
 
 
@@ -146,18 +145,14 @@ def as_json(entries: Sequence[Entry]) -> str:
 def parse(text: str, source: str) -> list[Entry]:
     """Return the entries of a JSON text such as `[{"queue": "load", "concurrency": 2}]`."""
     if not text.strip():
-        raise errors.InvalidConfig(
-            f"{source} is empty: name the queues to serve, as in "
-            '[{"queue": "load", "concurrency": 2}]'
-        )
+        raise errors.InvalidConfig(f"{source} is empty: name the queues to serve, as in {EXAMPLE}")
     try:
-        return check(json.loads(text, object_pairs_hook=_once), source)
-    except errors.QueueWorkflowsError:
-        raise
+        found = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise errors.InvalidConfig(f"{source} is not valid JSON: {error}") from None
     except ValueError as error:
         raise errors.InvalidConfig(f"{source} cannot be read: {error}") from None
+    return check(found, source)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> JsonDict:
@@ -176,54 +171,43 @@ def check(found: Any, source: str) -> list[Entry]:
     """
     if not isinstance(found, list) or not found:
         raise errors.InvalidConfig(f"{source} must be a list of at least one entry")
-    every = cast("list[Any]", found)
     wrong: list[str] = []
     places: dict[str, int] = {}
-    for number, each in enumerate(every):
-        wrong += [f"{source}[{number}]: {fault}" for fault in _faults(each, places)]
-        queue = cast("JsonDict", each).get("queue") if isinstance(each, dict) else None
-        if isinstance(queue, str):
-            places.setdefault(queue, number)
-    if not wrong:
-        entries = [Entry(**each) for each in every]
-        total = sum(entry.concurrency for entry in entries)
-        if total <= MOST:
-            return entries
-        wrong.append(f"{source} has {total} jobs at once; one process runs at most {MOST}")
-    raise errors.InvalidConfig(";\n".join(wrong))
+    for number, each in enumerate(cast("list[Any]", found)):
+        wrong += [f"{source}[{number}]: {fault}" for fault in _faults(each, number, places)]
+    entries = [] if wrong else [Entry(**each) for each in cast("list[Any]", found)]
+    if (total := sum(entry.concurrency for entry in entries)) > MOST:
+        wrong = [f"{source} has {total} jobs at once; one process runs at most {MOST}"]
+    if wrong:
+        raise errors.InvalidConfig(";\n".join(wrong))
+    return entries
 
 
-def _faults(found: Any, places: dict[str, int]) -> list[str]:
-    """Return the faults of an entry; `places` has the queues of the entries before it."""
+def _faults(found: Any, number: int, places: dict[str, int]) -> Generator[str]:
+    """Yield the faults of an entry; `places` has the queues of the entries before it."""
     if not isinstance(found, dict):
-        return [f"{found!r:.40} is not an object with {' and '.join(KEYS)}"]
+        yield f"{found!r:.40} is not an object with {' and '.join(Entry._fields)}"
+        return
     entry = cast("JsonDict", found)
-    faults = [
-        f"unknown key {key!r}; known are {', '.join(KEYS)}" for key in entry if key not in KEYS
-    ]
+    for key in entry:
+        if key not in Entry._fields:
+            yield f"unknown key {key!r}; known are {', '.join(Entry._fields)}"
+    queue, concurrency = entry.get("queue"), entry.get("concurrency", 1)
     if "queue" not in entry:
-        faults.append("`queue` is missing")
-    else:
-        faults += _queue_faults(entry["queue"], places)
-    concurrency = entry.get("concurrency", 1)
-    if type(concurrency) is not int or not 1 <= concurrency <= MOST:
-        faults.append(f"concurrency {concurrency!r:.40}: a whole number from 1 to {MOST}")
-    return faults
-
-
-def _queue_faults(queue: Any, places: dict[str, int]) -> list[str]:
-    if not isinstance(queue, str):
-        return [f"queue {queue!r:.40} is not a string"]
-    if queue in config.DAG_QUEUES:
-        return [f"queue {queue!r} runs workflow nodes: start queue-claim-worker --queue {queue}"]
-    if not config.QUEUE_NAME.fullmatch(queue):
-        return [
+        yield "`queue` is missing"
+    elif not isinstance(queue, str):
+        yield f"queue {queue!r:.40} is not a string"
+    elif queue in config.DAG_QUEUES:
+        yield f"queue {queue!r} runs workflow nodes: start queue-claim-worker --queue {queue}"
+    elif not config.QUEUE_NAME.fullmatch(queue):
+        yield (
             f"{queue[:80]!r} is not a queue name: 1 to 63 of letters, digits, '_', '-', '.', none "
             "of the last two first"
-        ]
-    if queue in places:
-        return [f"queue {queue!r} is also in entry {places[queue]}: name it once"]
-    return []
+        )
+    elif places.setdefault(queue, number) != number:
+        yield f"queue {queue!r} is also in entry {places[queue]}: name it once"
+    if type(concurrency) is not int or not 1 <= concurrency <= MOST:
+        yield f"concurrency {concurrency!r:.40}: a whole number from 1 to {MOST}"
 
 
 def listed_gpus(tool: external_tool.Tool) -> str:
@@ -287,94 +271,49 @@ def card_environment(card: int) -> Mapping[str, str]:
     return {**dict.fromkeys(VISIBLE, str(card)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's options. Its length: a call for each option."""
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command; exit with code 2 for unknown ones, or without a queue."""
     found = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-claim-worker",
         description="One worker of one queue, one job at a time; or a pool of several.",
     )
-    found.add_argument("--queue", help="cpu, gpu or an ingest queue: one job at a time")
-    found.add_argument(
-        "--workers",
-        nargs="?",
-        const="",
-        metavar="FILE|JSON",
-        help="ingest queues and how many jobs of each at once, as in "
-        '\'[{"queue": "load", "concurrency": 2}]\'; default: WORKERS_JSON; beside '
-        "--queue cpu --slots N, one worker serves all",
-    )
-    found.add_argument(
-        "--lease-seconds",
-        type=float,
-        default=600.0,
-        metavar="N",
-        help="how long a claim holds without being renewed; default: 600",
-    )
-    found.add_argument(
-        "--batch",
-        type=int,
-        default=1,
-        metavar="N",
-        help="let up to N claimed jobs wait for each slot, if they are very short; default: 32",
-    )
-    found.add_argument(
-        "--slots",
-        type=int,
-        metavar="N",
-        help="run up to N jobs at once, each in a process of its own (gpu: 1)",
-    )
-    found.add_argument(
-        "--cards",
-        metavar="N,N",
-        help="on the gpu queue: a worker for each of these GPUs, as nvidia-smi numbers them, whose "
-        "handlers run in a process that sees this GPU alone",
-    )
-    found.add_argument(
-        "--async",
-        dest="async_jobs",
-        action="store_true",
-        help="with --slots: run the N jobs in one process, on one event loop, for async functions",
-    )
-    found.add_argument(
-        "--inline",
-        action="store_true",
-        help="run handlers in the worker's process, one at a time, as for a debugger; one that "
-        "crashes or holds the GIL then stops the worker too",
-    )
     recycling = found.add_argument_group("processes", "Not with --inline.")
-    recycling.add_argument(
-        "--max-jobs", type=int, metavar="N", help="replace the process of a handler after N jobs"
-    )
-    recycling.add_argument(
-        "--max-rss-mb", type=float, metavar="M", help="replace one that is larger after a job"
-    )
-    recycling.add_argument(
-        "--idle-exit", type=float, metavar="S", help="end after so many seconds without a job"
-    )
-    recycling.add_argument("--burst", action="store_true", help="end when no job is left")
-    found.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        metavar="N",
+    # fmt: off
+    add, recycle = found.add_argument, recycling.add_argument
+    add("--queue", help="cpu, gpu or an ingest queue: one job at a time")
+    add("--workers", nargs="?", const="", metavar="FILE|JSON",
+        help=f"ingest queues and how many jobs of each at once, as in '{EXAMPLE}'; default: "
+        "WORKERS_JSON; beside --queue cpu --slots N, one worker serves all")
+    add("--lease-seconds", type=float, default=600.0, metavar="N",
+        help="how long a claim holds without being renewed; default: 600")
+    add("--batch", type=int, default=1, metavar="N",
+        help="let up to N claimed jobs wait for each slot, if they are very short; default: 32")
+    add("--slots", type=int, metavar="N",
+        help="run up to N jobs at once, each in a process of its own (gpu: 1)")
+    add("--cards", metavar="N,N",
+        help="on the gpu queue: a worker for each of these GPUs, as nvidia-smi numbers them, whose "
+        "handlers run in a process that sees this GPU alone")
+    add("--async", dest="async_jobs", action="store_true",
+        help="with --slots: run the N jobs in one process, on one event loop, for async functions")
+    add("--inline", action="store_true",
+        help="run handlers in the worker's process, one at a time, as for a debugger; one that "
+        "crashes or holds the GIL then stops the worker too")
+    recycle("--max-jobs", type=int, metavar="N",
+            help="replace the process of a handler after N jobs")
+    recycle("--max-rss-mb", type=float, metavar="M", help="replace one that is larger after a job")
+    recycle("--idle-exit", type=float, metavar="S", help="end after so many seconds without a job")
+    recycle("--burst", action="store_true", help="end when no job is left")
+    add("--shutdown-timeout", type=float, metavar="N",
         help="seconds that a job gets to end after SIGTERM before it is handed back; default: "
-        "SHUTDOWN_TIMEOUT_S (8)",
-    )
-    found.add_argument(
-        "--supervise",
-        action="store_true",
-        help="run under a small parent that restarts it and hands back its claimed jobs at once",
-    )
+        "SHUTDOWN_TIMEOUT_S (8)")
+    add("--supervise", action="store_true",
+        help="run under a small parent that restarts it and hands back its claimed jobs at once")
+    # fmt: on
     entry_point.add_common_arguments(found)
-    return found
-
-
-def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; exit with code 2 for unknown ones, or if no queue is named."""
-    known = parser()
-    options = known.parse_args(arguments)
+    options = found.parse_args(arguments)
     if options.queue is None and options.workers is None:
-        known.error("one of the arguments --queue --workers is required")
+        found.error("one of the arguments --queue --workers is required")
     return options
 
 

@@ -25,12 +25,13 @@ def recorded_together(count: int) -> int:
     Return how many statements that took.
     """
     runner: Any = None  # nothing is to run
-    own = lane.Lane(transitions.who(), shapes.Shape(count), runner, now_fn=clock.boot_s)
+    own = lane.Lane(transitions.who(), shapes.Shape(count), runner)
     with db.connect() as conn:
 
         def send(claim: int, done: list[node_plans.Done]) -> list[claimed_job.ClaimedJob]:
             script = own.claim(claim, done, promote=False, ahead_s=5.0)
-            return own.take(worker_scripts.run(conn, script), clock.boot_s())[0]
+            own.asked = clock.boot_s()
+            return own.take(worker_scripts.run(conn, script))[0]
 
         outcome = outcomes.Outcome("completed", 0.1, "{}")
         done = [(job, outcome) for job in send(count, [])]

@@ -17,7 +17,16 @@ from queue_workflows.db import link
 from queue_workflows.dispatch import run_cache
 from queue_workflows.maintenance import periodic
 from queue_workflows.run import executors
-from queue_workflows.worker import claimed_job, desk, guards, job_logs, lane, leases, shapes
+from queue_workflows.worker import (
+    claim_times,
+    claimed_job,
+    desk,
+    guards,
+    job_logs,
+    lane,
+    leases,
+    shapes,
+)
 from tests.support import deaths, transitions, worker_scripts
 from tests.support import fleet_model as model
 
@@ -143,7 +152,7 @@ class Core:
         logs = job_logs.JobLogs(ignore, self.clock)
         self.runner.kill = lambda place, *_: self._killed.append(place)
         self.desk = desk.Desk(ignore, ignore, logs, ends_with_job=True, now_fn=self.clock)
-        self.lane = lane.Lane(who, shapes.Shape(1), self.runner, now_fn=self.clock)
+        self.lane = lane.Lane(who, shapes.Shape(1), self.runner)
         self.desk.lanes.append(self.lane)
         columns = {"current_model": None, "known_models": [], "vram_total_mb": None}
         self.leases = leases.Leases(
@@ -188,7 +197,7 @@ class Core:
         self.lane.off = None
         self.runner.accepts = self.lane.may_claim = claim
         self.lane.promote = promote
-        self.lane.times.forget()
+        self.lane.times = claim_times.ClaimTimes()
 
     def claim(self, promote: bool, *, unseen: bool = False) -> claimed_job.ClaimedJob | None:
         """Claim a job; `unseen`: the reply is lost."""

@@ -20,84 +20,87 @@ def clock() -> Clock[float]:
     return Clock(100.0)
 
 
+class Times:
+    """A worker's times, each of whose claims is answered at once."""
+
+    def __init__(self, clock: Clock[float]) -> None:
+        self._clock, self._own = clock, claim_times.ClaimTimes()
+        self._at = math.inf
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self._at - self._clock.now)
+
+    def claim(self, wait: claims.Wait = NOTHING, *, claimed: bool = False) -> None:
+        now = self._clock.now
+        self._at = self._own.after(now, now, wait, claimed=claimed)
+
+
 @pytest.fixture
-def times(clock: Clock[float]) -> claim_times.ClaimTimes:
-    return claim_times.ClaimTimes(clock)
-
-
-def claim(
-    times: claim_times.ClaimTimes, wait: claims.Wait = NOTHING, *, claimed: bool = False
-) -> None:
-    times.begin()
-    times.end(wait, claimed=claimed)
+def times(clock: Clock[float]) -> Times:
+    return Times(clock)
 
 
 def test_nothing_is_known_at_first_and_after_a_claim_that_returned_no_times(
-    times: claim_times.ClaimTimes,
+    times: Times,
 ) -> None:
     assert times.wait_s == math.inf
-    claim(times, claims.Wait(due_s=0.5))
-    claim(times)
+    times.claim(claims.Wait(due_s=0.5))
+    times.claim()
     assert times.wait_s == math.inf
 
 
 def test_the_earlier_of_a_limit_and_a_due_job_counts_and_comes_nearer(
-    clock: Clock[float], times: claim_times.ClaimTimes
+    clock: Clock[float], times: Times
 ) -> None:
-    claim(times, claims.Wait(limit_s=0.75, due_s=0.5))
+    times.claim(claims.Wait(limit_s=0.75, due_s=0.5))
     assert times.wait_s == 0.5
     clock.now += 0.25
     assert times.wait_s == 0.25
     clock.now += 0.5
     assert times.wait_s == 0.0
-    claim(times, claims.Wait(limit_s=0.25, due_s=0.5))
+    times.claim(claims.Wait(limit_s=0.25, due_s=0.5))
     assert times.wait_s == 0.25
-    times.forget()
-    assert times.wait_s == math.inf
 
 
 def test_a_due_job_that_others_took_delays_the_next_one_and_a_claimed_one_ends_that(
-    clock: Clock[float], times: claim_times.ClaimTimes
+    clock: Clock[float], times: Times
 ) -> None:
     waits: list[float] = []
     for _ in range(5):
-        claim(times, claims.Wait(due_s=0.001))
+        times.claim(claims.Wait(due_s=0.001))
         waits.append(times.wait_s)
         clock.now += times.wait_s
     assert waits == pytest.approx([0.001, 0.01, 0.02, 0.04, 0.08])
-    claim(times, claims.Wait(due_s=0.001), claimed=True)
+    times.claim(claims.Wait(due_s=0.001), claimed=True)
     assert times.wait_s == pytest.approx(0.001)
 
 
-def test_claims_for_other_reasons_delay_nothing(
-    clock: Clock[float], times: claim_times.ClaimTimes
-) -> None:
+def test_claims_for_other_reasons_delay_nothing(clock: Clock[float], times: Times) -> None:
     for _ in range(100):
-        claim(times, claims.Wait(due_s=0.5))
+        times.claim(claims.Wait(due_s=0.5))
         clock.now += 0.01  # a notification, before the time
-    claim(times, claims.Wait(due_s=0.5))
+    times.claim(claims.Wait(due_s=0.5))
     assert times.wait_s == 0.5
 
 
-def test_the_pause_ends_when_no_job_is_due_soon(
-    clock: Clock[float], times: claim_times.ClaimTimes
-) -> None:
+def test_the_pause_ends_when_no_job_is_due_soon(clock: Clock[float], times: Times) -> None:
     for _ in range(8):
-        claim(times, claims.Wait(due_s=0.001))
+        times.claim(claims.Wait(due_s=0.001))
         clock.now += times.wait_s
-    claim(times)
-    claim(times, claims.Wait(due_s=0.001))
+    times.claim()
+    times.claim(claims.Wait(due_s=0.001))
     assert times.wait_s == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_jobs_that_become_due_all_the_time_and_cannot_be_claimed_cost_little(
-    clock: Clock[float], times: claim_times.ClaimTimes, seed: int
+    clock: Clock[float], times: Times, seed: int
 ) -> None:
     """Such as jobs whose lock key is held."""
     draw, begun, count = random.Random(seed), clock.now, 0
     while clock.now < begun + 60:
-        claim(times, claims.Wait(due_s=draw.uniform(0.0, 0.002)))
+        times.claim(claims.Wait(due_s=draw.uniform(0.0, 0.002)))
         count += 1
         clock.now += min(POLL_S, times.wait_s)
     assert count <= 60 + 10

@@ -420,7 +420,7 @@ class Worker(RuleBasedStateMachine):
             runner.others = self.runners
             who = claims.Claimant(f"w:1:0:ex-{number}", "host", queue, LEASE_S)
             shape: Any = shapes.Shape(2, concurrent=runner.shared)
-            self.desk.lanes.append(lane.Lane(who, shape, runner, now_fn=self.clock))  # type: ignore[arg-type]
+            self.desk.lanes.append(lane.Lane(who, shape, runner))  # type: ignore[arg-type]
         self.leases = leases.Leases(
             self.desk, logs, hold=self.move, ring=lambda: None, report=self.report,
             now_fn=self.clock,

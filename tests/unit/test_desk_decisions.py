@@ -88,7 +88,7 @@ class World:
         who = claims.Claimant("w:1:0:ex-1", "host", queue, 30.0)
         runner: Any = self.runner
         shape = shapes.Shape(slots, gpu=queue == "gpu")
-        self.lane = lane.Lane(who, shape, runner, now_fn=lambda: self.now)
+        self.lane = lane.Lane(who, shape, runner)
         self.desk.lanes.append(self.lane)
         self.leases = leases.Leases(
             self.desk, logs, hold=lambda _: None, ring=lambda: None, report=lambda: {"columns": {}},
