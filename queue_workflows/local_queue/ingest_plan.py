@@ -30,7 +30,7 @@ from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current
 from queue_workflows.telemetry import pressure
 from queue_workflows.types import ExitFn, JsonDict, Row, Unreadable
-from queue_workflows.worker import claimed_job, lane, memory_watch, process, shapes
+from queue_workflows.worker import claimed_job, memory_watch, process, queue_state, shapes
 
 _log = logging.getLogger("queue_workflows.local_queue")
 _STAYS: Final = (workers.STOP_POLICIES["drain"], workers.STOP_POLICIES["pause"])
@@ -326,16 +326,16 @@ class ThreadWorker(process.Worker):
         """Return whether, at the last report, a job of another worker filled the same memory."""
         return self._memory.others_fill
 
-    def _lane(
+    def _queue_of(
         self,
         who: claims.Claimant,
         shape: shapes.Shape,
         registered: loaded_app.Registered | None,
-    ) -> lane.Lane:
+    ) -> queue_state.Queue:
         del who, registered
         parts = self._loop, None, self._printer, self._desk
         self.threads = Threads(*parts, manager=self._manager, limit=shape.slots, post=self.post)
-        return lane.Lane(self._who, shape, self.threads)
+        return queue_state.Queue(self._who, shape, self.threads)
 
     def _tick(self, now: float) -> float:
         self._desk.throttled = self._manager.throttled_by is not None
@@ -366,7 +366,7 @@ class ThreadWorker(process.Worker):
         found = workers.stop_policy(policy)
         return found not in _STAYS and (found is not workers.HARD or bool(self._on_exit))
 
-    def _run_policy(self, own: lane.Lane, policy: str) -> None:
+    def _run_policy(self, own: queue_state.Queue, policy: str) -> None:
         if own.jobs:
             super()._run_policy(own, policy)
 

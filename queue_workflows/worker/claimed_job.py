@@ -37,19 +37,19 @@ class Ending(NamedTuple):
 class ClaimedJob:
     """A claimed job: its lease, its guards, and where it is.
 
-    `lane`: its queue in this worker, a `lane.Lane`. `row`: id, claim_no, crash_count, timeout_s,
-    name of the task or node module, run_id, node_id, required_model, the run as JSON (the last four
-    are NULL for ingest jobs), the whole row as JSON for the handler, `wait_s`, `due_s` and
-    lapse_count, all as texts. `asked`: when the claim was sent (`clock.boot_s`).
+    `queue`: a `queue_state.Queue`. `row`: id, claim_no, crash_count, timeout_s, name of the task or
+    node module, run_id, node_id, required_model, the run as JSON (the last four are NULL for ingest
+    jobs), the whole row as JSON for the handler, `wait_s`, `due_s` and lapse_count, all as texts.
+    `asked`: when the claim was sent (`clock.boot_s`).
     """
 
-    def __init__(self, lane: Any, row: Sequence[bytes | None], asked: float) -> None:
+    def __init__(self, queue: Any, row: Sequence[bytes | None], asked: float) -> None:
         job_id, claim_no, crashes, timeout_s, name, run_id, node_id, model, run, body = row[:10]
         assert job_id is not None
         assert claim_no is not None
-        self.lane, self.in_run = lane, lane.table.in_run
+        self.queue, self.in_run = queue, queue.table.in_run
         self.id = job_id.decode()
-        self.lease = job_tables.Lease(lane.table, self.id, lane.who.worker_id, int(claim_no))
+        self.lease = job_tables.Lease(queue.table, self.id, queue.who.worker_id, int(claim_no))
         self.crash_count, self.lapse_count = int(crashes or 0), int(row[12] or 0)
         self.timeout_s = float(timeout_s) if timeout_s else None
         self.name, self.run_id, self.node_id, self.model = (
@@ -61,7 +61,7 @@ class ClaimedJob:
         """Whether one more crash or lapse makes it poison. Such a job runs alone in its worker: one
         that dies takes all its jobs with it, and nobody sees which one was at fault."""
         self.asked = self.started = self.renewed = asked
-        self.lease_end = guards.LeaseEnd(asked, lane.who.lease_s)
+        self.lease_end = guards.LeaseEnd(asked, queue.who.lease_s)
         self.has_started, self.guards = False, list[guards.Guard]()
         """Whether the handler runs; until then only the lease is checked."""
         self.key = 0
@@ -92,8 +92,8 @@ class ClaimedJob:
             "id": self.id,
             "claim_no": self.lease.claim_no,
             "worker_id": self.lease.worker_id,
-            "claimed_by": self.lane.who.host,
-            "queue": self.lane.who.queue,
+            "claimed_by": self.queue.who.host,
+            "queue": self.queue.who.queue,
             "timeout_s": self.timeout_s,
             "required_model": self.model,
             **more,
@@ -102,7 +102,7 @@ class ClaimedJob:
     @property
     def run(self) -> Row:
         """Return what identifies the run of a node: id, generation, revision and `born`."""
-        known = json.loads(self._run) if self._run else {}
+        known: Row = json.loads(self._run) if self._run else {}
         return {"id": self.run_id, "generation": None, "revision": None, "born": None} | known
 
     @property
@@ -113,7 +113,7 @@ class ClaimedJob:
             "run_id": self.run_id,
             "node_id": self.node_id,
             "task": None if self.in_run else self.name,
-            "queue": self.lane.who.queue,
+            "queue": self.queue.who.queue,
             "attempt": self.lease.claim_no,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -159,7 +159,7 @@ class ClaimedJob:
 
     def check_at(self, now: float) -> float:
         """Return when a guard may fail at the earliest."""
-        margin_s = min(self.lease_end.MARGIN_S, self.lane.who.lease_s / 4)
+        margin_s = min(self.lease_end.MARGIN_S, self.queue.who.lease_s / 4)
         due = min(self.lease_end.ends - margin_s, self.cancel_at, self.starts_by)
         for guard in self.guards:
             due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
@@ -219,8 +219,10 @@ def rows(job: ClaimedJob) -> db.Script[JsonDict]:
     return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
 
 
-def note(job: ClaimedJob, event_type: str, *, once: bool = False, **more: Any) -> db.Script[None]:
+def note(
+    job: ClaimedJob, event_type: str, detail: str = "{}", *, once: bool = False, **more: Any
+) -> db.Script[None]:
     """Append an event to the history of a job. `once`: unless its claim has one of this type."""
     if not (once and (yield from record.has_recorded(job.lease, [event_type]))):
         row = job.row | {"attempts": 0}
-        yield from record.note(job.lease.table, row, event_type, **({"detail": "{}"} | more))
+        yield from record.note(job.lease.table, row, event_type, detail=detail, **more)

@@ -23,7 +23,7 @@ from queue_workflows.db import link
 from queue_workflows.run import node_call, wire
 from queue_workflows.runtime import clock, log_context, stored_json
 from queue_workflows.types import JsonDict, NowFn
-from queue_workflows.worker import claimed_job, guards, job_logs, lane, node_plans
+from queue_workflows.worker import claimed_job, guards, job_logs, node_plans, queue_state
 
 if TYPE_CHECKING:
     from queue_workflows.run import executors
@@ -92,7 +92,7 @@ def may_pass(error: Exception) -> bool:
 
 
 class Desk:
-    """The state of a worker: its lanes, their jobs, and what is to be written.
+    """The state of a worker: its queues, their jobs, and what is to be written.
 
     `ring` lets the claiming connection ask for `next`, `wake_at` lets `tick` be called by a time.
     `ends_with_job`: the worker ends with a job that it ends before its handler does, as the plain
@@ -115,7 +115,7 @@ class Desk:
         self._logs, self._models = logs, models
         self.ends_with_job, self._is_known = ends_with_job, is_known
         self.now = now_fn
-        self.lanes: list[lane.Lane] = []
+        self.queues: list[queue_state.Queue] = []
         """The first is asked first; each that has sent a statement becomes the last."""
         self._writes: deque[Write] = deque()
         """What it writes besides claims and completed jobs, one by one."""
@@ -146,20 +146,20 @@ class Desk:
     @property
     def jobs(self) -> list[claimed_job.ClaimedJob]:
         """Return the jobs whose claims are held."""
-        return [job for each in self.lanes for job in each.jobs.values()]
+        return [job for each in self.queues for job in each.jobs.values()]
 
     @property
     def busy(self) -> bool:
         """Return whether jobs are held or may be, a model changes, or anything is to be written."""
         changes = self._models is not None and self._models.is_changing
         return bool(changes or self._writes or self._aside) or any(
-            each.jobs or each.claiming or each.unsure for each in self.lanes
+            each.jobs or each.claiming or each.unsure for each in self.queues
         )
 
     @property
     def has_looked(self) -> bool:
         """Return whether there was nothing more to claim."""
-        return not (self.throttled or any(each.looks or each.claiming for each in self.lanes))
+        return not (self.throttled or any(each.looks or each.claiming for each in self.queues))
 
     # --- The claiming connection: a `db.link.Source`.
 
@@ -170,7 +170,7 @@ class Desk:
             if now < self._retry_at:
                 return None
             self._retry_at = math.inf
-        for own in self.lanes:
+        for own in self.queues:
             if now >= own.unsure_at:
                 own.unsure, own.unsure_at = True, math.inf
             if own.unsure:
@@ -179,9 +179,9 @@ class Desk:
             self._writes.appendleft(self._aside.popleft())
         if self._writes:
             return self._request(self._writes[0])
-        for at, own in enumerate(self.lanes):
+        for at, own in enumerate(self.queues):
             if (found := self._record_and_claim(own, now)) is not None:
-                self.lanes = self.lanes[at + 1 :] + self.lanes[: at + 1]
+                self.queues = self.queues[at + 1 :] + self.queues[: at + 1]
                 return found
         return None
 
@@ -211,7 +211,7 @@ class Desk:
             self._aside_at = now + ASIDE_S
         self._wake_at(self._aside_at)
         if self._lone is not None:
-            self.start(self._lone.lane)
+            self.start(self._lone.queue)
 
     def _write(self, write: Write) -> None:
         self._writes.append(write)
@@ -219,7 +219,7 @@ class Desk:
 
     def notified(self, channel: str, text: str) -> None:
         """Look for a job of the queue that was notified."""
-        for own in self.lanes:
+        for own in self.queues:
             if own.table.ready_channel == channel and own.who.queue == text:
                 own.may_claim = True
 
@@ -238,15 +238,15 @@ class Desk:
         return True
 
     def look(self, *, promote: bool = False) -> None:
-        """Let each lane look for jobs."""
-        for own in self.lanes:
+        """Let each queue look for jobs."""
+        for own in self.queues:
             own.may_claim = True
             own.promote |= promote
         self._ring()
 
     # --- Claims and completed jobs.
 
-    def _record_and_claim(self, own: lane.Lane, now: float) -> link.Request | None:
+    def _record_and_claim(self, own: queue_state.Queue, now: float) -> link.Request | None:
         done = own.done[: 1 if own.shape.gpu else MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
@@ -271,7 +271,7 @@ class Desk:
         )
 
     def _claimed(
-        self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, ahead: bool,
+        self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, ahead: bool,
         rows: Sequence[Sequence[bytes | None]],
     ) -> None:  # fmt: skip
         """Forget what is recorded, and take over what is claimed."""
@@ -296,7 +296,9 @@ class Desk:
             self._take(own, jobs, now)
         self.start(own)
 
-    def _take(self, own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], now: float) -> None:
+    def _take(
+        self, own: queue_state.Queue, jobs: Sequence[claimed_job.ClaimedJob], now: float
+    ) -> None:
         """Take over claimed jobs, or hand them back if nothing can be done with them any more."""
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
         if now - own.asked > LATE * own.who.lease_s:
@@ -324,7 +326,7 @@ class Desk:
                 self._lone = job if job.is_last else self._lone
 
     def _not_claimed(
-        self, own: lane.Lane, done: Sequence[node_plans.Done], count: int, by_row: bool,
+        self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, by_row: bool,
         error: Exception,
     ) -> None:  # fmt: skip
         """Find what the database refuses: a result, the row of a job, or all for the moment."""
@@ -340,7 +342,7 @@ class Desk:
         else:
             self._retry_later(error)
 
-    def _record_apart(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
+    def _record_apart(self, own: queue_state.Queue, done: Sequence[node_plans.Done]) -> None:
         """Record each of these completed jobs by itself."""
         del own.done[: len(done)]
         for job, outcome in done:
@@ -356,14 +358,14 @@ class Desk:
         self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)
         self._wake_at(self._retry_at)
 
-    def _unknown(self, own: lane.Lane, done: Sequence[node_plans.Done]) -> None:
+    def _unknown(self, own: queue_state.Queue, done: Sequence[node_plans.Done]) -> None:
         """Note that a reply was lost: what was sent may have been committed."""
         self._record_apart(own, done)
         own.claiming, own.unsure, own.may_claim = False, True, True
         own.unsure_at = self.now() + UNSURE_S
         self._wake_at(own.unsure_at)
 
-    def _resolve(self, own: lane.Lane) -> link.Request:
+    def _resolve(self, own: queue_state.Queue) -> link.Request:
         """Hand back what was claimed although the reply was lost."""
 
         def resolved(_: object) -> None:
@@ -392,10 +394,10 @@ class Desk:
                 )
                 self._forget(job)
             else:
-                job.lane.runner.recorded(job, found)
+                job.queue.runner.recorded(job, found)
                 self._forget(job, completed=found is COMPLETED)
             # It may be queued again with a time before the next poll.
-            job.lane.may_claim = job.lane.promote = True
+            job.queue.may_claim = job.queue.promote = True
 
         def refused(error: Exception) -> None:
             job.refusals += 1
@@ -419,7 +421,7 @@ class Desk:
         self.write(job, functools.partial(record.end, job.lease, outcome))
 
     def _forget(self, job: claimed_job.ClaimedJob, *, completed: bool = False) -> None:
-        own = job.lane
+        own = job.queue
         if own.jobs.get(job.id) is job:
             del own.jobs[job.id]
         self.worked_at = self.now()
@@ -430,7 +432,7 @@ class Desk:
         if self._returned:
             self._call_returned()
         if self._lone is not None:
-            self.start(self._lone.lane)
+            self.start(self._lone.queue)
 
     def _over(self, job: claimed_job.ClaimedJob) -> None:
         """Note that the handler of a job runs no more. If it ran alone, others may run again."""
@@ -440,20 +442,23 @@ class Desk:
     def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
         """Let the app hear of a node that is recorded, in the executor that has its value."""
         assert job.announced_in is not None
-        announce = functools.partial(job.lane.runner.announce, job.announced_in, job.key)
+        announce = functools.partial(job.queue.runner.announce, job.announced_in, job.key)
         job.announced_in = None
-        if not completed:
+
+        def found(rows: JsonDict) -> None:
+            announce(wire.encoded(rows))
+
+        def not_found(_: object) -> None:
             announce(None)
-            return
-        self._write(Write(
-            functools.partial(claimed_job.rows, job),
-            lambda rows: announce(wire.encoded(rows)),
-            lambda _: announce(None),
-        ))  # fmt: skip
+
+        if completed:
+            self._write(Write(functools.partial(claimed_job.rows, job), found, not_found))
+        else:
+            announce(None)
 
     # --- Handlers: the owner of `run.executors.Executors`.
 
-    def start(self, own: lane.Lane) -> None:
+    def start(self, own: queue_state.Queue) -> None:
         """Give waiting jobs to what has room for them; one that runs alone comes last.
 
         It waits until the others are recorded: if the worker dies with several jobs, its parent
@@ -483,14 +488,14 @@ class Desk:
 
     def room(self) -> None:
         """Give waiting jobs to an executor that has become free, and claim others."""
-        for own in self.lanes:
+        for own in self.queues:
             if own.waiting:
                 self.start(own)
         self._ring()
 
     def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         """Record the outcome of a handler, unless something else was decided about its job."""
-        own, decided = job.lane, job.end
+        own, decided = job.queue, job.end
         if job.has_started:
             own.window.ended(outcome.seconds)
         if self._logs.open:
@@ -572,7 +577,7 @@ class Desk:
             _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, lambda _: None, refused))
+        self._write(Write(make, _ignore, refused))
 
     def model(self, model: JsonDict) -> None:
         """Note what the executor of a GPU says of its model."""
@@ -588,7 +593,7 @@ class Desk:
     def asked(self, job: claimed_job.ClaimedJob, question: JsonDict) -> None:
         """Answer a question of a handler as soon as the claiming connection can."""
         job.beat(self.now())
-        answer = functools.partial(job.lane.runner.answer, job, question["no"])
+        answer = functools.partial(job.queue.runner.answer, job, question["no"])
 
         def answered(found: claimed_job.Answer) -> None:
             answer(found.value, found.error, is_final=found.is_final)
@@ -611,18 +616,18 @@ class Desk:
         if job.is_over:
             return
         if job.place is None:
-            if job in job.lane.waiting:
-                job.lane.waiting.remove(job)
+            if job in job.queue.waiting:
+                job.queue.waiting.remove(job)
             self.write(job, make)
             return
         if job.end is None:
             _log.warning("job %s: %s; ending its handler", job.id, why, extra=job.ids)
             job.end = claimed_job.Ending(why, make, code, self.now())
         if not now and (job.place.shared or not job.has_started):
-            job.lane.runner.interrupt(job, "it must end")
+            job.queue.runner.interrupt(job, "it must end")
         else:
             signum = signal.SIGKILL if now or self.ends_with_job else signal.SIGTERM
-            job.lane.runner.kill(job.place, signum, f"job {job.id}")
+            job.queue.runner.kill(job.place, signum, f"job {job.id}")
         self._wake_at(job.end.at + TERM_S)
 
     def hand_back(
@@ -648,10 +653,10 @@ class Desk:
             self.hand_back(job, "cancelled")
             return
         job.cancel_at = self.now() + config.CANCEL_GRACE_S.read()
-        job.lane.runner.interrupt(job, "cancelled")
+        job.queue.runner.interrupt(job, "cancelled")
         self._wake_at(job.cancel_at)
 
-    def switch(self, own: lane.Lane, policy: str | None, *, hard: bool) -> None:
+    def switch(self, own: queue_state.Queue, policy: str | None, *, hard: bool) -> None:
         """Obey the switch of a queue: OFF by this policy, or ON (None)."""
         was, own.off = own.off, policy
         if policy is None:
@@ -664,7 +669,7 @@ class Desk:
             if self._models is not None and self._models.holds_model and not own.jobs:
                 self._end_model(own, "OFF", guards.EXIT_CONTROL)
 
-    def _end_model(self, own: lane.Lane, why: str, code: int) -> None:
+    def _end_model(self, own: queue_state.Queue, why: str, code: int) -> None:
         """End the executor of a model that no job uses, or of a request to change it."""
         own.runner.kill_idle(why)
         self._leave(code)
@@ -672,7 +677,7 @@ class Desk:
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
         self._returned.append((self.jobs, done))
-        for own in self.lanes:
+        for own in self.queues:
             self._return_all(own, reason)
         self._call_returned()
 
@@ -683,12 +688,12 @@ class Desk:
                 self._returned.remove(each)
                 each[1]()
 
-    def _return_all(self, own: lane.Lane, reason: str, code: int = 0) -> None:
+    def _return_all(self, own: queue_state.Queue, reason: str, code: int = 0) -> None:
         self._return_waiting(own, reason)
         for job in [*own.jobs.values()]:
             self.hand_back(job, reason, front=True, now=True, code=code)
 
-    def _return_waiting(self, own: lane.Lane, reason: str) -> None:
+    def _return_waiting(self, own: queue_state.Queue, reason: str) -> None:
         own.window.reset()
         while own.waiting:
             self.hand_back(own.waiting.popleft(), reason)
@@ -701,7 +706,7 @@ class Desk:
         self.stopping = True
         self.stop_at = min(self.stop_at, self.now() + within_s)
         self.exit_by = min(self.exit_by, self.stop_at + EXIT_WITHIN_S)
-        for own in self.lanes:
+        for own in self.queues:
             self._return_waiting(own, "shutdown")
         self._wake_at(self.now())
 
@@ -728,14 +733,14 @@ class Desk:
             self._poll_s = config.CLAIM_POLL_S.read()
             self._poll_at = now + self._poll_s
             self.look(promote=True)
-        asks = [self._retry_at, *(own.unsure_at for own in self.lanes)]
+        asks = [self._retry_at, *(own.unsure_at for own in self.queues)]
         if self._aside:
             asks.append(self._aside_at)
         if now >= min(asks):
             self._ring()
         due = [self._poll_at, self.exit_by, *(at for at in asks if at > now)]
         if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
-            self._end_model(self.lanes[0], why, guards.EXIT_BUDGET if now < self.stop_at else 0)
+            self._end_model(self.queues[0], why, guards.EXIT_BUDGET if now < self.stop_at else 0)
         due += [self._check(job, now, stopped=stopped) for job in self.jobs]
         return min(due)
 
@@ -754,7 +759,7 @@ class Desk:
             self._unwind(job, "shutdown")
         elif now >= job.starts_by:
             if job.place is None:
-                self._return_waiting(job.lane, WAITED)  # with all behind it
+                self._return_waiting(job.queue, WAITED)  # with all behind it
             else:
                 self._unwind(job, WAITED)
         if job.is_over:
@@ -766,14 +771,14 @@ class Desk:
     def _unwind(self, job: claimed_job.ClaimedJob, why: str) -> None:
         """Interrupt a handler that yields or awaits, or that has not begun."""
         job.unwound = True
-        job.lane.runner.interrupt(job, why)
+        job.queue.runner.interrupt(job, why)
 
     def _escalate(self, job: claimed_job.ClaimedJob, end: claimed_job.Ending, now: float) -> float:
         """Kill the executor of a job that SIGTERM has not ended; return when to check again."""
         if now < end.at + TERM_S:
             return end.at + TERM_S
         assert job.place is not None
-        job.lane.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
+        job.queue.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
         # The kernel may not let it go: then its lease has to lapse.
         self._leave(end.code)
         return now + TERM_S
@@ -790,6 +795,10 @@ class Desk:
         self.decide(job, failure.reason, make, code=failure.code)
 
 
+def _ignore(_: object) -> None:
+    return
+
+
 def _sqlstate(error: Exception) -> str:
     """Return the SQLSTATE of an error; empty if it is not the server's."""
     return getattr(error, "sqlstate", None) or ""
@@ -802,7 +811,7 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
     """
     try:
         if not (yield from record.is_recorded(job.lease, outcome)):
-            yield from job.lane.claim(0, [(job, outcome)])
+            yield from job.queue.claim(0, [(job, outcome)])
     except db.Error as error:
         if error.sqlstate == claims.CLAIM_LOST:
             return None
@@ -832,7 +841,7 @@ def _charge(job: claimed_job.ClaimedJob, evidence: str, detail: JsonDict) -> db.
     yield db.BEGIN
     row = yield from recovery.charge(lease, evidence=payload.error_text(evidence))
     if row is not None:
-        named = row | {"claimed_by": job.lane.who.host}
+        named = row | {"claimed_by": job.queue.who.host}
         yield from recovery.note_death(lease.table, named, lease.worker_id, detail, evidence)
     yield db.COMMIT
     if row is not None:

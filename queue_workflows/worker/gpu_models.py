@@ -20,7 +20,7 @@ from queue_workflows.run import executors
 from queue_workflows.runtime import clock, external_tool, service
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.types import JsonDict, NowFn, Row
-from queue_workflows.worker import claimed_job, guards, lane, shapes
+from queue_workflows.worker import claimed_job, guards, queue_state, shapes
 
 _log = logging.getLogger(__name__)
 REAP_S: Final = 5.0
@@ -39,7 +39,7 @@ Later = Callable[..., object]
 
 
 class GpuModels:
-    """The models and the GPU of a worker's one gpu lane.
+    """The models and the GPU of a worker's gpu queue.
 
     `wake` lets the loop look at what the measuring thread has found.
     """
@@ -54,7 +54,7 @@ class GpuModels:
     ) -> None:
         self._known, self._card = known, card
         self._wake, self._now = wake, now_fn
-        self._lane: lane.Lane
+        self._queue: queue_state.Queue
         self._later: Later
         self._changed: Callable[[], object]
         self._seen: JsonDict = executors.NO_MODEL
@@ -75,7 +75,8 @@ class GpuModels:
         self._fault = ""
         """Why the last job that ended could not use the GPU."""
         self._fault_s, self._fault_until = FAULT_FIRST_S, -math.inf
-        self._without, self._works = "", False
+        self._without: str = ""
+        self._works = False
         """The last job that could not use it; whether another one has completed since."""
         self.published = config.DISABLE_WORKER_HEARTBEAT.read()
         """Whether the database has the size of the GPU memory, or cannot have it."""
@@ -85,12 +86,12 @@ class GpuModels:
         sample = service.Task("sample", SAMPLE_CHECK_S, self._sample)
         self._thread = service.Loop("worker-gpu", [size, sample])
 
-    def serve(self, own: lane.Lane, later: Later, changed: Callable[[], object]) -> None:
-        """Serve this lane from now on; claims wait for the size of the GPU.
+    def serve(self, own: queue_state.Queue, later: Later, changed: Callable[[], object]) -> None:
+        """Serve this queue from now on; claims wait for the size of the GPU.
 
         `later` runs a script on the second connection, best effort; `changed` lets it report.
         """
-        self._lane, self._later, self._changed = own, later, changed
+        self._queue, self._later, self._changed = own, later, changed
         own.models = self._known
         self._thread.start()
 
@@ -172,12 +173,12 @@ class GpuModels:
         """Note that a heartbeat has published the size of the GPU, if it was measured by then."""
         if self._memory.measured and not self.published:
             self.published = True
-            self._lane.may_claim = True
+            self._queue.may_claim = True
         sizes = {name: model_registry.get(name).est_vram_gb for name in self._known or ()}
         if sizes != self._sizes:
             self._sizes = sizes
             publish = statements.models.publish_sizes.script(
-                host=self._lane.who.host,
+                host=self._queue.who.host,
                 models=[*sizes],
                 sizes=[size or None for size in sizes.values()],
             )
@@ -185,7 +186,7 @@ class GpuModels:
 
     def tick(self, now: float) -> float:
         """Take samples to the guards, and do what is due; return when to be called again."""
-        jobs = [*self._lane.jobs.values()]
+        jobs = [*self._queue.jobs.values()]
         every = [guard for job in jobs for guard in job.guards]
         self._wanted = any(guard.wants_sample(now) for guard in every)
         if self._sampled is not None:
@@ -196,7 +197,7 @@ class GpuModels:
                     guard.sample(at, found)
         for job in jobs:
             self._report_suspicions(job, now)
-        if now >= self._poll_at and self._lane.who.obey:
+        if now >= self._poll_at and self._queue.who.obey:
             self.poll()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
@@ -226,7 +227,7 @@ class GpuModels:
         if model["current"] not in (None, before["current"]):
             self._load_s += model["load_s"]
         self._since = self._now() - model["held_s"]
-        self._lane.model = model["current"]
+        self._queue.model = model["current"]
         if any(model[name] != before[name] for name in ("current", "loading")):
             self._changed()
 
@@ -260,7 +261,7 @@ class GpuModels:
     def learn(self, model: str | None, seconds: float) -> None:
         """Remember how long a load has taken, for the choice of jobs."""
         learn = statements.models.learn_load.script(
-            host=self._lane.who.host, model=model, seconds=seconds
+            host=self._queue.who.host, model=model, seconds=seconds
         )
         self._later(learn, "the time of a load")
 
@@ -269,7 +270,7 @@ class GpuModels:
     def poll(self) -> None:
         """Look for a request; it replaces one that still waits."""
         self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
-        who = self._lane.who
+        who = self._queue.who
         newest = statements.models.newest_request.script(
             host=who.host, worker=who.worker_id, after=self._request_no
         )
@@ -284,16 +285,16 @@ class GpuModels:
 
     def _reap(self) -> None:
         """Unload a model that is idle too long, unless the worker is paused with it."""
-        if config.DISABLE_GPU_IDLE_REAPER.read() or self._lane.off == "pause":
+        if config.DISABLE_GPU_IDLE_REAPER.read() or self._queue.off == "pause":
             return
         idle_s, ttl_s = self._now() - self._used_at, config.GPU_MODEL_IDLE_TTL_S.read()
         held = self._seen["current"] is not None
-        if gpu_should_unload(held, bool(self._lane.jobs), idle_s, ttl_s):
+        if gpu_should_unload(held, bool(self._queue.jobs), idle_s, ttl_s):
             self._waiting = self._waiting or REAP
 
     def begin(self) -> None:
         """Let the executor carry out what is due, once it has no job."""
-        own = self._lane
+        own = self._queue
         own.changing = bool(self._waiting or self._running)
         if self._running is not None or any(job.place for job in own.jobs.values()):
             return
@@ -306,15 +307,15 @@ class GpuModels:
         own.changing = self._running is not None
 
     def _begin(self, request: Row) -> None:
-        loads, off = request["action"] == "load", self._lane.off
-        if self._lane.who.obey:
+        loads, off = request["action"] == "load", self._queue.off
+        if self._queue.who.obey:
             off = off or request["off_policy"]  # it may not have looked since
         change = {"model": request["model"] if loads else None, "idle_only": False}
         if loads and off is not None:
             self._set_report(request, "refused", error=f"the worker is OFF by policy {off}")
         elif not loads and request["model"] not in (None, self._seen["current"]):
             self._set_report(request, "done", seconds=0.0)
-        elif self._lane.runner.change_model(change):
+        elif self._queue.runner.change_model(change):
             self._used()
             self._running, self._began = request, self._now()
             self._set_report(request, "running")
@@ -324,7 +325,7 @@ class GpuModels:
     def changed(self, error: str | None) -> None:
         """Note that the executor has carried out a change, or why not."""
         request, self._running = self._running, None
-        self._lane.changing = False
+        self._queue.changing = False
         if request is None or request is REAP:
             return
         seconds, self._began = round(self._now() - self._began, 3), math.inf

@@ -18,7 +18,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import link, statements
 from queue_workflows.runtime import clock
 from queue_workflows.types import JsonDict, NowFn
-from queue_workflows.worker import claimed_job, desk, job_logs, lane
+from queue_workflows.worker import claimed_job, desk, job_logs, queue_state
 
 if TYPE_CHECKING:
     from queue_workflows.worker import gpu_models
@@ -72,7 +72,7 @@ class Leases:
         report: Callable[[], JsonDict],
         models: gpu_models.GpuModels | None = None,
         is_own_policy: Callable[[str], bool] = lambda _: False,
-        run_policy: Callable[[lane.Lane, str], object] = _ignore,
+        run_policy: Callable[[queue_state.Queue, str], object] = _ignore,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._desk, self._logs, self._models = desk_, logs, models
@@ -100,13 +100,13 @@ class Leases:
         own = self._desk
         if any(job.progress is not None and now - job.renewed >= PROGRESS_S for job in own.jobs):
             self._renew_at = min(self._renew_at, now)
-        if own.heard_cancel and not any(each.claiming for each in own.lanes):
+        if own.heard_cancel and not any(each.claiming for each in own.queues):
             own.heard_cancel = False
             self.renew_now()
         if now >= (due := self.due_at()):
             self._ring()
         # While the connection is stuck no renewal moves the deadline, which idle executors share.
-        moves_at = self._held_until - own.lanes[0].who.lease_s / 3
+        moves_at = self._held_until - own.queues[0].who.lease_s / 3
         if now >= moves_at and self._safe_until(now) > self._held_until:
             self._keep_hold(now)
         return max(now + 0.05, min(due, moves_at))
@@ -157,14 +157,15 @@ class Leases:
 
     def notified(self, channel: str, text: str) -> None:
         """Act on a cancel, and on a switch of one of the workers."""
-        lanes = self._desk.lanes
+        own = self._desk
         if channel == "job_cancel":
-            if any(text in (job.id, job.run_id) for job in self._desk.jobs):
+            if any(text in (job.id, job.run_id) for job in own.jobs):
                 self.renew_now()
-            elif any(own.claiming for own in lanes):
-                self._desk.heard_cancel = True
-        names = {f"{own.who.host}:{each}" for own in lanes for each in (own.who.queue, workers.ALL)}
-        if channel == "worker_control" and text in names:
+            elif any(each.claiming for each in own.queues):
+                own.heard_cancel = True
+        whose = [(each.who.host, each.who.queue) for each in own.queues]
+        named = any(text in (f"{host}:{queue}", f"{host}:{workers.ALL}") for host, queue in whose)
+        if channel == "worker_control" and named:
             self._control_at = 0.0
             self._ring()
             if self._models is not None:
@@ -184,8 +185,8 @@ class Leases:
     # --- Leases.
 
     def _renew(self, now: float) -> link.Request | None:
-        held = [(own, [*own.jobs.values()]) for own in self._desk.lanes if own.jobs]
-        lease_s = self._desk.lanes[0].who.lease_s
+        held = [(own, [*own.jobs.values()]) for own in self._desk.queues if own.jobs]
+        lease_s = self._desk.queues[0].who.lease_s
         self._renew_at = now + min(config.DL_HEARTBEAT_SEC.read(), lease_s / 3)
         if not held:
             self._keep_hold(now)
@@ -217,7 +218,7 @@ class Leases:
     ) -> None:
         found = {(each.job_id, each.claim_no): each for each in renewals}
         for job in held:
-            if job.lane.jobs.get(job.id) is not job:
+            if job.queue.jobs.get(job.id) is not job:
                 continue
             row = found.get((job.id, job.lease.claim_no))
             if row is None:
@@ -228,7 +229,7 @@ class Leases:
                 job.lease_end.beat(sent)
                 job.renewed = sent
             else:
-                again_s = min(AGAIN_S, AGAIN * job.lane.who.lease_s)
+                again_s = min(AGAIN_S, AGAIN * job.queue.who.lease_s)
                 self._renew_at = min(self._renew_at, self._now() + again_s)
             if row.cancel:
                 self._desk.cancel(job)
@@ -240,11 +241,11 @@ class Leases:
 
     def _safe_until(self, now: float) -> float:
         """Return until when no executor runs a job whose lease has ended, whatever comes now."""
-        own, lease_s = self._desk, self._desk.lanes[0].who.lease_s
+        own, lease_s = self._desk, self._desk.queues[0].who.lease_s
         ends = [job.lease_end.ends for job in own.jobs if not job.is_over]
         # What a claim finds that has no reply yet may start before the next renewal.
         starts_by = now - desk.LATE * lease_s
-        asked = [each.asked for each in own.lanes if each.claiming and each.asked >= starts_by]
+        asked = [each.asked for each in own.queues if each.claiming and each.asked >= starts_by]
         return min([*ends, *(each + lease_s for each in asked), now + lease_s]) - EARLY_S
 
     def _store_cursors(self, jobs: Sequence[claimed_job.ClaimedJob]) -> None:
@@ -261,24 +262,24 @@ class Leases:
 
     def _check_control(self, now: float) -> link.Request | None:
         self._control_at = now + config.WORKER_CONTROL_POLL_S.read()
-        if not any(own.who.obey for own in self._desk.lanes):
+        if not any(own.who.obey for own in self._desk.queues):
             return None
 
-        def check() -> db.Script[list[tuple[lane.Lane, str | None]]]:
-            found: list[tuple[lane.Lane, str | None]] = []
-            for own in self._desk.lanes:
+        def check() -> db.Script[list[tuple[queue_state.Queue, str | None]]]:
+            found: list[tuple[queue_state.Queue, str | None]] = []
+            for own in self._desk.queues:
                 if own.who.obey:
                     policy = statements.controls.off_policy.script
                     found.append((own, (yield from policy(host=own.who.host, queue=own.who.queue))))
             return found
 
-        def checked(found: list[tuple[lane.Lane, str | None]]) -> None:
+        def checked(found: list[tuple[queue_state.Queue, str | None]]) -> None:
             for own, policy in found:
                 self._switch(own, policy)
 
         return _request(check(), "the switches are not known", checked)
 
-    def _switch(self, own: lane.Lane, policy: str | None) -> None:
+    def _switch(self, own: queue_state.Queue, policy: str | None) -> None:
         """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
         is_new, is_own = own.off != policy, policy is not None and self._is_own_policy(policy)
         handler = None if policy is None or is_own else workers.stop_policy(policy)
@@ -294,7 +295,7 @@ class Leases:
 
         def reported(_: None) -> None:
             if self._desk.begin():
-                for own in self._desk.lanes:
+                for own in self._desk.queues:
                     # Not before the row: `queue-workflows run` starts a worker where it finds none.
                     _log.info("worker %s works on %s", own.who.worker_id, db.describe())
             if self._models is not None:
@@ -309,7 +310,7 @@ class Leases:
     def _reports(self) -> db.Script[None]:
         shown = self._report()
         columns = shown.pop("columns")
-        for own in self._desk.lanes:
+        for own in self._desk.queues:
             who, ids = own.who, [*own.jobs]
             claim = claim_detail(who)
             detail = {"lease_s": who.lease_s, "lock": self.locked, "claim": claim, **shown}
@@ -333,7 +334,7 @@ class Leases:
 
     def _stop(self) -> link.Request:
         def stop() -> db.Script[None]:
-            for who in [own.who for own in self._desk.lanes]:
+            for who in [own.who for own in self._desk.queues]:
                 yield from statements.workers.stop.script(worker=who.worker_id)
                 if self._desk.exit_code:
                     yield from statements.workers.clear_heartbeat.script(
@@ -361,7 +362,7 @@ class Leases:
 
 
 def _renewals(
-    held: Sequence[tuple[lane.Lane, Sequence[claimed_job.ClaimedJob]]],
+    held: Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]],
     reports: Mapping[str, str | None],
 ) -> db.Script[list[claims.Renewal]]:
     """Renew the leases of jobs, with their progress.
@@ -388,7 +389,9 @@ def _renewals(
 
 
 def _renewal(
-    own: lane.Lane, jobs: Sequence[claimed_job.ClaimedJob], reports: Mapping[str, str | None]
+    own: queue_state.Queue,
+    jobs: Sequence[claimed_job.ClaimedJob],
+    reports: Mapping[str, str | None],
 ) -> db.Script[list[claims.Renewal]]:
     progress = [reports[job.id] for job in jobs]
     return claims.renew([job.lease for job in jobs], lease_s=own.who.lease_s, progress=progress)

@@ -63,7 +63,7 @@ class MemoryWatch:
         """Decide from the latest reading."""
         if self._reading is None or self._asks:
             return
-        working = any(own.jobs or own.runner.gives_back for own in self._desk.lanes)
+        working = any(own.jobs or own.runner.gives_back for own in self._desk.queues)
         full = pressure.nearly_full(self._reading)
         if full and not working:
             self._asks = True
@@ -75,7 +75,7 @@ class MemoryWatch:
     def _fills(self, ids: list[str]) -> db.Script[Any]:
         return statements.workers.fill_memory.script(
             memory=ids,
-            but=[own.who.worker_id for own in self._desk.lanes],
+            but=[own.who.worker_id for own in self._desk.queues],
             stale_s=config.STALE_WORKER_AFTER_S.read(),
         )
 
@@ -91,7 +91,7 @@ class MemoryWatch:
         before = self._desk.throttled
         self._desk.throttled = active = self._throttle.check(working=working)
         self._reading = None
-        for own in self._desk.lanes if active else ():
+        for own in self._desk.queues if active else ():
             own.runner.shed()
         if active != before:
             self._changed()

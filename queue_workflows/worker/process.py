@@ -30,9 +30,9 @@ from queue_workflows.worker import (
     gpu_models,
     guards,
     job_logs,
-    lane,
     leases,
     memory_watch,
+    queue_state,
     shapes,
 )
 from queue_workflows.worker import inline as inline_jobs
@@ -117,8 +117,8 @@ class Worker:
                 newest=newest, obey=obey,
                 versions=config.node_version_keys() if queue in config.DAG_QUEUES else None,
             )  # fmt: skip
-            self._desk.lanes.append(self._lane(who, shape, registered))
-        lanes, holder = self._desk.lanes, self._launcher or self._inline_runner
+            self._desk.queues.append(self._queue_of(who, shape, registered))
+        queues, holder = self._desk.queues, self._launcher or self._inline_runner
         self._leases = leases.Leases(
             self._desk,
             logs,
@@ -129,14 +129,14 @@ class Worker:
             is_own_policy=self._is_own_policy,
             run_policy=self._run_policy,
         )
-        channels = sorted({own.table.ready_channel for own in lanes})
+        channels = sorted({own.table.ready_channel for own in queues})
         self._claims = link.Link(loop, self._desk, flow=claiming, channels=channels)
         self._renewals = link.Link(
             loop,
             self._leases,
             flow=renewing,
             channels=["worker_control", "job_cancel"],
-            locks=[recovery.LIFE_LOCK + own.who.worker_id for own in lanes],
+            locks=[recovery.LIFE_LOCK + own.who.worker_id for own in queues],
         )
         self._memory = memory_watch.MemoryWatch(
             self._desk, post=self.post, later=self._leases.later, changed=self._leases.beat_now
@@ -144,23 +144,23 @@ class Worker:
         sampled = not (config.DISABLE_HW_METRICS.read() or (inline and inline.once))
         self._metrics = hw_metrics.Sampler(host, ready=self._wake) if sampled else None
         self._posted: deque[Callable[[], object]] = deque()
-        self._policies: dict[lane.Lane, _Policy] = {}
+        self._policies: dict[queue_state.Queue, _Policy] = {}
         """The stop policies of the app that run, by the queue that is OFF."""
         self._thread = 0
         """The thread of the loop."""
         self._lost: launcher.LauncherLost | None = None
         self._leave_by = math.inf
 
-    def _lane(
+    def _queue_of(
         self, who: claims.Claimant, shape: shapes.Shape, registered: loaded_app.Registered | None
-    ) -> lane.Lane:
+    ) -> queue_state.Queue:
         parts = self._loop, self._launcher, self._printer, self._desk
         if registered is None:
             assert self._inline is not None
             runner = inline_jobs.InlineExecutors(*parts, on_exit=self._inline.on_exit)
             self._inline_runner = runner
             announces = config.get_config().on_node_completed is not None
-            own = lane.Lane(who, shape, runner, announces=announces)
+            own = queue_state.Queue(who, shape, runner, announces=announces)
             own.left = 1 if self._inline.once else math.inf
             return own
         in_run = who.queue in config.DAG_QUEUES
@@ -173,7 +173,7 @@ class Worker:
             max_jobs=self._limits.max_jobs,
             max_rss_mb=self._limits.max_rss_mb,
         )
-        return lane.Lane(
+        return queue_state.Queue(
             who,
             shape,
             runner,
@@ -185,7 +185,7 @@ class Worker:
     @property
     def worker_ids(self) -> dict[str, str]:
         """Return the identity under which each queue is claimed."""
-        return {own.who.queue: own.who.worker_id for own in self._desk.lanes}
+        return {own.who.queue: own.who.worker_id for own in self._desk.queues}
 
     @property
     def exit_code(self) -> int:
@@ -238,7 +238,7 @@ class Worker:
         if self._launcher is not None:
             self._loop.read(self._launcher.fileno(), self._from_launcher)
         if self._models is not None:
-            self._models.serve(self._desk.lanes[0], self._leases.later, self._leases.beat_now)
+            self._models.serve(self._desk.queues[0], self._leases.later, self._leases.beat_now)
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 self._loop.wake_at(0.0)
@@ -284,7 +284,7 @@ class Worker:
             runner.serve(models)
         if failed:
             raise failed[0]
-        return self._desk.lanes[0].left == 0
+        return self._desk.queues[0].left == 0
 
     def _rang(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -299,7 +299,7 @@ class Worker:
             self._printer.flush(now)
         due = [self._printer.again_at, self._claims.tick(now), self._renewals.tick(now)]
         due += [own.tick(now, stopped=models is not None and models.is_stopped)]
-        due += [self._leases.tick(now), *(each.runner.tick(now) for each in own.lanes)]
+        due += [self._leases.tick(now), *(each.runner.tick(now) for each in own.queues)]
         if models is not None:
             due.append(models.tick(now))
         for each, policy in [*self._policies.items()]:
@@ -309,7 +309,7 @@ class Worker:
                 due.append(policy.until)
         for sample in self._metrics.take() if self._metrics is not None else ():
             put = statements.samples.put.script(
-                host=own.lanes[0].who.host,
+                host=own.queues[0].who.host,
                 every_s=sample.every_s,
                 sample=sample.text,
                 notify=sample.tell,
@@ -339,11 +339,11 @@ class Worker:
                 own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)
             self._loop.wake_at(now)
             self._leases.leave()
-            for each in own.lanes:
+            for each in own.queues:
                 each.runner.closing = True
                 for place in each.runner:
                     each.runner.let_go(place)
-        is_gone = not any(True for each in own.lanes for _ in each.runner)
+        is_gone = not any(True for each in own.queues for _ in each.runner)
         return is_gone and (self._leases.left or now >= self._leave_by)
 
     def _end_by_itself(self, now: float) -> None:
@@ -393,7 +393,7 @@ class Worker:
         service.Pool("stop-policy", 1, run).start()
         return ours
 
-    def _run_policy(self, own: lane.Lane, policy: str) -> None:
+    def _run_policy(self, own: queue_state.Queue, policy: str) -> None:
         """Begin a stop policy of the app; stop by `hard` if it fails."""
         if own in self._policies:
             return
@@ -405,7 +405,7 @@ class Worker:
         self._loop.read(end.fileno(), lambda: self._from_policy(own))
         self._loop.wake_at(until)
 
-    def _from_policy(self, own: lane.Lane) -> None:
+    def _from_policy(self, own: queue_state.Queue) -> None:
         """Do what a stop policy requests, and answer once it is done."""
         end, data = self._policies[own].end, b""
         try:
@@ -437,7 +437,7 @@ class Worker:
         else:
             self._end_policy(own, f"has failed: {packet['error']}" if call == "failed" else "")
 
-    def _end_policy(self, own: lane.Lane, failed: str) -> None:
+    def _end_policy(self, own: queue_state.Queue, failed: str) -> None:
         """Note that a stop policy has ended; stop hard if it has failed."""
         if (policy := self._policies.pop(own, None)) is None:
             return  # it has taken too long
@@ -461,7 +461,7 @@ class Worker:
             self._lose(error)
             return
         for packet in packets:
-            for own in self._desk.lanes:
+            for own in self._desk.queues:
                 if "died" in packet:
                     own.runner.died(packet)
                 elif (pid := own.runner.forked(packet)) and self._models is not None:
@@ -478,7 +478,7 @@ class Worker:
         assert self._launcher is not None
         self._loop.forget(self._launcher.fileno())
         self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
-        for own in self._desk.lanes:
+        for own in self._desk.queues:
             own.runner.lose(error)
 
     def _report(self) -> JsonDict:
@@ -494,7 +494,7 @@ class Worker:
         if self._models is not None:
             self._models.close()
         policies = [policy.end for policy in self._policies.values()]
-        runners = [own.runner for own in self._desk.lanes]
+        runners = [own.runner for own in self._desk.queues]
         self._policies.clear()
         links = self._claims, self._renewals
         for each in (*policies, *runners, *links, self._loop, self._bell, self._rope):

@@ -25,7 +25,7 @@ SEEN = {
     },
     "run": {
         ("dispatch/advance.py", "advance"),  # in the orchestrator
-        ("worker/lane.py", "claim"),
+        ("worker/queue_state.py", "claim"),
         ("run/attempt.py", "run"),
         ("worker/node_plans.py", "plan"),  # in the worker
     },

@@ -12,7 +12,7 @@ from queue_workflows.claim import outcomes
 from queue_workflows.dag import definition
 from queue_workflows.dispatch import run_cache
 from queue_workflows.runtime import clock
-from queue_workflows.worker import claimed_job, lane, node_plans, shapes
+from queue_workflows.worker import claimed_job, node_plans, queue_state, shapes
 from tests.support import counting_cursor, factories, flow, transitions, worker_scripts
 from tests.support.cpu import cpu_seconds
 
@@ -25,7 +25,7 @@ def recorded_together(count: int) -> int:
     Return how many statements that took.
     """
     runner: Any = None  # nothing is to run
-    own = lane.Lane(transitions.who(), shapes.Shape(count), runner)
+    own = queue_state.Queue(transitions.who(), shapes.Shape(count), runner)
     with db.connect() as conn:
 
         def send(claim: int, done: list[node_plans.Done]) -> list[claimed_job.ClaimedJob]:

@@ -17,10 +17,10 @@ from queue_workflows.worker import (
     claimed_job,
     desk,
     guards,
-    lane,
     leases,
     node_plans,
     parent,
+    queue_state,
 )
 from tests.soak import (
     mutants_executors,
@@ -113,7 +113,7 @@ def _late_outbox(conn: Conn) -> None:
 
 
 def _send_later() -> None:
-    claim = lane.Lane.claim
+    claim = queue_state.Queue.claim
     event = (
         b"INSERT INTO workflow_dispatch_events"
         b" (run_id, node_id, kind, job_id, claim_no, generation)"
@@ -121,14 +121,14 @@ def _send_later() -> None:
         b" FROM workflow_node_jobs WHERE id = %(job)s"
     )
 
-    def swapped(own: lane.Lane, count: int, done: Any, **more: Any) -> db.Script[Any]:
+    def swapped(own: queue_state.Queue, count: int, done: Any, **more: Any) -> db.Script[Any]:
         rows = yield from claim(own, count, done, **more)
         for job, _ in done if own.table.in_run else ():
             yield db.Statement(event, {"job": job.id})
         return rows
 
     replace(node_plans, "after", lambda done: [None] * len(done))
-    replace(lane.Lane, "claim", swapped)
+    replace(queue_state.Queue, "claim", swapped)
 
 
 def _no_guards(conn: Conn) -> None:
@@ -175,7 +175,7 @@ def _never_alone() -> None:
 def _trust_replies() -> None:
     """Never look for claims, or records, whose reply was lost."""
 
-    def forget(_: desk.Desk, own: lane.Lane, done: Any) -> None:
+    def forget(_: desk.Desk, own: queue_state.Queue, done: Any) -> None:
         del done
         own.claiming, own.may_claim = False, True
 

@@ -23,8 +23,8 @@ from queue_workflows.worker import (
     desk,
     guards,
     job_logs,
-    lane,
     leases,
+    queue_state,
     shapes,
 )
 from tests.support import deaths, transitions, worker_scripts
@@ -152,8 +152,8 @@ class Core:
         logs = job_logs.JobLogs(ignore, self.clock)
         self.runner.kill = lambda place, *_: self._killed.append(place)
         self.desk = desk.Desk(ignore, ignore, logs, ends_with_job=True, now_fn=self.clock)
-        self.lane = lane.Lane(who, shapes.Shape(1), self.runner)
-        self.desk.lanes.append(self.lane)
+        self.queue = queue_state.Queue(who, shapes.Shape(1), self.runner)
+        self.desk.queues.append(self.queue)
         columns = {"current_model": None, "known_models": [], "vram_total_mb": None}
         self.leases = leases.Leases(
             self.desk, logs, hold=ignore, ring=ignore,
@@ -167,7 +167,7 @@ class Core:
     @property
     def held(self) -> claimed_job.ClaimedJob | None:
         """Return its job."""
-        return next(iter(self.lane.jobs.values()), None)
+        return next(iter(self.queue.jobs.values()), None)
 
     def serve(self, request: link.Request | None, lost: str | None = None) -> None:
         """Run a request; `lost`: whether its connection is lost before or after the commit."""
@@ -194,17 +194,17 @@ class Core:
 
     def wants(self, claim: bool, *, promote: bool = False) -> None:
         """Let it claim, or not. What has become due is let in only if the test requests that."""
-        self.lane.off = None
-        self.runner.accepts = self.lane.may_claim = claim
-        self.lane.promote = promote
-        self.lane.times = claim_times.ClaimTimes()
+        self.queue.off = None
+        self.runner.accepts = self.queue.may_claim = claim
+        self.queue.promote = promote
+        self.queue.times = claim_times.ClaimTimes()
 
     def claim(self, promote: bool, *, unseen: bool = False) -> claimed_job.ClaimedJob | None:
         """Claim a job; `unseen`: the reply is lost."""
         self.wants(True, promote=promote)
         self.serve(self.desk.next(), "after" if unseen else None)
         self.wants(False)
-        self.serve_until(lambda: not self.lane.unsure)
+        self.serve_until(lambda: not self.queue.unsure)
         return self.held
 
     def finish(
@@ -215,9 +215,9 @@ class Core:
             self.runner.places.clear()
             self.desk.ended(job, outcome)
         self.wants(claim)
-        self.serve_until(lambda: self.lane.jobs.get(job.id) is not job, cut)
+        self.serve_until(lambda: self.queue.jobs.get(job.id) is not job, cut)
         self.wants(False)
-        self.serve_until(lambda: not self.lane.unsure)
+        self.serve_until(lambda: not self.queue.unsure)
         return self.held
 
     def end_killed(self) -> None:
@@ -226,7 +226,7 @@ class Core:
             (job,) = self._killed.pop().jobs.values()
             self.runner.places.clear()
             self.desk.died(job, executors.Death("killed", {}, False, "its job"))
-            self.serve_until(lambda job=job: self.lane.jobs.get(job.id) is not job)
+            self.serve_until(lambda job=job: self.queue.jobs.get(job.id) is not job)
 
     def leave(self) -> None:
         """Record that the worker has stopped."""

@@ -8,7 +8,7 @@ from queue_workflows import config
 from queue_workflows.db import pool, schema
 from queue_workflows.dispatch import expansion, run_cache, schedule_rows
 from queue_workflows.runtime import supervisor
-from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, lane, shapes
+from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, queue_state, shapes
 
 if TYPE_CHECKING:
     import pytest
@@ -47,7 +47,7 @@ def shorten_claim_retries(monkeypatch: pytest.MonkeyPatch, seconds: float) -> No
 
 def claim_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker claim as many jobs ahead as may wait, however long handlers take."""
-    monkeypatch.setattr(lane.Window, "ahead", property(lambda own: own._slots * own._most))
+    monkeypatch.setattr(queue_state.Window, "ahead", property(lambda own: own._slots * own._most))
 
 
 def let_claimed_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:

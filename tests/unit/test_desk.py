@@ -19,7 +19,7 @@ from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors
 from queue_workflows.types import JsonDict
-from queue_workflows.worker import claimed_job, desk, job_logs, lane, leases, shapes
+from queue_workflows.worker import claimed_job, desk, job_logs, leases, queue_state, shapes
 from tests.support import examples
 
 TABLE = "ingest_jobs"
@@ -420,7 +420,7 @@ class Worker(RuleBasedStateMachine):
             runner.others = self.runners
             who = claims.Claimant(f"w:1:0:ex-{number}", "host", queue, LEASE_S)
             shape: Any = shapes.Shape(2, concurrent=runner.shared)
-            self.desk.lanes.append(lane.Lane(who, shape, runner))  # type: ignore[arg-type]
+            self.desk.queues.append(queue_state.Queue(who, shape, runner))  # type: ignore[arg-type]
         self.leases = leases.Leases(
             self.desk, logs, hold=self.move, ring=lambda: None, report=self.report,
             now_fn=self.clock,
@@ -679,7 +679,7 @@ class Worker(RuleBasedStateMachine):
         if not hasattr(self, "links"):
             return
         places = {id(job): place for _, place in self.places for job in place.jobs.values()}
-        for own in self.desk.lanes:
+        for own in self.desk.queues:
             for job in own.jobs.values():
                 assert job.place is places.get(id(job)), job.id
             assert len(own.waiting) == len({job.id for job in own.waiting})
@@ -705,7 +705,7 @@ class Worker(RuleBasedStateMachine):
         known |= {each.ends.id for each in self.desk._writes if each.ends}
         looked_for = {
             own.who.queue
-            for own in self.desk.lanes
+            for own in self.desk.queues
             if own.claiming or own.unsure or own.unsure_at < math.inf
         }
         for job, _ in self.data.claims:

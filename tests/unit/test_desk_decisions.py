@@ -24,9 +24,9 @@ from queue_workflows.worker import (
     guards,
     inline,
     job_logs,
-    lane,
     leases,
     process,
+    queue_state,
     shapes,
 )
 from tests.support.executors import Job, task_row
@@ -88,8 +88,8 @@ class World:
         who = claims.Claimant("w:1:0:ex-1", "host", queue, 30.0)
         runner: Any = self.runner
         shape = shapes.Shape(slots, gpu=queue == "gpu")
-        self.lane = lane.Lane(who, shape, runner)
-        self.desk.lanes.append(self.lane)
+        self.queue = queue_state.Queue(who, shape, runner)
+        self.desk.queues.append(self.queue)
         self.leases = leases.Leases(
             self.desk, logs, hold=lambda _: None, ring=lambda: None, report=lambda: {"columns": {}},
             now_fn=lambda: self.now,
@@ -124,7 +124,7 @@ class World:
         ]
 
     def job(self, name: str) -> claimed_job.ClaimedJob:
-        return self.lane.jobs[name]
+        return self.queue.jobs[name]
 
     def ended(self, name: str, outcome: outcomes.Outcome = DONE) -> None:
         self.runner.room += 1
@@ -184,7 +184,7 @@ def test_each_of_several_completed_jobs_is_recorded(queue: str) -> None:
         world.ended(name)
     world.desk.stop(60.0)  # it claims no other
     recorded: list[str] = []
-    while world.lane.jobs:
+    while world.queue.jobs:
         request = world.request()
         recorded += recorded_by(request)
         request.done([])
@@ -251,7 +251,7 @@ def test_a_decided_time_limit_holds_unless_the_result_was_complete_before_it(
     job = world.job("a")
     world.desk.decide(job, "too long", lambda: iter(()), code=code)  # type: ignore[arg-type,return-value]
     world.ended("a", outcomes.Outcome("completed", took))
-    assert [each.kind for _, each in world.lane.done] == (
+    assert [each.kind for _, each in world.queue.done] == (
         ["completed"] if kind == "completed" else []
     )
     assert world.to_write == ([] if kind == "completed" else ["a"])
@@ -296,7 +296,7 @@ def test_it_stays_if_the_handler_had_ended_and_only_its_record_takes_long() -> N
     world.ended("a")
     world.later(desk.TERM_S * 5)
     assert not world.desk.stopping
-    assert [job.id for job, _ in world.lane.done] == ["a"]
+    assert [job.id for job, _ in world.queue.done] == ["a"]
 
 
 def test_a_guard_that_fails_after_the_handler_has_ended_ends_nothing() -> None:
@@ -361,8 +361,8 @@ def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
     crashes: int,
 ) -> None:
     world = World()
-    for _ in range(lane.ROUNDS):
-        world.lane.window.ended(0.0001)
+    for _ in range(queue_state.ROUNDS):
+        world.queue.window.ended(0.0001)
     world.claim("a", crashes=crashes)
     world.ended("a")
     assert (world.claimed() > 1) is (crashes == 0)
@@ -373,14 +373,14 @@ def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
 
 def test_a_job_that_waits_too_long_goes_back_and_none_is_claimed_ahead_after_it() -> None:
     world = World()
-    for _ in range(lane.ROUNDS):
-        world.lane.window.ended(0.0001)
+    for _ in range(queue_state.ROUNDS):
+        world.queue.window.ended(0.0001)
     world.claim("a", "b")
-    assert [job.id for job in world.lane.waiting] == ["b"]
+    assert [job.id for job in world.queue.waiting] == ["b"]
     world.later(claimed_job.WAIT_S)
-    assert not world.lane.waiting
+    assert not world.queue.waiting
     assert world.to_write == ["b"]
-    assert world.lane.window.ahead == 0
+    assert world.queue.window.ahead == 0
 
 
 def test_a_job_that_came_back_while_its_handler_still_runs_here_goes_back_again() -> None:
@@ -425,9 +425,9 @@ def test_a_renewal_loses_cancels_and_keeps_waiting_and_running_jobs() -> None:
     assert world.killed == [True], "a was lost"
     assert world.job("a").end is not None
     assert world.runner.interrupted == [("b", "cancelled")]
-    assert "e" not in world.lane.jobs, "it was lost before it started"
+    assert "e" not in world.queue.jobs, "it was lost before it started"
     assert world.to_write == ["d"], "it is handed back, which ends it as cancelled"
-    assert [job.id for job in world.lane.waiting] == ["c"]
+    assert [job.id for job in world.queue.waiting] == ["c"]
 
 
 def test_a_lock_on_one_row_puts_off_its_lease_alone() -> None:
@@ -471,7 +471,7 @@ def test_a_job_whose_record_is_in_flight_is_not_lost_by_a_renewal_that_misses_it
     world.renew()
     assert world.job("a").is_over
     recording.done([])
-    assert not world.lane.jobs
+    assert not world.queue.jobs
 
 
 def test_the_first_job_of_many_does_not_keep_the_budget_of_the_one_before() -> None:

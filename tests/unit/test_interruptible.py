@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows.claim import claims
 from queue_workflows.run import running
-from queue_workflows.worker import claimed_job, guards, lane, shapes
+from queue_workflows.worker import claimed_job, guards, queue_state, shapes
 from tests.support import tabled
 
 
@@ -74,7 +74,7 @@ def test_a_handler_that_has_ended_is_not_interrupted() -> None:
 def test_a_stopped_process_is_idle_for_that_reason(stopped: bool) -> None:
     runner: Any = None
     who = claims.Claimant("w:1:0:ex-1", "box", "load", 600.0)
-    own = lane.Lane(who, shapes.Shape(1), runner)
+    own = queue_state.Queue(who, shapes.Shape(1), runner)
     texts = (b"j", b"1", b"0", None, b"t", None, None, None, None, b"{}", None, None, b"0")
     subject = claimed_job.ClaimedJob(own, texts, 0.0)
     subject.start(0.0)

@@ -27,9 +27,9 @@ class Worker:
         self.calls: list[str] = []
         runner: Any = SimpleNamespace(shed=lambda: self.calls.append("full"))
         who = SimpleNamespace(worker_id="w1")
-        self.lane = SimpleNamespace(jobs={}, runner=runner, who=who)
+        self.queue = SimpleNamespace(jobs={}, runner=runner, who=who)
         desk: Any = SimpleNamespace(
-            lanes=[self.lane], throttled=False, now=lambda: self.now,
+            queues=[self.queue], throttled=False, now=lambda: self.now,
             look=lambda: self.calls.append("released"),
         )  # fmt: skip
         self.desk = desk
@@ -50,8 +50,8 @@ class Worker:
 
     def at(self, **use: Any) -> bool:
         self.now, self.use = self.now + 5, pressure.Reading(**use)
-        self.lane.jobs = {"j": 1} if self.busy else {}
-        self.lane.runner.gives_back = self.gives_back
+        self.queue.jobs = {"j": 1} if self.busy else {}
+        self.queue.runner.gives_back = self.gives_back
         if self.memory._resources:
             self.memory._read()
         self.memory.tick()

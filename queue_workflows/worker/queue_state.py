@@ -89,7 +89,7 @@ class Window:
         return min(during, self._slots * self._most)
 
 
-class Lane:
+class Queue:
     """One queue of a worker, and its jobs between claim and record.
 
     The desk decides what happens to the jobs; here is what is known of them. `isolated`: names of
@@ -149,7 +149,7 @@ class Lane:
 
     @property
     def looks(self) -> bool:
-        """Return whether the next claim may find something that this lane takes."""
+        """Return whether the next claim may find something that this worker takes."""
         return self.may_claim and self.left > 0 and not self.off
 
     def claimable(self, *, records: bool) -> tuple[int, bool]:
