@@ -33,7 +33,7 @@ FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
 """Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
 KNOWN_S, UNKNOWN_S = 3600.0, 60.0
 """Seconds between two measurements of the GPU's size: a driver may start after the worker."""
-REAP: Final[Row] = {"action": "reap"}
+REAP: Final[Row] = {"action": "reap", "model": None}
 """The request of a worker itself to unload a model that is idle too long."""
 Later = Callable[..., object]
 
@@ -295,32 +295,29 @@ class GpuModels:
     def begin(self) -> None:
         """Let the executor carry out what is due, once it has no job."""
         own = self._queue
-        own.changing = bool(self._waiting or self._running)
-        if self._running is not None or any(job.place for job in own.jobs.values()):
-            return
-        request, self._waiting = self._waiting, None
-        if request is REAP:
-            if own.runner.change_model({"model": None, "idle_only": True}):
-                self._running = REAP
-        elif request is not None:
+        idle = not any(job.place for job in own.jobs.values())
+        if self._running is None and self._waiting is not None and idle:
+            request, self._waiting = self._waiting, None
             self._begin(request)
-        own.changing = self._running is not None
+        own.changing = bool(self._waiting or self._running)
 
     def _begin(self, request: Row) -> None:
         loads, off = request["action"] == "load", self._queue.off
-        if self._queue.who.obey:
+        if self._queue.who.obey and request is not REAP:
             off = off or request["off_policy"]  # it may not have looked since
-        change = {"model": request["model"] if loads else None, "idle_only": False}
+        change = {"model": request["model"] if loads else None, "idle_only": request is REAP}
         if loads and off is not None:
             self._set_report(request, "refused", error=f"the worker is OFF by policy {off}")
         elif not loads and request["model"] not in (None, self._seen["current"]):
             self._set_report(request, "done", seconds=0.0)
-        elif self._queue.runner.change_model(change):
-            self._used()
-            self._running, self._began = request, self._now()
-            self._set_report(request, "running")
+        elif not self._queue.runner.change_model(change):
+            self._waiting = None if request is REAP else request
         else:
-            self._waiting = request
+            self._running = request
+            if request is not REAP:
+                self._used()
+                self._began = self._now()
+                self._set_report(request, "running")
 
     def changed(self, error: str | None) -> None:
         """Note that the executor has carried out a change, or why not."""
