@@ -99,14 +99,6 @@ class LeaseEnd(Guard):
         return Failure(EXIT_LOST, "reassigned", "the lease could not be renewed in time")
 
 
-class _Idle(NamedTuple):
-    """Consecutive idle samples: when the window began, the last sample, and their number."""
-
-    since: float
-    until: float
-    samples: int
-
-
 class GpuHealth(Guard):
     """Fail a job whose GPU was idle and whose RAM did not change for a window of known samples.
 
@@ -122,7 +114,9 @@ class GpuHealth(Guard):
         self._load_s = config.GPU_HEALTH_LOAD_GRACE_S.read()
         self._beat_s = config.GPU_HEALTH_INTERVAL_S.read()
         self._beaten: float | None = None
-        self._idle = _Idle(started, started, 0)
+        self._since = self._until = started
+        """When the window began, and the last of its idle samples."""
+        self._samples = 0
         self._seen = self._tried = started
         self._unseen_s = 0.0
         self._ram_mb: float | None = None
@@ -143,23 +137,24 @@ class GpuHealth(Guard):
             return
         unseen_s, self._seen = self._gap(now), now
         self._unseen_s += unseen_s
-        idle = self._idle
         since, _ = self._window()
-        if since > idle.since:
-            idle = self._begin(since)
+        if since > self._since:
+            self._begin(since)
         moved = found.ram_mb is not None and self._has_moved(found.ram_mb)
         if busy or unseen_s or moved:
-            idle = self._begin(now)
-        self._idle = idle if busy else _Idle(idle.since, now, idle.samples + 1)
+            self._begin(now)
+        if not busy:
+            self._until = now
+            self._samples += 1
 
     def check(self, now: float) -> Failure | None:
-        idle = self._idle
         since, window_s = self._window()
-        if idle.samples >= MIN_IDLE_SAMPLES and idle.until - since >= window_s:
+        idle_s = self._until - since
+        if self._samples >= MIN_IDLE_SAMPLES and idle_s >= window_s:
             return Failure(
                 EXIT_GPU_HEALTH,
                 "gpu_health_trip",
-                f"for {idle.until - since:.0f} s the GPU was used {self._idle_pct:g} % or less "
+                f"for {idle_s:.0f} s the GPU was used {self._idle_pct:g} % or less "
                 f"and RAM changed by {self._ram_delta_mb:g} MB or less",
             )
         if self._unseen_s + self._gap(now) >= self.budget_s:
@@ -176,15 +171,14 @@ class GpuHealth(Guard):
 
     def _window(self) -> tuple[float, float]:
         """Return when the window began, and its length in seconds."""
-        beaten, since = self._beaten, self._idle.since
-        if beaten is None:
-            return since, self._load_s
-        return max(since, beaten), self._beat_s
+        if self._beaten is None:
+            return self._since, self._load_s
+        return max(self._since, self._beaten), self._beat_s
 
-    def _begin(self, now: float) -> _Idle:
-        """Return a new window that starts with the RAM of the latest sample."""
+    def _begin(self, now: float) -> None:
+        """Begin a new window with the RAM of the latest sample."""
         self._low_mb = self._high_mb = self._ram_mb
-        return _Idle(now, now, 0)
+        self._since, self._until, self._samples = now, now, 0
 
     def _has_moved(self, ram_mb: float) -> bool:
         self._ram_mb = ram_mb

@@ -268,9 +268,9 @@ class JudgedInTheMidst(guards.GpuHealth):
         self.trips.append(self.check(self._tried))
         return super()._has_moved(ram_mb)
 
-    def _begin(self, now: float) -> guards._Idle:
+    def _begin(self, now: float) -> None:
         self.trips.append(self.check(now))
-        return super()._begin(now)
+        super()._begin(now)
 
 
 def test_no_failure_is_decided_during_a_busy_sample() -> None:
