@@ -10,7 +10,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from queue_workflows import config, db, workers
 from queue_workflows.claim import claims, job_steps, row_isolation
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from queue_workflows.worker import gpu_models
 
 _log = logging.getLogger(__name__)
+Reports: TypeAlias = "Mapping[claimed_job.ClaimedJob, str | None]"
+"""The progress of jobs as JSON texts."""
 AGAIN_S: Final = 1.0
 """Seconds after which something is written again whose row somebody else had locked."""
 AGAIN: Final = 1 / 16
@@ -191,33 +193,27 @@ class Leases:
         if not held:
             self._keep_hold(now)
             return None
-        every = [job for _, jobs in held for job in jobs]
-        reports = {job.id: job.progress for job in every}
-        for job in every:
+        reports = {job: job.progress for _, jobs in held for job in jobs}
+        for job in reports:
             job.progress = None
 
         def failed() -> None:
-            for job in every:
-                job.progress = job.progress or reports[job.id]
+            for job, progress in reports.items():
+                job.progress = job.progress or progress
             self._renew_at = min(self._renew_at, self._now() + AGAIN_S)
 
         def renewed(found: list[claims.Renewal]) -> None:
-            self._renewed(every, found, now)
+            self._renewed(reports, found, now)
             self._keep_hold(self._now())
-            if any(job.cursors for job in every):
-                self._store_cursors(every)
+            if any(job.cursors for job in reports):
+                self._store_cursors([*reports])
 
         what = "the leases are not renewed"
         return _request(_renewals(held, reports), what, renewed, failed)
 
-    def _renewed(
-        self,
-        held: Sequence[claimed_job.ClaimedJob],
-        renewals: Sequence[claims.Renewal],
-        sent: float,
-    ) -> None:
+    def _renewed(self, reports: Reports, renewals: Sequence[claims.Renewal], sent: float) -> None:
         found = {(each.job_id, each.claim_no): each for each in renewals}
-        for job in held:
+        for job in reports:
             if job.queue.jobs.get(job.id) is not job:
                 continue
             row = found.get((job.id, job.lease.claim_no))
@@ -362,8 +358,7 @@ class Leases:
 
 
 def _renewals(
-    held: Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]],
-    reports: Mapping[str, str | None],
+    held: Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]], reports: Reports
 ) -> db.Script[list[claims.Renewal]]:
     """Renew the leases of jobs, with their progress.
 
@@ -389,11 +384,9 @@ def _renewals(
 
 
 def _renewal(
-    own: queue_state.Queue,
-    jobs: Sequence[claimed_job.ClaimedJob],
-    reports: Mapping[str, str | None],
+    own: queue_state.Queue, jobs: Sequence[claimed_job.ClaimedJob], reports: Reports
 ) -> db.Script[list[claims.Renewal]]:
-    progress = [reports[job.id] for job in jobs]
+    progress = [reports[job] for job in jobs]
     return claims.renew([job.lease for job in jobs], lease_s=own.who.lease_s, progress=progress)
 
 
