@@ -160,7 +160,9 @@ class ClaimedJob:
     def check_at(self, now: float) -> float:
         """Return when a guard may fail at the earliest."""
         margin_s = min(self.lease_end.MARGIN_S, self.queue.who.lease_s / 4)
-        due = min(self.lease_end.ends - margin_s, self.cancel_at, self.starts_by)
+        due = min(self.lease_end.ends - margin_s, self.cancel_at)
+        if not self.has_started:
+            due = min(due, self.starts_by)
         for guard in self.guards:
             due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
         return due

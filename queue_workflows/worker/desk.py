@@ -382,7 +382,8 @@ class Desk:
 
         `make` None: its claim is lost already, so that nothing is written.
         """
-        self._over(job)
+        job.is_over = True
+        self._lone = None if self._lone is job else self._lone
         if make is None:
             self._forget(job)
             return
@@ -433,11 +434,6 @@ class Desk:
             self._call_returned()
         if self._lone is not None:
             self.start(self._lone.queue)
-
-    def _over(self, job: claimed_job.ClaimedJob) -> None:
-        """Note that the handler of a job runs no more. If it ran alone, others may run again."""
-        job.is_over = True
-        self._lone = None if self._lone is job else self._lone
 
     def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
         """Let the app hear of a node that is recorded, in the executor that has its value."""
@@ -513,7 +509,8 @@ class Desk:
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
-            self._over(job)
+            job.is_over = True
+            self._lone = None if self._lone is job else self._lone
             own.done.append((job, outcome))
             self._ring()
         else:

@@ -242,7 +242,7 @@ class Worker:
         try:
             with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
                 self._loop.wake_at(0.0)
-                self._loop.run(self._tick, self._is_over)
+                self._loop.run(self._tick, self._is_over if self._ends_by_itself else None)
         finally:
             self.close()
         if self._lost is not None and not self.exit_code:
@@ -315,6 +315,8 @@ class Worker:
                 notify=sample.tell,
             )
             self._leases.later(put, "a sample")
+        if own.stopping:
+            self._loop.over = self._is_over
         if now < self._leave_by:
             due.append(self._leave_by)
         return min(*due, own.exit_by)
@@ -322,7 +324,10 @@ class Worker:
     # --- Its end.
 
     def _is_over(self) -> bool:
-        """Return whether the loop ends; asked at each turn, so that the end waits for no timer."""
+        """Return whether the loop ends.
+
+        A worker that leaves, or ends by itself, is asked at each turn: its end waits for no timer.
+        """
         own = self._desk
         if not own.stopping:
             if self._ends_by_itself:

@@ -72,18 +72,14 @@ class Window:
             self._pause = 0 if self._full else min(LONGEST_PAUSE, 2 * self._pause + 1)
 
     @property
-    def _is_proved(self) -> bool:
-        return self._short >= ROUNDS * self._slots
-
-    @property
     def is_tiny(self) -> bool:
         """Return whether handlers take less than it takes to send a job to an executor."""
-        return self._is_proved and self._handler_s < TINY_S
+        return self._short >= ROUNDS * self._slots and self._handler_s < TINY_S
 
     @property
     def ahead(self) -> int:
         """Return how many claimed jobs may wait."""
-        if not self._is_proved or self._full < self._pause:
+        if self._short < ROUNDS * self._slots or self._full < self._pause:
             return 0
         during = math.ceil(self._slots * self._statement_s / max(self._handler_s, 1e-6))
         return min(during, self._slots * self._most)
