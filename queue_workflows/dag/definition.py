@@ -61,13 +61,13 @@ class _Reading:
 
     def __init__(self, load_pipeline: PipelineLoader, max_nodes: int, where: str) -> None:
         self._load_pipeline = load_pipeline
-        self._flows: dict[str, _Pipeline] = {}
+        self._flows: dict[str, dict[str, JsonDict]] = {}
         self._max_nodes = max_nodes
         self._where = where
         self._nodes = self._deps = self._chars = 0
 
-    def flow(self, entry: Mapping[str, Any], where: str) -> _Pipeline:
-        """Return the pipeline that a step names."""
+    def flow(self, entry: Mapping[str, Any], where: str) -> dict[str, JsonDict]:
+        """Return the nodes of the pipeline that a step names."""
         name = document_values.needed_text(entry, "pipeline", where)
         if name not in self._flows:
             self._flows[name] = _read_pipeline(name, self._load_pipeline(name), where)
@@ -286,26 +286,26 @@ def _read_step(
         if depth:
             raise errors.InvalidWorkflow(f"{where}: unknown kind {kind!r:.120}; {KINDS}")
         return _Step(deps)
-    if kind in ("map", "input", "run"):
-        if kind == "map":
-            node = _map_node(step_id, entry, reading, depth, where)
+    if kind in ("map", "input", "run", "node"):
+        if kind == "node":
+            inputs = _step_inputs(entry, where)
+            flow = _pipeline_of_one(step_id, entry, inputs, where)
+            (node,) = _placed(flow, "", inputs, skip_if)
+        elif kind == "map":
+            node = _map_node(step_id, entry, reading, depth, where) | {"skip_if": skip_if}
         elif kind == "run":
-            node = _node(step_id, _child(entry, where), [], _step_inputs(entry, where))
+            node = _child(step_id, entry, where) | {"skip_if": skip_if}
         elif depth:
             raise errors.InvalidWorkflow(f"{where}: a map cannot ask a person")
         else:
-            node = _question(step_id, entry, where)
+            node = _question(step_id, entry, where) | {"skip_if": skip_if}
         reading.take_nodes(step_id, 1)
-        return _Step(deps, [{**node, "skip_if": skip_if}], [step_id])
+        return _Step(deps, [node], [step_id])
     inputs = _step_inputs(entry, where)
-    if kind == "node":
-        flow = _pipeline_of_one(step_id, entry, inputs, where)
-        reading.take_nodes(step_id, 1)
-        return _Step(deps, _placed(flow, "", inputs, skip_if), [step_id])
     flow, prefix = reading.flow(entry, where), f"{step_id}/"
-    inner = [prefix + each for each in flow.nodes]
-    leaves = [prefix + each for each in _leaves(flow.nodes.values())]
-    known = {node_id: node["deps"] for node_id, node in flow.nodes.items()}
+    inner = [prefix + each for each in flow]
+    leaves = [prefix + each for each in _leaves(flow.values())]
+    known = {node_id: node["deps"] for node_id, node in flow.items()}
     if kind == "loop":
         spec = loops.read(entry, known, where)
         reading.take_nodes(step_id, len(inner) * spec.at_most + 1)
@@ -358,13 +358,14 @@ def _question(step_id: str, entry: Mapping[str, Any], where: str) -> JsonDict:
     return {**node, "step": own, **({} if found is None else {"policy": found})}
 
 
-def _child(entry: Mapping[str, Any], where: str) -> str:
-    """Return the module of the node of a step of kind `run`."""
+def _child(step_id: str, entry: Mapping[str, Any], where: str) -> JsonDict:
+    """Return the node of a step of kind `run`."""
     workflow = document_values.needed_text(entry, "workflow", where)
     waits = entry.get("wait", True)
     if not isinstance(waits, bool):
         raise errors.InvalidWorkflow(f"{where}: 'wait' must be true or false")
-    return (graph.RUN if waits else graph.START) + workflow
+    module = (graph.RUN if waits else graph.START) + workflow
+    return _node(step_id, module, [], _step_inputs(entry, where))
 
 
 def _map_node(
@@ -381,7 +382,7 @@ def _map_node(
         steps = _read_steps(entry, reading, depth + 1, where)
     else:
         flow = reading.flow(entry, where)
-        reading.take_nodes("", len(flow.nodes))
+        reading.take_nodes("", len(flow))
         steps = {"": _Step((), _placed(flow, "", _step_inputs(entry, where), None))}
     body = _nodes(steps, reading, where)
     over, found = graph.read_map(entry, body, where)
@@ -395,15 +396,11 @@ def _leaves(nodes: Iterable[JsonDict]) -> list[str]:
     return [node["id"] for node in nodes if node["id"] not in followed]
 
 
-class _Pipeline(NamedTuple):
-    """The nodes of a pipeline without a step's prefix, their `inputs` as sources by name."""
+def _read_pipeline(name: str, schema: Any, where: str) -> dict[str, JsonDict]:
+    """Return the nodes of a pipeline without a step's prefix, with sources as `inputs`.
 
-    name: str | None
-    nodes: dict[str, JsonDict]
-
-
-def _read_pipeline(name: str, schema: Any, where: str) -> _Pipeline:
-    """Return the pipeline of a schema; raise `InvalidWorkflow` with the node and the reason."""
+    Raises `InvalidWorkflow` with the node and the reason.
+    """
     where = f"{where}: pipeline {name!r}"
     document = document_values.record(schema, where)
     entries = _entries(document, "nodes", "node", where)
@@ -413,19 +410,19 @@ def _read_pipeline(name: str, schema: Any, where: str) -> _Pipeline:
         for node_id, entry in entries.items()
     }
     _check_order({node_id: node["deps"] for node_id, node in nodes.items()}, where, "node")
-    return _Pipeline(name, nodes)
+    return {node_id: {**node, "pipeline": name} for node_id, node in nodes.items()}
 
 
 def _pipeline_of_one(
     node_id: str, entry: Mapping[str, Any], inputs: Iterable[str], where: str
-) -> _Pipeline:
+) -> dict[str, JsonDict]:
     """Return the pipeline of a step of kind `node`: the step is its node, and has its inputs."""
     alone = {key: value for key, value in entry.items() if key not in ("depends_on", "inputs")}
     node = _pipeline_node(node_id, alone, (), {}, where)
     for name in inputs:
         _check_input(name, where)
     sources = {name: document_values.from_step(name) for name in inputs}
-    return _Pipeline(None, {node_id: {**node, "inputs": sources}})
+    return {node_id: {**node, "inputs": sources}}
 
 
 def _pipeline_node(
@@ -447,6 +444,7 @@ def _pipeline_node(
         "deps": document_values.ids(entry, "depends_on", where),
         "inputs": _sources(entry, siblings, where),
         "skip_if": document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
+        "pipeline": None,
         "step": None,
     }
     if (own := policy.read(entry, defaults, where)) is not None:
@@ -491,7 +489,9 @@ def _check_order(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> No
     graph.refuse_cycle(deps, where, noun)
 
 
-def _placed(flow: _Pipeline, prefix: str, given: Mapping[str, Any], skip_if: Any) -> list[JsonDict]:
+def _placed(
+    flow: Mapping[str, JsonDict], prefix: str, given: Mapping[str, Any], skip_if: Any
+) -> list[JsonDict]:
     """Return the nodes of a pipeline in a step with these inputs; their ids begin with `prefix`.
 
     An input that the step does not give is None.
@@ -503,9 +503,8 @@ def _placed(flow: _Pipeline, prefix: str, given: Mapping[str, Any], skip_if: Any
             "deps": [f"{prefix}{dep}" for dep in node["deps"]],
             "inputs": {name: source(prefix, given) for name, source in node["inputs"].items()},
             "skip_if": node["skip_if"] or skip_if or None,
-            "pipeline": flow.name,
         }
-        for node_id, node in flow.nodes.items()
+        for node_id, node in flow.items()
     ]
 
 
