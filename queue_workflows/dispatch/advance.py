@@ -162,6 +162,7 @@ def advance(
     if run is None or not expected(run):
         return None
     run, made, count = confinement.given(run), None, None
+    identity = run_cache.identity(run)
     try:
         progress, unfrozen = run_cache.prepare(begin, run)
         if finished is None and unfrozen is not None:
@@ -175,7 +176,8 @@ def advance(
             with begin() as conn:
                 lock = statements.runs.lock_if_free if nowait else statements.runs.lock
                 locked = lock(conn, run_id=run_id)
-                if locked is not None and _unchanged(conn, run, locked, expected, unfrozen):
+                same = locked and expected(locked) and run_cache.identity(locked) == identity
+                if same and (unfrozen is None or run_cache.freeze(conn, locked, unfrozen)):
                     count, _ = write(conn, locked, progress, finished, events, made)
                     settle(conn)
     except BaseException:
@@ -236,19 +238,6 @@ def _check_context(conn: db.Connection, run_id: str) -> None:
     kind = statements.runs.context_type(conn, run_id=run_id)
     if kind != "object":
         raise errors.UnreadableRow(f"its inputs are a JSON {kind}, not an object")
-
-
-def _unchanged(
-    conn: db.Connection,
-    seen: Row,
-    locked: Row,
-    expected: State,
-    unfrozen: run_cache.Definition | None,
-) -> bool:
-    """Return whether the run is still as planned for; then freeze a new definition."""
-    if not expected(locked) or run_cache.identity(locked) != run_cache.identity(seen):
-        return False
-    return unfrozen is None or run_cache.freeze(conn, locked, unfrozen)
 
 
 def fail(begin: run_cache.Begin, run_id: str, reason: str) -> None:
