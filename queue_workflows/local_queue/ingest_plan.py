@@ -186,18 +186,16 @@ class Threads(executors.Executors):
         if not held.over:
             self._on_report(held.job, kind, body)
 
-    def answer(
-        self, job: Any, number: int, value: Any, error: str | None, *, is_final: bool = False
-    ) -> None:
+    def answer(self, job: Any, number: int, answer: JsonDict) -> None:
         """Answer a question of a job's handler."""
-        kind = errors.UnreadableRow if is_final else errors.DatabaseUnavailable
+        kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
         held: Held | None = job.place
         asked = held and held.asked.pop(number, None)
         if asked and asked.set_running_or_notify_cancel():
-            if error is None:
-                asked.set_result(value)
+            if answer["error"] is None:
+                asked.set_result(answer["value"])
             else:
-                asked.set_exception(kind(error))
+                asked.set_exception(kind(answer["error"]))
 
     def flush_soon(self) -> None:
         """Take soon what handlers have reported too early to send it."""

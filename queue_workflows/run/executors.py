@@ -195,13 +195,13 @@ class Executors:
             place.full, place.let_go_at = True, clock.boot_s()
             self._send(place, wire.frame(wire.QUIT, 0, b""))
 
-    def answer(
-        self, job: Any, number: int, value: Any, error: str | None, *, is_final: bool = False
-    ) -> None:
-        """Answer a question of a job's handler. `is_final`: another attempt would not help."""
+    def answer(self, job: Any, number: int, answer: JsonDict) -> None:
+        """Answer a question of a job's handler by `value`, `error` and `is_final`.
+
+        `is_final`: another attempt would not help.
+        """
         if job.place is not None and number:
-            answer = wire.encoded({"value": value, "error": error, "is_final": is_final})
-            self._send(job.place, wire.frame(wire.ANSWER, number, answer))
+            self._send(job.place, wire.frame(wire.ANSWER, number, wire.encoded(answer)))
 
     def expect_announcement(self, place: Executor) -> None:
         """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""

@@ -184,15 +184,12 @@ class ClaimedJob:
         return outcomes.Outcome("timed_out", outcome.seconds, error=decided.why, **more)
 
 
-class Answer(NamedTuple):
-    """A value, or the text of an error; `is_final`: another attempt would not help."""
-
-    value: Any
-    error: str | None = None
-    is_final: bool = False
+def answered(value: Any = None, error: str | None = None, *, is_final: bool = False) -> JsonDict:
+    """Return the answer to a question: a value or the text of an error, which may be final."""
+    return {"value": value, "error": error, "is_final": is_final}
 
 
-def answer(job: ClaimedJob, question: JsonDict) -> db.Script[Answer]:
+def answer(job: ClaimedJob, question: JsonDict) -> db.Script[JsonDict]:
     """Return the answer to a question: `step`, `rows`, `out_dir` or `context`."""
     what, run_id = question["what"], job.run_id or ""
     try:
@@ -208,10 +205,10 @@ def answer(job: ClaimedJob, question: JsonDict) -> db.Script[Answer]:
             found = yield from rows(job)
     except errors.UnreadableRow as error:
         text = f"run {run_id}: {error}" if what == "context" else str(error)
-        return Answer(None, text, is_final=True)
+        return answered(error=text, is_final=True)
     except errors.QueueWorkflowsError as error:
-        return Answer(None, str(error))
-    return Answer(found)
+        return answered(error=str(error))
+    return answered(found)
 
 
 def rows(job: ClaimedJob) -> db.Script[JsonDict]:

@@ -592,13 +592,11 @@ class Desk:
         job.beat(self.now())
         answer = functools.partial(job.queue.runner.answer, job, question["no"])
 
-        def answered(found: claimed_job.Answer) -> None:
-            answer(found.value, found.error, is_final=found.is_final)
-
         def refused(error: Exception) -> None:
-            answer(None, f"the database refuses a step: {str(error).strip()}")
+            why = f"the database refuses a step: {str(error).strip()}"
+            answer(claimed_job.answered(error=why))
 
-        self._write(Write(functools.partial(claimed_job.answer, job, question), answered, refused))
+        self._write(Write(functools.partial(claimed_job.answer, job, question), answer, refused))
 
     # --- Decisions.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows.run import wire
+from queue_workflows.worker import claimed_job
 from tests.support import executors
 from tests.support.wait import until
 
@@ -194,7 +195,7 @@ def test_an_answer_that_comes_too_late_is_dropped(worker: executors.Worker) -> N
     outcome = worker.outcome(job)
     assert (outcome.kind, outcome.error) == ("failed", "TimeoutError: no answer")
     job.place = worker.place
-    worker.executors.answer(job, 1, {}, None)
+    worker.executors.answer(job, 1, claimed_job.answered({}))
     assert worker.node("sums", {"a": 1}).kind == "completed"
 
 

@@ -15,6 +15,7 @@ from unittest import mock
 from queue_workflows.claim import outcomes
 from queue_workflows.run import executors, launcher, loaded_app
 from queue_workflows.runtime import clock, forking, io_loop
+from queue_workflows.worker import claimed_job
 from tests.support.wait import until
 
 LIMIT_S = 30.0
@@ -275,7 +276,8 @@ class Worker:
         job.asked.append(what)
         if self.answers is not None:
             error = None if what in self.answers else "nothing is known of it"
-            self.executors.answer(job, question["no"], self.answers.get(what), error)
+            answer = claimed_job.answered(self.answers.get(what), error)
+            self.executors.answer(job, question["no"], answer)
 
     def printed(self, job: Job, data: bytes) -> None:
         if self.keep_printed:

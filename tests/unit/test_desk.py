@@ -379,10 +379,8 @@ class FakeRunner:
     def recorded(self, job: Any, found: object) -> None:
         del job, found
 
-    def answer(
-        self, job: Any, number: int, value: Any, error: str | None, *, is_final: bool = False
-    ) -> None:
-        del job, value, error, is_final
+    def answer(self, job: Any, number: int, answer: JsonDict) -> None:
+        del job, answer
         self.open_questions.remove(number)  # once each
 
     def kill(self, place: FakePlace, signum: int, why: str) -> None:
