@@ -176,8 +176,12 @@ def advance(
             with begin() as conn:
                 lock = statements.runs.lock_if_free if nowait else statements.runs.lock
                 locked = lock(conn, run_id=run_id)
-                same = locked and expected(locked) and run_cache.identity(locked) == identity
-                if same and (unfrozen is None or run_cache.freeze(conn, locked, unfrozen)):
+                if (
+                    locked is not None
+                    and expected(locked)
+                    and run_cache.identity(locked) == identity
+                    and (unfrozen is None or run_cache.freeze(conn, locked, unfrozen))
+                ):
                     count, _ = write(conn, locked, progress, finished, events, made)
                     settle(conn)
     except BaseException:
