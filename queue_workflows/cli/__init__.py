@@ -1,7 +1,4 @@
-"""Define the command `queue-workflows` (extra: cli): one module per subcommand.
-
-The function of a subcommand is as long as its list of options, which typer reads from it.
-"""
+"""Define the command `queue-workflows` (extra: cli); `COMMANDS` names each subcommand's module."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import functools
 import importlib
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import typer
 
@@ -19,43 +16,18 @@ from queue_workflows.cli import command
 from queue_workflows.runtime import entry_point
 
 COMMANDS = {
-    "demo": "demo.demo",
-    "up": "up.up",
-    "run": "run.run",
-    "serve": "serve.serve",
-    "check": "check.check",
-    "status": "status.status",
-    "runs": "runs.runs",
-    "show": "show.show",
-    "workers": "workers.workers",
-    "queues": "queues.app",
-    "schedules": "schedules.app",
-    "models": "models.app",
-    "samples": "samples.samples",
-    "metrics": "metrics.metrics",
-    "why": "why.why",
-    "jobs": "jobs.app",
-    "events": "events.app",
-    "cancel": "changed_work.cancel",
-    "retry": "changed_work.retry",
-    "upgrade": "upgrade.upgrade",
-    "inputs": "answer.waiting",
-    "answer": "answer.answer",
-    "spans": "spans.spans",
-    "supervise": "supervise.supervise",
-    "migrate": "migrate.migrate",
-    "prune": "prune.prune",
-    "audit": "audit.audit",
-    "doctor": "doctor.doctor",
-    "connect": "connect.connect",
-    "health": "health.health",
-    "databases": "databases.databases",
-}
+    "demo": "run.demo", "up": "up.up", "run": "run.run", "serve": "up.serve",
+    "check": "check.check", "status": "status.status", "runs": "runs.runs", "show": "show.show",
+    "workers": "status.workers", "queues": "queues.app", "schedules": "schedules.app",
+    "models": "status.models", "samples": "samples.samples", "metrics": "metrics.metrics",
+    "why": "show.why", "jobs": "jobs.app", "events": "events.app", "cancel": "runs.cancel",
+    "retry": "runs.retry", "upgrade": "runs.upgrade", "inputs": "answer.waiting",
+    "answer": "answer.answer", "spans": "spans.spans", "supervise": "supervise.supervise",
+    "migrate": "migrate.migrate", "prune": "migrate.prune", "audit": "doctor.audit",
+    "doctor": "doctor.doctor", "connect": "doctor.connect", "health": "status.health",
+    "databases": "migrate.databases",
+}  # fmt: skip
 """The function of each subcommand, or the Typer app of several, in the order of `--help`."""
-_SETTINGS = {
-    # So that VALUE may be -1.
-    "answer": {"ignore_unknown_options": True},
-}
 
 
 def _show_version(wanted: bool) -> None:
@@ -92,19 +64,15 @@ def _with(names: tuple[str, ...]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     for name in names:
-        found = _subcommand(name)
+        module, _, attribute = COMMANDS[name].partition(".")
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
         if isinstance(found, typer.Typer):
             made.add_typer(found)
         else:
-            made.command(name, context_settings=_SETTINGS.get(name))(found)
+            # VALUE of `answer` may be -1.
+            made.command(name, context_settings={"ignore_unknown_options": name == "answer"})(found)
     made.callback()(_root)
     return made
-
-
-@functools.cache
-def _subcommand(name: str) -> Callable[..., None] | typer.Typer:
-    module, _, attribute = COMMANDS[name].partition(".")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,89 +1,86 @@
-"""Define `queue-workflows answer` and `inputs`: answer the questions of runs, list open ones."""
+"""Define `queue-workflows answer` and `inputs`, and read what people type: answers and inputs."""
 
 from __future__ import annotations
 
+import json
+import select
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NoReturn
 
 from queue_workflows import db, errors, runs
 from queue_workflows.admin import item_nodes
-from queue_workflows.cli import command, define, ids, input_option, options, output, prompts
-from queue_workflows.dag import answers as node_answers
-from queue_workflows.dag import payload
+from queue_workflows.cli import command, define, ids, output
+from queue_workflows.dag import answers, payload
 from queue_workflows.db import statements
-from queue_workflows.runtime import display, stored_json
-from queue_workflows.types import Row
+from queue_workflows.runtime import display, signals, stored_json
+from queue_workflows.types import JsonDict, Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})
 SHOWN = 10
 """Options of one question that `inputs` prints; `--json` has all."""
 
 
-@define.command("answer")
-def answer(
-    run: Annotated[str, options.argument("RUN", f"The id of the run that asks. {ids.PREFIX_HELP}")],
-    node: Annotated[str, options.argument("NODE", "The input node's id.")],
-    value: Annotated[
-        str,
-        options.argument("VALUE", "JSON if it is, else text; @FILE: a file of either; or a label."),
-    ],
-    unchecked: Annotated[
-        bool, options.flag("--unchecked", "Submit it without a check against the question.")
-    ] = False,
-) -> int | define.Shown:
+@define.command(
+    "answer",
+    f"RUN  The id of the run that asks. {ids.PREFIX_HELP}",
+    """NODE  The input node's id.
+    VALUE  JSON if it is, else text; @FILE: a file of either; or a label.
+    --unchecked  Submit it without a check against the question.""",
+)
+def answer(run: str, node: str, value: str, unchecked: bool = False) -> define.Shown:
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
-    done = answered(run, node, text_given(value), check=not unchecked)
+    done = _answered(run, node, _text_given(value), check=not unchecked)
     is_answered = done["outcome"] == "answered"
     if not is_answered:
         command.refuse("answer", _refused(done))
     text = f"{_named_node(done)}: answered {output.compact(done['value'])}"
-    shown = define.Shown(done, lambda: is_answered and output.echo(text))
-    return shown._replace(code=0 if is_answered else 1)
+    return define.Shown(done, lambda: is_answered and output.echo(text), int(not is_answered))
 
 
-def text_given(text: str) -> str:
+def _text_given(text: str) -> str:
     """Return the text of an argument. Raises `InvalidConfig` for a file that cannot be read."""
-    if text != text.encode(errors="replace").decode():
-        raise errors.InvalidConfig("VALUE is not UTF-8 text")
-    if not text.startswith("@"):
-        return text
     try:
+        if not text.startswith("@"):
+            return text.encode().decode()  # a shell makes surrogates of other bytes
         return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
         raise errors.InvalidConfig(f"VALUE {text} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise errors.InvalidConfig(f"VALUE {text} is not UTF-8 text") from None
+        name = f" {text}" if text.startswith("@") else ""
+        raise errors.InvalidConfig(f"VALUE{name} is not UTF-8 text") from None
 
 
-def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dict[str, Any]:
+def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
     """Answer a node; return the outcome with the keys that `--json` shows. One transaction.
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
     taken), `timed out` (`value` is then the default that was taken), `not waiting` or `unknown`.
-    Raises `InvalidAnswer`, `InvalidPayload` and `AmbiguousId`.
+    Raises `InvalidAnswer`, `InvalidPayload` and `InvalidConfig`.
     """
-    done: dict[str, Any] = {
+    done: JsonDict = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
         "submission_id": None, "value": None, "status": None,
     }  # fmt: skip
-    value = input_option.value_of(text, "VALUE")
+    value = value_of(text, "VALUE")
     with db.transaction() as conn:
         run_id, run = ids.resolve(conn, run_id, kind="run")
-        job = _node(conn, run_id, node_id) if payload.is_storable(run_id) else None
-        if job is not None:
-            node_id = job["node_id"]
-            done |= {"run_id": run_id, "node_id": node_id}
+        job: Row | None = None
+        # The node with this id, or the one whose id is printed so.
+        for one in dict.fromkeys((node_id, display.restored(node_id))):
+            if job is None and payload.is_storable(run_id) and payload.is_storable(one):
+                job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=one)
         if job is None:
-            known = run is not None and run["kind"] == "run"
-            reason = None
-            if known:
-                hint = item_nodes.hint(conn, run_id, node_id)
-                reason = f"run {run_id} has no node {node_id!r} yet{hint}"
-            return done | {"reason": reason}
-        done["status"] = job["status"]
-        if value is not None and node_answers.type_of(job["input_spec"]) == "string":
+            if run is None or run["kind"] != "run":
+                return done
+            hint = item_nodes.hint(conn, run_id, node_id)
+            return done | {"reason": f"run {run_id} has no node {node_id!r} yet{hint}"}
+        node_id = job["node_id"]
+        done |= {"run_id": run_id, "node_id": node_id, "status": job["status"]}
+        if value is not None and answers.type_of(job["input_spec"]) == "string":
             value = value if isinstance(value, str) else text
-        meant = node_answers.meant(job["input_spec"], value) if check else value
+        meant = answers.meant(job["input_spec"], value) if check else value
         try:
             done["submission_id"] = runs.answer(run_id, node_id, meant, check=check, conn=conn)
         except errors.InputRefused as error:
@@ -92,44 +89,30 @@ def answered(run_id: str, node_id: str, text: str, *, check: bool = True) -> dic
     return done | {"outcome": "answered", "value": meant}
 
 
-def _node(conn: db.Connection, run_id: str, node_id: str) -> Row | None:
-    """Return the node with this id, or the one whose id is printed so, or None."""
-    for one in dict.fromkeys((node_id, display.restored(node_id))):
-        job = (
-            statements.nodes.get_by_node(conn, run_id=run_id, node_id=one)
-            if payload.is_storable(one)
-            else None
-        )
-        if job is not None:
-            return job
-    return None
-
-
-def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> dict[str, Any]:
+def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> JsonDict:
     """Return what a refusal means; raise it again if the value is wrong."""
+    run_id, node_id, found = job["run_id"], job["node_id"], {"reason": str(error)}
     asks = job["node_module"].startswith("__input__")
     if asks and job["status"] == "completed":
         target = stored_json.text(stored_json.mapping(job["inputs"]).get("target"))
-        waited = bool(
-            statements.overview.took_default(conn, run=job["run_id"], node=job["node_id"])
-        )
-        first = {
+        waited = statements.overview.took_default(conn, run=run_id, node=node_id)
+        return found | {
             "value": stored_json.mapping(job["context_delta"]).get(target or ""),
             "outcome": "timed out" if waited else "already answered",
+            "status": job["status"],
         }
-        return first | {"reason": str(error), "status": job["status"]}
     if asks and job["status"] in OPEN:
-        if not bool(statements.overview.has_answer(conn, run=job["run_id"], node=job["node_id"])):
+        if not statements.overview.has_answer(conn, run=run_id, node=node_id):
             raise error
-        return {"outcome": "already answered", "reason": str(error)}
-    return {"outcome": "not waiting", "reason": str(error), "status": job["status"]}
+        return found | {"outcome": "already answered"}
+    return found | {"outcome": "not waiting", "status": job["status"]}
 
 
-def _named_node(done: dict[str, Any]) -> str:
+def _named_node(done: JsonDict) -> str:
     return f"node {done['node_id']} of run {done['run_id']}"
 
 
-def _refused(done: dict[str, Any]) -> str:
+def _refused(done: JsonDict) -> str:
     """Return why an answer was not taken."""
     if done["outcome"] == "timed out":
         took = f"took the default {output.compact(done['value'])}"
@@ -146,42 +129,30 @@ _KEYS = (
 )  # fmt: skip
 
 
-@define.command("inputs")
-def waiting(
-    run: Annotated[str | None, options.argument("RUN", "Only those of this run.")] = None,
-    limit: Annotated[int, options.option("N", "How many at most.", min=1, max=10000)] = 100,
-) -> int | define.Shown:
+@define.command(
+    "inputs",
+    """RUN  Only those of this run.
+    --limit N 1..10000  How many at most.""",
+)
+def waiting(run: str | None = None, limit: int = 100) -> int | define.Shown:
     """List what runs ask people, the longest wait first."""
-    meant, known = (None, True) if run is None else _named(run)
-    if not known:
-        output.complain(f"{command.PROG} inputs: there is no run {run!r}")
-        return 1
-    rows = listing(meant, limit=limit)
-    return define.Shown(rows, lambda: _show(rows, run))
-
-
-def listing(run_id: str | None = None, *, limit: int = 100) -> list[dict[str, Any]]:
-    """Return the waiting input nodes of live runs, with the keys that `--json` shows.
-
-    `input_spec`, `widget` and `prompt` are None until an orchestrator has stored them. `answered`:
-    an answer was submitted and not taken yet.
-    """
+    run_id = None
     with db.transaction() as conn:
+        if run is not None:
+            run_id, found = ids.resolve(conn, run, kind="run")
+            if found is None or found["kind"] != "run":
+                output.complain(f"{command.PROG} inputs: there is no run {run!r}")
+                return 1
         rows = statements.overview.waiting_inputs(conn, run=run_id, limit=limit)
     for row in rows:
+        # The question is None until an orchestrator has stored it.
         spec = stored_json.mapping(row["input_spec"])
         row |= {"widget": spec.get("widget"), "prompt": spec.get("prompt")}
-    return [{key: row[key] for key in _KEYS} for row in rows]
+    listed = [{key: row[key] for key in _KEYS} for row in rows]
+    return define.Shown(listed, lambda: _show(listed, run))
 
 
-def _named(run_id: str) -> tuple[str, bool]:
-    """Return the stored id of the named run, and whether there is such a run."""
-    with db.transaction() as conn:
-        meant, found = ids.resolve(conn, run_id, kind="run")
-    return meant, found is not None and found["kind"] == "run"
-
-
-def _show(rows: list[dict[str, Any]], run: str | None) -> None:
+def _show(rows: list[JsonDict], run: str | None) -> None:
     if not rows:
         output.echo(f"run {run} waits for no person" if run else "no run waits for a person")
     for row in rows:
@@ -193,12 +164,158 @@ def _show(rows: list[dict[str, Any]], run: str | None) -> None:
             output.echo("  what it asks is not known yet: is an orchestrator running?")
             continue
         output.echo(f"  {output.line(row['prompt'] or row['widget'] or 'no question')}")
-        choices = prompts.options(spec)
+        choices = options(spec)
         for label, value in choices[:SHOWN]:
-            text = output.compact(value, 80)
             same = isinstance(value, dict) or label == value
-            output.echo(f"    {label}" if same else f"    {text}  {label}")
+            output.echo(f"    {label}" if same else f"    {output.compact(value, 80)}  {label}")
         if len(choices) > SHOWN:
             output.echo(f"    ... and {len(choices) - SHOWN} more: --json lists them")
         if row["answered"]:
             output.echo("  an answer has come in")
+
+
+# --- a question on the terminal ----------------------------------------------------------------
+
+
+def default(spec: JsonDict) -> Any:
+    """Return the answer that `--yes` gives.
+
+    It is the step's own `default`, else its first option, all options of a multiple choice, nothing
+    for an upload, and true for any other question. Raises `InputRefused` for a question that takes
+    a text, a number, a list or an object: nobody knows which.
+    """
+    if "default" in spec:
+        return spec["default"]
+    if values := [value for _, value in options(spec)]:
+        return values if spec.get("multiple") else values[0]
+    if spec.get("widget") in ("file_upload", "pick_or_upload", "choose_one"):
+        return None
+    if named := answers.other_type(spec):
+        raise errors.InputRefused(f"the question has no default: its answer is of type {named}")
+    return True
+
+
+def options(spec: JsonDict) -> list[tuple[str, Any]]:
+    """Return the choices as (label, value), each label one line.
+
+    [] for a question without choices.
+    """
+    return [(output.line(label), value) for label, value in answers.options(spec)]
+
+
+def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
+    """Ask on stderr and stdin until the answer fits.
+
+    Return (True, value), or (False, None) for none. An empty line takes the answer of `--yes`. None
+    at the end of the input or when asked to stop.
+    """
+    spec: JsonDict = node["input_spec"]
+    prompt = output.line(spec.get("prompt") or f"{node['node_id']}: your answer?", 500)
+    listed = [f"  {number}  {label}\n" for number, (label, _) in enumerate(options(spec), 1)]
+    sys.stderr.write(f"{prompt}\n{''.join(listed)}")
+    while True:
+        sys.stderr.write(f"[{output.line(_offered(spec), 60)}] > ")
+        sys.stderr.flush()
+        text = _typed(stop)
+        if text is None:
+            return False, None
+        try:
+            found = read(text.strip(), spec)
+            answers.check_type(spec, found, node["node_id"])
+        except errors.InputRefused as error:
+            output.complain(output.line(error, 500))
+        else:
+            return True, found
+
+
+def _offered(spec: JsonDict) -> str:
+    """Return what an empty line answers, or the type of the answer if that is refused."""
+    try:
+        value = default(spec)
+    except errors.InputRefused:
+        return str(answers.other_type(spec))
+    return f"Enter: {value if isinstance(value, str) else repr(value)}"
+
+
+def read(text: str, spec: JsonDict) -> Any:
+    """Return the answer of a typed line; raise `InputRefused` if it names no choice."""
+    if not text:
+        return default(spec)
+    choices = options(spec)
+    if not choices:
+        return text if answers.type_of(spec) == "string" else value_of(text, "answer")
+    if spec.get("multiple"):
+        return [_choice(part.strip(), choices) for part in text.split(",")]
+    return _choice(text, choices)
+
+
+def _choice(text: str, choices: list[tuple[str, Any]]) -> Any:
+    if text.isdecimal() and 1 <= int(text) <= len(choices):
+        return choices[int(text) - 1][1]
+    for label, value in choices:
+        if text == label:
+            return value
+    to = len(choices)
+    raise errors.InputRefused(f"{text!r} is none of the choices: type a number from 1 to {to}")
+
+
+def _typed(stop: signals.StopRequest) -> str | None:
+    # input() would continue to read after a signal: its handler only sets the flag.
+    while not stop.requested.is_set():
+        ready, _, _ = select.select([sys.stdin, stop.requested], [], [], signals.RECHECK_S)
+        if sys.stdin in ready:
+            return sys.stdin.readline() or None
+    return None
+
+
+# --- the inputs of a run -----------------------------------------------------------------------
+
+
+def inputs(
+    given: Iterable[str], accepts: Callable[[str, Any], bool] = lambda _key, _value: True
+) -> JsonDict:
+    """Return the members of all `k=v` and files; later ones win.
+
+    A value that is not JSON is text. So is one that `accepts(key, value)` takes only as text: a
+    parameter annotated `str` gets `123` as text. Raises `InvalidConfig` that names the option and
+    the right form.
+    """
+    merged: JsonDict = {}
+    for text in given:
+        if text.startswith("@"):
+            merged |= _from_file(text[1:])
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise errors.InvalidConfig(f"--input {text!r} should be key=value or @file.json")
+        merged[key] = value_of(value, f"--input {key}")
+        if not accepts(key, merged[key]) and accepts(key, value):
+            merged[key] = value
+    return merged
+
+
+def value_of(text: str, what: str) -> Any:
+    """Return the text as JSON if it is JSON, else the text itself."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise errors.InvalidConfig(f"{what} is nested too deeply") from None
+    except ValueError:
+        return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _from_file(name: str) -> JsonDict:
+    try:
+        found = json.loads(Path(name).read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise errors.InvalidConfig(f"--input @{name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise errors.InvalidConfig(f"--input @{name} is not JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise errors.InvalidConfig(f"--input @{name} should hold a JSON object")
+    return found  # pyright: ignore[reportUnknownVariableType]  a JSON object has string keys

@@ -7,29 +7,26 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from queue_workflows import check as checks
 from queue_workflows import config, errors
-from queue_workflows.cli import command, define, graph_text, options, output
+from queue_workflows.cli import command, define, graph_text, output
 from queue_workflows.dag import definition
-from queue_workflows.runtime import app_loading
+from queue_workflows.runtime import app_loading, stored_json
 
 
-@define.command("check", "app debug", reads=False)
+@define.command(
+    "check",
+    """WORKFLOW  Its name, or a JSON file with a workflow or an expanded definition; without it all
+        that the app declares in Python.
+    --format FORMAT  tree, json or mermaid.
+    --strict  Warnings count as errors.""",
+    takes="app debug",
+    reads=False,
+)
 def check(
-    workflow: Annotated[
-        str | None,
-        options.argument(
-            "WORKFLOW",
-            "Its name, or a JSON file with a workflow or an expanded definition; without it "
-            "all that the app declares in Python.",
-        ),
-    ] = None,
-    form: Annotated[str, options.option("FORMAT", "tree, json or mermaid.", "--format")] = "tree",
-    strict: Annotated[bool, options.flag("--strict", "Warnings count as errors.")] = False,
-    *,
-    app: str | None,
+    workflow: str | None = None, form: str = "tree", strict: bool = False, *, app: str | None
 ) -> int:
     """Check a workflow against its code.
 
@@ -38,24 +35,18 @@ def check(
     if form not in _SHOW:
         raise errors.InvalidConfig(f"--format {form!r} is none of {', '.join(_SHOW)}")
     chosen = app_loading.load_app(app)
-    reports = [_checked(each, chosen) for each in _workflow_names(workflow, chosen)]
+    names = sorted(config.get_config().workflow_map) if workflow is None else [workflow]
+    if not names:
+        raise errors.InvalidConfig(
+            f"--app {chosen} declares no workflow in Python: name the one to check"
+            if chosen
+            else "name a workflow or a file, or an app that declares some by --app"
+        )
+    reports = [_checked(each, chosen) for each in names]
     _SHOW[form](reports)
     found = [finding for report in reports for finding in report.findings]
     bad = [finding for finding in found if strict or finding.level == "error"]
     return 1 if bad else 0
-
-
-def _workflow_names(workflow: str | None, app: str | None) -> list[str]:
-    if workflow is not None:
-        return [workflow]
-    declared = sorted(config.get_config().workflow_map)
-    if not declared:
-        raise errors.InvalidConfig(
-            f"--app {app} declares no workflow in Python: name the one to check"
-            if app
-            else "name a workflow or a file, or an app that declares some by --app"
-        )
-    return declared
 
 
 def _checked(workflow: str, app: str | None) -> checks.Report:
@@ -94,10 +85,8 @@ def _of_file(path: Path) -> checks.Report:
     if isinstance(record.get("definition"), dict):
         record = cast("dict[str, Any]", record["definition"])
     if "steps" in record:
-        own = record.get("pipelines")
-        return checks.document(
-            record, pipelines=cast("dict[str, Any]", own if isinstance(own, dict) else {})
-        )
+        own = stored_json.mapping(record.get("pipelines"))
+        return checks.document(record, pipelines=own)
     if "nodes" in record and "workflow" in record:
         return checks.definition(record)
     raise errors.InvalidConfig(
@@ -116,23 +105,22 @@ def _as_tree(reports: Iterable[checks.Report]) -> None:
             output.echo(output.line(finding, 1000))
         errs = sum(finding.level == "error" for finding in report.findings)
         warns = len(report.findings) - errs
-        words = [output.counted(errs, "error")] if errs else []
-        words += [output.counted(warns, "warning")] if warns else []
-        output.echo(f"{output.line(report.name)}: {', '.join(words) or 'no problems found'}")
+        words = output.listed(
+            errs and output.counted(errs, "error"), warns and output.counted(warns, "warning")
+        )
+        output.echo(f"{output.line(report.name)}: {words or 'no problems found'}")
 
 
 def _as_json(reports: list[checks.Report]) -> None:
     shown = [
         {
-            "workflow": report.name,
-            "ok": report.ok,
-            "needs": list(report.needs),
-            "findings": [finding._asdict() for finding in report.findings],
-            "digest": definition.digest(report.definition) if report.definition else None,
-            "definition": report.definition,
+            "workflow": one.name, "ok": one.ok, "needs": list(one.needs),
+            "findings": [finding._asdict() for finding in one.findings],
+            "digest": definition.digest(one.definition) if one.definition else None,
+            "definition": one.definition,
         }
-        for report in reports
-    ]
+        for one in reports
+    ]  # fmt: skip
     output.dump(shown[0] if len(shown) == 1 else shown)
 
 

@@ -1,6 +1,7 @@
-"""List the checks of the server and its tables, and of the way to it, for `doctor` and `connect`.
+"""List the checks of `doctor` and `connect`: the way to the server, the server, and its tables.
 
-Each yields findings with a level, and with a remedy if something is wrong.
+Each returns findings with a level, and with a remedy if something is wrong. Its length: one short
+function each.
 """
 
 from __future__ import annotations
@@ -8,16 +9,25 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
+import shlex
+import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from queue_workflows import config, db
+from queue_workflows import schedules as schedule_api
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import output
-from queue_workflows.db import connectivity, statements
-from queue_workflows.runtime import masking
+from queue_workflows.claim import admission
+from queue_workflows.cli import output, texts
+from queue_workflows.dag import confinement
+from queue_workflows.db import connectivity, ledger, statements
+from queue_workflows.db import functions as installed
+from queue_workflows.db import schema as schemas
+from queue_workflows.runtime import display, masking
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 MIN_SERVER = 140000
@@ -39,6 +49,19 @@ DANGERS = {
     "full_page_writes": "a crash of the machine may leave torn pages",
     "synchronous_commit": "a crash of the server loses acknowledged commits",
 }
+TRIPS = 7
+SLOW_TRIP_MS = 50.0
+"""A worker needs two round trips or more per job: 50 ms means less than ten jobs a second."""
+OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
+"""The orchestrator polls every second; a service manager restarts it within a minute."""
+LAPSED_WARN_S = 60.0
+"""Lapsed leases are swept every 5 s."""
+WAIT_WARN_S = 30.0
+"""Seconds that a worker needs to restart."""
+ALERT_WARN_S = 150.0
+"""A sender notes every 15 s that it is there. Nothing waits longer than the minute of its limit."""
+SHOWN_BAD = 20
+"""Bad rows that are shown per kind."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
 """Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
 UPDATES_JUDGED = 1_000
@@ -47,6 +70,7 @@ HOT_SHARE_WARN = 0.5
 """Share of HOT updates of `workers`: all of them are renewals and should be HOT."""
 COLD_UPDATES_WARN = 10.0
 """Updates per job that are not HOT: its claim and its end are two, each requeue adds two."""
+MIGRATE = "run `queue-workflows migrate`"
 
 
 class Finding(NamedTuple):
@@ -59,13 +83,29 @@ class Finding(NamedTuple):
 
 
 Findings: TypeAlias = Iterator[Finding]
+Check: TypeAlias = Callable[[db.Connection], "Finding | Iterable[Finding]"]
 
 
-def show(finding: Finding) -> None:
-    """Print a finding, its remedy on the same line."""
-    remedy = f"; {finding.remedy}" if finding.remedy else ""
-    text = output.line(f"{finding.text}{remedy}", 1000)
-    output.echo(f"{finding.level:7}  {finding.check:18}  {text}")
+def run(check: Check, conn: db.Connection) -> Findings:
+    found = check(conn)
+    yield from (found,) if isinstance(found, Finding) else found
+
+
+def guarded(check: Check, conn: db.Connection) -> Findings:
+    """Yield the findings of a check, or one finding if the server refused it.
+
+    Raises `db.Error` if the connection is lost.
+    """
+    try:
+        yield from run(check, conn)
+    except db.Error as error:
+        if conn.closed or conn.broken:
+            raise
+        remedy = "grant this role what it needs, or try again when the server is less busy"
+        if facts.is_undefined(error):
+            remedy = f"{MIGRATE}, which installs what is missing"
+        name = check.__name__.replace("_", " ")
+        yield Finding(name, ERROR, f"cannot be read: {facts.reason(error)}", remedy)
 
 
 def masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
@@ -77,6 +117,19 @@ def masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
     return safe
 
 
+def show(finding: Finding) -> None:
+    """Print a finding, its remedy on the same line."""
+    remedy = f"; {finding.remedy}" if finding.remedy else ""
+    text = output.line(f"{finding.text}{remedy}", 1000)
+    output.echo(f"{finding.level:7}  {finding.check:18}  {text}")
+
+
+def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Finding]:
+    """Return a warning for each text and remedy, or `ok` if there is none."""
+    found = [Finding(check, WARNING, text, remedy) for text, remedy in wrong]
+    return found or [Finding(check, OK, ok)]
+
+
 # --- the way to the server --------------------------------------------------------------------
 
 
@@ -85,25 +138,21 @@ def network(where: connectivity.Destination, timeout_s: float) -> Findings:
     if not where.targets:
         yield Finding("name", OK, "no host is named: libpq's service or default socket")
         return
-    step, good = _of_all(
-        "name", [(target, connectivity.resolve(target)) for target in where.targets]
-    )
+    step, good = _of_all("name", where.targets, connectivity.resolve)
     yield step
-    step, good = _of_all(
-        "port", [(target, connectivity.probe_port(target, timeout_s)) for target in good]
-    )
+    step, good = _of_all("port", good, lambda each: connectivity.probe_port(each, timeout_s))
     yield step
-    if not good:
-        return
-    target = good[0]
-    if not target.local and where.probe_tls and where.sslmode != "disable":
-        yield _tls(target, where.sslmode, timeout_s)
+    if good and not good[0].local and where.probe_tls and where.sslmode != "disable":
+        yield _tls(good[0], where.sslmode, timeout_s)
 
 
 def _of_all(
-    name: str, replies: list[tuple[connectivity.Target, connectivity.Reply]]
+    name: str,
+    targets: Iterable[connectivity.Target],
+    probe: Callable[[connectivity.Target], connectivity.Reply],
 ) -> tuple[Finding, list[connectivity.Target]]:
     """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
+    replies = [(target, probe(target)) for target in targets]
     good = [target for target, reply in replies if not reply.remedy]
     text = "; ".join(reply.text for _, reply in replies)
     remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
@@ -153,30 +202,42 @@ def refused(where: connectivity.Destination, message: str) -> Findings:
         "silent": "it takes connections and does not answer: see the server's log",
         "other": "see the server's log",
     }
+    step = {"tls": "tls", "session": "server"}.get(kind, "login")
     if kind in {"no_database", "no_connect"}:
         yield Finding("login", OK, f"as {user}")
         step = "database"
-    else:
-        step = {"tls": "tls", "session": "server"}.get(kind, "login")
     yield Finding(step, ERROR, message, remedies[kind])
+
+
+def round_trip(conn: db.Connection) -> Finding:
+    took: list[float] = []
+    for _ in range(TRIPS):
+        began = time.monotonic()
+        facts.clock(conn)
+        took.append((time.monotonic() - began) * 1000)
+    median_ms = statistics.median(took)
+    text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"
+    if median_ms > SLOW_TRIP_MS:
+        remedy = "run workers nearer to the server; each job takes two round trips and more"
+        return Finding("round trip", WARNING, text, remedy)
+    return Finding("round trip", OK, text)
 
 
 # --- the server --------------------------------------------------------------------------------
 
 
-def server(conn: db.Connection) -> Findings:
+def server(conn: db.Connection) -> Finding:
     """Report a server that is too old, a standby, or read-only."""
     found = facts.server(conn)
     text = f"PostgreSQL {found['version']}, role {found['role']}"
     if found["version_num"] < MIN_SERVER:
-        yield Finding("server", ERROR, text, "upgrade to PostgreSQL 14 or later")
-    elif found["standby"]:
-        yield Finding("server", ERROR, f"{text}: a standby", "name the primary in the DSN")
-    elif found["read_only"]:
+        return Finding("server", ERROR, text, "upgrade to PostgreSQL 14 or later")
+    if found["standby"]:
+        return Finding("server", ERROR, f"{text}: a standby", "name the primary in the DSN")
+    if found["read_only"]:
         remedy = "turn default_transaction_read_only off for this role and database"
-        yield Finding("server", ERROR, f"{text}: read-only", remedy)
-    else:
-        yield Finding("server", OK, text)
+        return Finding("server", ERROR, f"{text}: read-only", remedy)
+    return Finding("server", OK, text)
 
 
 def settings(conn: db.Connection) -> Findings:
@@ -195,7 +256,7 @@ def settings(conn: db.Connection) -> Findings:
     yield Finding("autovacuum", OK, "on")
 
 
-def clock(conn: db.Connection) -> Findings:
+def clock(conn: db.Connection) -> Finding:
     """Report how far this machine's clock is from the server's."""
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
@@ -206,19 +267,18 @@ def clock(conn: db.Connection) -> Findings:
         offsets.append((trip_s, (there - before).total_seconds() - trip_s / 2))
     offset_s = min(offsets)[1]
     text = f"the server is {abs(offset_s):.2f} s {'ahead' if offset_s >= 0 else 'behind'}"
-    if abs(offset_s) > CLOCK_WARN_S:
-        remedy = "let both follow a time server; jobs are not affected, logs are"
-        yield Finding("clock", WARNING, text, remedy)
-    else:
-        yield Finding("clock", OK, text)
+    if abs(offset_s) <= CLOCK_WARN_S:
+        return Finding("clock", OK, text)
+    remedy = "let both follow a time server; jobs are not affected, logs are"
+    return Finding("clock", WARNING, text, remedy)
 
 
-def listen(conn: db.Connection) -> Findings:
+def listen(conn: db.Connection) -> Finding:
     """Report whether a notification comes back to a listener."""
+    poll_only = config.POLL_ONLY.variables[0]
     if config.POLL_ONLY.read():
-        text = f"{config.POLL_ONLY.variables[0]} is set: all processes poll, through a pooler too"
-        yield Finding("listen", OK, text)
-        return
+        text = f"{poll_only} is set: all processes poll, through a pooler too"
+        return Finding("listen", OK, text)
     channel = f"queue_workflows_doctor_{os.getpid()}_{secrets.token_hex(4)}"
     began, used = time.monotonic(), 0.0
     ear = db.listen(channel, poll_s=LISTEN_WAIT_S)
@@ -235,66 +295,124 @@ def listen(conn: db.Connection) -> Findings:
     took_ms = (time.monotonic() - began) * 1000
     # A pooler answers if another process than the announced one executes.
     pooled = statements.doctor.backend_pid(conn) != conn.info.backend_pid
+    waited = f"within {LISTEN_WAIT_S:g} s"
     if wake.reason != "notify" and pooled:
-        text = f"a pooler in transaction mode is in between: no notification in {LISTEN_WAIT_S:g} s"
+        waited = waited.replace("within", "in")
+        text = f"a pooler in transaction mode is in between: no notification {waited}"
         remedy = (
-            f"set {config.POLL_ONLY.variables[0]}=1 for every process that connects through it, "
+            f"set {poll_only}=1 for every process that connects through it, "
             "or name the server itself in the DSN, or a pooler in session mode"
         )
-        yield Finding("listen", ERROR, text, remedy)
-    elif wake.reason != "notify":
+        return Finding("listen", ERROR, text, remedy)
+    if wake.reason != "notify":
         remedy = "connect directly, or through a pooler in session mode; until then workers poll"
-        yield Finding("listen", WARNING, f"no notification within {LISTEN_WAIT_S:g} s", remedy)
-    elif used > NOTIFY_QUEUE_WARN:
+        return Finding("listen", WARNING, f"no notification {waited}", remedy)
+    if used > NOTIFY_QUEUE_WARN:
         remedy = "end the oldest transaction of a session that listens"
-        yield Finding("listen", WARNING, f"the server's queue is {used:.0%} full", remedy)
-    else:
-        way = ", through a pooler" if pooled else ""
-        yield Finding("listen", OK, f"a notification came back within {took_ms:.1f} ms{way}")
+        return Finding("listen", WARNING, f"the server's queue is {used:.0%} full", remedy)
+    way = ", through a pooler" if pooled else ""
+    return Finding("listen", OK, f"a notification came back within {took_ms:.1f} ms{way}")
 
 
-def transactions(conn: db.Connection) -> Findings:
+def transactions(conn: db.Connection) -> Finding:
     """Report the oldest open transaction if it is too old, or idle."""
     rows = statements.doctor.transactions(conn)
     idle = [row for row in rows if (row["idle_s"] or 0.0) > IDLE_WARN_S]
     if not rows:
-        yield Finding("transactions", OK, "none is open")
-        return
+        return Finding("transactions", OK, "none is open")
     worst = max(idle, key=lambda row: row["idle_s"]) if idle else rows[0]
     text = f"the oldest is open for {output.seconds(worst['age_s'])}: {worst['what']}"
     if idle:
         text = f"{worst['what']} has been idle in one for {output.seconds(worst['idle_s'])}"
     if idle or worst["age_s"] > TRANSACTION_WARN_S:
-        yield Finding("transactions", WARNING, text, "end it: vacuum waits for it, and locks may")
-    else:
-        yield Finding("transactions", OK, text)
+        return Finding("transactions", WARNING, text, "end it: vacuum waits for it, and locks may")
+    return Finding("transactions", OK, text)
 
 
-def connections(conn: db.Connection) -> Findings:
+def connections(conn: db.Connection) -> Finding:
     """Report how many of the server's connections are in use."""
     found = statements.doctor.connections(conn)
     share = found["used"] / max(1, found["allowed"])
     text = f"{found['used']} of {found['allowed']} in use"
     level = ERROR if share >= CONNECTIONS_ERROR else WARNING if share >= CONNECTIONS_WARN else OK
     remedy = "" if level == OK else "raise max_connections; a worker holds up to three"
-    yield Finding("connections", level, text, remedy)
+    return Finding("connections", level, text, remedy)
 
 
-def rights(conn: db.Connection, purpose: str) -> Findings:
+# --- the schema, its functions and its rights --------------------------------------------------
+
+
+def schema_seen(conn: db.Connection, purpose: str) -> Finding:
+    """Report a schema that this role does not see or that is not there; else as `schema` does."""
+    seen = statements.doctor.schema_seen(conn)
+    role = seen["role"]
+    if seen["found"] and seen["readable"]:
+        return schema(conn, purpose)
+    if seen["found"]:
+        remedy = f"GRANT SELECT ON queue_schema_version TO {role}"
+        return Finding("schema", ERROR, "its version cannot be read", remedy)
+    if seen["elsewhere"]:
+        name = seen["elsewhere"][0]
+        remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
+        text = f"it is in schema {name}, which {role} does not see"
+        return Finding("schema", ERROR, text, remedy)
+    if purpose == "migrate" and seen["may_create"]:
+        return Finding("schema", OK, "none yet, and this role may create it")
+    remedy = f"{MIGRATE}, or start queue-orchestrator"
+    if not seen["may_create"]:
+        remedy += f"; this role needs GRANT CREATE ON SCHEMA {seen['schema']} for that"
+    return Finding("schema", ERROR, "there is none", remedy)
+
+
+def schema(conn: db.Connection, purpose: str = "work") -> Finding:
+    """Report a schema of another version than this code needs, or of another package."""
+    required, where = db.REQUIRED_VERSION, ""
+    newer = "upgrade queue_workflows here"
+    if (of_others := ledger.of_others(conn)) is not None:
+        return Finding("schema", ERROR, of_others, ledger.OF_OTHERS_REMEDY)
+    version = max(ledger.versions(conn, ledger.NAME), default=0)
+    needs: int = statements.doctor.schema_version(conn)["needs"] if version else 0
+    if (development := schemas.development_version(conn)) is not None:
+        where = f"at version {development} of a development build"
+    elif needs > required:
+        text = f"at version {version}, which needs code that knows version {needs}"
+        return Finding("schema", ERROR, f"{text}; this knows {required}", newer)
+    elif version < required:
+        where = f"at version {version}"
+    if where:
+        text = f"{where}, this code needs {required}"
+        is_fine = purpose == "migrate"
+        return Finding("schema", OK if is_fine else ERROR, text, "" if is_fine else MIGRATE)
+    if version > required:
+        text = f"at version {version}, this code knows {required} and may work on it"
+        return Finding("schema", WARNING, text, newer)
+    return Finding("schema", OK, f"at version {version}")
+
+
+def functions(conn: db.Connection) -> Iterable[Finding]:
+    newer, installs = "upgrade queue_workflows here", "`queue-workflows migrate` installs them"
+    return [
+        Finding("functions", WARNING, each.text, newer)
+        if each.is_newer
+        else Finding("functions", ERROR, each.text, installs)
+        for each in installed.problems(conn)[:SHOWN_BAD]
+    ] or [Finding("functions", OK, "functions and triggers are those of this version")]
+
+
+def rights_of(conn: db.Connection, purpose: str) -> Finding:
     """Report the rights that this role lacks for a purpose, or has and does not need."""
     lacks = permissions.lacking(conn, purpose)
     excess = permissions.excessive(conn, purpose)
     if not lacks and not excess:
-        yield Finding("rights", OK, f"all that it takes to {purpose}")
-        return
+        return Finding("rights", OK, f"all that it takes to {purpose}")
     role = statements.doctor.schema_seen(conn)["role"]
-    parts = [
-        f"{verb} {_listed([f'{one.right} on {one.name}' for one in found])}"
-        for verb, found in (("lacks", lacks), ("need not have", excess))
-        if found
-    ]
+    parts: list[str] = []
+    for verb, found in (("lacks", lacks), ("need not have", excess)):
+        names = ", ".join(f"{one.right} on {one.name}" for one in found[:5])
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        parts += [f"{verb} {names}{more}"] if found else []
     text = f"to {purpose}, {role} {' and '.join(parts)}"
-    yield Finding("rights", ERROR, text, "; ".join(rights_sql(conn, purpose, role)))
+    return Finding("rights", ERROR, text, "; ".join(rights_sql(conn, purpose, role)))
 
 
 def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
@@ -306,15 +424,173 @@ def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
     ]
 
 
-def _listed(found: list[str]) -> str:
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"{', '.join(found[:5])}{more}"
+def rights(conn: db.Connection) -> Finding:
+    """Report the rights that a worker lacks; the remedy names the command that prints the SQL."""
+    found = rights_of(conn, "work")
+    script = "`queue-workflows connect --for work --sql`"
+    remedy = f"run what {script} prints, as the owner of the tables"
+    return found._replace(remedy=remedy if found.remedy else "")
+
+
+def files(conn: db.Connection) -> Findings:
+    knob = config.OUT_ROOTS.variables[0]
+    if roots := confinement.roots():
+        yield Finding("files", OK, f"runs keep theirs in {os.pathsep.join(roots)}")
+    elif submitters := statements.permissions.submitters(conn):
+        text = f"{', '.join(submitters)} may submit runs, and their out_dir may be any folder"
+        remedy = f"set {knob} here and on every worker and orchestrator"
+        yield Finding("files", WARNING, text, remedy)
+    else:
+        yield Finding("files", OK, "no role may do no more than submit runs")
+    yield _outputs(statements.doctor.machines(conn))
+    if name := statements.permissions.public_may_create(conn):
+        text = f"every role may create functions in schema {name}, which triggers could call"
+        remedy = f"as the owner: REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"
+        yield Finding("schema rights", WARNING, text, remedy)
+
+
+def _outputs(machines: list[str]) -> Finding:
+    """Check the folders that nodes write to, by writing there."""
+    may_run = config.host_label() in machines or config.get_config().knows_nodes()
+    knob, default = config.OUTPUTS_DIR.variables[0], confinement.outputs_folder()
+    for folder in dict.fromkeys([default, *map(Path, confinement.roots())]):
+        existing = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
+        try:
+            tempfile.TemporaryDirectory(prefix=".queue-workflows-", dir=existing).cleanup()
+        except OSError as error:
+            remedy = f"let this user (uid {os.geteuid()}) write there, or set {knob} to another one"
+            text = f"nodes that take `out` fail here: {folder} cannot be written: "
+            text += f"{error.strerror} ({existing})"
+            if not may_run:
+                text += " (no worker of nodes has run on this machine within a day)"
+            return Finding("outputs", ERROR if may_run else WARNING, text, remedy)
+    text = f"runs without an out_dir keep their files in {default}"
+    if len(machines) < 2 or config.OUTPUTS_DIR.read():
+        return Finding("outputs", OK, text)
+    remedy = f"set {knob} to a folder that all of them share, on each"
+    return Finding("outputs", WARNING, f"{text}, on each of {len(machines)} machines", remedy)
+
+
+# --- work that waits ---------------------------------------------------------------------------
+
+
+def outbox(conn: db.Connection) -> Finding:
+    found = statements.doctor.outbox(conn)
+    lag_s = found["lag_s"] if found else 0.0
+    if found is None or lag_s <= OUTBOX_WARN_S:
+        return Finding("outbox", OK, f"lag {output.seconds(lag_s)}")
+    text = f"an event of run {found['run_id']} waits for {output.seconds(lag_s)}"
+    text += f" ({output.line(found['error'])})" if found["error"] else ""
+    level = ERROR if lag_s > OUTBOX_ERROR_S else WARNING
+    return Finding("outbox", level, text, "is a queue-orchestrator running? see its log")
+
+
+def runs(conn: db.Connection) -> Findings:
+    stalled = statements.doctor.stalled_runs(conn, quiet_s=LAPSED_WARN_S)
+    if stalled["n"]:
+        text = f"run {stalled['run_id']} is running, but nothing moves it forward"
+        text += f"; {stalled['n'] - 1} more" if stalled["n"] > 1 else ""
+        yield Finding("runs", ERROR, text, "start queue-orchestrator, which ends it or goes on")
+    found = statements.doctor.waiting_runs(conn)
+    if found is None or found["wait_s"] <= WAIT_WARN_S:
+        yield Finding("runs", OK, "none waits to be started")
+        return
+    text = f"run {found['run_id']} has not been started for {output.seconds(found['wait_s'])}"
+    remedy = "start queue-orchestrator with --app"
+    if found["others"]:
+        text += ", though others were started within the last minute"
+        remedy = f"an orchestrator runs: wait, or `queue-workflows cancel {found['run_id']}`"
+    yield Finding("runs", WARNING, text, remedy)
+
+
+def bad_rows(conn: db.Connection) -> Iterable[Finding]:
+    """Report failing, blocked, unreadable and out-of-range rows with the command that ends each."""
+    rows = facts.stuck_rows(conn, SHOWN_BAD) + facts.rows_out_of_range(conn, SHOWN_BAD)
+    wrong = [(f"{row.kind} {row.id}: {row.text}", f"`{row.command}`") for row in rows]
+    return _each("bad rows", "none is failing, blocked, unreadable or out of range", wrong)
+
+
+def leases(conn: db.Connection) -> Finding:
+    found = statements.doctor.lapsed(conn)
+    if not found["n"] or found["since_s"] <= LAPSED_WARN_S:
+        return Finding("leases", OK, "none is left lapsed")
+    text = f"{output.counted(found['n'], 'job')} not taken back, {output.seconds(found['since_s'])}"
+    return Finding("leases", ERROR, f"{text} after the lease lapsed", "start queue-orchestrator")
+
+
+def queues(conn: db.Connection) -> Iterable[Finding]:
+    wrong: list[tuple[str, str]] = []
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    for row in statements.doctor.unserved(conn, stale_s=stale_s, counted=10_000):
+        text, queue = f"{row['queue']}: {output.counted(row['n'], 'due job')}", row["queue"]
+        if row["wait_s"] <= WAIT_WARN_S:
+            continue
+        if row["alive"]:
+            turn_on = f"queue-worker-control --queue={queue} --on"
+            wrong.append((f"{text}, its workers take none", turn_on))
+        else:
+            start = f"start queue-claim-worker --queue={queue}"
+            wrong.append((f"{text} and no live worker", start))
+    return _each("queues", "every queue with due jobs has a live worker", wrong)
+
+
+def versions(conn: db.Connection) -> Iterable[Finding]:
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    wrong: list[tuple[str, str]] = []
+    for row in statements.doctor.missing_versions(conn, stale_s=stale_s, listed=SHOWN_BAD):
+        jobs = ", ".join(display.line(job, 100) for job in row["jobs"])
+        what = f"no live worker of queue {row['queue']} has {display.line(row['version'], 200)}"
+        waits = f"jobs that need it wait, the first for {output.seconds(row['wait_s'])}: {jobs}"
+        remedy = "start a worker with this version, or `queue-workflows upgrade RUN`"
+        wrong.append((f"{what}; {waits}", remedy))
+    ok = "every version of a node that due jobs need has a live worker"
+    return _each("versions", ok, wrong)
+
+
+def lock_keys(conn: db.Connection) -> Iterable[Finding]:
+    remedy = (
+        "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
+        "paused, or `queue-workflows jobs cancel --queue {0}`"
+    )
+    rows = admission.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
+    wrong = [(texts.unserved_text(row), remedy.format(shlex.quote(row["queue"]))) for row in rows]
+    return _each("lock keys", "none passed over a queue whose jobs no worker takes", wrong)
+
+
+def schedules(conn: db.Connection) -> Iterable[Finding]:
+    remedy = "`queue-workflows schedules list` has all of it"
+    rows = schedule_api.troubled(conn=conn)
+    wrong = [(f"{row['name']}: {schedule_api.problem(row)}", remedy) for row in rows]
+    return _each("schedules", "none fails, is overdue, or was missed", wrong)
+
+
+def alerts(conn: db.Connection) -> Finding:
+    found = statements.doctor.alerts(conn)
+    if not found["n"] or found["wait_s"] <= ALERT_WARN_S:
+        return Finding("alerts", OK, f"no failure waits for over {output.seconds(ALERT_WARN_S)}")
+    failures, waits = output.counted(found["n"], "failure"), output.seconds(found["wait_s"])
+    text = f"{failures} not sent yet, {waits} after the first"
+    if found["seen_s"] is not None and found["seen_s"] <= ALERT_WARN_S:
+        remedy = "see the schedulers' logs: a hook or a command may hang"
+        return Finding("alerts", WARNING, f"{text}, though a scheduler sends them", remedy)
+    remedy = (
+        "start queue-scheduler with the app that calls set_on_failed(), or with "
+        f"{config.ON_FAILED.variables[0]}; without both they are deleted after a day"
+    )
+    return Finding("alerts", WARNING, f"{text}: no scheduler sends them", remedy)
+
+
+def workers(conn: db.Connection) -> Iterable[Finding]:
+    gone = statements.doctor.dead_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+    text = f"silent while holding jobs: {', '.join(gone)}"
+    wrong = [(text, "restart them; their leases give the jobs back")] if gone else []
+    return _each("workers", "none is flagged dead", wrong)
 
 
 # --- tables that are updated often -------------------------------------------------------------
 
 
-def dead_rows(conn: db.Connection) -> Findings:
+def dead_rows(conn: db.Connection) -> Finding:
     """Report tables that autovacuum leaves bloated, and those for which it is off."""
     rows = statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
     bloated = [
@@ -325,34 +601,28 @@ def dead_rows(conn: db.Connection) -> Findings:
     ]
     if off := [row["name"] for row in rows if row["vacuum_off"]]:
         text = f"autovacuum is off for {', '.join(off)}"
-        yield Finding("dead rows", WARNING, text, "ALTER TABLE ... RESET (autovacuum_enabled)")
-    elif bloated:
+        return Finding("dead rows", WARNING, text, "ALTER TABLE ... RESET (autovacuum_enabled)")
+    if bloated:
         remedy = "VACUUM them, and see what holds vacuum back (transactions above)"
-        yield Finding("dead rows", WARNING, ", ".join(bloated), remedy)
-    else:
-        yield Finding("dead rows", OK, f"{sum(row['dead'] for row in rows)} in all")
+        return Finding("dead rows", WARNING, ", ".join(bloated), remedy)
+    return Finding("dead rows", OK, f"{sum(row['dead'] for row in rows)} in all")
 
 
-def renewals(conn: db.Connection) -> Findings:
+def renewals(conn: db.Connection) -> Finding:
     """Report renewals that are no HOT updates, and the indexes that make them so."""
-    rows = [
-        row
-        for row in statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
-        if row["name"] in facts.RENEWED
-    ]
-    shares = ", ".join(
-        f"{row['name']} {row['hot'] / row['updates']:.0%}" for row in rows if row["updates"]
-    )
+    found = statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
+    rows = [row for row in found if row["name"] in facts.RENEWED]
+    used = [row for row in rows if row["updates"]]
+    shares = ", ".join(f"{row['name']} {row['hot'] / row['updates']:.0%}" for row in used)
     text = f"HOT updates: {shares or 'no updates yet'}"
     cold = [row["name"] for row in rows if _are_cold(row)]
     if named := facts.indexes_on_renewed(conn):
         text = f"renewals write what is indexed by {', '.join(named)}"
-        yield Finding("renewals", WARNING, text, "drop these indexes")
-    elif cold:
+        return Finding("renewals", WARNING, text, "drop these indexes")
+    if cold:
         remedy = "look for long transactions and full pages: VACUUM, keep the fillfactor"
-        yield Finding("renewals", WARNING, f"{text}; too few for {', '.join(cold)}", remedy)
-    else:
-        yield Finding("renewals", OK, text)
+        return Finding("renewals", WARNING, f"{text}; too few for {', '.join(cold)}", remedy)
+    return Finding("renewals", OK, text)
 
 
 def _are_cold(row: dict[str, int]) -> bool:
@@ -361,3 +631,11 @@ def _are_cold(row: dict[str, int]) -> bool:
     if str(row["name"]) == "workers":
         return row["hot"] < HOT_SHARE_WARN * row["updates"]
     return row["updates"] - row["hot"] > COLD_UPDATES_WARN * max(1, row["inserts"])
+
+
+OF_SERVER: tuple[Check, ...] = (server, settings, clock, listen, transactions, connections, rights)
+OF_TABLES: tuple[Check, ...] = (
+    functions, files, outbox, runs, bad_rows, leases, queues, versions, lock_keys, schedules,
+    alerts, workers, dead_rows, renewals,
+)  # fmt: skip
+"""The checks of `doctor`, in its order; the second ones need the schema."""

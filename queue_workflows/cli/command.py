@@ -1,15 +1,13 @@
-"""Provide what every command shares: exit codes, messages, stops and the choice of the database."""
+"""Provide what every command shares: messages, stops and the choice of the database."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Generator
-from typing import NamedTuple, NoReturn
-
-import typer
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import output
@@ -19,30 +17,8 @@ from queue_workflows.runtime import app_loading, entry_point, logs, signals
 
 PROG = "queue-workflows"
 _log = logging.getLogger(__name__)
-PERMISSION_DENIED = "42501"
 PATIENCE_S = 10.0
 """Seconds for which a single action waits for a database that does not reply."""
-
-
-def execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoReturn:
-    """Run a command and exit with its code; an error of ours is one line on stderr."""
-
-    def guarded() -> int:
-        try:
-            return run_command()
-        except db.OperationalError as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            # A server's own error names the cause first; a failed connection last, after each try.
-            line = lines[-1] if error.sqlstate is None else lines[0]
-            raise errors.DatabaseUnavailable(f"{db.describe()}: {line}") from error
-        except db.Error as error:
-            if error.sqlstate == PERMISSION_DENIED:
-                raise  # it has another remedy: `entry_point.run_main` names the GRANT
-            # For example a counter at the maximum of its type, which no command can raise.
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
-
-    raise typer.Exit(entry_point.run_main(f"{PROG} {name}", guarded, debug=debug))
 
 
 def print_message(text: str) -> None:
@@ -79,7 +55,7 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
     """
     with contextlib.ExitStack() as stack:
         if config.database_url() is None:
-            words = stack.enter_context(_embedded(create=create, app=app, up=up))
+            words = _join_embedded(stack, create=create, app=app, up=up)
         else:
             words = db.describe()
             _note_code(stack, app, up=up)
@@ -87,33 +63,31 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
         yield words
 
 
-@contextlib.contextmanager
-def _embedded(*, create: bool, app: str | None, up: bool) -> Generator[str]:
+def _join_embedded(stack: contextlib.ExitStack, *, create: bool, app: str | None, up: bool) -> str:
     requested = databases.requested()
     joined = databases.join(create=create)
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(joined.server)
-        config.configure(embedded=True)
-        # The processes that this command starts must use the same database.
-        stack.enter_context(_variable(config.EMBEDDED_DB_ENV, joined.project.name))
-        if joined.made and not requested and databases.has_earlier(server):
-            print_message(
-                f"the database of earlier versions is still there: --db {databases.EARLIER}; "
-                f"{PROG} databases lists all"
-            )
-        if app is not None:
-            check = UpCheck(app, joined.project.name, shared=bool(requested))
-            if up:
-                stack.enter_context(
-                    running_apps.registered(
-                        server.data_dir, joined.project.name, app, refuse=check.refuse_up
-                    )
-                )
-            else:
-                check.refuse_other(running_apps.live(server.data_dir, joined.project.name))
-        if config.get_config().app and not up:
-            _report_older_code(running_apps.live(server.data_dir, joined.project.name))
-        yield joined.describe()
+    server, name = stack.enter_context(joined.server), joined.project.name
+    config.configure(embedded=True)
+    # The processes that this command starts must use the same database.
+    before = {key: os.environ[key] for key in (config.EMBEDDED_DB_ENV,) if key in os.environ}
+    stack.callback(os.environ.update, before)
+    stack.callback(os.environ.pop, config.EMBEDDED_DB_ENV, None)
+    os.environ[config.EMBEDDED_DB_ENV] = name
+    if joined.made and not requested and databases.has_earlier(server):
+        print_message(
+            f"the database of earlier versions is still there: --db {databases.EARLIER}; "
+            f"{PROG} databases lists all"
+        )
+    if app is not None:
+        refuse = functools.partial(_refuse, app, name, shared=bool(requested), up=up)
+        if up:
+            registered = running_apps.registered(server.data_dir, name, app, refuse=refuse)
+            stack.enter_context(registered)
+        else:
+            refuse(running_apps.live(server.data_dir, name))
+    if config.get_config().app and not up:
+        _report_older_code(running_apps.live(server.data_dir, name))
+    return joined.describe()
 
 
 def _note_code(stack: contextlib.ExitStack, app: str | None, *, up: bool) -> None:
@@ -131,9 +105,8 @@ def _note_code(stack: contextlib.ExitStack, app: str | None, *, up: bool) -> Non
         if not running_apps.is_ours(folder):
             return
         if up:
-            stack.enter_context(
-                running_apps.registered(folder, database, app or "", refuse=lambda _: None)
-            )
+            ours = running_apps.registered(folder, database, app or "", refuse=lambda _: None)
+            stack.enter_context(ours)
         else:
             _report_older_code(running_apps.live(folder, database))
 
@@ -148,49 +121,28 @@ def _report_older_code(running: list[running_apps.Up]) -> None:
             )
 
 
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Generator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
+def _refuse(
+    app: str, database: str, running: list[running_apps.Up], *, shared: bool, up: bool
+) -> None:
+    """Raise `InvalidConfig` if an `up` of another app runs, and for an `up` one of this app.
 
-
-class UpCheck(NamedTuple):
-    """Which `up` may serve the database of an app.
-
-    `shared`: the user chose the database by name.
+    `shared`: the user chose the database by name, so that it may serve other apps.
     """
-
-    app: str
-    database: str
-    shared: bool
-
-    def refuse_up(self, running: list[running_apps.Up]) -> None:
-        """Raise `InvalidConfig` if an `up` of this app runs, or a conflicting one."""
-        for each in running:
-            if _module(each.app) == _module(self.app):
-                raise errors.InvalidConfig(
-                    f"{each.app} runs already: `{PROG} up` with pid {each.pid}, since {each.since},"
-                    f" on database {self.database}; `kill {each.pid}` stops it, and --db NAME "
-                    "starts another one on a database of its own"
-                )
-        self.refuse_other(running)
-
-    def refuse_other(self, running: list[running_apps.Up]) -> None:
-        """Raise `InvalidConfig` if an `up` of another app runs and sharing was not chosen."""
-        for each in running:
-            if not self.shared and _module(each.app) != _module(self.app):
-                raise errors.InvalidConfig(
-                    f"`{PROG} up` of another app, {each.app} with pid {each.pid}, serves database "
-                    f"{self.database} of this folder, and would fail the nodes of {self.app}: give "
-                    "this app a database of its own by --db NAME, or a folder of its own; "
-                    f"--db {self.database} shares the one that is there"
-                )
+    for each in running:
+        is_same = _module(each.app) == _module(app)
+        if up and is_same:
+            raise errors.InvalidConfig(
+                f"{each.app} runs already: `{PROG} up` with pid {each.pid}, since {each.since},"
+                f" on database {database}; `kill {each.pid}` stops it, and --db NAME "
+                "starts another one on a database of its own"
+            )
+        if not shared and not is_same:
+            raise errors.InvalidConfig(
+                f"`{PROG} up` of another app, {each.app} with pid {each.pid}, serves database "
+                f"{database} of this folder, and would fail the nodes of {app}: give "
+                "this app a database of its own by --db NAME, or a folder of its own; "
+                f"--db {database} shares the one that is there"
+            )
 
 
 def _module(app: str) -> str:

@@ -1,6 +1,6 @@
-"""Define commands with their common options, their database and their output.
+"""Define commands with their options, their database and their output.
 
-A function that `command` decorates takes its own options, those of `COMMON` that it names, and the
+A function that `command` decorates takes its own options, the common ones that it names, and the
 name of the `database`. It returns an exit code or `Shown`.
 """
 
@@ -9,36 +9,42 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import typing
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
 
-from queue_workflows import config, errors
+from queue_workflows import config, db, errors
 from queue_workflows.cli import command as commands
-from queue_workflows.cli import options, output
+from queue_workflows.cli import output
 from queue_workflows.requests import request as requests
+from queue_workflows.runtime import entry_point, logs
 
+T = TypeVar("T")
 R = TypeVar("R", bound=requests.Request[Any])
-
-COMMON: dict[str, tuple[Any, Any]] = {
-    "app": (options.App, None),
-    "as_json": (options.AsJson, False),
-    "debug": (options.Debug, False),
-    "db": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME",
-                help="A database of the embedded server; default: the one of the app's folder.",
-            ),
-        ],
-        None,
+PERMISSION_DENIED = "42501"
+COMMON: dict[str, tuple[Any, Any, str]] = {
+    "log_level": (
+        str, "info",
+        f"--log-level LEVEL  How much is logged: {', '.join(entry_point.LOG_LEVELS)}.",
     ),
-}
-"""The type and the default of each common option."""
+    "log_format": (
+        str | None, None,
+        "--log-format FORMAT  Log as text or json; default: LOG_FORMAT, text.",
+    ),
+    "app": (str | None, None, "--app MODULE[:CALLABLE]  The app (or env QUEUE_WORKFLOWS_APP)."),
+    "as_json": (bool, False, "--json  Print JSON: stable keys, ISO times."),
+    "debug": (bool, False, "--debug  Show whole tracebacks."),
+    "db": (
+        str | None, None,
+        "--db NAME  A database of the embedded server; default: the one of the app's folder.",
+    ),
+}  # fmt: skip
+"""The type, the default and the line of each common option."""
+_KNOWN = {"log_level": entry_point.LOG_LEVELS, "log_format": logs.FORMATS}
 _USAGE: Any = typer.BadParameter.__mro__[1]
 
 
@@ -50,21 +56,33 @@ class Shown(NamedTuple):
     code: int = 0
 
 
-def command(
-    name: str, takes: str = "app as_json debug db", *, reads: bool = True
-) -> Callable[[Callable[..., int | Shown]], Callable[..., None]]:
-    """Return a decorator that makes a function the command of this name.
+def listed(rows: list[T], head: Sequence[str], cells: Callable[[T], Sequence[object]]) -> Shown:
+    """Return rows, which people get as a table."""
+    return Shown(rows, lambda: output.table(head, map(cells, rows)))
 
-    `takes`: its common options. `reads`: it is called once the database has replied and has the
-    schema; else it opens the database itself.
+
+def command(
+    name: str,
+    *options: str,
+    takes: str = "app as_json debug db",
+    reads: bool = True,
+    app: typer.Typer | None = None,
+) -> Callable[[Callable[..., int | Shown]], Callable[..., None]]:
+    """Return a decorator that makes a function the command of this name; `app`: of this group.
+
+    `options`: a line for each of its parameters, in their order, such as `--limit N 1..99  Text.`;
+    without a name it is an argument, and without a text it is hidden. A line that is indented
+    continues the one before. `takes`: the common options. `reads`: it is called once the database
+    has replied and has the schema; else it opens the database itself.
     """
 
     def decorate(function: Callable[..., int | Shown]) -> Callable[..., None]:
         own = inspect.signature(function, eval_str=True).parameters
+        chosen = [each for each in COMMON if each in takes.split()]
 
         @functools.wraps(function)
         def wrapper(**given: Any) -> None:
-            common = {key: given.pop(key) for key in takes.split()}
+            common = {key: given.pop(key) for key in chosen}
             given |= {key: value for key, value in common.items() if key in own}
             if "db" in common:
                 config.get_config().embedded_db = common["db"] or ""
@@ -77,85 +95,74 @@ def command(
                     found = function(**given, **named)
                 return _print(found, as_json=common.get("as_json", False))
 
-            commands.execute(name, run, debug=common["debug"])
+            full_name = f"{app.info.name} {name}" if app else name
+            _execute(full_name, run, debug=common["debug"])
 
-        common = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for key, (kind, default) in COMMON.items()
-            if key in takes.split()
-        ]
         listed = [each for key, each in own.items() if key not in (*COMMON, "database")]
+        lines = [
+            line
+            for text in options
+            for line in re.sub(r"\n\s+", " ", inspect.cleandoc(text)).splitlines()
+        ]
+        parameters = [
+            _parameter(each.name, each.annotation, each.default, line)
+            for each, line in zip(listed, lines, strict=True)
+        ]
+        parameters += [_parameter(key, *COMMON[key]) for key in chosen]
         made: Any = wrapper
-        made.__signature__ = inspect.Signature([
-            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in listed), *common
-        ])  # fmt: skip
-        made.__annotations__ = {each.name: each.annotation for each in (*listed, *common)}
+        made.__signature__ = inspect.Signature(parameters)
+        made.__annotations__ = {each.name: each.annotation for each in parameters}
+        if app is not None:
+            app.command(name)(wrapper)
         return wrapper
 
     return decorate
 
 
-def request(
-    app: typer.Typer,
-    name: str,
-    kind: type[R],
-    shown: Callable[[R, Any], int | Shown],
-) -> None:
-    """Add the subcommand that carries out an operation of `requests.catalog`.
-
-    `shown` returns its result, given the request and the result of the noun. Fields of the route's
-    path are arguments, the others options. Who requests it is an option too.
-    """
-    placed, marks = requests.placed(kind), requests.marks(kind)
-    hints = typing.get_type_hints(kind)
-    parameters: list[inspect.Parameter] = []
-    for each in dataclasses.fields(kind):
-        mark = marks[each.name]
-        word = str if each.name in placed else str | None if mark.parse else hints[each.name]
-        said = mark.help[:1].upper() + mark.help[1:]
-        option = typer.Argument if each.name in placed else typer.Option
-        noun = mark.metavar or each.name.upper()
-        parameters.append(
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if each.name in placed else None,
-                annotation=Annotated[word, option(metavar=noun, help=said.removesuffix(".") + ".")],
-            )
-        )
-    if kind.actor:
-        parameters.append(_ACTOR)
-
-    def function(*, app: str | None, **given: Any) -> int | Shown:
-        by = given.pop(_ACTOR.name, None)
-        words = {key: value for key, value in given.items() if value is not None}
-        asked = kind(**{key: _value(key, word, marks[key]) for key, word in words.items()})
-        with commands.reading(app):
-            return shown(asked, asked.run(by))
-
-    made: Any = function
-    made.__signature__ = inspect.Signature([*parameters, _APP])
-    made.__doc__ = kind.summary()
-    app.command(name)(command(f"{app.info.name} {name}", reads=False)(function))
+def _parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Parameter:
+    """Return the parameter that typer makes the option or argument of this line of."""
+    head, _, text = line.partition("  ")
+    words, more = head.split(), dict[str, Any]()
+    option = words.pop(0) if words[0].startswith("--") else None
+    if words and ".." in words[-1]:
+        bounds = zip(("min", "max"), words.pop().split(".."), strict=True)
+        more |= {key: float(word) if "." in word else int(word) for key, word in bounds if word}
+    if known := _KNOWN.get(name):
+        more["callback"] = _one_of(known)
+    more |= {"metavar": words[0] if words else None, "hidden": not text, "help": text or "None."}
+    made = typer.Option(option, **more) if option else typer.Argument(**more)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
+    )
 
 
-def _value(name: str, word: Any, mark: requests.Field) -> Any:
-    """Return the value of a word. Raises `InvalidConfig` that names its option."""
-    try:
-        return word if mark.parse is None else mark.parse(word)
-    except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(f"--{name.replace('_', '-')} {error}") from None
+def _one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
+    def checked(value: str | None) -> str | None:
+        if value is not None and value.lower() not in known:
+            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}")
+        return value.lower() if value else None
+
+    return checked
 
 
-_APP = inspect.Parameter("app", inspect.Parameter.KEYWORD_ONLY, annotation=str | None)
-_ACTOR = inspect.Parameter(
-    "requested_by",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who requests it, for the record.")
-    ],
-)
+def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoReturn:
+    """Run a command and exit with its code; an error of ours is one line on stderr."""
+
+    def guarded() -> int:
+        try:
+            return run_command()
+        except db.Error as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            if isinstance(error, db.OperationalError):
+                # A server's error names the cause first; a failed connection last, after each try.
+                line = lines[-1] if error.sqlstate is None else lines[0]
+                raise errors.DatabaseUnavailable(f"{db.describe()}: {line}") from error
+            if error.sqlstate == PERMISSION_DENIED:
+                raise  # it has another remedy: `entry_point.run_main` names the GRANT
+            # For example a counter at the maximum of its type, which no command can raise.
+            raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
+
+    raise typer.Exit(entry_point.run_main(f"{commands.PROG} {name}", guarded, debug=debug))
 
 
 def _print(found: int | Shown, *, as_json: bool) -> int:
@@ -166,6 +173,55 @@ def _print(found: int | Shown, *, as_json: bool) -> int:
     else:
         found.show()
     return found.code
+
+
+def request(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], int | Shown]) -> None:
+    """Add the subcommand that carries out an operation of `requests.catalog`.
+
+    `shown` returns its result, given the request once it is done. Fields of the route's path are
+    arguments, the others options. Who requests it is an option too.
+    """
+    placed, marks, hints = requests.placed(kind), requests.marks(kind), typing.get_type_hints(kind)
+    made_of: list[tuple[str, Any, Any, str]] = []
+    for each in dataclasses.fields(kind):
+        mark = marks[each.name]
+        text = f"{mark.metavar or each.name.upper()}  {mark.help[:1].upper()}{mark.help[1:]}"
+        line = f"{text.removesuffix('.')}."
+        if each.name in placed:
+            made_of.append((each.name, inspect.Parameter.empty, str, line))
+        else:
+            word = str | None if mark.parse else hints[each.name]
+            made_of.append((each.name, None, word, f"--{each.name.replace('_', '-')} {line}"))
+    if kind.actor:
+        line = "--requested-by WHO  Who requests it, for the record."
+        made_of.append(("requested_by", None, str | None, line))
+
+    def function(*, app: str | None, **given: Any) -> int | Shown:
+        by = given.pop("requested_by", None)
+        words = {key: value for key, value in given.items() if value is not None}
+        asked = kind(**{key: _value(key, word, marks[key]) for key, word in words.items()})
+        with commands.reading(app):
+            asked.run(by)
+            return shown(asked)
+
+    made: Any = function
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    made.__signature__ = inspect.Signature([
+        *(inspect.Parameter(key, keyword, default=default, annotation=word)
+          for key, default, word, _ in made_of),
+        inspect.Parameter("app", keyword),
+    ])  # fmt: skip
+    made.__doc__ = kind.summary()
+    lines = [line for *_, line in made_of]
+    command(name, *lines, reads=False, app=app)(function)
+
+
+def _value(name: str, word: Any, mark: requests.Field) -> Any:
+    """Return the value of a word. Raises `InvalidConfig` that names its option."""
+    try:
+        return word if mark.parse is None else mark.parse(word)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(f"--{name.replace('_', '-')} {error}") from None
 
 
 class Group(TyperGroup):
@@ -207,7 +263,8 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except _USAGE as error:
             own = error.ctx.command if error.ctx else self
-            usage = " ".join([ctx.command_path.partition(" ")[2], own.name or "", *_words(own)])
+            words = [_word(each) for each in own.params if each.param_type_name == "argument"]
+            usage = " ".join([ctx.command_path.partition(" ")[2], own.name or "", *words])
             if (option := getattr(error, "option_name", None)) is not None:
                 owners = [
                     each.name
@@ -223,10 +280,6 @@ class Group(TyperGroup):
     def _refuse(self, name: str | None, text: str) -> None:
         commands.refuse(" ".join(filter(None, (self.name, name))), text)
         raise typer.Exit(2)
-
-
-def _words(own: Any) -> list[str]:
-    return [_word(each) for each in own.params if each.param_type_name == "argument"]
 
 
 def _word(parameter: Any) -> str:

@@ -1,4 +1,4 @@
-"""Choose the processes that an app needs, and run them beside a command."""
+"""Choose the processes that an app or a run needs, and run them beside a command."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
 from queue_workflows.alerts import sender
-from queue_workflows.cli import output
+from queue_workflows.cli import command, output, run_views, texts
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
-from queue_workflows.runtime import entry_point, forking, kernel, signals, supervisor
+from queue_workflows.runtime import entry_point, forking, identity, kernel, signals, supervisor
+from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import parent, shapes
 
 _log = logging.getLogger(__name__)
@@ -31,12 +33,14 @@ _HURRY_S = 0.2
 _EXECUTED = """
 import sys
 from queue_workflows.cli import fleet
-from queue_workflows.runtime import kernel
-kernel.set_title(f"queue_workflows parent of {sys.argv[1]}")
-sys.exit(fleet.serve(sys.argv[2], int(sys.argv[3])))
+sys.exit(fleet.serve(*map(int, sys.argv[1:])))
 """
 _SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
 """What a parent, which does not load the app, needs of what it has configured."""
+_SERVING = frozenset({"idle", "busy"})
+LOOK_EVERY_S = 2.0
+PATIENCE_S = 2.0
+"""Seconds for others to start a queued run (a new run starts within 2 s)."""
 
 
 class Roles(NamedTuple):
@@ -86,12 +90,25 @@ def roles(
     workers also models or declared gpu nodes, unless a number or `cards` is given. Ingest workers
     need tasks: one per queue that is not in the pool, or is in `beside`. The scheduler needs
     nothing: a row of the table `schedules` may come at any time. Raises `UnknownQueue`, and
-    `InvalidConfig` for an app with nothing to run, for workers without nodes or tasks, and for
-    wrong settings of alerts.
+    `InvalidConfig` for an app that lacks what is to be run, and for wrong settings of alerts.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
-    _check_app(cfg, for_nodes=bool(cpu or gpu or cards), for_tasks=bool(pool))
+    if not (nodes or tasks or cfg.workflow_loader):
+        raise errors.InvalidConfig(
+            "nothing to start: no node, ingest task or workflow provider is registered; name the "
+            "app by --app or QUEUE_WORKFLOWS_APP"
+        )
+    if (cpu or gpu or cards) and not nodes:
+        raise errors.InvalidConfig(
+            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
+            "set_node_resolver() or register_node()"
+        )
+    if pool and not tasks:
+        raise errors.InvalidConfig(
+            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
+            "register_ingest_task()"
+        )
     if ingest:
         sender.read_settings()
     uses_gpu = cfg.has_model_registrar() or bool(model_registry.known_ids())
@@ -111,26 +128,6 @@ def roles(
     return chosen
 
 
-def _check_app(cfg: config.EngineConfig, *, for_nodes: bool, for_tasks: bool) -> None:
-    """Raise `InvalidConfig` for an app that lacks what was asked to be run."""
-    nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
-    if not (nodes or tasks or cfg.workflow_loader):
-        raise errors.InvalidConfig(
-            "nothing to start: no node, ingest task or workflow provider is registered; name the "
-            "app by --app or QUEUE_WORKFLOWS_APP"
-        )
-    if for_nodes and not nodes:
-        raise errors.InvalidConfig(
-            "--cpu, --gpu and --cards need an app that knows nodes: set_node_module_package(), "
-            "set_node_resolver() or register_node()"
-        )
-    if for_tasks and not tasks:
-        raise errors.InvalidConfig(
-            "--workers and WORKERS_JSON need an app that registers ingest tasks: "
-            "register_ingest_task()"
-        )
-
-
 def _alone(pool: Sequence[shapes.Entry], beside: Collection[str]) -> tuple[str, ...]:
     """Return the ingest queues that get a worker of their own."""
     own = config.get_config().ingest_queues
@@ -143,11 +140,7 @@ def _alone(pool: Sequence[shapes.Entry], beside: Collection[str]) -> tuple[str, 
 
 
 def specs(
-    wanted: Roles,
-    *,
-    app: str | None,
-    log_level: str,
-    log_format: str | None = None,
+    wanted: Roles, *, app: str | None, log_level: str, log_format: str | None = None
 ) -> list[supervisor.ChildSpec]:
     """Return the child specs of these roles, each `python -m queue_workflows.<role>`."""
     commands = {"orchestrator": [parent.ORCHESTRATOR]}
@@ -181,12 +174,7 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         if forking.is_clean() and forking.unsafe() is None:
-            orders, self._orders = os.pipe()
-            self._said, said = os.pipe()
-            ours = os.getpid(), (self._orders, self._said)
-            self._parent = supervisor.Forked(lambda: _await_order(orders, said, *ours))
-            os.close(orders)
-            os.close(said)
+            self._begin(forked=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -198,27 +186,37 @@ class Fleet:
                 self._parent.wait(_STOP_S)
         self._print_said(last=True)
 
+    def _begin(self, *, forked: bool) -> None:
+        """Start a parent, which waits for an order."""
+        self._print_said(last=True)
+        orders, self._orders = os.pipe()
+        self._said, said = os.pipe()
+        numbers = os.getpid(), orders, said
+        if forked:
+            theirs = self._orders, self._said
+            self._parent = supervisor.Forked(lambda: serve(*numbers, *theirs))
+        else:
+            argv = [sys.executable, "-c", _EXECUTED, *map(str, numbers)]
+            self._parent = supervisor.Child(argv, inherit=(orders, said))
+        os.close(orders)
+        os.close(said)
+
     def start(self, children: Sequence[supervisor.ChildSpec], log: Path | None) -> None:
         """Start these processes, once. What they print goes to `log`; None: to stderr."""
         named = {name: getattr(config.get_config(), name) for name in _SETTINGS}
-        self._order = json.dumps([children, log and str(log), named])
+        place = dict(os.environ), str(Path.cwd())
+        self._order = json.dumps([*place, children, log and str(log), named])
         if self._orders < 0:
-            self._execute()
-            return
-        line = json.dumps([dict(os.environ), str(Path.cwd()), self._order]) + "\n"
+            self._begin(forked=False)
+        self._send_order()
+
+    def _send_order(self) -> None:
         with (
             contextlib.suppress(BrokenPipeError),  # it has died, and `check` replaces it
             open(self._orders, "w", encoding="utf-8") as orders,  # noqa: PTH123
         ):
             self._orders = -1
-            orders.write(line)
-
-    def _execute(self) -> None:
-        self._print_said(last=True)
-        self._said, said = os.pipe()
-        argv = [sys.executable, "-c", _EXECUTED, str(os.getpid()), self._order, str(said)]
-        self._parent = supervisor.Child(argv, inherit=(said,))
-        os.close(said)
+            orders.write(self._order + "\n")
 
     def _print_said(self, *, last: bool = False) -> None:
         """Print what the parent says, above a picture; `last`: and read no more."""
@@ -247,7 +245,8 @@ class Fleet:
             )
         how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
         _log.warning("the parent of our processes ended with %s: starting another one", how)
-        self._execute()
+        self._begin(forked=False)
+        self._send_order()
 
     def stop(self, again: signals.StopRequest) -> None:
         """Stop them, and wait for it. Each further request in `again` hurries them."""
@@ -265,8 +264,12 @@ class Fleet:
         self._print_said(last=True)
 
 
-def _await_order(orders: int, said: int, ours: int, theirs: Iterable[int]) -> int:
-    """Be the parent in a forked process, unless the one that forked it ends before."""
+def serve(ours: int, orders: int, said: int, *theirs: int) -> int:
+    """Be the parent of a `Fleet` in process `ours`, in a process of its own; return its exit code.
+
+    It waits for an order, unless `ours` ends before. Beside a picture, what it says itself goes to
+    the pipe `said`.
+    """
     for each in theirs:
         os.close(each)
     kernel.set_title(f"queue_workflows parent of {ours}")
@@ -274,19 +277,10 @@ def _await_order(orders: int, said: int, ours: int, theirs: Iterable[int]) -> in
         text = pipe.readline()  # not to its end: what the app has forked may have the pipe, too
     if not text.endswith("\n"):
         os._exit(0)
-    environment, folder, order = json.loads(text)
+    environment, folder, children, log, named = json.loads(text)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    return serve(order, said)
-
-
-def serve(order: str, said: int) -> int:
-    """Be the parent that `Fleet.start` orders, in a process of its own; return its exit code.
-
-    Beside a picture, what it says itself goes to the pipe `said`.
-    """
-    children, log, named = json.loads(order)
     os.set_inheritable(said, False)
     printed = 2 if log is None else os.open(log, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
@@ -295,9 +289,12 @@ def serve(order: str, said: int) -> int:
         setattr(config.get_config(), name, value)
 
     def run() -> int:
-        specs = [supervisor.ChildSpec(*each) for each in children]
         with signals.StopRequest() as stop:
-            made = parent.Parent(specs, fail_fast=True, spawn=functools.partial(_spawn, said))
+            made = parent.Parent(
+                [supervisor.ChildSpec(*each) for each in children],
+                fail_fast=True,
+                spawn=functools.partial(_spawn, said),
+            )
             made.start()  # before the handlers of logs and the threads, which a fork would have too
             if log is not None:
                 os.set_blocking(said, False)  # while we wait for an answer, nobody may read it
@@ -312,14 +309,36 @@ def _spawn(said: int, argv: Sequence[str], env: Mapping[str, str] | None) -> sup
     """Start `python -m MODULE ...`: fork it if that is safe."""
     if forking.unsafe() is not None:
         return supervisor.Child(argv, env)
-    return supervisor.Forked(functools.partial(_be, said, *argv[2:]), env)
+    module, *arguments = argv[2:]
+
+    def be() -> int:
+        os.close(said)
+        kernel.set_title(" ".join(argv[2:]))
+        sys.argv = [*argv[2:]]
+        return importlib.import_module(module).main(arguments)
+
+    return supervisor.Forked(be, env)
 
 
-def _be(said: int, module: str, *arguments: str) -> int:
-    os.close(said)
-    kernel.set_title(" ".join([module, *arguments]))
-    sys.argv = [module, *arguments]
-    return importlib.import_module(module).main([*arguments])
+@contextlib.contextmanager
+def child_log() -> Generator[Path]:
+    """Yield a file for the output of children while a live picture is drawn.
+
+    It is reported at the end, or removed if it is empty.
+    """
+    handle, name = tempfile.mkstemp(prefix="queue-workflows-", suffix=".log")
+    os.close(handle)
+    path = Path(name)
+    try:
+        yield path
+    finally:
+        if path.stat().st_size:
+            command.print_message(f"what the processes printed: {path}")
+        else:
+            path.unlink()
+
+
+# --- who serves the database already -----------------------------------------------------------
 
 
 def strangers() -> str:
@@ -348,22 +367,122 @@ def _knows(workflow: str) -> bool:
     return True
 
 
-class ChildLog:
-    """A file for the output of children while a live picture is drawn; removed if empty."""
+def unserved(queues: set[str]) -> set[str]:
+    """Return those of the queues that no live worker serves.
 
-    def __init__(self) -> None:
-        handle, name = tempfile.mkstemp(prefix="queue-workflows-", suffix=".log")
-        os.close(handle)
-        self.path = Path(name)
+    A worker of this machine whose process has ended counts as dead.
+    """
+    with contextlib.closing(db.connect()) as conn:
+        rows = statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+    here = identity.machine()
+    return queues - {
+        row["queue"]
+        for row in rows
+        if row["state"] in _SERVING
+        and row["desired_state"] == "on"
+        and (f":{here}:" not in row["worker_id"] or identity.process_exists(row["pid"]))
+    }
 
-    def __enter__(self) -> ChildLog:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if not self.path.stat().st_size:
-            self.path.unlink()
+def switched_off(queues: set[str]) -> list[Row]:
+    """Return the OFF rows in force that stop this machine's workers of these queues."""
+    if not queues or config.DISABLE_WORKER_CONTROL.read():
+        return []
+    with contextlib.closing(db.connect()) as conn:
+        rows = statements.workers.switched_off(conn)
+    here = config.host_label()
+    return [row for row in rows if row["host_label"] == here and row["queue"] in {*queues, "all"}]
 
-    @property
-    def text(self) -> str:
-        """Return where the file is, or "" if nothing was printed."""
-        return f"what the processes printed: {self.path}" if self.path.stat().st_size else ""
+
+@dataclass(eq=False)
+class RunProcesses(contextlib.ExitStack):
+    """Start the processes that a run lacks, now or when others end; stop them at the end."""
+
+    queues: dict[str, int]
+    """How many nodes of the run go to each queue."""
+    wanted: Roles | None
+    """None: no app to start any with."""
+    _: KW_ONLY
+    app: str | None
+    stop: signals.StopRequest
+    log: Path | None
+    waiting: Fleet | None = None
+    """What it starts the first of them with."""
+    now_fn: NowFn = time.monotonic
+    started: list[Fleet] = field(default_factory=list["Fleet"], init=False)
+    served: frozenset[str] = field(default=frozenset(), init=False)
+    """The queues whose workers it started."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._looked = self._queued_since = self.now_fn()
+        self._reported: set[str] = set()
+
+    def begin(self) -> None:
+        """Start the workers that are missing.
+
+        Raises `InvalidConfig` if that needs an app, or if there are unfinished runs of another app:
+        these processes would not be shared.
+        """
+        self._refuse_strangers()
+        if missing := self._missing():
+            self._start(missing)
+
+    def tick(self, seen: run_views.RunSnapshot) -> None:
+        """Check the processes; raise `InvalidConfig` if they refuse to start."""
+        for own in self.started:
+            own.check()
+        # While the database is away no worker is visible: the next check decides.
+        with contextlib.suppress(db.OperationalError):
+            self._check(seen.run["status"])
+
+    def _check(self, status: str) -> None:
+        now = self.now_fn()
+        waiting = status == "queued"
+        if not waiting:
+            self._queued_since = now
+        elif not self.started and now - self._queued_since >= PATIENCE_S:
+            self._refuse_strangers()
+            self._start(self._missing())
+        if now - self._looked >= LOOK_EVERY_S:
+            self._looked = now
+            # The supervisor restarts workers of ours.
+            missing = self._missing() - self.served
+            if missing and not waiting:
+                self._refuse_strangers()
+                self._start(missing)
+
+    def _missing(self) -> set[str]:
+        """Return the queues that nobody serves; report once a switch that may be the reason."""
+        missing = unserved(set(self.queues))
+        for row in switched_off(missing):
+            if row["queue"] not in self._reported:
+                self._reported.add(row["queue"])
+                command.print_message(texts.switch_text(row))
+        return missing
+
+    def _refuse_strangers(self) -> None:
+        if self.wanted is not None and (found := strangers()):
+            raise errors.InvalidConfig(
+                "this database has unfinished runs of workflows that this app does not know "
+                f"({found}); processes of two apps would fail each other's: let their own app "
+                f"finish them, end each by `{command.PROG} cancel RUN`, name another database by "
+                "QUEUE_WORKFLOWS_DB_URL, or one of the embedded server by --db NAME, or, "
+                "where processes that know both serve it, add --no-up"
+            )
+
+    def _start(self, missing: Iterable[str]) -> None:
+        if self.wanted is None:
+            queues = ", ".join(sorted(missing))
+            what = f"no worker serves {queues}" if queues else "nobody starts it"
+            raise errors.InvalidConfig(f"{what}; name the app by --app, so that it can run here")
+        chosen = self.wanted._replace(
+            cpu=min(self.wanted.cpu, self.queues["cpu"]) if "cpu" in missing else 0,
+            gpu=max(1, self.wanted.gpu) if "gpu" in missing else 0,
+        )
+        self.served |= {name for name in ("cpu", "gpu") if getattr(chosen, name)}
+        command.print_message(f"starting {chosen.describe()}")
+        own, self.waiting = self.waiting or Fleet(), None
+        own.start(specs(chosen, app=self.app, log_level="warning"), self.log)
+        self.callback(own.stop, self.stop)
+        self.started.append(own)

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from queue_workflows import db, errors, history, runs, streams
 from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
-from queue_workflows.cli import job_texts, output, prompts, report, run_snapshot, run_views
+from queue_workflows.cli import answer, output, report, run_views, texts
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point, signals
-from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
+from queue_workflows.types import TERMINAL_JOB_STATUSES, JsonDict, Row
 
 _log = logging.getLogger(__name__)
 PART_CHARACTERS = 1000
@@ -39,14 +39,37 @@ _MARGIN = timedelta(seconds=10)
 """A transaction may commit this long after the time that it wrote."""
 
 
-class Parts:
-    """Print the parts of jobs, each once and in order."""
+class _Output:
+    """Print the logs and streams of jobs, each line once and in order."""
 
     def __init__(self, print_line: Callable[[str], object]) -> None:
         self._print = print_line
+        self._given: dict[tuple[str, int], int] = {}
+        """How many bytes of an attempt's log were printed."""
         self._after: dict[str, str] = {}
+        """The last part of a job that was printed."""
 
-    def show(self, job_id: str, label: str = "") -> None:
+    def _show_log(self, label: str, log: Row, *, last: bool) -> None:
+        """Print the new complete lines of an attempt's log; `last`: the incomplete last one too."""
+        head, tail, key = (
+            log["head"].encode(),
+            log["tail"].encode(),
+            (log["job_id"], log["claim_no"]),
+        )
+        given, after_cut = self._given.get(key, 0), len(head) + log["cut_bytes"]
+        fresh = head[given:]
+        lost = after_cut - max(given, len(head))
+        if lost > 0:
+            fresh += attempt_history.gap(lost).encode()
+        fresh += tail[max(0, given - after_cut) :]
+        whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
+        # The incomplete line follows the marker of omitted text, which ends with a line end.
+        self._given[key] = after_cut + len(tail) - (len(fresh) - whole)
+        text = fresh[:whole].decode(errors="replace")
+        for line in display.lines(text.rstrip("\r\n")) if text else ():
+            self._print(f"{output.line(label)} | {output.line(line, 1000)}".rstrip())
+
+    def _show_stream(self, job_id: str, label: str = "") -> None:
         """Print what the handler has streamed since the last call; `label`: stands before it.
 
         Without a label the attempt does. Raises `UnknownJob` if the job is gone.
@@ -55,16 +78,11 @@ class Parts:
         while full:
             page = streams.read_page(job_id, after=self._after.get(job_id))
             for part in page.parts:
-                self._print(_line(part, label))
+                self._print(_part_text(part, label))
             full, self._after[job_id] = page.full, page.after
 
-    def has(self, job_id: str, place: tuple[int, int]) -> bool:
-        """Return whether the part at this place, or a later one, was printed."""
-        claim_no, _, seq = self._after.get(job_id, "0-0").partition("-")
-        return (int(claim_no), int(seq)) >= place
 
-
-def _line(part: streams.Part, label: str) -> str:
+def _part_text(part: streams.Part, label: str) -> str:
     attempt = f"attempt {part.claim_no}"
     if part.is_reset:
         name = f"{label}: {attempt}" if label else attempt
@@ -74,53 +92,7 @@ def _line(part: streams.Part, label: str) -> str:
     return f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip()
 
 
-class Tail:
-    """Return the new lines of a growing log."""
-
-    def __init__(self) -> None:
-        self._given = 0
-
-    def lines(self, log: Row, *, last: bool) -> list[str]:
-        """Return the new complete lines; `last`: the incomplete last one too."""
-        head, tail = log["head"].encode(), log["tail"].encode()
-        after_cut = len(head) + log["cut_bytes"]
-        fresh = head[self._given :]
-        lost = after_cut - max(self._given, len(head))
-        if lost > 0:
-            fresh += attempt_history.gap(lost).encode()
-        fresh += tail[max(0, self._given - after_cut) :]
-        whole = len(fresh) if last else max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1
-        # The incomplete line follows the marker of omitted text, which ends with a line end.
-        self._given = after_cut + len(tail) - (len(fresh) - whole)
-        text = fresh[:whole].decode(errors="replace")
-        return display.lines(text.rstrip("\r\n")) if text else []
-
-
-class Tails:
-    """The logs of several attempts."""
-
-    def __init__(self, print_line: Callable[[str], object]) -> None:
-        self._print = print_line
-        self._tails: dict[tuple[str, int], Tail] = {}
-
-    def show_jobs(self, jobs: Sequence[Row], *, last: bool) -> None:
-        """Read and print what is new in the logs of node jobs (`job_id`, `node_id`)."""
-        names = {job["job_id"]: job["node_id"] for job in jobs}
-        with db.transaction() as conn:
-            logs = statements.logs.of_jobs(conn, jobs=list(names), table=job_tables.NODE_JOBS.name)
-        order = {job_id: at for at, job_id in enumerate(names)}
-        for log in sorted(logs, key=lambda log: (order[log["job_id"]], log["claim_no"])):
-            self.show(names[log["job_id"]], log, last=last)
-
-    def show(self, name: str, log: Row, *, last: bool = False) -> None:
-        """Print what is new in an attempt's log, each line after the name."""
-        tail = self._tails.setdefault((log["job_id"], log["claim_no"]), Tail())
-        for text in tail.lines(log, last=last):
-            shown = output.line(text, 1000)
-            self._print(f"{output.line(name)} | {shown}".rstrip())
-
-
-class RunOutput:
+class _RunOutput(_Output):
     """Print what the handlers of a run print and stream.
 
     Their workers store the logs every two seconds. Each line of a stream has its node before it.
@@ -130,12 +102,10 @@ class RunOutput:
     def __init__(
         self, run_id: str, print_line: Callable[[str], object], nodes: Sequence[str] | None = None
     ) -> None:
+        super().__init__(print_line)
         self._run_id = run_id
         self._nodes = None if nodes is None else [*nodes]
-        self._print = print_line
-        self._tails = Tails(print_line)
         self._since: datetime | None = None
-        self._parts = Parts(print_line)
         self._begun = False
         self._unreadable: set[str] = set()
 
@@ -156,10 +126,17 @@ class RunOutput:
                 conn, run_id=self._run_id, since=since, nodes=self._nodes
             )
         if jobs:
-            self._since = _before(jobs[-1]["updated_at"])
-        shown = [job for job in jobs if job["queue"] not in without]
-        for at in range(0, len(shown), report.AT_ONCE):
-            self._tails.show_jobs(shown[at : at + report.AT_ONCE], last=last)
+            updated_at: datetime = jobs[-1]["updated_at"]
+            self._since = updated_at
+            with contextlib.suppress(OverflowError):  # not before Python's first time
+                self._since = updated_at - _MARGIN
+        names = {job["job_id"]: job["node_id"] for job in jobs if job["queue"] not in without}
+        for at in range(0, len(names), report.AT_ONCE):
+            some = [*names][at : at + report.AT_ONCE]
+            with db.transaction() as conn:
+                logs = statements.logs.of_jobs(conn, jobs=some, table=job_tables.NODE_JOBS.name)
+            for log in sorted(logs, key=lambda log: (some.index(log["job_id"]), log["claim_no"])):
+                self._show_log(names[log["job_id"]], log, last=last)
 
     def _show_streams(self, *, live: bool) -> None:
         with db.transaction() as conn:
@@ -167,20 +144,20 @@ class RunOutput:
                 conn, run_id=self._run_id, nodes=self._nodes, live=live
             )
         for row in found:
-            if not self._parts.has(row["job_id"], (row["claim_no"], row["seq"])):
-                self._show_stream(row["job_id"], output.line(row["node_id"]))
+            job_id, label = row["job_id"], output.line(row["node_id"])
+            claim_no, _, seq = self._after.get(job_id, "0-0").partition("-")
+            is_shown = (int(claim_no), int(seq)) >= (row["claim_no"], row["seq"])
+            if is_shown or job_id in self._unreadable:
+                continue
+            try:
+                self._show_stream(job_id, label)
+            except errors.UnknownJob:
+                pass  # deleted meanwhile
+            except errors.UnreadableRow as error:
+                self._unreadable.add(job_id)
+                reason = output.line(str(error), 200)
+                self._print(f"{label}: its stream cannot be shown: {reason}")
         self._begun = True
-
-    def _show_stream(self, job_id: str, label: str) -> None:
-        if job_id in self._unreadable:
-            return
-        try:
-            self._parts.show(job_id, label)
-        except errors.UnknownJob:
-            return  # deleted meanwhile
-        except errors.UnreadableRow as error:
-            self._unreadable.add(job_id)
-            self._print(f"{label}: its stream cannot be shown: {output.line(str(error), 200)}")
 
 
 class Follower(NamedTuple):
@@ -188,7 +165,7 @@ class Follower(NamedTuple):
 
     view: run_views.View
     stop: signals.StopRequest
-    tick: Callable[[run_snapshot.RunSnapshot], object] = lambda _: None
+    tick: Callable[[run_views.RunSnapshot], object] = lambda _: None
     yes: bool = False
     printing_queues: Callable[[], Collection[str]] | None = None
     """Queues whose handlers print to our terminal themselves; None: no output is shown."""
@@ -197,17 +174,17 @@ class Follower(NamedTuple):
     asks: bool = True
     """Whether its questions are asked here."""
 
-    def follow(self, run_id: str) -> run_snapshot.RunSnapshot | None:
+    def follow(self, run_id: str) -> run_views.RunSnapshot | None:
         """Follow the run and return it when it is over.
 
         Returns None if asked to stop, or if the reader of stdout is gone. `tick` is called with
         every picture. Raises `UnknownJob` if the run is deleted meanwhile, and what `tick` raises.
         """
-        reader = run_snapshot.Reader(run_id)
-        seen: run_snapshot.RunSnapshot | None = None
+        reader = run_views.Reader(run_id)
+        seen: run_views.RunSnapshot | None = None
         settled: set[str] = set()
         tick_s = FIRST_TICK_S
-        printed, printed_at = RunOutput(run_id, self.view.print_message, self.nodes), -math.inf
+        printed, printed_at = _RunOutput(run_id, self.view.print_message, self.nodes), -math.inf
         try:
             while not self.stop.requested.is_set():
                 begun = time.monotonic()
@@ -225,7 +202,7 @@ class Follower(NamedTuple):
                     self.tick(seen)
                     for node in seen.questions if self.asks else ():
                         self._settle(run_id, node, settled)
-                    pause_s = TICK_S if seen.total <= run_snapshot.SMALL else TICK_LARGE_S
+                    pause_s = TICK_S if seen.total <= run_views.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(min(tick_s, pause_s))
                 tick_s *= TICK_GROWS
         except BrokenPipeError as error:
@@ -236,13 +213,13 @@ class Follower(NamedTuple):
             reader.close()
         return None
 
-    def _show_last(self, printed: RunOutput, read_s: float) -> None:
+    def _show_last(self, printed: _RunOutput, read_s: float) -> None:
         """Print the rest of the output, once the workers have had time to store the logs."""
         if self.printing_queues is None:
             return
         without = self.printing_queues()
         if not without:
-            await_logs(self.stop, read_s)
+            _await_logs(self.stop, read_s)
         printed.show(last=True, without=without)
 
     def _settle(self, run_id: str, node: Row, settled: set[str]) -> None:
@@ -251,76 +228,71 @@ class Follower(NamedTuple):
             return
         settled.add(node["id"])
         try:
-            self._answer(run_id, node)
+            if not self._answer(run_id, node):
+                command = display.answer_command(run_id, node["node_id"])
+                how = display.line(f"`{command}` answers it", 500)
+                prompt = output.line(node["input_spec"].get("prompt") or "")
+                where = output.line(node["node_id"])
+                self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
         except db.OperationalError as error:
             settled.discard(node["id"])
             self.view.print_message(output.line(f"the answer waits for the database: {error}"))
 
-    def _answer(self, run_id: str, node: Row) -> None:
-        """Answer a question, or report one that nobody here can answer."""
-        where = output.line(node["node_id"])
+    def _answer(self, run_id: str, node: Row) -> bool:
+        """Answer a question; return False if nobody here can answer it."""
+        where, value = output.line(node["node_id"]), None
+        if not self.yes:
+            if not sys.stdin.isatty():
+                return False
+            with self.view.aside():
+                answered, value = answer.ask(node, self.stop)
+            if not answered:
+                return self.stop.requested.is_set()
+        try:
+            if self.yes:
+                value = answer.default(node["input_spec"])
+            runs.answer(run_id, node["node_id"], value)
+        except errors.InputRefused as error:  # of a person: another one was first
+            text = f"{where} is not answered: {error}" if self.yes else str(error)
+            self.view.print_message(output.line(text, 300))
+            return not self.yes
         if self.yes:
-            try:
-                value = prompts.default(node["input_spec"])
-                runs.answer(run_id, node["node_id"], value)
-            except errors.InputRefused as error:
-                self.view.print_message(output.line(f"{where} is not answered: {error}", 300))
-                self._print_answer_command(run_id, node)
-            else:
-                text = f"answered {where}: {output.compact(value)}"
-                self.view.print_message(output.line(text, 300))
-            return
-        if not sys.stdin.isatty():
-            self._print_answer_command(run_id, node)
-            return
-        with self.view.aside():
-            answered, value = prompts.ask(node, self.stop)
-        if not answered and not self.stop.requested.is_set():
-            self._print_answer_command(run_id, node)
-        if answered:
-            try:
-                runs.answer(run_id, node["node_id"], value)
-            except errors.InputRefused as error:  # another one was first
-                self.view.print_message(output.line(str(error), 300))
-
-    def _print_answer_command(self, run_id: str, node: Row) -> None:
-        prompt = output.line(node["input_spec"].get("prompt") or "")
-        how = display.line(f"`{display.answer_command(run_id, node['node_id'])}` answers it", 500)
-        where = output.line(node["node_id"])
-        self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
+            self.view.print_message(output.line(f"answered {where}: {output.compact(value)}", 300))
+        return True
 
 
-def exit_code(seen: run_snapshot.RunSnapshot | None) -> int:
+def exit_code(seen: run_views.RunSnapshot | None) -> int:
     """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
     if seen is None:
         return entry_point.INTERRUPTED
     return 0 if seen.run["status"] == "completed" else 1
 
 
-def await_logs(stop: signals.StopRequest, read_s: float) -> None:
+def finish(seen: run_views.RunSnapshot, *, as_json: bool, debug: bool = False) -> int:
+    """Report how the run ended, and its errors; return the exit code. `debug`: whole tracebacks."""
+    found = report.collect(seen)
+    if as_json:
+        output.dump(found)
+    else:
+        report.show(found)
+        report.show_traces(found, whole=debug)
+    return exit_code(seen)
+
+
+def _await_logs(stop: signals.StopRequest, read_s: float) -> None:
     """Wait until workers have stored the logs of what has ended; a read took `read_s` seconds."""
     stop.requested.wait(min(max(LAST_S, LAST_READS * read_s), LAST_MAX_S))
 
 
-def _before(instant: datetime) -> datetime:
-    """Return the time minus the margin, not before Python's first one."""
-    try:
-        return instant - _MARGIN
-    except OverflowError:
-        return instant
-
-
-class _Progress:
-    """Print what is new about one job: the events of its attempts, and their logs."""
+class _JobOutput(_Output):
+    """Print what is new about one job: the events of its attempts, their logs, its stream."""
 
     def __init__(self, print_line: Callable[[str], object]) -> None:
-        self._print = print_line
-        self._tails = Tails(print_line)
+        super().__init__(print_line)
         self._printed: set[tuple[int, int]] = set()
         self._status = ""
-        self._parts = Parts(print_line)
 
-    def tell(self, kind: str, job_id: str, *, last: bool = False) -> dict[str, Any]:
+    def show(self, kind: str, job_id: str, *, last: bool = False) -> JsonDict:
         """Print and return the job as it is now. Raises `UnknownJob` if it is gone."""
         table = job_tables.NODE_JOBS if kind == "node job" else job_tables.INGEST_JOBS
         with db.transaction() as conn:
@@ -331,47 +303,45 @@ class _Progress:
         if shown["status"] != self._status:
             self._status = shown["status"]
             if self._status not in TERMINAL_JOB_STATUSES:
-                again = run_views.again_text(shown, shown["attempts_failed"])
+                again = texts.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
-                self._print(f"{kind} {job_id} ({output.line(job_texts.name_of(shown))}): {text}")
+                self._print(f"{kind} {job_id} ({output.line(texts.name_of(shown))}): {text}")
         by_claim = {log["claim_no"]: log for log in logs}
         for attempt in shown["attempts"]:
-            self._attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
-        self._parts.show(job_id)
+            self._show_attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
+        self._show_stream(job_id)
         return shown
 
-    def _attempt(self, attempt: dict[str, Any], log: Row | None, *, last: bool) -> None:
+    def _show_attempt(self, attempt: JsonDict, log: Row | None, *, last: bool) -> None:
         number = attempt["claim_no"]
         name = f"attempt {number}"
-        events = [e for e in enumerate(attempt["events"]) if (number, e[0]) not in self._printed]
-        begun = [event for event in events if event[1]["event_type"] == "claimed"]
-        for index, _ in begun:
-            self._printed.add((number, index))
-            self._print(f"{name}: {job_texts.place_text(attempt)}")
+        fresh = [e for e in enumerate(attempt["events"]) if (number, e[0]) not in self._printed]
+        self._printed.update((number, index) for index, _ in fresh)
+        rest = [event for _, event in fresh if event["event_type"] != "claimed"]
+        for _ in range(len(fresh) - len(rest)):
+            self._print(f"{name}: {texts.place_text(attempt)}")
         if log is not None:
-            self._tails.show(name, log, last=last)
-        for index, event in events:
-            if (number, index) not in self._printed:
-                self._printed.add((number, index))
-                self._print(f"{name}: {job_texts.event_text(event)}")
+            self._show_log(name, log, last=last)
+        for event in rest:
+            self._print(f"{name}: {texts.event_text(event)}")
 
 
 def job(
     kind: str, job_id: str, print_line: Callable[[str], object], stop: signals.StopRequest
-) -> dict[str, Any] | None:
+) -> JsonDict | None:
     """Follow a job and return it when it is over, as `history.get_job` does; None as in `run`.
 
     Raises `UnknownJob` if the job is deleted meanwhile.
     """
-    progress, away = _Progress(print_line), False
+    printed, away = _JobOutput(print_line), False
     try:
         while not stop.requested.is_set():
             begun = time.monotonic()
             try:
-                shown = progress.tell(kind, job_id)
+                shown = printed.show(kind, job_id)
                 if shown["status"] in TERMINAL_JOB_STATUSES:
-                    await_logs(stop, time.monotonic() - begun)
-                    return progress.tell(kind, job_id, last=True)
+                    _await_logs(stop, time.monotonic() - begun)
+                    return printed.show(kind, job_id, last=True)
                 away = False
             except db.OperationalError as error:
                 if not away:

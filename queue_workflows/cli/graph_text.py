@@ -15,26 +15,29 @@ _BRANCHES = {True: ("├─ ", "│  ", "└─ ", "   "), False: ("|- ", "|  ",
 
 def tree(definition: Mapping[str, Any], needs: Iterable[str], *, unicode: bool) -> Iterator[str]:
     """Return the lines of a tree: steps in order, below each its nodes with their inputs."""
-    groups = _groups(_folded(definition["nodes"]))
     ids = frozenset(node["id"] for node in definition["nodes"])
-    count = output.counted(len(definition["nodes"]), "node")
-    takes = ", ".join(needs)
+    count, takes = output.counted(len(definition["nodes"]), "node"), ", ".join(needs)
     yield output.line(f"{definition['workflow']}: {count}") + (
         f", from the run: {output.line(takes)}" if takes else ""
     )
-    branch, down, last, under = _BRANCHES[unicode]
-    for position, (step, nodes) in enumerate(groups.items(), start=1):
-        final = position == len(groups)
-        mark, rail = (last, under) if final else (branch, down)
+    groups = _groups(_folded(definition["nodes"]))
+    for step, mark, rail in _branches(groups, unicode):
+        nodes = groups[step]
         if len(nodes) == 1:
             yield f"{mark}{_node_line(nodes[0], nodes[0]['id'])}"
             yield from (f"{rail}   {line}" for line in _details(nodes[0], ids))
             continue
         yield f"{mark}{output.line(step)}"
-        for number, node in enumerate(nodes, start=1):
-            inner, inner_rail = (last, under) if number == len(nodes) else (branch, down)
+        for node, inner, inner_rail in _branches(nodes, unicode):
             yield f"{rail}{inner}{_node_line(node, _short(node))}"
             yield from (f"{rail}{inner_rail}   {line}" for line in _details(node, ids))
+
+
+def _branches(members: Collection[Any], unicode: bool) -> Iterator[tuple[Any, str, str]]:
+    """Return each member with what stands before it and before the lines below it."""
+    branch, down, last, under = _BRANCHES[unicode]
+    for number, member in enumerate(members, start=1):
+        yield (member, last, under) if number == len(members) else (member, branch, down)
 
 
 def mermaid(definition: Mapping[str, Any]) -> Iterator[str]:
@@ -42,61 +45,57 @@ def mermaid(definition: Mapping[str, Any]) -> Iterator[str]:
     yield "flowchart TD"
     shown = _folded(definition["nodes"])
     keys = {node["id"]: f"n{index}" for index, node in enumerate(shown)}
-    groups = _groups(shown)
-    boxes = {step for step, nodes in groups.items() if len(nodes) > 1}
-    yield from _flowchart(groups, boxes, keys, "s", "    ")
-    yield from _edges(shown, keys)
+    boxes = {step for step, nodes in _groups(shown).items() if len(nodes) > 1}
+    yield from (f"    {line}" for line in _flowchart(shown, boxes, keys, "s"))
 
 
 def _flowchart(
-    groups: Mapping[str, Nodes],
-    boxes: Collection[str],
-    keys: Mapping[str, str],
-    start: str,
-    indent: str,
+    shown: Nodes, boxes: Collection[str], keys: Mapping[str, str], start: str
 ) -> Iterator[str]:
-    """Return the nodes, those of the steps `boxes` in a subgraph each, named from `start` on."""
-    for number, (step, nodes) in enumerate(groups.items()):
+    """Return nodes and edges, the nodes of the steps `boxes` in a subgraph each."""
+    for number, (step, nodes) in enumerate(_groups(shown).items()):
         boxed = step in boxes
         if boxed:
-            yield f"{indent}subgraph {start}{number} [{_quoted(step)}]"
+            yield f"subgraph {start}{number} [{_quoted(step)}]"
         for node in nodes:
-            name = _short(node) if boxed else node["id"]
+            name, key = _short(node) if boxed else node["id"], keys[node["id"]]
             if "map" in node:
-                yield from _map_flowchart(node, keys[node["id"]], indent)
-                continue
-            yield f"{indent}{'    ' if boxed else ''}{keys[node['id']]}{_shape(node, name)}"
+                # A map is a subgraph with the nodes of one item.
+                yield f"subgraph {key} [{_quoted(node['id'] + ', each item')}]"
+                body = _folded(node["map"]["body"])
+                inner = {each["id"]: f"{key}_{index}" for index, each in enumerate(body)}
+                deciding = {each["arm"] for each in body if each.get("arm")}
+                yield from (f"    {line}" for line in _flowchart(body, deciding, inner, f"{key}_s"))
+                yield "end"
+            else:
+                yield f"{'    ' if boxed else ''}{key}{_shape(node, name)}"
         if boxed:
-            yield f"{indent}end"
-
-
-def _edges(nodes: Nodes, keys: Mapping[str, str]) -> Iterator[str]:
-    choosing = _choosing(nodes)
-    for node in nodes:
+            yield "end"
+    choosing = _choosing(shown)
+    for node in shown:
         values = choosing.get(node["id"])
         for dep in node["deps"]:
             arrow = "-->" if node["skip_if"] is None and not values else "-.->"
-            label = (
-                f"|{_quoted(values)}| " if values and not dep.startswith(f"{node['arm']}/") else ""
-            )
-            yield f"    {keys[dep]} {arrow}{label or ' '}{keys[node['id']]}"
+            label = " "
+            if values and not dep.startswith(f"{node['arm']}/"):
+                label = f"|{_quoted(values)}| "
+            yield f"{keys[dep]} {arrow}{label}{keys[node['id']]}"
         if loop := node.get("loop"):
-            first = next(each["id"] for each in nodes if each.get("arm") == node["id"])
-            end = keys[loop["rounds"][0]["end"]]
+            first = next(each["id"] for each in shown if each.get("arm") == node["id"])
             again = _quoted(f"again, at most {len(loop['rounds'])}")
-            yield f"    {end} -.->|{again}| {keys[first]}"
+            yield f"{keys[loop['rounds'][0]['end']]} -.->|{again}| {keys[first]}"
 
 
 def _folded(nodes: Nodes) -> Nodes:
     """Return the nodes with the first round of each loop in the place of all rounds."""
+    loops = {node["id"]: node["loop"] for node in nodes if node.get("loop")}
     firsts = {
         f"{node['id'].rpartition('#')[0]}#{len(loops[node['arm']]['rounds'])}": node["id"]
-        for loops in [{node["id"]: node["loop"] for node in nodes if node.get("loop")}]
         for node in nodes
         if node.get("round") == 1
     }
     return [
-        {**node, "deps": [firsts.get(dep, dep) for dep in node["deps"]]}
+        node | {"deps": [firsts.get(dep, dep) for dep in node["deps"]]}
         if node.get("loop")
         else node
         for node in nodes
@@ -120,18 +119,6 @@ def _choosing(nodes: Nodes) -> dict[str, str]:
     return {end: findings.listed(values, 6) for end, values in found.items()}
 
 
-def _map_flowchart(node: Mapping[str, Any], key: str, indent: str) -> Iterator[str]:
-    """Return a map as a subgraph with the nodes of one item."""
-    yield f"{indent}subgraph {key} [{_quoted(node['id'] + ', each item')}]"
-    body = _folded(node["map"]["body"])
-    keys = {inner["id"]: f"{key}_{index}" for index, inner in enumerate(body)}
-    groups = _groups(body)
-    deciding = {each["arm"] for each in body if each.get("arm")}
-    yield from _flowchart(groups, deciding, keys, f"{key}_s", f"{indent}    ")
-    yield from (f"{indent}{line}" for line in _edges(body, keys))
-    yield f"{indent}end"
-
-
 def _groups(nodes: Nodes) -> dict[str, Nodes]:
     found: dict[str, Nodes] = {}
     for node in nodes:
@@ -140,47 +127,42 @@ def _groups(nodes: Nodes) -> dict[str, Nodes]:
 
 
 def _node_line(node: Mapping[str, Any], name: str) -> str:
+    module, shown = str(node["module"]), output.line(name)
     if "map" in node:
-        return f"{output.line(name)}  {_map_words(node['map'])}"
-    asks = str(node["module"]).startswith(answers.MODULE)
+        return f"{shown}  {_map_words(node['map'])}"
     if node.get("choice"):
-        return f"{output.line(name)}  has the output of the arm that is chosen"
-    if graph.is_engine(str(node["module"])):
-        return f"{output.line(name)}  {_engine_words(str(node['module']))}"
+        return f"{shown}  has the output of the arm that is chosen"
+    if graph.is_engine(module):
+        workflow = graph.workflow_of(module)
+        if workflow is None:
+            return f"{shown}  has the run's output"
+        verb = "runs" if module.startswith(graph.RUN) else "starts"
+        return f"{shown}  {verb} workflow {output.line(workflow)}"
     if loop := node.get("loop"):
-        return f"{output.line(name)}  repeats these, at most {len(loop['rounds'])} times"
-    words = [output.line(name), "asks a person" if asks else node["queue"]]
+        return f"{shown}  repeats these, at most {len(loop['rounds'])} times"
+    asks = module.startswith(answers.MODULE)
+    words = [shown, "asks a person" if asks else node["queue"]]
     if asks:
-        words.append(f"({output.line(str(node['module']).removeprefix(answers.MODULE))})")
-    elif node["module"] != node["id"].rpartition("/")[2].partition("#")[0]:
-        words.append(f"runs {output.line(node['module'])}")
+        words.append(f"({output.line(module.removeprefix(answers.MODULE))})")
+    elif module != node["id"].rpartition("/")[2].partition("#")[0]:
+        words.append(f"runs {output.line(module)}")
     if node["model"] is not None:
         words.append(f"model {output.line(node['model'])}")
     return "  ".join(words)
 
 
-def _engine_words(module: str) -> str:
-    workflow = graph.workflow_of(module)
-    if workflow is None:
-        return "has the run's output"
-    waits = module.startswith(graph.RUN)
-    return f"{'runs' if waits else 'starts'} workflow {output.line(workflow)}"
-
-
 def _map_words(given: Mapping[str, Any]) -> str:
-    words = ["for each item"]
-    words += [f"key {output.line(given['key'])}"] if given["key"] else []
-    words += [f"{given['at_once']} at once"] if given["at_once"] else []
-    allowed = given["may_fail"]
-    if share := allowed.get("share"):
-        words.append(f"{share:.0%} may fail")
-    elif allowed.get("count"):
-        words.append(f"{allowed['count']} may fail")
-    return ", ".join(words)
+    share, count = given["may_fail"].get("share"), given["may_fail"].get("count")
+    return output.listed(
+        "for each item",
+        given["key"] and f"key {output.line(given['key'])}",
+        given["at_once"] and f"{given['at_once']} at once",
+        f"{share:.0%} may fail" if share else count and f"{count} may fail",
+    )
 
 
 def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
-    """Return what a node waits for, its inputs, its skip condition and its policy."""
+    """Return what a node waits for, its inputs, its skip condition, its items and its policy."""
     if node["deps"]:
         yield f"after {output.line(findings.listed(node['deps'], 6), 1000)}"
     if node["step"] is None:
@@ -191,25 +173,20 @@ def _details(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
     yield from _decision(node, ids)
     if node["skip_if"] is not None:
         yield output.line(f"skipped if {_value(node['skip_if'], ids)}", 120)
-    yield from _of_items(node, ids)
-    if policy := node.get("policy"):
-        rules = ", ".join(f"{key} {output.compact(value)}" for key, value in policy.items())
-        yield output.line(f"policy: {rules}", 120)
-
-
-def _of_items(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
     if "map" in node:
         inner = ids | {node["map"]["item"], *(each["id"] for each in node["map"]["body"])}
         for each in _folded(node["map"]["body"]):
             yield f"each: {_node_line(each, each['id'])}"
             yield from (f"      {line}" for line in _details(each, inner))
+    if policy := node.get("policy"):
+        rules = ", ".join(f"{key} {output.compact(value)}" for key, value in policy.items())
+        yield output.line(f"policy: {rules}", 120)
 
 
 def _decision(node: Mapping[str, Any], ids: frozenset[str]) -> Iterator[str]:
     if choice := node.get("choice"):
-        arms = {key: end.partition("/")[2] for key, end in choice["arms"].items()}
-        arms |= {"other": choice["other"].partition("/")[2]} if choice["other"] else {}
-        rules = ", ".join(f"{key} -> {end}" for key, end in arms.items())
+        arms = choice["arms"] | ({"other": choice["other"]} if choice["other"] else {})
+        rules = ", ".join(f"{key} -> {end.partition('/')[2]}" for key, end in arms.items())
         yield output.line(f"by {_value(choice['on'], ids)}: {rules}", 120)
     if loop := node.get("loop"):
         yield output.line(f"until {_value(loop['rounds'][0]['until'], ids)}", 120)
@@ -231,9 +208,8 @@ def _value(value: Any, ids: frozenset[str]) -> str:
     if "$from" in record:
         path = str(record["$from"])
         words = [path if path.partition(".")[0] in ids else f"run.{path}"]
-        words += [f"where {output.compact(record['$filter'])}"] if "$filter" in record else []
-        words += [f"== {output.compact(record['$eq'])}"] if "$eq" in record else []
-        words += [f"!= {output.compact(record['$ne'])}"] if "$ne" in record else []
+        for key, sign in (("$filter", "where"), ("$eq", "=="), ("$ne", "!=")):
+            words += [f"{sign} {output.compact(record[key])}"] if key in record else []
         return " ".join(words)
     return "{" + ", ".join(f"{key}: {_value(member, ids)}" for key, member in record.items()) + "}"
 
@@ -252,6 +228,5 @@ def _shape(node: Mapping[str, Any], name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    flat = output.line(text)
-    escaped = flat.replace("#", "#35;").replace('"', "#quot;")
+    escaped = output.line(text).replace("#", "#35;").replace('"', "#quot;")
     return '"' + escaped.replace("<", "#lt;").replace(">", "#gt;") + '"'

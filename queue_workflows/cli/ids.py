@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
 
 from queue_workflows import db, errors
-from queue_workflows.cli import options
+from queue_workflows.cli import command
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
@@ -14,14 +13,10 @@ from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
 PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
-RunOrJob = Annotated[str, options.argument("RUN|JOB", f"The id of a run or a job. {PREFIX_HELP}")]
+RUN_OR_JOB = f"RUN|JOB  The id of a run or a job. {PREFIX_HELP}"
 CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
 _UUID = "00000000-0000-0000-0000-000000000000"
-
-
-class AmbiguousId(errors.InvalidConfig):
-    """A prefix of several ids."""
 
 
 def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> tuple[str, Row | None]:
@@ -30,12 +25,9 @@ def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> tuple
     The exact id comes first. An id with escapes (`a\x1b`, as commands print it) stands for the
     characters only if no stored id has that very text.
     """
-    for one in dict.fromkeys((any_id, display.restored(any_id))):
-        # The database takes neither NUL nor the surrogates that a shell makes of other bytes.
-        row = None
-        if payload.is_storable(one):
-            row = statements.overview.find(conn, id=one, jobs_first=jobs_first)
-        if row is not None:
+    # The database takes neither NUL nor the surrogates that a shell makes of other bytes.
+    for one in filter(payload.is_storable, dict.fromkeys((any_id, display.restored(any_id)))):
+        if row := statements.overview.find(conn, id=one, jobs_first=jobs_first):
             return one, row
     return any_id, None
 
@@ -46,8 +38,8 @@ def resolve(
     """Return what `find` returns, or else the only generated id that begins with `text`.
 
     `kind`: only ids of a `run`, `node job` or `ingest job` are candidates. `jobs_first`: of a run
-    and a job with one id, return the job. Raises `AmbiguousId`, which lists them, when there are
-    several.
+    and a job with one id, return the job. Raises `InvalidConfig`, which lists them, when there
+    are several.
     """
     any_id, row = find(conn, text, jobs_first=jobs_first)
     if row is not None or not text or not payload.is_storable(text):
@@ -57,7 +49,8 @@ def resolve(
     if len(fitting) > 1:
         some = ", ".join(f"{each['kind']} {each['id']}" for each in fitting[:CANDIDATES])
         more = ", ..." if len(fitting) > CANDIDATES else ""
-        raise AmbiguousId(display.line(f"{text!r} is the start of several ids: {some}{more}", 500))
+        text = f"{text!r} is the start of several ids: {some}{more}"
+        raise errors.InvalidConfig(display.line(text, 500))
     return find(conn, fitting[0]["id"], jobs_first=jobs_first) if fitting else (any_id, None)
 
 
@@ -74,3 +67,21 @@ def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
     return statements.history_rows.ids_in_range(
         conn, prefix=prefix, low=low, high=high, limit=limit
     )
+
+
+def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | None, str]:
+    """Return kind and id of the run or job with this id or unique prefix.
+
+    Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
+    that asks; `jobs_first` as in `resolve`.
+    """
+    text = f"there is no run or job {start!r}"
+    try:
+        with db.transaction() as conn:
+            any_id, row = resolve(conn, start, jobs_first=jobs_first)
+        if row is not None:
+            return row["kind"], any_id
+    except errors.InvalidConfig as error:
+        text = str(error)
+    command.refuse(name, text)
+    return None, ""

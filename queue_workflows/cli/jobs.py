@@ -2,83 +2,53 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows import jobs as api
-from queue_workflows.cli import (
-    command,
-    define,
-    ids,
-    options,
-    output,
-    run_views,
-    show,
-)
+from queue_workflows.cli import command, define, ids, output, runs, show, texts
 from queue_workflows.runtime import clock, display
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
-app = define.group(
-    "jobs", "List and show ingest jobs, or retry, cancel or delete them.", is_listed=False
-)
+_HELP = "List and show ingest jobs, or retry, cancel or delete them."
+app = define.group("jobs", _HELP, is_listed=False)
 LINES = 20
 """Jobs that are named one by one; beyond that only the counts are printed."""
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
-
-Ids = Annotated[list[str] | None, options.argument("JOB", f"Ids; or a filter below. {ids.HELP}")]
-Queue = Annotated[str | None, options.option("Q", "Only jobs of this queue.")]
-Task = Annotated[str | None, options.option("NAME", "Only jobs of this task.")]
-Status = Annotated[
-    list[str] | None, options.option("STATUS", f"Repeatable: {', '.join(api.STATUSES)}.")
-]
-Since = Annotated[
-    str | None,
-    options.option(
-        "TIME", "Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone)."
-    ),
-]
-Key = Annotated[str | None, options.option("KEY", "Their idempotency, lock or partition key.")]
-By = Annotated[
-    str | None, options.option("WHO", "Who does it, for the history. Default: your login.")
-]
-DryRun = Annotated[bool, options.flag("--dry-run", "Only list the jobs that it would change.")]
+_FILTER = f"""--queue Q  Only jobs of this queue.
+    --task NAME  Only jobs of this task.
+    --status STATUS  Repeatable: {", ".join(api.STATUSES)}.
+    --since TIME  Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone).
+    --key KEY  Their idempotency, lock or partition key."""
 
 
-@app.command("list")
-@define.command("jobs list", reads=False)
+@define.command("list", _FILTER, "--limit N 1..100000  How many at most.", reads=False, app=app)
 def list_(
-    queue: Queue = None,
-    task: Task = None,
-    status: Status = None,
-    since: Since = None,
-    key: Key = None,
-    limit: options.Limit = 20,
-    *,
-    app: str | None,
-) -> define.Shown:
+    queue: str | None = None, task: str | None = None, status: list[str] | None = None,
+    since: str | None = None, key: str | None = None, limit: int = 20, *, app: str | None,
+) -> define.Shown:  # fmt: skip
     """List jobs, the newest first."""
-    moment = instant(since)
+    moment = _instant(since)
     with command.reading(app):
         rows = api.list(
             queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
         )
-    return define.Shown(rows, lambda: output.table(_HEAD, map(_cells, rows)))
+    return define.listed(rows, _HEAD, _cells)
 
 
-@app.command("show")
-@define.command("jobs show")
-def show_(
-    job: Annotated[str, options.argument("JOB", f"The id of a job, or its start. {ids.HELP}")],
-    full: Annotated[bool, options.flag("--full", "Values, traces and logs uncut.")] = False,
-) -> int | define.Shown:
+@define.command(
+    "show",
+    f"JOB  The id of a job, or its start. {ids.HELP}",
+    "--full  Values, traces and logs uncut.",
+    app=app,
+)
+def show_(job: str, full: bool = False) -> int | define.Shown:
     """Show a job: its attempts with their logs, and changes by people."""
-    kind, job_id = show.found(job, "jobs show", jobs_first=True)
+    kind, job_id = ids.found(job, "jobs show", jobs_first=True)
     if kind is None:
         return 1
     if kind == "run":
@@ -90,36 +60,50 @@ def show_(
 def _changing(
     name: str,
     doc: str,
-    default: tuple[str, ...],
+    default: Sequence[str],
     act: Callable[[list[str], str, bool], list[JsonDict]],
 ) -> None:
     """Add a subcommand that changes jobs; `default`: the statuses that a filter means."""
 
     def change(
-        job: Ids = None,
-        queue: Queue = None,
-        task: Task = None,
-        status: Status = None,
-        since: Since = None,
-        key: Key = None,
-        by: By = None,
-        dry_run: DryRun = False,
-        *,
-        app: str | None,
-    ) -> define.Shown:
-        wanted = Selection(job, queue, task, status, since, key, default=default)
-        wanted.check()
+        job: list[str] | None = None, queue: str | None = None, task: str | None = None,
+        status: list[str] | None = None, since: str | None = None, key: str | None = None,
+        by: str | None = None, dry_run: bool = False, *, app: str | None,
+    ) -> define.Shown:  # fmt: skip
+        named = {
+            "queue": queue, "task_name": task, "status": status or None, "since": _instant(since),
+            "key": key,
+        }  # fmt: skip
+        given: dict[str, Any] = {name: one for name, one in named.items() if one is not None}
+        if not job and not given:
+            options = "--queue, --task, --status, --since, --key"
+            raise errors.InvalidConfig(f"name jobs or give a filter: {options}")
+        if job and given:
+            raise errors.InvalidConfig("name jobs or give a filter, not both")
         with command.reading(app):
-            chosen = wanted.found()
+            if job:
+                with db.transaction() as conn:
+                    chosen = [ids.find(conn, one)[0] for one in job]
+            else:
+                given.setdefault("status", [*default])
+                rows = api.list(**given, limit=None)
+                chosen = [row["id"] for row in reversed(rows)]  # the oldest first
             if dry_run:
-                return define.Shown(chosen, lambda: _print_ids(name, chosen))
-            done = act(chosen, by or login(), not status or "running" in status)
+                listed = [f"would {name}: {output.counted(len(chosen), 'job')}"]
+                listed += [f"  {one}" for one in chosen]
+                return define.Shown(chosen, lambda: output.some(listed, LINES + 1))
+            done = act(chosen, by or runs.login(), not status or "running" in status)
         refused = [one for one in done if one["outcome"] not in _DONE]
-        _refuse(name, refused)
+        lines = [f"job {one['id']}: {one['reason']}" for one in refused[:LINES]]
+        lines += [f"and {len(refused) - LINES} more"] if len(refused) > LINES else []
+        for text in lines:
+            command.refuse(f"jobs {name}", text)
         return define.Shown(done, lambda: _print_result(done), 1 if refused else 0)
 
     change.__doc__ = doc
-    app.command(name)(define.command(f"jobs {name}", reads=False)(change))
+    lines = f"JOB  Ids; or a filter below. {ids.HELP}", _FILTER, runs.BY
+    dry_run = "--dry-run  Only list the jobs that it would change."
+    define.command(name, *lines, dry_run, reads=False, app=app)(change)
 
 
 _changing(
@@ -137,12 +121,12 @@ _changing(
 _changing(
     "delete",
     "Delete jobs that do not run. A filter means those that are over; their history stays.",
-    tuple(sorted(TERMINAL_RUN_STATUSES)),
+    sorted(TERMINAL_RUN_STATUSES),
     lambda some, who, _: api.delete_many(some, by=who),
 )
 
 
-def instant(text: str | None) -> datetime | timedelta | None:
+def _instant(text: str | None) -> datetime | timedelta | None:
     """Return a time span for `90m`, `24h` or `7d`, a time for ISO text. Raises `InvalidConfig`."""
     if text is None:
         return None
@@ -159,56 +143,6 @@ def instant(text: str | None) -> datetime | timedelta | None:
     return moment
 
 
-class Selection:
-    """The jobs that a command is about: named ids, or those that a filter finds."""
-
-    def __init__(
-        self,
-        given: Sequence[str] | None,
-        queue: str | None,
-        task: str | None,
-        status: Sequence[str] | None,
-        since: str | None,
-        key: str | None,
-        *,
-        default: Sequence[str],
-    ) -> None:
-        self.ids = list(given or ())
-        self._given = {"queue": queue, "task_name": task, "status": status or None, "key": key}
-        self._since = since
-        self._default = default
-
-    def check(self) -> None:
-        """Raise `InvalidConfig` for neither ids nor a filter, and for both."""
-        filtered = self._since is not None or any(v is not None for v in self._given.values())
-        if bool(self.ids) == filtered:
-            raise errors.InvalidConfig(
-                "name jobs or give a filter: --queue, --task, --status, --since, --key"
-                if not filtered
-                else "name jobs or give a filter, not both"
-            )
-        instant(self._since)
-
-    def found(self) -> list[str]:
-        """Return the ids; for a filter the oldest first."""
-        if self.ids:
-            with db.transaction() as conn:
-                return [ids.find(conn, one)[0] for one in self.ids]
-        given: dict[str, Any] = {"status": list(self._default)}
-        given |= {name: value for name, value in self._given.items() if value is not None}
-        rows = api.list(**given, since=instant(self._since), limit=None)
-        return [row["id"] for row in reversed(rows)]
-
-
-def login() -> str:
-    """Return `ann@db-1`: login and machine of the user who runs the command."""
-    try:
-        login = getpass.getuser()
-    except (KeyError, OSError):
-        login = "somebody"  # a container's number without a name
-    return f"{login}@{socket.gethostname()}"
-
-
 def _print_result(done: Sequence[JsonDict]) -> None:
     good = [one for one in done if one["outcome"] in _DONE]
     if len(good) <= LINES:
@@ -221,48 +155,22 @@ def _print_result(done: Sequence[JsonDict]) -> None:
         output.echo("no such jobs")
 
 
-def _refuse(name: str, refused: Sequence[JsonDict]) -> None:
-    lines = [f"job {one['id']}: {one['reason']}" for one in refused[:LINES]]
-    if len(refused) > LINES:
-        lines.append(f"and {len(refused) - LINES} more")
-    for text in lines:
-        command.refuse(f"jobs {name}", text)
-
-
-def _print_ids(name: str, chosen: Sequence[str]) -> None:
-    output.echo(f"would {name}: {output.counted(len(chosen), 'job')}")
-    for one in chosen[:LINES]:
-        output.echo(f"  {output.line(one)}")
-    if len(chosen) > LINES:
-        output.echo(f"  and {len(chosen) - LINES} more")
-
-
 def _cells(row: Row) -> tuple[str, ...]:
+    # The number of the attempt: the failed ones, and the one that runs or succeeded.
+    tries = row["attempts"] + (row["status"] in ("running", "completed"))
     return (
-        row["id"],
-        row["task_name"],
-        row["queue"],
-        row["status"],
-        f"{_tries(row)}/{row['max_attempts']}",
-        display.moment(row["created_at"], zone=False),
-        _note(row),
-    )
-
-
-def _tries(row: Row) -> int:
-    """Return the number of the attempt: the failed ones, and the one that runs or succeeded."""
-    return row["attempts"] + (row["status"] in ("running", "completed"))
+        row["id"], row["task_name"], row["queue"], row["status"], f"{tries}/{row['max_attempts']}",
+        display.moment(row["created_at"], zone=False), _note(row),
+    )  # fmt: skip
 
 
 def _note(row: Row) -> str:
     if row["status"] == "queued" and row["blocked_reason"]:
-        at = row["available_at"]
-        due = f" until {display.moment(at, zone=False)}" if at else ""
         if row["blocked_reason"] == "unserved":
             return "no worker serves its queue; its lock key passed on"
-        return row["blocked_reason"].replace("_", " ") + due
+        return texts.blocked(row, zone=False)
     if row["status"] == "running":
         asked = "asked to stop, " if row["cancel_requested_at"] else ""
-        shown = run_views.progress_text(row["progress"])
+        shown = texts.progress_text(row["progress"])
         return f"{asked}on {row['claimed_by']}{f', {shown}' if shown else ''}"
     return row["error"] or ""

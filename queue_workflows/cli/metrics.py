@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
 
-from queue_workflows.cli import command, define, options
+from queue_workflows.cli import command, define
 from queue_workflows.runtime import app_loading, entry_point
 from queue_workflows.telemetry import metrics as page
 from queue_workflows.telemetry.metrics import listener
@@ -17,15 +16,13 @@ EVERYWHERE = (
 )
 
 
-@define.command("metrics", "app debug db", reads=False)
-def metrics(
-    listen: Annotated[
-        str | None,
-        options.option("HOST:PORT", "Serve http://HOST:PORT/metrics until SIGTERM or Ctrl-C."),
-    ] = None,
-    *,
-    app: str | None,
-) -> int:
+@define.command(
+    "metrics",
+    "--listen HOST:PORT  Serve http://HOST:PORT/metrics until SIGTERM or Ctrl-C.",
+    takes="app debug db",
+    reads=False,
+)
+def metrics(listen: str | None = None, *, app: str | None) -> int:
     """Print the metrics for Prometheus, or serve them.
 
     Counters go on through restarts and `prune`: they are kept in the database.
@@ -35,10 +32,7 @@ def metrics(
             page.count(within_s=float("inf"))
             sys.stdout.write(page.scrape())
         return 0
-    return _serve(listener.address(listen), app)
-
-
-def _serve(where: listener.Address, app: str | None) -> int:
+    where = listener.address(listen)
     entry_point.setup_logging("warning")
     app_loading.load_app(app)
     if not where.is_loopback:

@@ -1,41 +1,39 @@
-"""Define `queue-workflows migrate`: migrate the schema, or show what that would do."""
+"""Define `queue-workflows migrate`, `prune` and `databases`: keep databases up to date."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 import typer
 
-from queue_workflows import db, errors
-from queue_workflows.cli import command, define, options, output
+from queue_workflows import db, embedded, errors, history, migrations
+from queue_workflows.cli import command, define, output
+from queue_workflows.db import databases as databases_of
 from queue_workflows.db import functions, ledger, schema, statements
+from queue_workflows.embedded import running_apps
 from queue_workflows.runtime import app_loading
+from queue_workflows.types import JsonDict
 
 
-@define.command("migrate", reads=False)
+@define.command(
+    "migrate",
+    """--to N 0..  Default: the newest.
+    --dry-run  Print what would be done.
+    --verify  Name what is missing or differs; change nothing.
+    --sql  Print the SQL of it; do nothing.
+    --allow-data-loss  With --to an older version: drop existing rows and values.
+    --dir DIR  A chain of your own: NNNN_name.sql.
+    --table NAME  The ledger of that chain.""",
+    reads=False,
+)
 def migrate(
-    to: Annotated[int | None, options.option("N", "Default: the newest.", min=0)] = None,
-    dry_run: Annotated[bool, options.flag("--dry-run", "Print what would be done.")] = False,
-    verify: Annotated[
-        bool, options.flag("--verify", "Name what is missing or differs; change nothing.")
-    ] = False,
-    sql: Annotated[bool, options.flag("--sql", "Print the SQL of it; do nothing.")] = False,
-    allow_data_loss: Annotated[
-        bool,
-        options.flag(
-            "--allow-data-loss", "With --to an older version: drop existing rows and values."
-        ),
-    ] = False,
-    folder: Annotated[
-        Path | None, options.option("DIR", "A chain of your own: NNNN_name.sql.", "--dir")
-    ] = None,
-    table: Annotated[str, options.option("NAME", "The ledger of that chain.")] = ledger.NAME,
-    *,
+    to: int | None = None, dry_run: bool = False, verify: bool = False, sql: bool = False,
+    allow_data_loss: bool = False, folder: Path | None = None, table: str = ledger.NAME, *,
     app: str | None,
-) -> int | define.Shown:
+) -> int | define.Shown:  # fmt: skip
     """Bring the schema and its functions up to date, or to version N."""
     chain = ledger.chain(folder)
     app_loading.load_app(app)
@@ -47,8 +45,13 @@ def migrate(
         if sql:
             _print(plan)
             return 0
-        if not dry_run and (plan.steps or plan.parts or plan.damaged):
-            plan = _carry_out(plan, folder, table, allow_data_loss=allow_data_loss)
+        if not dry_run and plan.is_down:
+            _downgrade(plan.target, folder, table, allow_data_loss=allow_data_loss)
+        elif not dry_run and (plan.steps or plan.parts):
+            done = _upgrade(chain, plan.target, folder, table)
+            if plan.damaged:
+                schema.repair()
+            plan = plan._replace(steps=[step for step in plan.steps if step.version in done])
     return _report(words, plan, dry_run=dry_run)
 
 
@@ -61,33 +64,38 @@ class _Plan(NamedTuple):
     steps: list[ledger.Migration]
     """In the order of their execution."""
     parts: list[functions.Part]
-    """Parts of the set of functions and triggers that differ from this code's and are installed."""
+    """Parts of the set of functions and triggers that are installed: they differ from this code's,
+    or are damaged."""
     damaged: list[functions.Part]
-    """Parts of the set that are installed again, because one of their objects was changed."""
+    """Parts that are installed again, because one of their objects was changed."""
     problems: list[functions.Problem]
 
 
 def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, table: str) -> _Plan:
-    before = db.current_schema_version(version_table=table)
+    before, newest = db.current_schema_version(version_table=table), chain[-1].version
     with db.connect() as conn:
         ours = folder is None and table == ledger.NAME
         if ours:
             ledger.refuse_others(conn)
+        if to not in {None, 0, before, *(step.version for step in chain)}:
+            raise errors.MigrationFailed(
+                f"--to {to}: there is no migration {to}; the newest here is {newest}"
+            )
         is_development = ours and schema.development_version(conn) is not None and to is None
-        target = chain[-1].version if is_development else _target(chain, to, before)
+        # A database that is newer than this code stays as it is.
+        target = newest if is_development else max(newest, before) if to is None else to
         is_down = target < before and not is_development
-        steps = _steps(chain, target, before, folder, table)
-        with_set = ours and not is_down and target >= chain[-1].version
+        if target < before:
+            steps = [step for step in reversed(chain) if target < step.version <= before]
+        else:
+            missing = db.pending(migrations_dir=folder, version_table=table)
+            steps = [step for step in missing if step.version <= target]
+        with_set = ours and not is_down and target >= newest
         problems = functions.problems(conn) if with_set else []
-        return _Plan(
-            before,
-            target,
-            is_down,
-            steps,
-            functions.stale(conn) if with_set else [],
-            list(dict.fromkeys(each.part for each in problems if each.is_damage)),
-            problems,
-        )
+        stale = functions.stale(conn) if with_set else []
+        damaged = list(dict.fromkeys(each.part for each in problems if each.is_damage))
+        parts = list(dict.fromkeys([*stale, *damaged]))
+        return _Plan(before, target, is_down, steps, parts, damaged, problems)
 
 
 def _verify(words: str, plan: _Plan) -> define.Shown:
@@ -104,70 +112,29 @@ def _verify(words: str, plan: _Plan) -> define.Shown:
 
 def _print(plan: _Plan) -> None:
     """Print the SQL, but for the ledgers; with functions and triggers, as one transaction."""
-    parts = dict.fromkeys([*plan.parts, *plan.damaged])
     texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
-    if parts:
+    if plan.parts:
         settings = f"{statements.installed_objects.settings.text.decode()};"
-        texts = ["BEGIN;", *texts, settings, *(part.text for part in parts), "COMMIT;"]
+        texts = ["BEGIN;", *texts, settings, *(part.text for part in plan.parts), "COMMIT;"]
     for text in texts:
         typer.echo(text)
 
 
-def _carry_out(plan: _Plan, folder: Path | None, table: str, *, allow_data_loss: bool) -> _Plan:
-    if plan.is_down:
-        _downgrade(plan.target, folder, table, allow_data_loss=allow_data_loss)
-        return plan
-    done = _upgrade(plan.target, folder, table)
-    if plan.damaged:
-        schema.repair()
-    return plan._replace(steps=[step for step in plan.steps if step.version in done])
-
-
-def _target(chain: list[ledger.Migration], to: int | None, before: int) -> int:
-    """Return the version to reach; a database that is newer than this code stays as it is."""
-    newest = chain[-1].version
-    if to is None:
-        return max(newest, before)
-    if to != 0 and to != before and to not in {step.version for step in chain}:
-        raise errors.MigrationFailed(
-            f"--to {to}: there is no migration {to}; the newest here is {newest}"
-        )
-    return to
-
-
-def _steps(
-    chain: list[ledger.Migration],
-    target: int,
-    before: int,
-    folder: Path | None,
-    table: str,
-) -> list[ledger.Migration]:
-    """Return the migrations that lead to the target, in order."""
-    if target < before:
-        return [step for step in reversed(chain) if target < step.version <= before]
-    missing = db.pending(migrations_dir=folder, version_table=table)
-    return [step for step in missing if step.version <= target]
-
-
-def _upgrade(target: int, folder: Path | None, table: str) -> list[int]:
-    if target >= ledger.chain(folder)[-1].version:
+def _upgrade(
+    chain: list[ledger.Migration], target: int, folder: Path | None, table: str
+) -> list[int]:
+    if target >= chain[-1].version:
         return db.bootstrap(migrations_dir=folder, version_table=table)
     with tempfile.TemporaryDirectory() as part:
-        for path in _files(folder):
+        for path in (folder or migrations.dir()).glob("[0-9][0-9][0-9][0-9]_*.sql"):
             if int(path.name[:4]) <= target:
                 shutil.copy(path, part)
         return db.bootstrap(migrations_dir=part, version_table=table)
 
 
-def _files(folder: Path | None) -> list[Path]:
-    from queue_workflows import migrations
-
-    return sorted((folder or migrations.dir()).glob("[0-9][0-9][0-9][0-9]_*.sql"))
-
-
-def _downgrade(target: int, folder: Path | None, table: str, *, allow_data_loss: bool) -> list[int]:
+def _downgrade(target: int, folder: Path | None, table: str, *, allow_data_loss: bool) -> None:
     try:
-        return db.downgrade(
+        db.downgrade(
             to_version=target,
             migrations_dir=folder,
             version_table=table,
@@ -182,24 +149,75 @@ def _downgrade(target: int, folder: Path | None, table: str, *, allow_data_loss:
 
 def _report(words: str, plan: _Plan, *, dry_run: bool) -> define.Shown:
     versions = [step.version for step in plan.steps]
-    installed = [part.name for part in dict.fromkeys([*plan.parts, *plan.damaged])]
-    result: dict[str, Any] = {
-        "database": words,
-        "from_version": plan.before,
-        "to_version": plan.target,
-        "applied": [] if plan.is_down else versions,
-        "reverted": versions if plan.is_down else [],
-        "installed": installed,
-        "dry_run": dry_run,
-    }
-    verbs = ("would revert", "would apply", "would install") if dry_run else (
-        "reverted", "applied", "installed",
-    )  # fmt: skip
-    done = list[str]()
+    installed = [part.name for part in plan.parts]
+    result: JsonDict = {
+        "database": words, "from_version": plan.before, "to_version": plan.target,
+        "applied": [] if plan.is_down else versions, "reverted": versions if plan.is_down else [],
+        "installed": installed, "dry_run": dry_run,
+    }  # fmt: skip
+    done: list[str] = []
     if versions:
-        done.append(f"{verbs[0 if plan.is_down else 1]} {', '.join(map(str, versions))}")
+        verb = ("would revert" if dry_run else "reverted") if plan.is_down else (
+            "would apply" if dry_run else "applied"
+        )  # fmt: skip
+        done.append(f"{verb} {', '.join(map(str, versions))}")
     if installed:
-        done.append(f"{verbs[2]} the {' and '.join(installed)}")
+        verb = "would install" if dry_run else "installed"
+        done.append(f"{verb} the {' and '.join(installed)}")
     what = "; ".join(done) or "nothing to do"
     text = f"{words}: version {plan.before} -> {plan.target}: {what}"
     return define.Shown(result, lambda: output.echo(text))
+
+
+@define.command("prune", "--dry-run  Only count the runs and jobs that would be deleted.")
+def prune(dry_run: bool = False, *, database: str) -> define.Shown:
+    """Delete rows that are past their retention.
+
+    These are finished runs and jobs, events and logs. The orchestrator does it by itself, each
+    NODE_EVENT_PRUNE_INTERVAL_S.
+    """
+    gone = history.prunable() if dry_run else history.prune()
+    counts = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in gone.items() if n)
+    text = f"{'would delete' if dry_run else 'deleted'}: {counts or 'nothing'}"
+    done = {"database": database, "dry_run": dry_run, "deleted": gone}
+    return define.Shown(done, lambda: output.echo(text))
+
+
+PATH_MAX = 60
+
+
+@define.command("databases", takes="as_json debug", reads=False)
+def databases() -> define.Shown:
+    """List the embedded server's databases, one per project."""
+    with embedded.ensure(create=False) as server:
+        running = running_apps.live(server.data_dir)
+        found = [
+            {
+                "database": each.name, "folder": each.folder, "size_bytes": each.size_bytes,
+                "unfinished_runs": each.unfinished,
+                "up": [
+                    {"pid": up.pid, "app": up.app, "since": up.since}
+                    for up in running if up.database == each.name
+                ],
+            }
+            for each in databases_of.listing(server)
+        ]  # fmt: skip
+    words = f"embedded PostgreSQL in {server.data_dir}"
+    return define.Shown(found, lambda: _show_databases(words, found))
+
+
+def _show_databases(words: str, found: list[JsonDict]) -> None:
+    output.echo(words)
+    if not found:
+        output.echo(f"no database yet: `{command.PROG} up --app MODULE[:CALLABLE]` makes one")
+        return
+    output.echo()
+    output.table(("database", "project", "MB", "unfinished runs", "up"), map(_cells, found))
+
+
+def _cells(row: JsonDict) -> tuple[object, ...]:
+    folder: str = row["folder"] or "(shared)"
+    if len(folder) > PATH_MAX:
+        folder = "..." + folder[3 - PATH_MAX :]  # its last part distinguishes projects
+    up = ", ".join(f"{up['app']} (pid {up['pid']})" for up in row["up"]) or "-"
+    return row["database"], folder, round(row["size_bytes"] / 1e6), row["unfinished_runs"], up

@@ -15,14 +15,33 @@ CELL = 60
 """Maximum characters of a table's cell."""
 
 
+def word(value: Any, limit: int | None = display.LIMIT) -> str:
+    """Return a text as it is, another value as short JSON."""
+    return value if isinstance(value, str) else compact(value, limit)
+
+
 def dump(value: Any) -> None:
     """Print JSON to stdout: times in ISO 8601 (UTC), keys in the given order, ASCII only."""
     sys.stdout.write(display.strict_json(value) + "\n")
 
 
-def echo(text: str = "") -> None:
-    """Print one line to stdout, escaped if the caller has not done so."""
-    sys.stdout.write(display.line(text, None) + "\n")
+def echo(text: str = "", limit: int | None = None) -> None:
+    """Print one line of at most `limit` characters to stdout, escaped."""
+    sys.stdout.write(display.line(text, limit) + "\n")
+
+
+def echo_now(text: str) -> None:
+    """Print one line to stdout at once."""
+    echo(text)
+    sys.stdout.flush()
+
+
+def some(lines: Sequence[str], shown: int) -> None:
+    """Print the first lines, and how many more there are."""
+    for text in lines[:shown]:
+        echo(line(text))
+    if len(lines) > shown:
+        echo(f"  and {len(lines) - shown} more")
 
 
 def complain(text: str) -> None:
@@ -38,6 +57,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in cells:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         echo("  ".join(padded).rstrip())
+
+
+def listed(*parts: object) -> str:
+    """Return the parts that are neither empty nor false, with commas between."""
+    return ", ".join(str(part) for part in parts if part)
 
 
 def counted(number: int, word: str) -> str:

@@ -1,25 +1,39 @@
-"""Print everything about one run or job: states, attempts, values, tracebacks and logs."""
+"""Print a run or job as a page, or the summary of a run that was followed."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from queue_workflows.cli import job_texts, output, run_snapshot, run_views, sample_text, summary
-from queue_workflows.dag import item_ids
+import queue_workflows
+from queue_workflows import db, errors
+from queue_workflows.admin import item_nodes, job_history
+from queue_workflows.cli import output, run_views, texts
+from queue_workflows.dag import graph, item_ids
+from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
+from queue_workflows.types import JsonDict
 
 UNCUT = 100_000
 LINES = 40
 """Lines shown of a longer log (its last) and of a longer value (its first)."""
 AT_ONCE = 20
 """Nodes whose logs are in memory at the same time."""
-ReadLogs = Callable[[list[dict[str, Any]]], None]
+FAILURES = 20
+TRACES = 3
+"""Failed nodes whose tracebacks a summary has: the first ones are enough."""
+TRACE_LINES = 20
+ReadLogs = Callable[[list[JsonDict]], None]
 _DETAILED = ("failed", "running", "awaiting_input")
-_QUIET = frozenset({"claimed", "completed", "failed", "cancelled", *job_texts.OUTCOMES})
+_QUIET = frozenset({"claimed", "completed", "failed", "cancelled", *texts.OUTCOMES})
+_FRAME = re.compile(r'[ |+-]*File "(.+)", line \d+')
+_PACKAGE = Path(queue_workflows.__file__).parent
 
 
 class Page:
@@ -28,34 +42,33 @@ class Page:
     `full`: every node in detail, nothing cut.
     """
 
-    def __init__(self, *, full: bool, width: int | None = None) -> None:
-        if width is None and sys.stdout.isatty():
-            width = shutil.get_terminal_size().columns
+    def __init__(self, *, full: bool) -> None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNCUT
         self._full = full
-        self._width = UNCUT if full or width is None else max(width, 20)
+        self._width = UNCUT if full else max(width, 20)
 
-    def run(self, shown: dict[str, Any], *, read_logs: ReadLogs = lambda _: None) -> None:
+    def run(self, shown: JsonDict, *, read_logs: ReadLogs = lambda _: None) -> None:
         """Print a run with its nodes; of a large one those that run, wait or failed.
 
         `read_logs` adds the logs to nodes that `shown` has without them; they are dropped once
         printed.
         """
         self._heading(shown)
-        self._outline(shown)
         # The total has no nodes of items that have no job yet.
         counted = [n for n in shown["nodes"] if n["id"] or not item_ids.of_item(n["node_id"])]
         chosen = len(counted) < shown["nodes_total"]
         nodes = self._nodes_of(shown, chosen=chosen)
         for at in range(0, len(nodes), AT_ONCE):
             some = nodes[at : at + AT_ONCE]
-            detailed = [
-                node for node in some if chosen or self._full or node["status"] in _DETAILED
-            ]
+            detailed = [n for n in some if chosen or self._full or n["status"] in _DETAILED]
             read_logs(detailed)
-            with_error = {id(node) for node in detailed}
+            ids = {id(node) for node in detailed}
             for node in some:
                 output.echo()
-                self._node(node, detailed=id(node) in with_error)
+                with_error = any(attempt["error"] == node["error"] for attempt in node["attempts"])
+                state = texts.state(node | {"error": None} if with_error else node)
+                self._line(f"{node['node_id']}{texts.after(node)}: {state}")
+                self._detail(node, detailed=id(node) in ids)
                 for attempt in node["attempts"]:
                     attempt["log"] = None
         if left := len(shown["nodes"]) - len(nodes):
@@ -65,9 +78,9 @@ class Page:
             more = f"and {output.counted(left, 'node')} more: --node NODE{item}, --full or --json"
             self._line(more)
 
-    def _heading(self, shown: dict[str, Any]) -> None:
-        """Print the state of a run, and where it comes from."""
-        done = sum(shown["counts"].get(status, 0) for status in run_snapshot.DONE)
+    def _heading(self, shown: JsonDict) -> None:
+        """Print the state of a run, where it comes from, its output, its maps and its loops."""
+        done = sum(shown["counts"].get(status, 0) for status in run_views.DONE)
         state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
         error = f": {shown['error']}" if shown["error"] else ""
         self._line(
@@ -77,98 +90,85 @@ class Page:
         self._line(f"created {display.moment(shown['created_at'])}")
         if shown["parent_run_id"]:
             parent = shown["parent_run_id"]
-            self._line(f"of node {shown['parent_node_id']} of run {parent}: `{self._show(parent)}`")
+            self._line(f"of node {shown['parent_node_id']} of run {parent}: `{_show(parent)}`")
         if shown["out_dir"]:
             self._line(f"files in {shown['out_dir']}")
+        for each in map(stored_json.mapping, stored_json.sequence(shown["upgrades"])):
+            self._line(texts.moved_text(each))
+        if shown["output"] is not None:
+            self._line(texts.output_text(shown["output"]))
+        for text in (text for each in shown["maps"] for text in texts.map_texts(each)):
+            self._line(text)
+        for each in shown["loops"]:
+            self._line(texts.loop_text(each))
+        for each in shown.get("items", ()):
+            self._line(texts.item_text(each))
 
-    def _nodes_of(self, shown: dict[str, Any], *, chosen: bool) -> list[dict[str, Any]]:
+    def _nodes_of(self, shown: JsonDict, *, chosen: bool) -> list[JsonDict]:
         """Return the nodes to print; print the number of each state if some are left out."""
-        nodes: list[dict[str, Any]] = shown["nodes"]
+        nodes: list[JsonDict] = shown["nodes"]
         if self._full:
             return nodes
         if not chosen:
             nodes = [n for n in nodes if n["status"] in _DETAILED or not _is_folded(n, shown)]
-        if len(nodes) > run_snapshot.SMALL:
+        if len(nodes) > run_views.SMALL:
             counts = shown["counts"].items()
             self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts))
-            nodes = [n for n in nodes if n["status"] in _DETAILED][: run_snapshot.SHOWN]
+            nodes = [n for n in nodes if n["status"] in _DETAILED][: run_views.SHOWN]
         return nodes
 
-    def _outline(self, shown: dict[str, Any]) -> None:
-        """Print the moves to other code, the run's output, and a line for each map and loop."""
-        for each in map(stored_json.mapping, stored_json.sequence(shown["upgrades"])):
-            self._upgrade(each)
-        if shown["output"] is not None:
-            self._line(job_texts.output_text(shown["output"]))
-        for each in shown["maps"]:
-            for text in job_texts.map_texts(each):
-                self._line(text)
-        for each in shown["loops"]:
-            self._line(job_texts.loop_text(each))
-        for each in shown.get("items", ()):
-            self._line(job_texts.item_text(each))
-
-    def _upgrade(self, move: dict[str, Any]) -> None:
-        """Print when a run was moved to other code, by whom, and what differed."""
-        at = job_texts.stored_moment(move.get("at"))
-        actor = f" by {output.line(str(move['actor']))}" if move.get("actor") else ""
-        self._line(f"moved to other code at {at}{actor}: {job_texts.moved(move)}")
-
-    def job(self, shown: dict[str, Any]) -> None:
+    def job(self, shown: JsonDict) -> None:
         """Print a job of either family."""
-        self._line(job_texts.heading(shown))
+        self._line(texts.heading(shown))
         if shown.get("run_id"):
-            self._line(f"of run {shown['run_id']}{job_texts.after(shown)}")
+            self._line(f"of run {shown['run_id']}{texts.after(shown)}")
         model = f", model {shown['required_model']}" if shown.get("required_model") else ""
         self._line(f"queue {shown['queue']}{model}, created {display.moment(shown['created_at'])}")
-        if keys := job_texts.keys_text(shown):
+        if keys := texts.keys_text(shown):
             self._line(keys)
         self._detail(shown, detailed=True)
 
-    def end(self, shown: dict[str, Any]) -> None:
+    def end(self, shown: JsonDict) -> None:
         """Print how a followed job ended, without what was printed before."""
-        self._line(job_texts.heading(shown))
+        self._line(texts.heading(shown))
         self._trace(shown)
         self._value("output", shown["output"])
 
-    def _node(self, node: dict[str, Any], *, detailed: bool) -> None:
-        with_error = any(attempt["error"] == node["error"] for attempt in node["attempts"])
-        state = job_texts.state(node | {"error": None} if with_error else node)
-        self._line(f"{node['node_id']}{job_texts.after(node)}: {state}")
-        self._detail(node, detailed=detailed)
-
-    def _detail(self, job: dict[str, Any], *, detailed: bool) -> None:
+    def _detail(self, job: JsonDict, *, detailed: bool) -> None:
         if detailed and job["id"] and job["kind"] == "node job":
             self._line(f"job {job['id']}, module {job['node_module']}", "  ")
         if job.get("child_run_id"):
-            self._line(f"run {job['child_run_id']}: `{self._show(job['child_run_id'])}`", "  ")
+            self._line(f"run {job['child_run_id']}: `{_show(job['child_run_id'])}`", "  ")
         for attempt in job["attempts"]:
             last = attempt is job["attempts"][-1]
-            self._attempt(
-                attempt, run_views.again_text(job, job["attempts_failed"]) if last else ""
-            )
+            again = texts.again_text(job, job["attempts_failed"]) if last else ""
+            self._attempt(attempt, again)
         for act in job.get("acts", ()):
             # Changes by sweeps are shown with the attempts.
             if act["event_type"] != "reclaimed":
-                self._line(job_texts.act_text(act), "  ")
+                self._line(texts.act_text(act), "  ")
         if not detailed:
             return
         self._value("inputs", job["inputs"])
         self._value("output", job["output"])
         self._trace(job)
         for attempt in job["attempts"]:
-            self._log(attempt)
+            if attempt["log"] is not None:
+                lines = display.lines(attempt["log"]["text"].rstrip("\r\n"))
+                left = 0 if self._full else max(0, len(lines) - LINES)
+                before = f" ({left} lines before these: --full)" if left else ""
+                self._block(f"log of attempt {attempt['claim_no']}{before}:", lines[left:])
 
-    def _attempt(self, attempt: dict[str, Any], again: str) -> None:
-        self._line(f"attempt {attempt['claim_no']}: {job_texts.attempt_text(attempt)}", "  ")
+    def _attempt(self, attempt: JsonDict, again: str) -> None:
+        self._line(f"attempt {attempt['claim_no']}: {texts.attempt_text(attempt)}", "  ")
         if again and attempt["outcome"] == "retried":
             self._line(again, "    ")
         for event in attempt["events"]:
             if event["event_type"] not in _QUIET:
-                self._line(job_texts.event_text(event), "    ")
+                self._line(texts.event_text(event), "    ")
         if attempt["machine"]:
             at = display.clock(attempt["machine"]["sampled_at"])
-            self._line(f"{at} its machine: {sample_text.line(attempt['machine'])}", "    ")
+            self._line(f"{at} its machine: {texts.sample(attempt['machine'])}", "    ")
 
     def _value(self, name: str, value: Any) -> None:
         if value in (None, {}):
@@ -177,13 +177,13 @@ class Page:
         if len(text) + len(name) + 4 <= min(self._width, 100):
             self._line(f"{name}: {text}", "  ")
             return
-        self._line(f"{name}:", "  ")
         lines = display.pretty(value)
-        self._block(lines if self._full else lines[:LINES])
-        if len(lines) > LINES and not self._full:
+        shown = lines if self._full else lines[:LINES]
+        self._block(f"{name}:", shown)
+        if len(lines) > len(shown):
             self._line(f"... {len(lines) - LINES} lines more: --full", "    ")
 
-    def _trace(self, job: dict[str, Any]) -> None:
+    def _trace(self, job: JsonDict) -> None:
         """Print the traceback, or each attempt's if several left one; the same one once."""
         with_error = [attempt for attempt in job["attempts"] if attempt["traceback"]]
         if len(with_error) < 2:
@@ -200,27 +200,11 @@ class Page:
                 self._line(f"{name}: as of attempt {same}", "  ")
 
     def _traceback(self, name: str, trace: str | None) -> None:
-        lines = display.lines(trace.rstrip()) if trace else []
-        if not self._full:
-            lines = summary.app_frames(lines)[-summary.TRACE_LINES :]
-        if lines:
-            self._line(f"{name}{'' if self._full else ' (all of it: --full)'}:", "  ")
-            self._block(lines)
+        if lines := _trace_lines(trace, whole=self._full):
+            self._block(f"{name}{'' if self._full else ' (all of it: --full)'}:", lines)
 
-    def _log(self, attempt: dict[str, Any]) -> None:
-        if attempt["log"] is None:
-            return
-        lines = display.lines(attempt["log"]["text"].rstrip("\r\n"))
-        shown = lines if self._full else lines[-LINES:]
-        left = len(lines) - len(shown)
-        before = f" ({left} lines before these: --full)" if left else ""
-        self._line(f"log of attempt {attempt['claim_no']}{before}:", "  ")
-        self._block(shown)
-
-    def _show(self, run_id: str) -> str:
-        return f"queue-workflows show {shlex.quote(run_id)}"
-
-    def _block(self, lines: Iterable[str]) -> None:
+    def _block(self, name: str, lines: Iterable[str]) -> None:
+        self._line(name, "  ")
         for text in lines:
             self._line(text.rstrip(), "    ")
 
@@ -229,9 +213,152 @@ class Page:
         output.echo(indent + output.line(text, max(limit, 10)))
 
 
-def _is_folded(node: dict[str, Any], shown: dict[str, Any]) -> bool:
+def _show(run_id: str) -> str:
+    return f"queue-workflows show {shlex.quote(run_id)}"
+
+
+def _is_folded(node: JsonDict, shown: JsonDict) -> bool:
     """Return whether a line about a map or loop stands for a node."""
     name: str = node["node_id"]
     if shown["maps"] and "[" in name:
         return True
     return "#" in name and any(name.startswith(f"{loop['node_id']}/") for loop in shown["loops"])
+
+
+# --- the summary of a run that was followed ----------------------------------------------------
+
+
+def collect(seen: run_views.RunSnapshot) -> JsonDict:
+    """Return the run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
+
+    `failed`: the first nodes that failed, each with its error and traceback, which may be None.
+    `maps` and `output`: as `history.get_run` returns them.
+    """
+    run_id, counts = seen.run["id"], dict[str, int]()
+    for step in seen.steps:
+        for status, n in step.counts.items():
+            counts[status] = counts.get(status, 0) + n
+    with db.transaction() as conn:
+        places = statements.overview.completed_by(conn, run=run_id)
+        times = statements.overview.node_seconds(conn, run=run_id)
+        frozen = statements.runs.definition(conn, run_id=run_id)
+        crashes = statements.overview.crashes(conn, run=run_id)
+        failed = statements.overview.failures(conn, run=run_id, limit=FAILURES)
+        maps = job_history.maps(conn, run_id)
+        returned = statements.runs.output(conn, run_id=run_id)
+    seconds = {row["node_id"]: row["seconds"] for row in times}
+    chain = _chain(frozen, seconds) if seconds else []
+    longest = {"nodes": chain, "seconds": sum(seconds.get(name, 0.0) for name in chain)}
+    run, workers = seen.run, [_place(row) for row in places]
+    return {
+        "id": run_id, "workflow_name": run["workflow_name"], "status": run["status"],
+        "error": run["error"], "output": returned, "out_dir": run["out_dir"],
+        "elapsed_s": run["elapsed_s"], "nodes_total": seen.total, "nodes": counts,
+        "workers": workers, "longest_chain": longest, "maps": maps, "taken_back": crashes,
+        "failed": failed,
+    }  # fmt: skip
+
+
+def _place(row: Mapping[str, Any]) -> JsonDict:
+    pid = str(row["worker_id"]).partition(":")[2].partition(":")[0]
+    kept = {key: row[key] for key in ("host_label", "queue", "worker_id", "nodes", "seconds")}
+    return kept | {"pid": int(pid) if pid.isdecimal() else None}
+
+
+def _chain(frozen: Any, seconds: Mapping[str, float]) -> list[str]:
+    """Return the longest chain of a stored definition and its items; [] if it is not a graph."""
+    deps = item_nodes.dependencies(frozen, seconds)
+    nodes = {
+        name: graph.Node(name, "", "cpu", None, tuple(before), {}, None, None, None)
+        for name, before in deps.items()
+    }
+    with contextlib.suppress(errors.InvalidWorkflow):
+        return longest_chain(graph.Graph(nodes), seconds)
+    return []
+
+
+def longest_chain(walk: graph.Graph, seconds: Mapping[str, float]) -> list[str]:
+    """Return the node ids of the path with the longest total handler time, in order.
+
+    Nodes of items that have not completed, as a skipped round, are left out.
+    """
+    reached: dict[str, tuple[float, int]] = {}
+    before: dict[str, str] = {}
+    open_deps = {node.id: len(node.deps) for node in walk.nodes.values()}
+    ready = list(walk.sources)
+    for node_id in ready:
+        so_far, length = reached[before[node_id]] if node_id in before else (0.0, 0)
+        reached[node_id] = (so_far + seconds.get(node_id, 0.0), length + 1)
+        for follower in walk.downstream(node_id):
+            if follower not in before or reached[node_id] > reached[before[follower]]:
+                before[follower] = node_id
+            open_deps[follower] -= 1
+            if not open_deps[follower]:
+                ready.append(follower)
+    chain = [max(reached, key=reached.__getitem__)] if reached else []
+    while chain and chain[-1] in before:
+        chain.append(before[chain[-1]])
+    return [name for name in reversed(chain) if name in seconds or not item_ids.of_item(name)]
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print the summary."""
+    name, seconds = output.line(found["workflow_name"]), output.seconds(found["elapsed_s"])
+    output.echo(f"run {found['id']} ({name}): {found['status']} in {seconds}")
+    if found["output"] is not None:
+        output.echo(texts.output_text(found["output"]))
+    nodes = ", ".join(f"{n} {status}" for status, n in sorted(found["nodes"].items()))
+    output.echo(f"nodes: {nodes or 'none'}")
+    for place in found["workers"]:
+        where = texts.place(place["worker_id"])
+        did = output.counted(place["nodes"], "node")
+        output.echo(f"  {place['queue']} {where}: {did}, {output.seconds(place['seconds'])}")
+    for text in (text for each in found["maps"] for text in texts.map_texts(each)):
+        output.echo(text)
+    if found["taken_back"]:
+        output.echo(f"taken back from dead workers: {output.counted(found['taken_back'], 'time')}")
+    if chain := found["longest_chain"]["nodes"]:
+        ends = chain[0] if len(chain) == 1 else f"{chain[0]} ... {chain[-1]}"
+        seconds = output.seconds(found["longest_chain"]["seconds"])
+        nodes = output.counted(len(chain), "node")
+        output.echo(f"longest chain: {nodes}, {seconds} ({output.line(ends, 120)})")
+    is_folder = False
+    # A name that is too long, or that this user may not access, raises.
+    with contextlib.suppress(OSError, ValueError):
+        is_folder = bool(found["out_dir"]) and Path(found["out_dir"]).is_dir()
+    if is_folder:
+        output.echo(f"files: {output.line(found['out_dir'], 1000)}")
+    if found["error"]:
+        output.echo(f"error: {output.line(found['error'], 2000)}")
+
+
+def show_traces(found: Mapping[str, Any], *, whole: bool) -> None:
+    """Print to stderr where the handlers of failed nodes raised; `whole`: all of it."""
+    sys.stdout.flush()
+    for node in found["failed"][:TRACES]:
+        lines = _trace_lines(node["traceback"], whole=whole)
+        if lines:
+            more = "" if whole else " (all of it: --debug)"
+            output.complain(f"traceback of {output.line(node['node_id'])}{more}:")
+        for line in lines:
+            sys.stderr.write(output.line(line, 400) + "\n")
+
+
+def _trace_lines(trace: str | None, *, whole: bool) -> list[str]:
+    lines = display.lines(trace.rstrip()) if trace else []
+    return lines if whole else app_frames(lines)[-TRACE_LINES:]
+
+
+def app_frames(lines: list[str]) -> list[str]:
+    """Return a traceback from its first frame outside the engine; [] without such a frame."""
+    for number, line in enumerate(lines):
+        match = _FRAME.match(line)
+        if match is not None and not _is_engine(match[1]):
+            return lines[number:]
+    return []
+
+
+def _is_engine(path: str) -> bool:
+    """Return whether a path, perhaps of another machine, is in this package but not its demo."""
+    _, package, name = path.rpartition(f"/{_PACKAGE.name}/")
+    return bool(package) and not name.startswith("demo/") and (_PACKAGE / name).is_file()

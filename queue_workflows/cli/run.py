@@ -1,30 +1,18 @@
-"""Define `queue-workflows run WORKFLOW`: submit one run and follow it to its end."""
+"""Define `queue-workflows run` and `demo`: submit one run and follow it to its end."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 from queue_workflows import config, db, errors, runs
-from queue_workflows.cli import (
-    command,
-    define,
-    fleet,
-    follow,
-    input_option,
-    options,
-    output,
-    run_processes,
-    run_snapshot,
-    run_views,
-    summary,
-    unserved_queues,
-)
+from queue_workflows.cli import answer, command, define, fleet, follow, output, run_views, texts
 from queue_workflows.dag import graph
 from queue_workflows.db import statements
 from queue_workflows.dispatch import hooks
@@ -37,33 +25,22 @@ ITEMS = 8
 """How often the body of a map counts, since the number of its items is not known yet."""
 
 
-class Request(NamedTuple):
-    """A validated request for a run; `out_dir` None: a folder of its own, named by its id."""
+def submit(workflow: str, inputs: JsonDict, out_dir: Path | None, priority: int = 100) -> Run:
+    """Insert a run and return its row. Raises `InvalidPayload` before any write.
 
-    workflow: str
-    inputs: JsonDict
-    out_dir: Path | None
-    priority: int
-    queues: dict[str, int]
-
-    def insert(self) -> Run:
-        """Insert the run and return its row. Raises `InvalidPayload` before any write."""
-        run_id = str(uuid.uuid4())
-        return runs.submit(
-            self.workflow,
-            run_id=run_id,
-            out_dir=str(self.out_dir or DEFAULT_OUT.absolute() / run_id),
-            priority=self.priority,
-            inputs=self.inputs,
-        )
+    `out_dir` None: a folder of its own, named by its id.
+    """
+    run_id = str(uuid.uuid4())
+    out = str(out_dir or DEFAULT_OUT.absolute() / run_id)
+    return runs.submit(workflow, run_id=run_id, out_dir=out, priority=priority, inputs=inputs)
 
 
 def inputs_of(workflow: str, given: Iterable[str]) -> JsonDict:
     """Return the run's inputs, checked if the app declares the workflow in Python."""
     declared = config.get_config().workflow_map.get(workflow)
     if declared is None:
-        return input_option.inputs(given)
-    found = input_option.inputs(given, declared.accepts_input)
+        return answer.inputs(given)
+    found = answer.inputs(given, declared.accepts_input)
     try:
         declared.check_inputs(found)
     except errors.ArgsRefused as error:
@@ -118,179 +95,145 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
     return dict(found)
 
 
-@define.command("run", reads=False)
+class _Progress:
+    """How far a `run` is, which decides what its first Ctrl-C stops."""
+
+    started: Sequence[fleet.Fleet] = ()
+    queued = False
+    """Whether the run is in the database."""
+
+    def stops(self) -> str:
+        """Return what the first Ctrl-C stops."""
+        is_view = self.queued and not self.started
+        return command.STOPS_VIEW.format("the run") if is_view else command.STOPS_WORK
+
+
+@define.command(
+    "run",
+    f"""WORKFLOW  Its name, as the app's provider knows it.
+    --input K=V|@FILE  An input: JSON if it is, else text; repeatable.
+    --out DIR  Folder of the run's files; default: {DEFAULT_OUT}/<run id>.
+    --priority N -32768..32767  Lower is sooner.
+    --watch  Show the nodes while they run.
+    --no-up  Start no processes: others serve the database.
+    --no-wait  Queue it, print its id, and leave; implies --no-up.""",
+    reads=False,
+)
 def run(
-    workflow: Annotated[
-        str, options.argument("WORKFLOW", "Its name, as the app's provider knows it.")
-    ],
-    given: Annotated[
-        list[str] | None,
-        options.option("K=V|@FILE", "An input: JSON if it is, else text; repeatable.", "--input"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        options.option("DIR", f"Folder of the run's files; default: {DEFAULT_OUT}/<run id>."),
-    ] = None,
-    priority: Annotated[int, options.option("N", "Lower is sooner.", min=-32768, max=32767)] = 100,
-    watch: Annotated[bool, options.flag("--watch", "Show the nodes while they run.")] = False,
-    no_up: Annotated[
-        bool, options.flag("--no-up", "Start no processes: others serve the database.")
-    ] = False,
-    no_wait: Annotated[
-        bool, options.flag("--no-wait", "Queue it, print its id, and leave; implies --no-up.")
-    ] = False,
-    *,
-    app: str | None,
-    as_json: bool,
-    debug: bool,
-) -> int:
+    workflow: str, given: list[str] | None = None, out: Path | None = None, priority: int = 100,
+    watch: bool = False, no_up: bool = False, no_wait: bool = False, *, app: str | None,
+    as_json: bool, debug: bool,
+) -> int | define.Shown:  # fmt: skip
     """Run a workflow to its end.
 
     Exit code 0: completed, 1: failed or cancelled, 130: left by Ctrl-C.
     """
-
-    def run_beside(own: fleet.Fleet | None) -> int:
+    own = None if no_up or no_wait else fleet.Fleet()
+    with own or contextlib.nullcontext():
         chosen = app_loading.load_app(app)
-        request = Request(
-            workflow=workflow,
-            inputs=inputs_of(workflow, given or ()),
-            out_dir=folder(out),
-            priority=priority,
-            queues=used_queues(workflow, app=chosen),
-        )
+        inputs, out_dir = inputs_of(workflow, given or ()), folder(out)
+        insert = functools.partial(submit, workflow, inputs, out_dir, priority)
+        queues = used_queues(workflow, app=chosen)
         joined = command.database(create=own is not None, app=chosen if own else None)
-        ours = run_processes.StartedProcesses()
-        with command.until_stopped(ours.stops) as stop, joined as words:
+        progress = _Progress()
+        with command.until_stopped(progress.stops) as stop, joined as words:
             command.print_message(words)
-            ready = command.prepare(stop) if own else _ready(stop)
+            ready = command.prepare(stop) if own else command.wait_for_database(stop)
             if not ready or stop.requested.is_set():
-                return stopped_early()
+                return _stopped_early()
+            if not own:
+                db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
             if no_wait:
-                return _queue_only(request, as_json=as_json)
-            ended = _see_through(request, stop, ours, own, app=chosen, watch=watch, as_json=as_json)
+                row = insert()
+                keys = ("id", "workflow_name", "status", "priority", "out_dir")
+                queued = {key: row[key] for key in keys}
+                return define.Shown(queued, lambda: output.echo(row["id"]))
+            ended = _see_through(
+                insert, queues, stop, progress, own, app=chosen, watch=watch, as_json=as_json
+            )
             if ended is None:
-                return stopped_early()
-            return finish(*ended, as_json=as_json, debug=debug, ours=ours.started)
-
-    if no_up or no_wait:
-        return run_beside(None)
-    with fleet.Fleet() as own:
-        return run_beside(own)
+                return _stopped_early()
+            run_id, seen = ended
+            if seen is None:
+                command.print_message(_left(run_id, ours=bool(progress.started)))
+                return follow.exit_code(None)
+            return follow.finish(seen, as_json=as_json, debug=debug)
 
 
 def _see_through(
-    request: Request,
+    insert: Callable[[], Run],
+    queues: dict[str, int],
     stop: signals.StopRequest,
-    ours: run_processes.StartedProcesses,
+    progress: _Progress,
     own: fleet.Fleet | None,
     *,
     app: str | None,
     watch: bool,
     as_json: bool,
-) -> tuple[str, run_snapshot.RunSnapshot | None] | None:
-    """Return the run's id and how it ended, for `finish`; None if stopped before the insert."""
+) -> tuple[str, run_views.RunSnapshot | None] | None:
+    """Return the run's id and how it ended, or None there; None if stopped before the insert."""
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
-        view, log = view_for(stack, live=watch, quiet=not watch, as_json=as_json)
-        helper = run_processes.RunProcesses(
-            request.queues, wanted, app=app, stop=stop, log=log, waiting=own
-        )
+        view, log = _view(stack, watch=watch, as_json=as_json)
+        helper = fleet.RunProcesses(queues, wanted, app=app, stop=stop, log=log, waiting=own)
         if own:
-            ours.add(stack.enter_context(helper))
+            progress.started = stack.enter_context(helper).started
             helper.begin()
         if stop.requested.is_set():
             return None
-        row = request.insert()
-        ours.queued = True
+        row = insert()
+        progress.queued = True
         if not watch:
             command.print_message(f"run {row['id']} is queued")
-        if older := _ahead(row["id"]):
-            view.print_message(older)
-        for text in _paused(request.queues):
+        for text in _delays(row["id"], queues):
             view.print_message(text)
         # Our own workers' output goes to stderr, or to the file beside a live picture.
         follower = follow.Follower(
-            view,
-            stop,
-            helper.tick if own else _nothing,
-            printing_queues=lambda: () if log is not None else helper.served,
+            view, stop, printing_queues=lambda: () if log is not None else helper.served
         )
+        if own:
+            follower = follower._replace(tick=helper.tick)
         return row["id"], follower.follow(row["id"])
 
 
-def _nothing(_: run_snapshot.RunSnapshot) -> None:
-    """Check no processes: others serve the database."""
-
-
-def _ready(stop: signals.StopRequest) -> bool:
-    if not command.wait_for_database(stop):
-        return False
-    db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
-    return True
-
-
-def _queue_only(request: Request, *, as_json: bool) -> int:
-    row = request.insert()
-    if as_json:
-        output.dump(
-            {key: row[key] for key in ("id", "workflow_name", "status", "priority", "out_dir")}
-        )
-    else:
-        output.echo(row["id"])
-    return 0
-
-
-def view_for(
-    stack: contextlib.ExitStack, *, live: bool, quiet: bool, as_json: bool
+def _view(
+    stack: contextlib.ExitStack, *, watch: bool, as_json: bool
 ) -> tuple[run_views.View, Path | None]:
     """Return how to show a run, and a file for the processes' output while a picture is drawn.
 
-    A live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
+    To watch it: a live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
     """
-    if live and not as_json and sys.stdout.isatty():
+    if not watch:
+        return run_views.View(command.print_message), None
+    if not as_json and sys.stdout.isatty():
         from rich.console import Console
 
         from queue_workflows.cli import tree
 
-        log = stack.enter_context(fleet.ChildLog())
-        stack.callback(lambda: log.text and command.print_message(log.text))
-        return stack.enter_context(tree.Tree(Console())), log.path
-    if quiet:
-        return run_views.View(command.print_message), None
-    return run_views.Lines(command.print_message if as_json else _print), None
+        log = stack.enter_context(fleet.child_log())
+        return stack.enter_context(tree.Tree(Console())), log
+    return run_views.Lines(command.print_message if as_json else output.echo_now), None
 
 
-def _print(text: str) -> None:
-    output.echo(text)
-    sys.stdout.flush()
-
-
-def stopped_early() -> int:
+def _stopped_early() -> int:
     """Report that nothing was queued; return the exit code."""
     command.print_message("stopped before a run was queued")
     return follow.exit_code(None)
 
 
-def _ahead(run_id: str) -> str:
-    """Return a text about the older runs that come before this one; "" for none."""
+def _delays(run_id: str, queues: Collection[str]) -> list[str]:
+    """Return why the run waits: older runs that come before it, and queues that are paused."""
     with db.transaction() as conn:
         found = statements.overview.runs_ahead(conn, run=run_id)
-    if not found["n"]:
-        return ""
-    what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"
-    first = f"`{command.PROG} cancel {found['first']}`"
-    ends = f"are ahead, {first} ends the first" if found["n"] > 1 else f"is ahead, {first} ends it"
-    return output.line(f"{what} {ends}", 500)
-
-
-def _paused(used: Collection[str]) -> list[str]:
-    """Return a text for each of these queues that is paused, so that the run waits."""
-    with db.transaction() as conn:
-        return [
-            unserved_queues.pause_text(row)
-            for row in statements.queues.paused(conn)
-            if row["queue"] in used
-        ]
+        paused = [row for row in statements.queues.paused(conn) if row["queue"] in queues]
+    delays = [texts.pause_text(row) for row in paused]
+    if found["n"]:
+        what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"
+        first = f"`{command.PROG} cancel {found['first']}`"
+        many = found["n"] > 1
+        ends = f"are ahead, {first} ends the first" if many else f"is ahead, {first} ends it"
+        delays.insert(0, output.line(f"{what} {ends}", 500))
+    return delays
 
 
 def _left(run_id: str, *, ours: bool) -> str:
@@ -308,25 +251,104 @@ def _left(run_id: str, *, ours: bool) -> str:
     )
 
 
-def finish(
-    run_id: str,
-    seen: run_snapshot.RunSnapshot | None,
-    *,
-    as_json: bool,
-    debug: bool = False,
-    ours: bool = False,
-) -> int:
-    """Report how the run ended, and its errors; return the exit code.
+DEMO = "queue_workflows.demo:setup"
+DEMO_WORKFLOW = "picture_book"
+RESULTS = {"book": "page/write_page/book.html", "picture of the run": "picture/draw_run/run.svg"}
+TEXT_SUFFIXES = (".txt", ".md")
+DEMO_OUT = Path("queue-workflows-demo")
 
-    `debug`: whole tracebacks. `ours`: this command started processes, which are stopped now.
-    """
+
+@define.command(
+    "demo",
+    """FOLDER  Texts (.txt, .md) for the book; default: five samples.
+    --yes  Answer its question by itself.
+    --workers N 1..64  cpu jobs at once; default: one per core.
+    --out DIR  Folder of the run's files; nodes write below it.""",
+    takes="as_json debug db",
+    reads=False,
+)
+def demo(
+    source: Path | None = None, yes: bool = False, workers: int | None = None,
+    out: Path | None = DEMO_OUT, *, as_json: bool,
+) -> int:  # fmt: skip
+    """Make a picture book of a folder of texts. It starts and stops all that it needs."""
+    if not yes and not sys.stdin.isatty():
+        raise errors.InvalidConfig("demo asks one question on the way: use a terminal, or --yes")
+    texts_of = None if source is None else str(_source(source))
+    with fleet.Fleet() as own:
+        app_loading.load_app(DEMO)
+        wanted = fleet.roles(cpu=workers or os.cpu_count() or 2, gpu=1)
+        with command.until_stopped() as stop, command.database(create=True) as words:
+            command.print_message(words)
+            if not command.prepare(stop):
+                return _stopped_early()
+            _refuse_company()
+            insert = functools.partial(submit, DEMO_WORKFLOW, {"folder": texts_of}, folder(out))
+            return _see_demo(insert, wanted, own, stop, yes=yes, as_json=as_json)
+
+
+def _see_demo(
+    insert: Callable[[], Run],
+    wanted: fleet.Roles,
+    own: fleet.Fleet,
+    stop: signals.StopRequest,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    with contextlib.ExitStack() as stack:
+        view, log = _view(stack, watch=True, as_json=as_json)
+        command.print_message(f"starting {wanted.describe()}")
+        own.start(fleet.specs(wanted, app=DEMO, log_level="warning"), log)
+        stack.callback(own.stop, stop)
+        if stop.requested.is_set():
+            return _stopped_early()
+        row = insert()
+        follower = follow.Follower(view, stop, own.check, yes=yes)
+        seen = follower.follow(row["id"])
+        if seen is None:
+            runs.cancel(row["id"])
     if seen is None:
-        command.print_message(_left(run_id, ours=ours))
+        command.print_message(f"run {row['id']} is cancelled")
         return follow.exit_code(None)
-    found = summary.collect(seen)
-    if as_json:
-        output.dump(found)
+    code = follow.finish(seen, as_json=as_json)
+    if not as_json and code == 0:
+        for what, name in RESULTS.items():
+            output.echo(f"{what}: {Path(seen.run['out_dir']) / name}")
+    if not as_json and config.database_url() is None:  # the database belongs to no folder
+        name = config.requested_database()
+        output.echo(f"what happened: {command.PROG} show {row['id']} --db {name}")
+    return code
+
+
+def _source(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise errors.InvalidConfig(f"there is no folder {folder}")
+    try:
+        has_text = any(path.suffix in TEXT_SUFFIXES and path.is_file() for path in folder.iterdir())
+    except OSError as error:
+        raise errors.InvalidConfig(f"{folder} cannot be read: {error.strerror}") from None
+    if not has_text:
+        raise errors.InvalidConfig(f"{folder} has no {' or '.join(TEXT_SUFFIXES)} file")
+    return folder.resolve()
+
+
+def _refuse_company() -> None:
+    """Refuse a database with other work: these workers would claim it and fail it."""
+    cfg = config.get_config()
+    with db.transaction() as conn:
+        tasks = list(cfg.ingest_task_map)
+        others = statements.overview.foreign_work(conn, workflows=[DEMO_WORKFLOW], tasks=tasks)
+    serving = {"cpu", "gpu"} - fleet.unserved({"cpu", "gpu"})
+    if others:
+        first = others[0]
+        what = f"unfinished work of another app ({first['kind']} of {first['name']!r})"
+    elif serving:
+        what = f"workers already ({', '.join(sorted(serving))})"
     else:
-        summary.show(found)
-        summary.show_traces(found, whole=debug)
-    return follow.exit_code(seen)
+        return
+    raise errors.InvalidConfig(
+        f"this database has {what}, which the demo's workers must not mix with: name another one "
+        "by QUEUE_WORKFLOWS_DB_URL, or one of the embedded server by --db NAME; unfinished "
+        "runs are ended by `queue-workflows cancel RUN`"
+    )

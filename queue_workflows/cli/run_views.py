@@ -1,35 +1,183 @@
-"""Show a run while it runs: as a live tree on a terminal, as plain lines elsewhere."""
+"""Read a run in one transaction, as often as it is shown, and show it as plain lines."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import NamedTuple
 
-from queue_workflows.cli import output
-from queue_workflows.cli.run_snapshot import RunSnapshot, Step
-from queue_workflows.runtime import display
-from queue_workflows.types import NowFn, Row
+from queue_workflows import db, errors
+from queue_workflows.cli import output, texts
+from queue_workflows.db import statements
+from queue_workflows.runtime import masking, stored_json
+from queue_workflows.types import TERMINAL_RUN_STATUSES, NowFn, Row
 
+_log = logging.getLogger(__name__)
+SMALL = 60
+"""Up to this many nodes all are shown; of a larger run those that run, wait or failed."""
+SHOWN = 40
+DONE = ("completed", "skipped")
 AGAIN_S = 2.0
 """Least seconds between two lines about one running step."""
+
+
+class Step(NamedTuple):
+    """A step of the workflow: its nodes by status, out of `total`."""
+
+    name: str
+    total: int
+    counts: dict[str, int]
+    elapsed_s: float | None
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.get(status, 0) for status in DONE)
+
+    @property
+    def state(self) -> str:
+        """Return the first state that applies of failed, waits for input, running, ..."""
+        for status in ("failed", "awaiting_input", "running"):
+            if self.counts.get(status):
+                return status
+        if self.done >= self.total:
+            return "skipped" if self.counts.get("skipped") == self.total else "completed"
+        if self.counts.get("cancelled"):
+            return "cancelled"
+        return "running" if self.done else "queued" if self.counts.get("queued") else "waiting"
+
+    @property
+    def text(self) -> str:
+        """Return `12/300 completed, 4 running, 1.2 s`; of a step of one node its state and time."""
+        elapsed = f", {output.seconds(self.elapsed_s)}" if self.elapsed_s is not None else ""
+        if self.total == 1:
+            return f"{texts.words(self.state)}{elapsed}"
+        if self.state == "waiting":
+            return f"waiting, {self.total} nodes"
+        live = ("running", "awaiting_input", "failed", "cancelled")
+        rest = [f", {self.counts[s]} {texts.words(s)}" for s in live if self.counts.get(s)]
+        return f"{self.done}/{self.total} completed{''.join(rest)}{elapsed}"
+
+
+class RunSnapshot(NamedTuple):
+    """A run at one moment; `steps` in the workflow's order, empty before the run has started."""
+
+    run: Row
+    steps: list[Step]
+    nodes: list[Row]
+
+    @property
+    def over(self) -> bool:
+        return self.run["status"] in TERMINAL_RUN_STATUSES
+
+    @property
+    def total(self) -> int:
+        return sum(step.total for step in self.steps)
+
+    @property
+    def done(self) -> int:
+        return sum(step.done for step in self.steps)
+
+    @property
+    def questions(self) -> list[Row]:
+        """Return the nodes that wait for a person and have a question."""
+        waiting = (n for n in self.nodes if n["status"] == "awaiting_input")
+        asks = (node for node in waiting if node["child_run_id"] is None)
+        return [node for node in asks if isinstance(node["input_spec"], dict)]
+
+    @property
+    def heading(self) -> list[str]:
+        """Return the parts of `run ID (workflow): running, 3/10 nodes, 1.2 s`; a line may break
+        between two."""
+        run = self.run
+        nodes = f" {self.done}/{self.total} nodes," if self.total else ""
+        name, elapsed = output.line(run["workflow_name"]), output.seconds(run["elapsed_s"])
+        state = f"{output.line(run['status'])},{nodes} {elapsed}"
+        parts = [f"run {output.line(run['id'])}", f"({name}):"]
+        return [*parts, f"{state}:", output.line(run["error"])] if run["error"] else [*parts, state]
+
+
+class Reader:
+    """Read snapshots of one run on a connection of its own, also after it was lost."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._conn: db.Connection | None = None
+        self._totals: Counter[str] = Counter()
+        self._away = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    def read(self) -> RunSnapshot | None:
+        """Return the run now; None while the database is away.
+
+        Raises `UnknownJob` if it is gone.
+        """
+        try:
+            if self._conn is None:
+                self._conn = db.connect()
+            picture = self._read(self._conn)
+        except (db.OperationalError, db.InterfaceError) as error:
+            with contextlib.suppress(db.Error):
+                self.close()
+            if not self._away:
+                self._away = True
+                _log.warning("waiting for the database: %s", masking.mask(str(error).strip()))
+            return None
+        if self._away:
+            self._away = False
+            _log.warning("the database is back")
+        return picture
+
+    def _read(self, conn: db.Connection) -> RunSnapshot:
+        run_id = self._run_id
+        with conn.transaction():
+            head = statements.overview.run_head(conn, run=run_id)
+            if head is None:
+                raise errors.UnknownJob(f"run {run_id!r} is gone")
+            if not self._totals:
+                frozen = stored_json.graph_nodes(statements.runs.definition(conn, run_id=run_id))
+                self._totals = Counter(node_id.partition("/")[0] for node_id in frozen)
+            maps = statements.overview.maps(conn, run=run_id)
+            items = {row["node_id"]: row["nodes"] for row in maps}
+            totals = {name: n + items.get(name, 0) for name, n in self._totals.items()}
+            by_step = {row["step"]: row for row in statements.overview.steps(conn, run=run_id)}
+            large = sum(totals.values()) > SMALL
+            limit = SHOWN if large else SMALL
+            nodes = statements.overview.nodes(conn, run=run_id, live_only=large, limit=limit)
+        steps: list[Step] = []
+        for name in dict.fromkeys([*totals, *by_step]):
+            row = by_step.get(name, {"step": name, "elapsed_s": None})
+            counts = {key: n for key, n in row.items() if n and key not in ("step", "elapsed_s")}
+            total = max(totals.get(name, 0), sum(counts.values()))
+            steps.append(Step(name, total, counts, row["elapsed_s"]))
+        return RunSnapshot(head, steps, nodes)
+
+
+def own_name(node_id: str) -> tuple[str, str]:
+    """Return the step of a node, and its name in the step: `cut` and `[clip-7]/encode`."""
+    step = re.split(r"[/\[]", node_id, maxsplit=1)[0]
+    return step, node_id[len(step) :].removeprefix("/")
 
 
 class View:
     """A way to show a running run; this one shows important lines alone."""
 
     def __init__(self, echo: Callable[[str], object]) -> None:
-        self._echo = echo
+        self.print_message = echo
+        """Prints one line without disturbing the picture."""
 
     def show(self, picture: RunSnapshot) -> None:
         """Show the run as it is now."""
         del picture
-
-    def print_message(self, text: str) -> None:
-        """Print one line without disturbing the picture."""
-        self._echo(text)
 
     def aside(self) -> AbstractContextManager[object]:
         """Free the terminal while a question is asked."""
@@ -52,7 +200,7 @@ class Lines(View):
     def show(self, picture: RunSnapshot) -> None:
         if picture.run["status"] != self._status and not picture.over:
             self._status = picture.run["status"]
-            self.print_message(heading(picture))
+            self.print_message(" ".join(picture.heading))
         for step in picture.steps:
             self._show_step(step)
         for node in picture.nodes:
@@ -61,11 +209,10 @@ class Lines(View):
     def _show_step(self, step: Step) -> None:
         state, done, printed_at = self._printed.get(step.name, ("waiting", 0, 0.0))
         now = self._now()
-        going_on = step.state == state
-        if going_on and (step.done == done or now - printed_at < AGAIN_S):
+        if step.state == state and (step.done == done or now - printed_at < AGAIN_S):
             return
         self._printed[step.name] = (step.state, step.done, now)
-        self.print_message(f"  {output.line(step.name)}: {step_text(step)}")
+        self.print_message(f"  {output.line(step.name)}: {step.text}")
 
     def _show_node(self, node: Row) -> None:
         taken_back = node["crash_count"] + node["lapse_count"]
@@ -73,95 +220,6 @@ class Lines(View):
         if self._nodes.get(node["node_id"], "") == mark:
             return
         self._nodes[node["node_id"]] = mark
-        if node["status"] == "failed" or taken_back or again_text(node, node["attempts"]):
-            self.print_message(f"    {output.line(node['node_id'])}: {node_text(node)}")
-
-
-def heading(picture: RunSnapshot) -> str:
-    """Return `run ID (workflow): running, 3/10 nodes, 1.2 s`."""
-    return " ".join(heading_parts(picture))
-
-
-def heading_parts(picture: RunSnapshot) -> list[str]:
-    """Return the parts of the heading, between which a line may break."""
-    run = picture.run
-    nodes = f" {picture.done}/{picture.total} nodes," if picture.total else ""
-    name, elapsed = output.line(run["workflow_name"]), output.seconds(run["elapsed_s"])
-    state = f"{output.line(run['status'])},{nodes} {elapsed}"
-    parts = [f"run {output.line(run['id'])}", f"({name}):"]
-    return [*parts, f"{state}:", output.line(run["error"])] if run["error"] else [*parts, state]
-
-
-def step_text(step: Step) -> str:
-    """Return `12/300 completed, 4 running, 1.2 s`; for a step of one node its state and time."""
-    elapsed = f", {output.seconds(step.elapsed_s)}" if step.elapsed_s is not None else ""
-    if step.total == 1:
-        return f"{_words(step.state)}{elapsed}"
-    if step.state == "waiting":
-        return f"waiting, {step.total} nodes"
-    live = ("running", "awaiting_input", "failed", "cancelled")
-    rest = "".join(f", {step.counts[s]} {_words(s)}" for s in live if step.counts.get(s))
-    return f"{step.done}/{step.total} {_words('completed')}{rest}{elapsed}"
-
-
-def node_text(node: Row) -> str:
-    """Return a node's state, time, progress, worker and error."""
-    parts = [waits_for(node) or _words(node["status"])]
-    if node["elapsed_s"] is not None and node["status"] != "queued":
-        parts.append(output.seconds(node["elapsed_s"]))
-    if again := again_text(node, node["attempts"]):
-        parts.append(again)
-    if node["status"] == "running":
-        if shown := progress_text(node["progress"]):
-            parts.append(shown)
-        parts.append(f"on {place(node['worker_id'])}")
-    if node["crash_count"]:
-        parts.append(f"taken back from a dead worker {output.counted(node['crash_count'], 'time')}")
-    if node["lapse_count"]:
-        parts.append(f"its lease lapsed {output.counted(node['lapse_count'], 'time')}")
-    if node["error"]:
-        parts.append(output.line(node["error"]))
-    return ", ".join(parts)
-
-
-def waits_for(node: Row) -> str | None:
-    """Return `waiting for run ID` for a node that waits for its child run; None for others."""
-    child = node.get("child_run_id") if node["status"] == "awaiting_input" else None
-    return None if child is None else f"waiting for run {output.line(child)}"
-
-
-def again_text(job: Row, failed: int) -> str:
-    """Return when a job runs again that failed `failed` times; "" for any other."""
-    if job["status"] != "queued" or failed < 1:
-        return ""
-    if job["blocked_reason"] not in (None, "not_due"):
-        return ""
-    made = f"attempt {failed} of {job['max_attempts']} failed"
-    return f"{made}, {display.again(job['available_at'])}"
-
-
-def place(worker_id: str | None) -> str:
-    """Return `queue host pid 123` without the rest of a worker's id; `?` for none."""
-    label, _, rest = (worker_id or "").partition(":")
-    pid = rest.partition(":")[0]
-    return (
-        f"{output.line(label, 40)} pid {pid}" if pid.isdecimal() else output.line(label or "?", 40)
-    )
-
-
-def progress_text(progress: Any) -> str:
-    """Return `40 %` for a number from 0 to 1, else the members of the dict; "" for none."""
-    if isinstance(progress, (int, float)) and not isinstance(progress, bool):
-        return display.number(progress * 100, ".0f", " %")
-    if isinstance(progress, dict):
-        members = cast("dict[str, Any]", progress).items()
-        return output.line(" ".join(f"{k}={_short(v)}" for k, v in members), 60)
-    return ""
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else output.compact(value, 60)
-
-
-def _words(status: str) -> str:
-    return {"awaiting_input": "waiting for an answer"}.get(status, status)
+        failed = texts.again_text(node, node["attempts"])
+        if node["status"] == "failed" or taken_back or failed:
+            self.print_message(f"    {output.line(node['node_id'])}: {texts.node_text(node)}")

@@ -1,47 +1,48 @@
-"""Define `queue-workflows runs`: list the newest runs."""
+"""Define `queue-workflows runs`, `cancel`, `retry` and `upgrade`: list runs and change them."""
 
 from __future__ import annotations
 
+import getpass
 import shutil
+import socket
 import sys
-from typing import Annotated, get_args
+from typing import get_args
 
-from queue_workflows import db, errors
+from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
 from queue_workflows.admin import overview
-from queue_workflows.cli import define, options, output
+from queue_workflows.cli import command, define, ids, output, texts
+from queue_workflows.db import statements
 from queue_workflows.runtime import display
-from queue_workflows.types import Row, RunStatus
+from queue_workflows.types import JsonDict, Row, RunStatus, Upgrade
 
 STATUSES = frozenset(get_args(RunStatus))
+SHOWN = 30
+"""Nodes and edges of a kind that an upgrade prints; --json has all."""
+BY = "--by WHO  Who does it, for the history. Default: your login."
 _HEAD = ("run", "workflow", "status", "created (UTC)", "nodes", "error")
-
 _KEYS = (
     "id", "workflow_name", "status", "priority", "mode", "generation", "created_at", "started_at",
     "finished_at", "out_dir", "error", "nodes_total", "nodes",
 )  # fmt: skip
 
 
-@define.command("runs")
-def runs(
-    status: Annotated[str | None, options.option("STATUS", "Only runs of this status.")] = None,
-    limit: Annotated[int, options.option("N", "How many at most.", min=1, max=10000)] = 20,
-) -> define.Shown:
+@define.command(
+    "runs",
+    """--status STATUS  Only runs of this status.
+    --limit N 1..10000  How many at most.""",
+)
+def runs(status: str | None = None, limit: int = 20) -> define.Shown:
     """List the newest runs with their nodes by state."""
     if status is not None:
-        _check(status)
+        with db.transaction() as conn:
+            known = STATUSES | overview.runs_by_status(conn).keys()
+        if status not in known:
+            raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
     rows = api.list(limit=limit, status=status)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     listed = [{key: row[key] for key in _KEYS} for row in rows]
     return define.Shown(listed, lambda: show(rows, width))
-
-
-def _check(status: str) -> None:
-    """Raise `InvalidConfig` for a status that is neither the engine's nor that of any run."""
-    with db.transaction() as conn:
-        known = STATUSES | overview.runs_by_status(conn).keys()
-    if status not in known:
-        raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
 
 
 def show(rows: list[Row], width: int | None) -> None:
@@ -60,14 +61,186 @@ def show(rows: list[Row], width: int | None) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    nodes: dict[str, int] = row["nodes"]
-    done = nodes.get("completed", 0) + nodes.get("skipped", 0)
-    total = row["nodes_total"]
+    total, done = row["nodes_total"], _done_nodes(row["nodes"])
     return (
-        row["id"],
-        row["workflow_name"],
-        row["status"],
+        row["id"], row["workflow_name"], row["status"],
         display.moment(row["created_at"], zone=False),
-        f"{done}/{total}" if total is not None else "-",
-        row["error"] or "",
-    )
+        f"{done}/{total}" if total is not None else "-", row["error"] or "",
+    )  # fmt: skip
+
+
+def _done_nodes(counts: dict[str, int]) -> int:
+    return counts.get("completed", 0) + counts.get("skipped", 0)
+
+
+@define.command("cancel", ids.RUN_OR_JOB)
+def cancel(what: str) -> define.Shown:
+    """Cancel a run or a job. Waiting work ends at once, running work is asked to stop."""
+    # In one transaction: a worker stops within milliseconds of the commit, and would not be listed.
+    with db.transaction() as conn:
+        any_id, found = ids.resolve(conn, what)
+        done = _changed(any_id, "unknown", last={"stopping": []})
+        if found is not None:
+            act = api.cancel if found["kind"] == "run" else jobs.cancel
+            row = act(any_id, conn=conn)
+            done["outcome"] = "already over"
+            if row is not None:
+                done["outcome"] = "cancelled" if row["status"] == "cancelled" else "asked to stop"
+            done["stopping"] = statements.overview.running_under(conn, id=any_id)
+            done |= _state(conn, any_id)
+            if done["kind"] == "run":
+                done["nodes"] = overview.node_counts(conn, any_id)
+    if found is None:
+        command.refuse("cancel", f"there is no run or job {done['id']!r}")
+    elif done["outcome"] == "already over":
+        command.refuse("cancel", f"{_named(done)} is already over: {done['status']}")
+    is_done = done["outcome"] in ("cancelled", "asked to stop")
+    return define.Shown(done, lambda: _print_cancelled(done, is_done), int(not is_done))
+
+
+def _print_cancelled(done: JsonDict, is_done: bool) -> None:
+    if is_done:
+        counts = ", ".join(f"{n} {status}" for status, n in sorted(done["nodes"].items()))
+        rest = f"; nodes: {counts}" if counts else ""
+        if done["kind"] == "node job":
+            rest = f"; run {done['run_id']} is {done['run_status']}"
+        output.echo(f"{_named(done)}: {done['outcome']}{rest}")
+    for job in done["stopping"]:
+        pid = f" pid {job['pid']}" if job["pid"] else ""
+        where = output.line(f"{job['host_label'] or 'an unknown host'} {job['queue']}{pid}")
+        output.echo(f"  {output.line(job['name'])} was asked to stop, runs on {where}")
+
+
+@define.command(
+    "retry",
+    ids.RUN_OR_JOB,
+    """--from NODE  For a run: run this node and all that depends on it again.
+    --from-step NAME  For a job: do this step and all that began after it again.""",
+)
+def retry(what: str, from_node: str | None = None, from_step: str | None = None) -> define.Shown:
+    """Run failed or cancelled work again. Completed nodes and steps keep their outputs."""
+    with db.transaction() as conn:
+        any_id, found = ids.resolve(conn, what)
+        if found is None:
+            done = _changed(any_id, "unknown", first={"reason": None})
+        else:
+            reason = _retried(conn, any_id, found, from_node, from_step)
+            outcome = "queued" if reason is None else "refused"
+            done = _changed(any_id, outcome, first={"reason": reason}) | _state(conn, any_id)
+            if done["run_id"] is not None:
+                done["nodes"] = overview.node_counts(conn, done["run_id"])
+    is_queued = done["outcome"] == "queued"
+    if found is None:
+        command.refuse("retry", f"there is no run or job {done['id']!r}")
+    elif not is_queued:
+        command.refuse("retry", f"{_named(done)}: {done['reason']}")
+    text = f"{_named(done)}: queued"
+    if done["kind"] == "node job":
+        text += f" with its run {done['run_id']}"
+    if done["kind"] in ("node job", "run"):
+        text += f"; {output.counted(_done_nodes(done['nodes']), 'node')} kept as completed"
+    return define.Shown(done, lambda: is_queued and output.echo(text), int(not is_queued))
+
+
+def _retried(
+    conn: db.Connection, any_id: str, found: Row, from_node: str | None, from_step: str | None
+) -> str | None:
+    """Queue a run or job again; return None, or why it is refused, with nothing written."""
+    is_run = found["kind"] == "run"
+    if from_node is not None and not is_run:
+        text = f"--from {from_node} names a node of a run, and {any_id} is a job"
+        raise errors.InvalidConfig(text)
+    if from_step is not None and is_run:
+        raise errors.InvalidConfig(
+            f"--from-step {from_step} needs a job, and {any_id} is a run; name the job of the "
+            f"node, which `{command.PROG} show {any_id} --node NODE` shows"
+        )
+    try:
+        if is_run:
+            api.retry(any_id, from_node=from_node, conn=conn)
+        else:
+            jobs.retry(any_id, from_step=from_step, conn=conn)
+    except (errors.InvalidConfig, errors.UnknownJob) as error:
+        if found["kind"] == "ingest job" and isinstance(error, errors.UnknownJob):
+            return f"it is {found['status']}: only a failed or cancelled one is retried"
+        names_node = is_run and found["status"] == "completed" and "name the node" in str(error)
+        return f"{error}: --from NODE" if names_node else str(error)
+    return None
+
+
+def _changed(
+    any_id: str, outcome: str, *, first: JsonDict | None = None, last: JsonDict | None = None
+) -> JsonDict:
+    """Return the keys of `--json` in their order; `_state` fills in the ones without a value.
+
+    `outcome`: `cancelled`, `asked to stop` (a running job), `already over`; `queued`, `refused`
+    (with the `reason`); `unknown`. `stopping`: the jobs that still run, each with its worker.
+    `nodes`: a run's nodes by status; of a retry before its start queues those that run again.
+    """
+    named = dict.fromkeys(("kind", "name", "run_id"))
+    states = (first or {}) | dict.fromkeys(("status", "run_status")) | (last or {})
+    return {"id": any_id, **named, "outcome": outcome, **states, "nodes": {}}
+
+
+def _state(conn: db.Connection, any_id: str) -> JsonDict:
+    """Return kind, name, run_id and status of a run or job, and run_status if it has a run."""
+    found = statements.overview.find(conn, id=any_id, jobs_first=False) or {}
+    done: JsonDict = {key: found[key] for key in ("kind", "name", "run_id", "status")}
+    if done["run_id"] is not None:
+        run = statements.overview.find(conn, id=done["run_id"], jobs_first=False)
+        done["run_status"] = run["status"] if run else None
+    return done
+
+
+def _named(done: JsonDict) -> str:
+    """Return kind, id and name of a run or job as one text."""
+    return f"{done['kind']} {done['id']} ({output.line(done['name'])})"
+
+
+@define.command(
+    "upgrade",
+    f"RUN  The id of a run. {ids.PREFIX_HELP}",
+    "--dry-run  Only show how the run differs from today's code.",
+    BY,
+)
+def upgrade(run: str, dry_run: bool = False, by: str | None = None) -> int | define.Shown:
+    """Move a run to today's code, if no ended node has changed."""
+    with db.transaction() as conn:
+        run_id, found = ids.resolve(conn, run)
+    if found is not None and found["kind"] != "run":
+        raise errors.InvalidConfig(f"{run_id} is a job; name its run")
+    try:
+        done = api.upgrade(run_id, dry_run=dry_run, by=by or login())
+    except (errors.UpgradeRefused, errors.UnknownJob) as error:
+        command.refuse("upgrade", str(error.args[0]) if error.args else str(error))
+        return 1
+    return define.Shown(dict(done), lambda: _print_upgrade(done), int(done["outcome"] == "refused"))
+
+
+def _print_upgrade(done: Upgrade) -> None:
+    for sign, names in (("+", done["added"]), ("-", done["removed"])):
+        output.some([f"{sign} {name}" for name in names], SHOWN)
+    output.some([f"~ {texts.changed_text(dict(each))}" for each in done["changed"]], SHOWN)
+    for sign, edges in (("+", done["edges_added"]), ("-", done["edges_removed"])):
+        output.some([f"{sign} {before} -> {after}" for before, after in edges], SHOWN)
+    if done["unknown"]:
+        output.echo("no live worker knows these nodes; start workers with today's code first:")
+        output.some([f"  {name}" for name in done["unknown"]], SHOWN)
+    ends = {
+        "same": "its graph is that of today's code",
+        "refused": "cannot move, as these nodes ended, run or are claimed:",
+        "moved": "moved to today's code; an orchestrator continues it",
+    }
+    end = ends.get(done["outcome"], "can move; without --dry-run it does")
+    output.echo(f"run {done['run_id']}: {end}")
+    if done["outcome"] == "refused":
+        output.some([f"  {name}" for name in done["blocked"]], SHOWN)
+
+
+def login() -> str:
+    """Return `ann@db-1`: login and machine of the user who runs the command."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = "somebody"  # a container's number without a name
+    return f"{name}@{socket.gethostname()}"

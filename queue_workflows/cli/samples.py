@@ -6,34 +6,33 @@ import contextlib
 import resource
 import time
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from queue_workflows import config, db, errors, history, hw_metrics
-from queue_workflows.cli import command, define, options, output, sample_text, show
+from queue_workflows.cli import command, define, ids, output, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import display
+from queue_workflows.runtime import clock, display
 from queue_workflows.types import JsonDict
 
 LINES = 30
 BEFORE_S = 300.0
 """Seconds before the end of a job's attempt from which its machine is shown."""
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_HEAD = ("UTC", "cpu", "ours", "ram", "ours", "swap", "gpus: use, memory")
 
 
-@define.command("samples", reads=False)
+@define.command(
+    "samples",
+    """--host H  Host label; default: this machine's.
+    --past SPAN  How far to look back: 30s, 10m, 2h, 1d.
+    --job JOB  The machine of a job's last attempt, up to its end.
+    --now  This machine as it is now, and what a sample costs.
+    --full  Every sample on a line of its own.""",
+    reads=False,
+)
 def samples(
-    host: Annotated[str | None, options.option("H", "Host label; default: this machine's.")] = None,
-    past: Annotated[str, options.option("SPAN", "How far to look back: 30s, 10m, 2h, 1d.")] = "10m",
-    job: Annotated[
-        str | None, options.option("JOB", "The machine of a job's last attempt, up to its end.")
-    ] = None,
-    now: Annotated[
-        bool, options.flag("--now", "This machine as it is now, and what a sample costs.")
-    ] = False,
-    full: Annotated[bool, options.flag("--full", "Every sample on a line of its own.")] = False,
-    *,
-    app: str | None,
-) -> int | define.Shown:
+    host: str | None = None, past: str = "10m", job: str | None = None, now: bool = False,
+    full: bool = False, *, app: str | None,
+) -> int | define.Shown:  # fmt: skip
     """Show the recent CPU, RAM and GPU use of a machine.
 
     There is a sample every 2 s for the last hour, and one a minute for the last day. Longer
@@ -41,24 +40,19 @@ def samples(
     """
     if now:
         return _now()
-    past_s = _seconds(past)
+    try:
+        past_s = float(past[:-1]) * clock.UNITS_S[past[-1:]]
+    except (ValueError, KeyError):
+        past_s = 0.0
+    if not 0 < past_s <= 86400:
+        text = f"--past {past[:20]} should be a time span up to 1d, such as 30s or 10m"
+        raise errors.InvalidConfig(text)
     with command.reading(app):
         rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
     if rows is None:
         return 1
-    return define.Shown(rows, lambda: table(rows if full else drawn_together(rows)))
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text[:-1]) * _UNITS[text[-1:]]
-    except (ValueError, KeyError):
-        value = 0.0
-    if not 0 < value <= 86400:
-        raise errors.InvalidConfig(
-            f"--past {text[:20]} should be a time span up to 1d, such as 30s or 10m"
-        )
-    return value
+    shown = rows if full else _merged(rows)
+    return define.Shown(rows, lambda: output.table(_HEAD, map(_cells, shown)))
 
 
 def _of_host(host: str, past_s: float) -> list[JsonDict]:
@@ -76,7 +70,7 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
 
 def _of_job(start: str) -> list[JsonDict] | None:
     """Return the machine and time span of a job; None after reporting that nothing has this id."""
-    kind, job_id = show.found(start, "samples", jobs_first=True)
+    kind, job_id = ids.found(start, "samples", jobs_first=True)
     if kind is None:
         return None
     shown = history.get_job(job_id) if kind != "run" else None
@@ -92,9 +86,9 @@ def _of_job(start: str) -> list[JsonDict] | None:
     return hw_metrics.look_back(last["host_label"], since=begin, until=end)
 
 
-def drawn_together(rows: list[JsonDict], lines: int = LINES) -> list[JsonDict]:
-    """Return at most so many rows, each made of consecutive samples, with the last one's time."""
-    size = -(-len(rows) // lines) if rows else 1
+def _merged(rows: list[JsonDict]) -> list[JsonDict]:
+    """Return at most LINES rows, each made of consecutive samples, with the last one's time."""
+    size = -(-len(rows) // LINES) if rows else 1
     parts = [rows[at : at + size] for at in range(0, len(rows), size)]
     return [
         part[-1]
@@ -104,22 +98,15 @@ def drawn_together(rows: list[JsonDict], lines: int = LINES) -> list[JsonDict]:
     ]
 
 
-def table(rows: list[JsonDict]) -> None:
-    """Print the samples, the oldest first."""
-    output.table(
-        ("UTC", "cpu", "ours", "ram", "ours", "swap", "gpus: use, memory"),
-        [
-            (
-                display.clock(row["sampled_at"])[:8],
-                sample_text.percent(row.get("cpu_percent")),
-                sample_text.percent(row.get("cpu_ours_percent")),
-                sample_text.of(row.get("ram_used_mb"), row.get("ram_total_mb")),
-                sample_text.gb(row.get("ram_ours_used_mb")),
-                sample_text.gb(row.get("swap_used_mb")),
-                sample_text.gpus(row),
-            )
-            for row in rows
-        ],
+def _cells(row: JsonDict) -> tuple[str, ...]:
+    return (
+        display.clock(row["sampled_at"])[:8],
+        texts.percent(row.get("cpu_percent")),
+        texts.percent(row.get("cpu_ours_percent")),
+        texts.used(row.get("ram_used_mb"), row.get("ram_total_mb")),
+        texts.gb(row.get("ram_ours_used_mb")),
+        texts.gb(row.get("swap_used_mb")),
+        texts.gpus(row),
     )
 
 
@@ -160,4 +147,4 @@ def _now() -> define.Shown:
         f" and {cost.tools_cpu_s * 1000:.1f} ms in tools, and takes {cost.wall_s * 1000:.0f} ms"
     )
     shown = {"sample": found, "gpus_by": source, "cost": cost._asdict()}
-    return define.Shown(shown, lambda: [*map(output.echo, (sample_text.line(found), text))])
+    return define.Shown(shown, lambda: [*map(output.echo, (texts.sample(found), text))])

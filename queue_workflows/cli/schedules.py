@@ -6,13 +6,13 @@ import contextlib
 import json
 from collections.abc import Generator
 from datetime import datetime
-from typing import Annotated, Any, cast
+from typing import Any
 
 from queue_workflows import errors
 from queue_workflows import schedules as api
-from queue_workflows.cli import define, options, output
+from queue_workflows.cli import define, output
 from queue_workflows.requests import catalog
-from queue_workflows.runtime import clock
+from queue_workflows.runtime import clock, stored_json
 from queue_workflows.schedule import expression as expressions
 from queue_workflows.types import Row
 
@@ -22,16 +22,13 @@ _HELD_BACK = {
 }
 _WEEK, _YEAR = 7.0, 366.0
 _HEAD = ("schedule", "expression", "zone", "runs", "next", "last", "state")
+_NAME = "NAME  One schedule."
 
 app = define.group("schedules", "List, add, pause, fire, preview or remove schedules.")
-Name = Annotated[str, options.argument("NAME", "One schedule.")]
 
 
-@app.command("list")
-@define.command("schedules list")
-def list_(
-    name: Annotated[str | None, options.argument("NAME", "Only this one.")] = None,
-) -> define.Shown:
+@define.command("list", "NAME  Only this one.", app=app)
+def list_(name: str | None = None) -> define.Shown:
     """List schedules, the next to fire first."""
     rows = api.list()
     if name is not None and name not in (known := [row["name"] for row in rows]):
@@ -41,38 +38,38 @@ def list_(
 
 def _shown(name: str | None, rows: list[Row]) -> define.Shown:
     chosen = [row for row in rows if name in (None, row["name"])]
-    return define.Shown(chosen, lambda: output.table(_HEAD, map(_cells, chosen)))
+    return define.listed(chosen, _HEAD, _cells)
 
 
-@app.command("add")
-@define.command("schedules add")
+@define.command(
+    "add",
+    _NAME,
+    """EXPRESSION  When it fires: '0 3 * * 1-5'.
+    --task  The task to queue.
+    --workflow  The workflow to submit.
+    --tz  The time zone.
+    --queue  The queue of the job.
+    --args JSON  Args of the task, or inputs.
+    --priority  Of the job or run.
+    --idempotency-key KEY  {fire_at} in it becomes the instant.
+    --headers JSON  Headers of the job.
+    --catch-up  none, last or all.
+    --catch-up-max  With all: how many instants fire.
+    --catch-up-within-s  With all: how old these may be.
+    --overlap  allow, skip, replace or queue.
+    --jitter-s  The longest delay.
+    --start-at TIME  ISO time; in --tz if it has no zone.
+    --end-at TIME  No instant after it.""",
+    app=app,
+)
 def add(
-    name: Name,
-    expression: Annotated[str, options.argument("EXPRESSION", "When it fires: '0 3 * * 1-5'.")],
-    task: Annotated[str | None, options.option(None, "The task to queue.")] = None,
-    workflow: Annotated[str | None, options.option(None, "The workflow to submit.")] = None,
-    tz: Annotated[str, options.option(None, "The time zone.")] = "UTC",
-    queue: Annotated[str | None, options.option(None, "The queue of the job.")] = None,
-    args: Annotated[str | None, options.option("JSON", "Args of the task, or inputs.")] = None,
-    priority: Annotated[int | None, options.option(None, "Of the job or run.")] = None,
-    idempotency_key: Annotated[
-        str | None, options.option("KEY", "{fire_at} in it becomes the instant.")
-    ] = None,
-    headers: Annotated[str | None, options.option("JSON", "Headers of the job.")] = None,
-    catch_up: Annotated[str, options.option(None, "none, last or all.")] = "last",
-    catch_up_max: Annotated[int, options.option(None, "With all: how many instants fire.")] = 100,
-    catch_up_within_s: Annotated[
-        float, options.option(None, "With all: how old these may be.")
-    ] = 86_400.0,
-    overlap: Annotated[str, options.option(None, "allow, skip, replace or queue.")] = "skip",
-    jitter_s: Annotated[float, options.option(None, "The longest delay.")] = 0.0,
-    start_at: Annotated[
-        str | None, options.option("TIME", "ISO time; in --tz if it has no zone.")
-    ] = None,
-    end_at: Annotated[str | None, options.option("TIME", "No instant after it.")] = None,
-    *,
+    name: str, expression: str, task: str | None = None, workflow: str | None = None,
+    tz: str = "UTC", queue: str | None = None, args: str | None = None, priority: int | None = None,
+    idempotency_key: str | None = None, headers: str | None = None, catch_up: str = "last",
+    catch_up_max: int = 100, catch_up_within_s: float = 86_400.0, overlap: str = "skip",
+    jitter_s: float = 0.0, start_at: str | None = None, end_at: str | None = None, *,
     app: str | None,
-) -> define.Shown:
+) -> define.Shown:  # fmt: skip
     """Add a schedule, or replace the definition of the one of this name."""
     if (task is None) == (workflow is None):
         raise errors.InvalidConfig("schedules add: give --task or --workflow")
@@ -91,17 +88,12 @@ def add(
     return _shown(name, api.list())
 
 
-def _acted(asked: Any, _: object) -> define.Shown:
-    return _shown(asked.name, api.list())
+for _name, _kind in (("pause", catalog.PauseSchedule), ("resume", catalog.ResumeSchedule)):
+    define.request(app, _name, _kind, lambda asked: _shown(asked.name, api.list()))
 
 
-define.request(app, "pause", catalog.PauseSchedule, _acted)
-define.request(app, "resume", catalog.ResumeSchedule, _acted)
-
-
-@app.command("run-now")
-@define.command("schedules run-now")
-def run_now(name: Name, *, app: str | None) -> define.Shown:
+@define.command("run-now", _NAME, app=app)
+def run_now(name: str, *, app: str | None) -> define.Shown:
     """Fire a schedule now."""
     with _naming_app(app):
         fired = api.fire_now(name)
@@ -109,26 +101,30 @@ def run_now(name: Name, *, app: str | None) -> define.Shown:
     return define.Shown(fired._asdict(), lambda: output.echo(text))
 
 
-@app.command("preview")
-@define.command("schedules preview")
-def preview(
-    name: Name,
-    year: Annotated[bool, options.flag("--year", "A year instead of a week.")] = False,
-    limit: Annotated[
-        int, options.option(None, "The most instants.", min=1, max=1_000_000)
-    ] = 10_000,
-) -> define.Shown:
+@define.command(
+    "preview",
+    _NAME,
+    """--year  A year instead of a week.
+    --limit 1..1000000  The most instants.""",
+    app=app,
+)
+def preview(name: str, year: bool = False, limit: int = 10_000) -> define.Shown:
     """Show the coming instants, and which of them a change of the clock moves, drops or doubles."""
     found = api.preview(name, days=_YEAR if year else _WEEK, limit=limit + 1)
     if len(found) > limit:
         output.complain(f"these are the first {limit}: --limit N shows more")
     shown = [one._asdict() for one in found[:limit]]
-    return define.Shown(shown, lambda: _print_preview(shown))
+
+    def show() -> None:
+        output.table(("at (UTC)", "note"), [(one["at"], one["note"] or "") for one in shown])
+        if not shown:
+            output.complain(f"none: preview looks {_WEEK:.0f} days ahead, or with --year a year")
+
+    return define.Shown(shown, show)
 
 
-@app.command("remove")
-@define.command("schedules remove")
-def remove(name: Name) -> define.Shown:
+@define.command("remove", _NAME, app=app)
+def remove(name: str) -> define.Shown:
     """Remove a schedule of the database."""
     api.remove(name)
     return define.Shown([], lambda: None)
@@ -166,12 +162,6 @@ def _time(option: str, text: str | None, tz: str) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=expressions.load_zone(tz))
 
 
-def _print_preview(shown: list[dict[str, Any]]) -> None:
-    output.table(("at (UTC)", "note"), [(one["at"], one["note"] or "") for one in shown])
-    if not shown:
-        output.complain(f"none: preview looks {_WEEK:.0f} days ahead, or with --year a year")
-
-
 def _cells(row: Row) -> tuple[object, ...]:
     runs = row["task_name"] or row["workflow_name"]
     last = row["last_fire_at"] or "-"
@@ -190,12 +180,8 @@ def _state(row: Row) -> str:
     if (found := api.problem(row)) is not None:
         return found
     state = row["last_status"] or ("no instant is left" if row.get("ended") else "-")
-    return f"{state}{_changed(row['changes'])}"
-
-
-def _changed(found: object) -> str:
-    """Return which fields the code has changed; a role may have stored anything there."""
-    if not found:
-        return ""
-    names = cast("dict[str, object]", found) if isinstance(found, dict) else ["what cannot be read"]
-    return f"; changed: {', '.join(sorted(names))}"
+    if not (found := row["changes"]):
+        return state
+    # Which fields the code has changed; a role may have stored anything there.
+    names = stored_json.mapping(found) or ["what cannot be read"]
+    return f"{state}; changed: {', '.join(sorted(names))}"

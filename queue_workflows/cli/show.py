@@ -1,83 +1,54 @@
-"""Define `queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
+"""Define `queue-workflows show` and `why`: what happened by node and attempt, and what waits."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
 
 from queue_workflows import db, errors, history
+from queue_workflows import jobs as job_api
+from queue_workflows import runs as run_api
 from queue_workflows.admin import item_nodes, overview
-from queue_workflows.cli import (
-    command,
-    define,
-    follow,
-    ids,
-    job_texts,
-    options,
-    output,
-    report,
-    run,
-    run_snapshot,
-    run_views,
-    step_report,
-)
+from queue_workflows.cli import command, define, follow, ids, output, report, run_views, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import entry_point, signals
-from queue_workflows.types import Row
+from queue_workflows.runtime import display, entry_point
+from queue_workflows.types import JsonDict, Row
 
-T = TypeVar("T")
+_STEPS_HEAD = ("step", "key", "state", "tries", "crashes", "claim", "ended (UTC)", "")
+CUT = 100
+"""Characters of a step's result, error or arguments that are shown without --full."""
 
 
-@define.command("show")
+@define.command(
+    "show",
+    f"RUN|JOB  The id of a run or a job, or its start. {ids.HELP}",
+    """--node NODE  Only this node of the run; repeatable.
+    --item KEY  Only this item of a map: its state and nodes.
+    --round N 1..  Only the nodes of this round of a loop.
+    --full  Every node in detail, values and logs uncut; --json: every log.
+    --follow  Show what happens until it is over.
+    --steps  The steps of a job that are recorded.""",
+)
 def show(
-    what: Annotated[
-        str,
-        options.argument("RUN|JOB", f"The id of a run or a job, or its start. {ids.HELP}"),
-    ],
-    node: Annotated[
-        list[str] | None, options.option("NODE", "Only this node of the run; repeatable.", "--node")
-    ] = None,
-    item: Annotated[
-        str | None, options.option("KEY", "Only this item of a map: its state and nodes.", "--item")
-    ] = None,
-    round_no: Annotated[
-        int | None, options.option("N", "Only the nodes of this round of a loop.", "--round", min=1)
-    ] = None,
-    full: Annotated[
-        bool,
-        options.flag("--full", "Every node in detail, values and logs uncut; --json: every log."),
-    ] = False,
-    follow: Annotated[
-        bool, options.flag("--follow", "Show what happens until it is over.")
-    ] = False,
-    steps: Annotated[
-        bool, options.flag("--steps", "The steps of a job that are recorded.")
-    ] = False,
-    *,
-    as_json: bool,
-    debug: bool,
-) -> int | define.Shown:
+    what: str, node: list[str] | None = None, item: str | None = None, round_no: int | None = None,
+    full: bool = False, follow: bool = False, steps: bool = False, *, as_json: bool, debug: bool,
+) -> int | define.Shown:  # fmt: skip
     """Show a run or a job: attempts, inputs, output, traceback, log.
 
     With --follow the exit code is that of `run`: 0: completed, 1: failed or cancelled, 130: left.
     """
-    kind, any_id = found(what, "show")
+    kind, any_id = ids.found(what, "show")
     if kind is None:
         return 1
-    if (node or item or round_no) and kind != "run":
+    is_part = bool(node or item or round_no)
+    if is_part and kind != "run":
         raise errors.InvalidConfig(
             f"--node, --item and --round need a run: {kind} {any_id} has no nodes of its own"
         )
     if steps:
-        return step_report.show(kind, any_id, full=full)
-    of_item = _chosen(any_id, "--item", item, item_nodes.listed, item_nodes.key_hint)
-    of_round = _chosen(any_id, "--round", round_no, overview.nodes_of_round)
-    wanted = [*(node or ()), *of_item, *of_round] if node or item or round_no else None
+        return _steps(kind, any_id, full=full)
+    wanted = [*(node or ()), *_chosen(any_id, item, round_no)] if is_part else None
     if follow:
-        text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
-        with command.until_stopped(lambda: text) as stop:
-            return _follow(kind, any_id, stop, wanted, item, as_json=as_json, full=full or debug)
+        return _follow(kind, any_id, wanted, item, as_json=as_json, full=full or debug)
     # The page reads the logs of the nodes that it prints.
     logs = (True if full else None) if as_json else False
     shown = collect(kind, any_id, wanted, item, logs=logs)
@@ -86,46 +57,25 @@ def show(
     return define.Shown(shown, lambda: print_out(shown, full=full))
 
 
-def _chosen(
-    run_id: str,
-    option: str,
-    value: T | None,
-    find: Callable[[db.Connection, str, T], list[str] | None],
-    hint: Callable[[db.Connection, str, T], str] | None = None,
-) -> list[str]:
-    """Return the nodes that an option names; raise `InvalidConfig` if `find` returns None."""
-    if value is None:
-        return []
+def _chosen(run_id: str, item: str | None, round_no: int | None) -> list[str]:
+    """Return the nodes of an item and of a round. Raises `InvalidConfig` for one without nodes."""
+    found: list[str] = []
     with db.transaction() as conn:
-        nodes = find(conn, run_id, value)
-        if nodes is None:
-            raise errors.InvalidConfig(
-                f"run {run_id} has no {option} {value}{hint(conn, run_id, value) if hint else ''}"
-            )
-    return nodes
+        if item is not None:
+            if (nodes := item_nodes.listed(conn, run_id, item)) is None:
+                hint = item_nodes.key_hint(conn, run_id, item)
+                raise errors.InvalidConfig(f"run {run_id} has no --item {item}{hint}")
+            found += nodes
+        if round_no is not None:
+            if (nodes := overview.nodes_of_round(conn, run_id, round_no)) is None:
+                raise errors.InvalidConfig(f"run {run_id} has no --round {round_no}")
+            found += nodes
+    return found
 
 
 def _items(run_id: str, key: str) -> list[Row]:
     with db.transaction() as conn:
         return statements.overview.items(conn, run=run_id, keys=[key])
-
-
-def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | None, str]:
-    """Return kind and id of the run or job with this id or unique prefix.
-
-    Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
-    that asks; `jobs_first` as in `ids.resolve`.
-    """
-    text = f"there is no run or job {start!r}"
-    try:
-        with db.transaction() as conn:
-            any_id, row = ids.resolve(conn, start, jobs_first=jobs_first)
-        if row is not None:
-            return row["kind"], any_id
-    except ids.AmbiguousId as error:
-        text = str(error)
-    command.refuse(name, text)
-    return None, ""
 
 
 def collect(
@@ -135,7 +85,7 @@ def collect(
     item: str | None = None,
     *,
     logs: bool | None = None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return what `--json` shows; `logs` as in `history.get_run`.
 
     With `item`, a key, also `items`: the items that have it. Raises `UnknownJob` if the run or job
@@ -157,7 +107,7 @@ def collect(
     return shown
 
 
-def print_out(shown: dict[str, Any], *, full: bool) -> None:
+def print_out(shown: JsonDict, *, full: bool) -> None:
     """Print what `collect` returned as a page cut to the terminal, unless `full`."""
     page = report.Page(full=full)
     if shown["kind"] == "run":
@@ -169,36 +119,36 @@ def print_out(shown: dict[str, Any], *, full: bool) -> None:
 def _follow(
     kind: str,
     any_id: str,
-    stop: signals.StopRequest,
     nodes: Sequence[str] | None,
     item: str | None,
     *,
     as_json: bool,
     full: bool,
 ) -> int:
-    say = command.print_message if as_json else _line
-    if kind == "run":
-        collect(kind, any_id, nodes, logs=False)
-        follower = follow.Follower(
-            run_views.Lines(say), stop, printing_queues=tuple, nodes=nodes, asks=False
-        )
-        seen = follower.follow(any_id)
-        if seen is None:
-            return _left(kind, any_id)
-        if not as_json:
+    """Follow a run or job to its end, and print or dump it; return the exit code."""
+    say = command.print_message if as_json else output.echo_now
+    text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
+    with command.until_stopped(lambda: text) as stop:
+        if kind == "run":
+            collect(kind, any_id, nodes, logs=False)
+            follower = follow.Follower(
+                run_views.Lines(say), stop, printing_queues=tuple, nodes=nodes, asks=False
+            )
+            if (seen := follower.follow(any_id)) is None:
+                return _left(kind, any_id)
+            if as_json:
+                output.dump(collect(kind, any_id, nodes, item, logs=True if full else None))
+                return follow.exit_code(seen)
             for each in _items(any_id, item) if item else ():
-                _line(job_texts.item_text(each))
-            return run.finish(any_id, seen, as_json=False, debug=full)
-        output.dump(collect(kind, any_id, nodes, item, logs=True if full else None))
-        return follow.exit_code(seen)
-    ended = follow.job(kind, any_id, say, stop)
-    if ended is None:
-        return _left(kind, any_id)
+                output.echo_now(texts.item_text(each))
+            return follow.finish(seen, as_json=False, debug=full)
+        if (ended := follow.job(kind, any_id, say, stop)) is None:
+            return _left(kind, any_id)
     if as_json:
         output.dump(ended)
     else:
         report.Page(full=full).end(ended)
-    return 0 if ended["status"] in run_snapshot.DONE else 1
+    return 0 if ended["status"] in run_views.DONE else 1
 
 
 def _left(kind: str, any_id: str) -> int:
@@ -211,6 +161,94 @@ def _left(kind: str, any_id: str) -> int:
     return entry_point.INTERRUPTED
 
 
-def _line(text: str) -> None:
-    output.echo(text)
-    sys.stdout.flush()
+def _steps(kind: str, job_id: str, *, full: bool) -> define.Shown:
+    """Return the recorded steps of a job. Raises `InvalidConfig` for a run."""
+    if kind == "run":
+        raise errors.InvalidConfig(
+            f"--steps needs the job of a node, and {job_id} is a run; "
+            f"`{command.PROG} show {job_id} --node NODE` shows the job of a node"
+        )
+    steps = job_api.steps(job_id)
+
+    def print_steps() -> None:
+        if not steps:
+            output.echo(f"{kind} {job_id} has recorded no steps")
+        elif not full:
+            output.table(_STEPS_HEAD, map(_cells, steps))
+        for step in steps if full else ():
+            output.echo("  ".join(str(cell) for cell in _cells(step)[:-1] if cell != ""))
+            for name in ("arguments", "output", "error"):
+                if step[name]:
+                    output.echo(f"  {name}: {step[name]}")
+
+    return define.Shown({"kind": kind, "id": job_id, "steps": steps}, print_steps)
+
+
+def _cells(step: Row) -> tuple[object, ...]:
+    outcome = f"until {display.moment(step['due_at'])}" if step["due_at"] else ""
+    if step["state"] == "failed":
+        outcome = step["error"] or ""
+    elif step["kind"] == "cursor":
+        outcome = f"{step['position']} done"
+    elif step["state"] == "done":
+        outcome = step["output"] or ""
+    return (
+        step["name"] if step["kind"] == "step" else f"{step['kind']} {step['name']}",
+        step["key"], step["state"], step["attempts"], step["crashes"], step["claim_no"],
+        display.moment(step["ended_at"]) if step["ended_at"] else "",
+        output.line(outcome, CUT),
+    )  # fmt: skip
+
+
+@define.command("why", f"RUN|JOB  The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}")
+def why(what: str) -> int | define.Shown:
+    """Show why a job waits: what keeps each live worker from it. Of a run: each node that waits.
+
+    Exit code 0 when nothing is queued, or a worker will take it in its turn; 1 when no live worker
+    can take a job that is queued, or there is no such run or job.
+    """
+    kind, any_id = ids.found(what, "why")
+    if kind is None:
+        return 1
+    reasons = run_api.explain(any_id) if kind == "run" else job_api.explain(any_id)
+    if reasons is None:
+        raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
+    jobs = reasons["nodes"] if kind == "run" else [reasons]
+    # A worker will take each job, or none has to.
+    settled = ("status", "answer", "child", "dependencies")
+    fine = all(job["can_run"] or job["clause"] in settled for job in jobs)
+    printed = _print_run if kind == "run" else _print
+    return define.Shown(reasons, lambda: printed(reasons), int(not fine))
+
+
+def _print_run(reasons: JsonDict) -> None:
+    status, detail = reasons["status"], reasons["detail"]
+    because = f", {detail}" if detail and detail != f"it is {status}" else ""
+    output.echo(f"run {reasons['id']} ({reasons['name']}): {status}{because}", 500)
+    for node in reasons["nodes"]:
+        if node["status"] == "queued":
+            _print(node)
+            continue
+        job = f"{node['kind']} {node['id']} ({node['name']})" if node["id"] else node["name"]
+        output.echo(f"{job}: {node['detail']}", 500)
+        if node["clause"] == "answer":
+            how = display.answer_command(reasons["id"], node["name"])
+            output.echo(f"  `{how}` answers it", 500)
+    if reasons["left_out"]:
+        output.echo(f"and {output.counted(reasons['left_out'], 'node')} more that wait")
+    if not reasons["nodes"] and not detail:
+        output.echo("no node of it waits")
+
+
+def _print(reasons: JsonDict) -> None:
+    of = f", model {reasons['model']}" if reasons["model"] else ""
+    output.echo(
+        f"{reasons['kind']} {reasons['id']} ({reasons['name']}): {reasons['status']} on "
+        f"{reasons['queue']}{of}, priority {reasons['priority']}", 500,
+    )  # fmt: skip
+    if reasons["detail"]:
+        output.echo(reasons["detail"], 500)
+    for row in reasons["workers"]:
+        runs = f", runs {row['running']}" if row["running"] else ""
+        where = f"{row['host_label']} pid {row['pid']} ({row['state']}{runs})"
+        output.echo(f"{where}: {row['detail'] or 'it can take the job then'}", 500)

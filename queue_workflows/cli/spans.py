@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from queue_workflows.cli import command, define, options
+from queue_workflows.cli import command, define
 from queue_workflows.event_export import exporter
 from queue_workflows.runtime import entry_point
 
 
-@define.command("spans", "app debug db", reads=False)
+@define.command(
+    "spans",
+    "--only-traced  Only of jobs and runs whose enqueuer gave a traceparent.",
+    takes="app debug db log_level log_format",
+    reads=False,
+)
 def spans(
-    only_traced: Annotated[
-        bool,
-        options.flag("--only-traced", "Only of jobs and runs whose enqueuer gave a traceparent."),
-    ] = False,
-    log_level: options.LogLevel = "info",
-    log_format: options.LogFormat = None,
-    *,
-    app: str | None,
+    only_traced: bool = False, *, app: str | None, log_level: str, log_format: str | None
 ) -> int:
     """Send spans of attempts and runs to a collector, until Ctrl-C.
 

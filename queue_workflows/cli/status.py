@@ -1,20 +1,21 @@
-"""Define `queue-workflows status`: show the whole system on one page."""
+"""Define `queue-workflows status`, `workers`, `health` and `models`: show what runs where."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from queue_workflows import config, db, schedules
+from queue_workflows import config, db, errors, schedules
+from queue_workflows import models as model_api
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import overview
 from queue_workflows.claim import admission, record
-from queue_workflows.cli import command, define, output, unserved_queues
-from queue_workflows.cli import workers as workers_command
+from queue_workflows.cli import command, define, output, texts
 from queue_workflows.dag import confinement
 from queue_workflows.db import ledger, statements
-from queue_workflows.runtime import app_loading
+from queue_workflows.runtime import app_loading, display, entry_point, signals, stored_json
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
@@ -44,17 +45,16 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         "schema_version": version,
         "required_version": db.REQUIRED_VERSION,
         "schema_problem": of_others and f"{of_others}: {ledger.OF_OTHERS_REMEDY}",
-        "queues": [],
-        "workers": [],
-        "switched_off": [],
-        "unassignable": [],
-        "unserved": [],
-        "unknown_nodes": [],
-        "paused": [],
-        "schedules": [],
+        **{
+            key: list[Any]()
+            for key in (
+                "queues", "workers", "switched_off", "unassignable", "unserved", "unknown_nodes",
+                "paused", "schedules",
+            )
+        },
         "runs": {},
         "orchestrator": None,
-    }
+    }  # fmt: skip
     if version < db.REQUIRED_VERSION or of_others is not None:
         return found
     with db.transaction() as conn:
@@ -65,14 +65,13 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["unassignable"] = statements.models.flagged(conn)
         stale_s = config.STALE_WORKER_AFTER_S.read()
         found["unserved"] = admission.count_by_queue(conn, stale_s)
-        found["unknown_nodes"] = statements.handback.waiting_unknown(
-            conn, within_s=record.UNKNOWN_MAX_S
-        )
+        within_s = record.UNKNOWN_MAX_S
+        found["unknown_nodes"] = statements.handback.waiting_unknown(conn, within_s=within_s)
         found["paused"] = statements.queues.paused(conn)
-        troubled = schedules.troubled(conn=conn)
-    found["schedules"] = [
-        {"name": row["name"], "problem": schedules.problem(row)} for row in troubled
-    ]
+        found["schedules"] = [
+            {"name": row["name"], "problem": schedules.problem(row)}
+            for row in schedules.troubled(conn=conn)
+        ]
     found["workers"] = worker_api.list(absent=False)
     found["queues"] = _queues(known, counts, found["workers"])
     return found
@@ -83,15 +82,10 @@ def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> lis
     names = known | {row["queue"] for row in counts} | {row["queue"] for row in workers}
     queues: dict[str, dict[str, Any]] = {
         name: {
-            "queue": name,
-            "queued": 0,
-            "running": 0,
-            "not_due": 0,
-            "oldest_s": None,
-            "workers": 0,
+            "queue": name, "queued": 0, "running": 0, "not_due": 0, "oldest_s": None, "workers": 0,
         }
         for name in sorted(names)
-    }
+    }  # fmt: skip
     for row in counts:
         queue = queues[row["queue"]]
         queue[row["state"]] = row["n"]
@@ -107,35 +101,28 @@ def _psql(url: str) -> str:
     parts = urlsplit(url)
     found = {name: values[0] for name, values in parse_qs(parts.query).items()}
     found |= {"user": parts.username or "", "dbname": parts.path.lstrip("/")}
-    return "psql " + shlex.quote(" ".join(f"{k}={_conninfo(v)}" for k, v in found.items()))
-
-
-def _conninfo(value: str) -> str:
-    plain = value.isascii() and not any(char in " \t\n'\\" for char in value)
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return value if plain and value else f"'{escaped}'"
-
-
-def _schema_text(found: dict[str, Any]) -> tuple[str, bool]:
-    """Return a line about the version of the schema, and whether this code can read its tables."""
-    version, required = found["schema_version"], found["required_version"]
-    if found["schema_problem"]:
-        return f"schema {found['schema_problem']}", False
-    if version < required:
-        remedy = "run `queue-workflows migrate`, or start queue-orchestrator"
-        return f"schema version {version}, this code needs {required}: {remedy}", False
-    newer = f" (this code knows {required})" if version > required else ""
-    return f"schema version {version}{newer}", True
+    words: list[str] = []
+    for name, value in found.items():
+        plain = value.isascii() and not any(char in " \t\n'\\" for char in value)
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        words.append(f"{name}={value}" if plain and value else f"{name}='{escaped}'")
+    return f"psql {shlex.quote(' '.join(words))}"
 
 
 def _show(found: dict[str, Any], psql: str) -> None:
     output.echo(found["database"])
     if psql:
         output.echo(f"{psql} connects to it while `up`, `serve`, `run` or `demo` runs")
-    text, readable = _schema_text(found)
-    output.echo(text)
-    if not readable:
+    version, required = found["schema_version"], found["required_version"]
+    if found["schema_problem"]:
+        output.echo(f"schema {found['schema_problem']}")
         return
+    if version < required:
+        remedy = "run `queue-workflows migrate`, or start queue-orchestrator"
+        output.echo(f"schema version {version}, this code needs {required}: {remedy}")
+        return
+    newer = f" (this code knows {required})" if version > required else ""
+    output.echo(f"schema version {version}{newer}")
     output.echo(f"runs without an out_dir keep their files in {found['outputs']}")
     output.echo()
     keys = ("queue", "workers", "queued", "running", "not_due")
@@ -144,38 +131,284 @@ def _show(found: dict[str, Any], psql: str) -> None:
         [(*(q[key] for key in keys), output.seconds(q["oldest_s"])) for q in found["queues"]],
     )
     output.echo()
+    for text in _notes(found):
+        output.echo(text)
+    if found["workers"]:
+        output.echo()
+        output.table(_WORKERS_HEAD, map(_worker_cells, found["workers"]))
+
+
+def _notes(found: dict[str, Any]) -> Iterator[str]:
+    """Yield a line about runs, the orchestrator, and each thing that may need a person."""
     runs = ", ".join(f"{n} {name}" for name, n in sorted(found["runs"].items())) or "none"
-    output.echo(f"runs: {runs}")
-    _show_orchestrator(found["orchestrator"])
-    for row in found["switched_off"]:
-        output.echo(unserved_queues.switch_text(row))
-    for row in found["paused"]:
-        output.echo(unserved_queues.pause_text(row))
+    yield f"runs: {runs}"
+    state = found["orchestrator"]
+    lag = f"orchestrator: {output.counted(state['open_events'], 'open event')}"
+    yield f"{lag}, lag {output.seconds(state['lag_s'])}"
+    if state["awaiting_input"]:
+        nodes = output.counted(state["awaiting_input"], "node")
+        yield f"waiting for a person: {nodes}; `{command.PROG} inputs` lists them"
+    if late := state["not_started"]:
+        others = " and others" if len(late) > 1 else ""
+        waits = f"{output.counted(len(late), 'run')} ({late[0]}{others})"
+        provider = "is an orchestrator running, with --app?"
+        yield f"waiting for a workflow provider: {waits}; {provider}"
+    yield from map(texts.switch_text, found["switched_off"])
+    yield from map(texts.pause_text, found["paused"])
     for row in found["unassignable"]:
         of = f" of model {row['model']}" if row["model"] else " without a model"
         jobs = output.counted(row["jobs"], "queued gpu job")
-        output.echo(output.line(f"no worker can take {jobs}{of}: {row['detail']}"))
+        yield output.line(f"no worker can take {jobs}{of}: {row['detail']}")
     for row in found["schedules"]:
-        output.echo(output.line(f"schedule {row['name']}: {row['problem']}"))
+        yield output.line(f"schedule {row['name']}: {row['problem']}")
     for row in found["unknown_nodes"]:
         jobs = output.counted(row["n"], "job")
         what = f"queue {row['queue']}: no worker so far knows node module {row['node_module']}"
-        output.echo(output.line(f"{what} of {jobs}; `why {row['run_id']}` names who met it", 500))
-    for row in found["unserved"]:
-        output.echo(unserved_queues.unserved_text(row))
-    if found["workers"]:
-        output.echo()
-        workers_command.show(found["workers"])
+        yield output.line(f"{what} of {jobs}; `why {row['run_id']}` names who met it", 500)
+    yield from map(texts.unserved_text, found["unserved"])
 
 
-def _show_orchestrator(state: dict[str, Any]) -> None:
-    lag = f"orchestrator: {output.counted(state['open_events'], 'open event')}"
-    output.echo(f"{lag}, lag {output.seconds(state['lag_s'])}")
-    if state["awaiting_input"]:
-        nodes = output.counted(state["awaiting_input"], "node")
-        output.echo(f"waiting for a person: {nodes}; `{command.PROG} inputs` lists them")
-    if late := state["not_started"]:
-        output.echo(
-            f"waiting for a workflow provider: {output.counted(len(late), 'run')} ({late[0]}"
-            f"{' and others' if len(late) > 1 else ''}); is an orchestrator running, with --app?"
-        )
+ALIVE, SILENT, UNKNOWN = "alive", "silent", "unknown"
+_SILENT = "no heartbeat"
+_WORKERS_HEAD = ("host", "queue", "pid", "state", "switch", "model", "jobs", "seen", "why")
+
+
+@define.command("workers")
+def workers() -> define.Shown:
+    """List worker processes: state, jobs, who switched them off."""
+    return define.listed(worker_api.list(), _WORKERS_HEAD, _worker_cells)
+
+
+def _worker_cells(row: Row) -> tuple[object, ...]:
+    return (
+        row["host_label"],
+        row["queue"] if row["card"] is None else f"{row['queue']} {row['card']}",
+        row["pid"] or "-", row["state"], row["desired_state"], row["current_model"] or "",
+        ", ".join(row["job_ids"]),
+        "-" if row["age_s"] is None else f"{output.seconds(row['age_s'])} ago",
+        _why(row),
+    )  # fmt: skip
+
+
+def _why(row: Row) -> str:
+    """Return `killed by SIGKILL, flagged; drain by ops, on again in 29 min 10 s: new disk`."""
+    death = output.listed(row["death"], row["death"] and row["last_flagged_dead_at"] and "flagged")
+    switch = ""
+    if row["desired_state"] == "off":
+        by = f" by {row['requested_by']}" if row["requested_by"] else ""
+        ends = "" if row["until_s"] is None else f", on again in {output.seconds(row['until_s'])}"
+        switch = f"{row['stop_policy']}{by}{ends}"
+        switch += f": {row['reason']}" if row["reason"] else ""
+    return "; ".join(filter(None, (death, row["throttle"], switch)))
+
+
+@define.command(
+    "health",
+    """--queue Q  A queue that must have a worker; repeatable.
+    --host LABEL  Default: this machine's.
+    --within SECONDS 1.0..  Largest age of a heartbeat.
+    --strict  Exit with 1 also if the database does not answer.""",
+    reads=False,
+)
+def health(
+    queue: list[str] | None = None, host: str | None = None, within: float = 60.0,
+    strict: bool = False, *, app: str | None,
+) -> define.Shown:  # fmt: skip
+    """Report whether the workers of this machine are alive.
+
+    Exit code 0: all are, 1: one is silent. A database that does not answer proves nothing
+    about a worker: the exit code is 0, and the outage is printed.
+    """
+    label, why = "", ""
+    found: dict[str, str] = {}
+    try:
+        with command.reading(app):
+            label = host or config.host_label()
+            found = _judge(worker_api.list(absent=False), label, queue or [], within)
+    except (errors.DatabaseUnavailable, errors.SchemaTimeout) as error:
+        why = str(error)
+    state = UNKNOWN if why else SILENT if SILENT in found.values() or not found else ALIVE
+    states = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
+    text = f"{state}: {output.line(why, 500) or states or f'no worker of {label}'}"
+    return define.Shown(
+        {"host_label": label, "state": state, "queues": found, "reason": why},
+        lambda: output.echo(text),
+        int(state == SILENT or (strict and state == UNKNOWN)),
+    )
+
+
+def _judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> dict[str, str]:
+    """Return `alive` or `silent` for these queues and for every queue with a worker here.
+
+    A queue whose only workers were reaped is silent if it was named, else it is left out.
+    """
+    found = dict.fromkeys(queues, SILENT)
+    for row in rows:
+        name: str = row["queue"]
+        reaped = row["state"] == "stopped" or row["death"] not in (None, _SILENT)
+        if row["host_label"] != label or reaped or (queues and name not in queues):
+            continue
+        alive = row["age_s"] <= within_s
+        found[name] = ALIVE if alive or found.get(name) == ALIVE else SILENT
+    return found
+
+
+POLL_S = 0.25
+_OVER = frozenset({"done", "failed", "refused"})
+_MODELS_HEAD = ("host", "pid", "state", "model", "held", "load", "needs", "gpus", "request")
+
+models = define.group("models", "Show the models of gpu workers, or load or unload one.")
+
+
+@define.command("list", "MODEL", "--host H  Only of this host label.", app=models)
+def list_(model: str | None = None, host: str | None = None) -> define.Shown:
+    """List the gpu workers with their models."""
+    if model is not None:
+        raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
+    rows = model_api.list(host)
+    return define.listed(rows, _MODELS_HEAD, _model_cells)
+
+
+def _asking(action: str, help_: str, doc: str) -> None:
+    """Add a subcommand that asks workers to act on a model; `help_`: of its argument."""
+
+    def ask(
+        model: str | None = None, host: str | None = None, worker: str | None = None,
+        requested_by: str | None = None, no_wait: bool = False, *, app: str | None,
+    ) -> int | define.Shown:  # fmt: skip
+        if action == "load" and not model:
+            raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
+        with command.reading(app):
+            label = host or config.host_label()
+            return _outcome(_send(action, label, model, worker, requested_by), no_wait=no_wait)
+
+    ask.__doc__ = doc
+    lines = """--host H  Host label; default: this machine's.
+    --worker ID|PID  One gpu worker of the machine; default: each of them.
+    --requested-by WHO  Who requests it, for the record.
+    --no-wait  Send the request, and do not wait for the answer."""
+    define.command(action, f"MODEL  {help_}", lines, reads=False, app=models)(ask)
+
+
+_asking(
+    "load",
+    "The model's id.",
+    "Load a model, between two jobs of each worker.\n\n"
+    "Exit code 0: all did it, 1: one failed, refused or died, 130: left by Ctrl-C.",
+)
+_asking(
+    "unload",
+    "Its id; default: the loaded model.",
+    "Unload a model, between two jobs of each worker; the exit codes are those of `load`.",
+)
+
+
+def _outcome(request: Row, *, no_wait: bool) -> int | define.Shown:
+    if no_wait:
+        rows = _requested_workers(request)
+        return define.listed(rows, _MODELS_HEAD, _model_cells)
+    with command.until_stopped() as stop:
+        rows = _answers(request, stop)
+        if stop.requested.is_set():
+            command.print_message("stopped waiting; the request remains")
+            return entry_point.INTERRUPTED
+    is_done = all(_state(row) == "done" for row in rows)
+    return define.Shown(rows, lambda: _print_answers(rows), 0 if is_done else 1)
+
+
+def _send(action: str, host: str, model: str | None, worker: str | None, by: str | None) -> Row:
+    # In one transaction: a worker may answer within milliseconds of the commit.
+    with db.transaction() as conn:
+        known = {str(row["pid"]): row for row in model_api.list(host, conn=conn)}
+        worker_id = known[worker]["worker_id"] if worker in known else worker
+        if action == "load":
+            return model_api.load(
+                host, model or "", worker_id=worker_id, requested_by=by, conn=conn
+            )
+        return model_api.unload(host, model, worker_id=worker_id, requested_by=by, conn=conn)
+
+
+def _requested_workers(request: Row) -> list[Row]:
+    """Return the live workers that a request is for."""
+    return [
+        row
+        for row in model_api.list(request["host_label"])
+        if request["worker_id"] in ("", row["worker_id"]) and row["state"] != "dead"
+    ]
+
+
+def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
+    """Wait until each worker has answered, died or got another request; return the workers."""
+    number = request["request_no"]
+    rows = {row["worker_id"]: row for row in _requested_workers(request)}
+    reported: set[str] = set()
+    while True:
+        now = {row["worker_id"]: row for row in model_api.list(request["host_label"])}
+        for worker_id, row in rows.items():
+            seen = now.get(worker_id, row | {"state": "dead"})
+            rows[worker_id] = seen | {"answer": _answer(seen, number)}
+            waits = _state(rows[worker_id]) == "waiting"
+            if seen["job_ids"] and waits and worker_id not in reported:
+                reported.add(worker_id)
+                command.print_message(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
+        over = all(_state(row) in _OVER for row in rows.values())
+        if over or stop.requested.wait(POLL_S):
+            return list(rows.values())
+
+
+def _answer(row: Row, number: int) -> Row:
+    request = stored_json.mapping(row["request"])
+    own = stored_json.number(request.get("no")) or 0
+    if own > number:
+        return {"state": "failed", "error": "another request took its place"}
+    if own == number and request.get("state") in _OVER:
+        return {"seconds": None, "error": None} | request
+    if row["state"] == "dead":
+        return {"state": "failed", "error": "the worker is dead"}
+    return {"state": "waiting"}
+
+
+def _state(row: Row) -> str:
+    return row["answer"]["state"]
+
+
+def _print_answers(rows: list[Row]) -> None:
+    for row in rows:
+        answer = row["answer"]
+        if answer["state"] == "done":
+            what = f"holds {row['model']}" if row["model"] else "holds no model"
+            output.echo(f"{_name(row)} {what}, after {output.seconds(answer['seconds'])}")
+        else:
+            output.echo(f"{_name(row)} {answer['state']}: {output.line(answer['error'])}")
+
+
+def _name(row: Row) -> str:
+    return f"{row['host_label']} pid {row['pid']}"
+
+
+def _model_cells(row: Row) -> tuple[object, ...]:
+    gpus = map(stored_json.mapping, stored_json.sequence(row["gpus"]))
+    memory = [texts.used(gpu.get("vram_used_mb"), gpu.get("vram_total_mb")) for gpu in gpus]
+    return (
+        row["host_label"] if row["card"] is None else f"{row['host_label']} {row['card']}",
+        row["pid"],
+        row["state"],
+        f"{row['model']} (loading)" if row["loading"] else row["model"] or "",
+        output.seconds(row["held_s"]),
+        output.seconds(row["load_s"]),
+        display.number(row["est_vram_gb"], "g", " GB") if row["est_vram_gb"] else "-",
+        # Of each GPU, as in `21.3/24.0, 0.2/24.0 GB`.
+        ", ".join(each.removesuffix(" GB") for each in memory) + " GB" if memory else "-",
+        _request(row["request"]),
+    )
+
+
+def _request(request: Any) -> str:
+    if request is None:
+        return ""
+    members = stored_json.mapping(request).items()
+    answer = {key: output.line(value) for key, value in members if value}
+    by = f" by {answer['requested_by']}" if "requested_by" in answer else ""
+    error = f": {answer['error']}" if "error" in answer else ""
+    text = f"{answer.get('action', '-')} {answer.get('model', 'the loaded model')}{by}"
+    return f"{text} {answer.get('state', '-')}{error}"

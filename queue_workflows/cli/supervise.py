@@ -11,10 +11,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import KW_ONLY, dataclass
 
 from queue_workflows import config, db, errors
-from queue_workflows.cli import command, define, options
+from queue_workflows.cli import command, define
 from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, entry_point, service, signals, supervisor
 from queue_workflows.types import NowFn, Row
@@ -36,23 +36,19 @@ OUTPUT_BYTES = 4000
 _log = logging.getLogger("queue_workflows.supervise")
 
 
-@define.command("supervise", "app debug db", reads=False)
+@define.command(
+    "supervise",
+    """--bounce QUEUE=COMMAND  What restarts the worker of a queue; repeatable.
+    --unit QUEUE=NAME  The systemd unit of a queue's worker; repeatable.
+    --every SECONDS 0.1..  How often to check.
+    --host LABEL  Default: this machine's.""",
+    takes="app debug db log_level log_format",
+    reads=False,
+)
 def supervise(
-    bounce: Annotated[
-        list[str] | None,
-        options.option("QUEUE=COMMAND", "What restarts the worker of a queue; repeatable."),
-    ] = None,
-    unit: Annotated[
-        list[str] | None,
-        options.option("QUEUE=NAME", "The systemd unit of a queue's worker; repeatable."),
-    ] = None,
-    every: Annotated[float, options.option("SECONDS", "How often to check.", min=0.1)] = (5.0),
-    host: Annotated[str | None, options.option("LABEL", "Default: this machine's.")] = None,
-    log_level: options.LogLevel = "info",
-    log_format: options.LogFormat = None,
-    *,
-    app: str | None,
-) -> int:
+    bounce: list[str] | None = None, unit: list[str] | None = None, every: float = 5.0,
+    host: str | None = None, *, app: str | None, log_level: str, log_format: str | None,
+) -> int:  # fmt: skip
     """Restart workers of this machine that are flagged dead."""
     commands = commands_of(bounce or [], unit or [])
     entry_point.setup_logging(log_level, log_format)
@@ -61,17 +57,14 @@ def supervise(
     with signals.StopRequest() as stop, command.database(create=False) as words:
         queues = ", ".join(sorted(commands))
         command.print_message(f"{words}: watching the workers of {label} on {queues}")
-        _serve(Restarter(label, commands, run=Runner(stop.requested)), every, stop)
+        restarter = Restarter(label, commands, run=Runner(stop.requested))
+        task = service.Task("bounce", every, lambda: restarter.restart_due(stop.requested.is_set))
+        loop = service.Loop("supervise", [task])
+        loop.start()
+        stop.requested.wait()
+        if loop.stop(STOP_S):
+            restarter.close()
     return 0
-
-
-def _serve(restarter: Restarter, every_s: float, stop: signals.StopRequest) -> None:
-    task = service.Task("bounce", every_s, lambda: restarter.restart_due(stop.requested.is_set))
-    loop = service.Loop("supervise", [task])
-    loop.start()
-    stop.requested.wait()
-    if loop.stop(STOP_S):
-        restarter.close()
 
 
 def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
@@ -83,7 +76,15 @@ def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
     for option, takes, texts in (("--bounce", "COMMAND", bounces), ("--unit", "NAME", units)):
         for text in texts:
             queue, _, value = text.partition("=")
-            words = _words(option, text, value)
+            try:
+                words = shlex.split(value)
+            except ValueError as error:
+                raise errors.InvalidConfig(f"{option} {text!r} cannot be read: {error}") from None
+            if option == "--unit" and words:
+                if len(words) > 1 or words[0].startswith("-"):
+                    no_unit = f"{option} {text!r} names no unit: its name is one word"
+                    raise errors.InvalidConfig(no_unit)
+                words = ["systemctl", "restart", words[0]]
             if not queue.strip() or not words:
                 raise errors.InvalidConfig(f"{option} {text!r} should look like cpu={takes}")
             if queue in found:
@@ -99,24 +100,13 @@ def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _words(option: str, text: str, value: str) -> list[str]:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise errors.InvalidConfig(f"{option} {text!r} cannot be read: {error}") from None
-    if option == "--bounce" or not words:
-        return words
-    if len(words) > 1 or words[0].startswith("-"):
-        raise errors.InvalidConfig(f"{option} {text!r} names no unit: its name is one word")
-    return ["systemctl", "restart", words[0]]
-
-
+@dataclass
 class Runner:
     """Run a command to its end and log its output; `stopped` ends it early."""
 
-    def __init__(self, stopped: signals.Flag, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._stopped = stopped
-        self._timeout_s = timeout_s
+    stopped: signals.Flag
+    _: KW_ONLY
+    timeout_s: float = TIMEOUT_S
 
     def __call__(self, queue: str, words: list[str]) -> bool:
         """Return whether it ended with exit code 0 in time."""
@@ -126,19 +116,22 @@ class Runner:
                 how = self._wait(supervisor.Child(argv))
             except OSError as error:
                 how = f"could not be started: {error}"
-            _log_output(queue, printed.fileno())
+            at = max(0, os.fstat(printed.fileno()).st_size - OUTPUT_BYTES)
+            text = os.pread(printed.fileno(), OUTPUT_BYTES, at)
+        for line in text.decode(errors="replace").splitlines():
+            _log.info("%s: | %s", queue, line)
         if how:
             _log.error("%s: %s %s", queue, shlex.join(words), how)
         return not how
 
     def _wait(self, running: supervisor.Child) -> str:
         """Return how it failed, or ""."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while (death := running.reap()) is None:
-            if self._stopped.wait(POLL_S):
+            if self.stopped.wait(POLL_S):
                 return _end(running, "was stopped, as we are")
             if time.monotonic() >= deadline:
-                return _end(running, f"did not end within {self._timeout_s:g} s")
+                return _end(running, f"did not end within {self.timeout_s:g} s")
         if death.signal is not None:
             return f"was killed by signal {death.signal}"
         return "" if death.code == 0 else f"ended with exit code {death.code}"
@@ -155,21 +148,14 @@ def _end(running: supervisor.Child, why: str) -> str:
     return why
 
 
-def _log_output(queue: str, printed: int) -> None:
-    size = os.fstat(printed).st_size
-    text = os.pread(printed, OUTPUT_BYTES, max(0, size - OUTPUT_BYTES))
-    for line in text.decode(errors="replace").splitlines():
-        _log.info("%s: | %s", queue, line)
-
-
+@dataclass
 class _QueueState:
     """The state of one queue: the flag that was handled, and when to act next."""
 
-    def __init__(self) -> None:
-        self.handled: object = None
-        self.bounces = 0
-        self.last = 0.0
-        self.due = 0.0
+    handled: object = None
+    bounces: int = 0
+    last: float = 0.0
+    due: float = 0.0
 
 
 class Restarter:
@@ -217,19 +203,17 @@ class Restarter:
         now = self._now()
         for row in rows:
             state = self._states.get(row["queue"])
-            if state is None:
-                self._complain(row["queue"])
-            elif row["flagged_at"] != state.handled and now >= state.due:
+            if state is not None and row["flagged_at"] != state.handled and now >= state.due:
                 return row
-        return None
-
-    def _complain(self, queue: str) -> None:
-        if queue not in self._unmapped:
+            queue = row["queue"]
+            if state is not None or queue in self._unmapped:
+                continue
             self._unmapped.add(queue)
             _log.error(
                 "the %s worker of %s is flagged dead, and nothing restarts it: add --bounce %s=... "
                 "or --unit %s=...", queue, self._host, queue, queue,
             )  # fmt: skip
+        return None
 
     def _bounce(self, row: Row) -> None:
         queue, state = row["queue"], self._states[row["queue"]]

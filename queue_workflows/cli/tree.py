@@ -13,34 +13,19 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from queue_workflows.cli import output, run_snapshot, run_views
-from queue_workflows.cli.run_snapshot import SMALL, RunSnapshot, Step
+from queue_workflows.cli import output, run_views, texts
 from queue_workflows.types import Row
 
-_STYLES = {
-    "completed": "green",
-    "skipped": "dim",
-    "running": "cyan",
-    "awaiting_input": "yellow",
-    "failed": "bold red",
-    "cancelled": "magenta",
+_LOOKS = {
+    "completed": ("green", "✔", "+"),
+    "skipped": ("dim", "↷", "-"),
+    "running": ("cyan", "▶", ">"),
+    "awaiting_input": ("yellow", "?", "?"),
+    "failed": ("bold red", "✘", "x"),
+    "cancelled": ("magenta", "∅", "/"),
 }
-_SIGNS = {
-    "completed": "✔",
-    "skipped": "↷",
-    "running": "▶",
-    "awaiting_input": "?",
-    "failed": "✘",
-    "cancelled": "∅",
-}
-_ASCII = {
-    "completed": "+",
-    "skipped": "-",
-    "running": ">",
-    "awaiting_input": "?",
-    "failed": "x",
-    "cancelled": "/",
-}
+"""The style of each state, its sign, and the sign of a terminal without Unicode."""
+_OTHER = ("dim", "·", ".")
 _BAR = 20
 _BAR_FROM = 70
 _NAME_LEAST, _NAME_MOST = 10, 40
@@ -56,12 +41,14 @@ class Tree(run_views.View):
     def __init__(self, console: Console) -> None:
         super().__init__(lambda text: console.print(Text(output.line(text, None))))
         self._console = console
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-        unicode = (console.encoding or "").lower().startswith("utf")
-        self._signs = _SIGNS if unicode else _ASCII
         self._last: RenderableType = ""
+        self._live = self._new_live()
+        self._unicode = (console.encoding or "").lower().startswith("utf")
         self._moved: list[logging.StreamHandler[TextIO]] = []
         self._stderr = sys.stderr
+
+    def _new_live(self) -> Live:
+        return Live(self._last, console=self._console, auto_refresh=False, vertical_overflow="crop")
 
     def __enter__(self) -> Tree:
         self._stderr = sys.stderr
@@ -80,7 +67,7 @@ class Tree(run_views.View):
         for handler in self._moved:
             handler.setStream(self._stderr)
 
-    def show(self, picture: RunSnapshot) -> None:
+    def show(self, picture: run_views.RunSnapshot) -> None:
         """Draw the run."""
         self._last = self.render(picture)
         self._live.update(self._last, refresh=True)
@@ -92,70 +79,56 @@ class Tree(run_views.View):
         try:
             yield
         finally:
-            self._live = Live(
-                self._last, console=self._console, auto_refresh=False, vertical_overflow="crop"
-            )
+            self._live = self._new_live()
             self._live.start()
 
-    def render(self, picture: RunSnapshot) -> RenderableType:
+    def render(self, picture: run_views.RunSnapshot) -> RenderableType:
         """Return the whole picture, no higher and no wider than the terminal."""
         width = self._console.size.width
         lines = _heading(picture, width)
         room = self._console.size.height - _RESERVED - len(picture.steps)
-        shown: dict[str, list[Row]] = {}
+        shown: dict[str, list[tuple[str, Row]]] = {}
         for node in picture.nodes:
-            step, own = run_snapshot.own_name(node["node_id"])
-            wanted = picture.total <= SMALL or node["status"] != "completed"
+            step, own = run_views.own_name(node["node_id"])
+            wanted = picture.total <= run_views.SMALL or node["status"] != "completed"
             if wanted and own and room > 0:
-                shown.setdefault(step, []).append(node)
+                shown.setdefault(step, []).append((own, node))
                 room -= 1
-        names = [(step.name, 0) for step in picture.steps]
-        names += [(_own_name(node), 2) for nodes in shown.values() for node in nodes]
-        longest = max((indent + cell_len(output.line(name)) for name, indent in names), default=0)
+        lengths = [cell_len(output.line(step.name)) for step in picture.steps]
+        lengths += [2 + cell_len(output.line(own)) for nodes in shown.values() for own, _ in nodes]
         # A node's state matters more than the end of its name, and both more than a bar.
-        column = min(longest, _NAME_MOST, max(_NAME_LEAST, width // 3))
-        bars = width >= _BAR_FROM
+        column = min(max(lengths, default=0), _NAME_MOST, max(_NAME_LEAST, width // 3))
+        space = Text(" " * (_BAR + 2) if width >= _BAR_FROM else "")
         for step in picture.steps:
-            style = _STYLES.get(step.state, "dim")
-            bar = self._bar(step) if bars else Text("")
-            lines.append(self._line(step.state, "", step.name, column, bar))
-            lines[-1].append(run_views.step_text(step), style=style)
-            for node in sorted(shown.get(step.name, ()), key=lambda node: node["node_id"]):
-                space = Text(" " * (_BAR + 2) if bars else "")
-                lines.append(self._line(node["status"], "  ", _own_name(node), column, space))
-                lines[-1].append(run_views.node_text(node), _STYLES.get(node["status"], "dim"))
+            bar = space
+            if width >= _BAR_FROM and step.total > 1:
+                filled = _BAR * step.done // step.total
+                full, empty = ("━", "─") if self._unicode else ("#", "-")
+                bar = Text(full * filled, style="green")
+                bar.append(empty * (_BAR - filled) + "  ", style="dim")
+            lines.append(self._line(step.state, "", step.name, column, bar, step.text))
+            for own, node in sorted(shown.get(step.name, ()), key=lambda one: one[1]["node_id"]):
+                text = texts.node_text(node)
+                lines.append(self._line(node["status"], "  ", own, column, space, text))
         return Group(*lines)
 
-    def _line(self, state: str, indent: str, name: str, column: int, bar: Text) -> Text:
-        """Return sign, name in its column and bar, with a text cut at the terminal's width."""
-        sign = self._signs.get(state, "." if self._signs is _ASCII else "·")
+    def _line(self, state: str, indent: str, name: str, column: int, bar: Text, words: str) -> Text:
+        """Return sign, name in its column, bar and words, cut at the terminal's width."""
+        style, *signs = _LOOKS.get(state, _OTHER)
         text = Text(no_wrap=True, overflow="ellipsis")
-        text.append(f"  {indent}{sign} ", style=_STYLES.get(state, "dim"))
+        text.append(f"  {indent}{signs[not self._unicode]} ", style=style)
         room = column - len(indent)
         shown = output.line(name)
         if cell_len(shown) > room:
-            shown = set_cell_size(shown, room - 1) + ("…" if self._signs is _SIGNS else "~")
+            shown = set_cell_size(shown, room - 1) + ("…" if self._unicode else "~")
         text.append(set_cell_size(shown, room) + "  ")
-        return text.append_text(bar)
-
-    def _bar(self, step: Step) -> Text:
-        if step.total == 1:
-            return Text(" " * (_BAR + 2))
-        filled = _BAR * step.done // step.total
-        full, empty = ("━", "─") if self._signs is _SIGNS else ("#", "-")
-        bar = Text(full * filled, style="green")
-        return bar.append(empty * (_BAR - filled) + "  ", style="dim")
+        return text.append_text(bar).append(words, style=style)
 
 
-def _own_name(node: Row) -> str:
-    """Return a node's name within its step."""
-    return run_snapshot.own_name(node["node_id"])[1]
-
-
-def _heading(picture: RunSnapshot, width: int) -> list[Text]:
+def _heading(picture: run_views.RunSnapshot, width: int) -> list[Text]:
     """Return the heading on as many lines as it needs; too long values are cut."""
     lines: list[str] = []
-    for part in run_views.heading_parts(picture):
+    for part in picture.heading:
         if lines and cell_len(f"{lines[-1]} {part}") <= width:
             lines[-1] += f" {part}"
         else:

@@ -1,4 +1,4 @@
-"""Define `queue-workflows up`: run every process of an app until Ctrl-C."""
+"""Define `queue-workflows up` and `serve`: run every process of an app, or the HTTP service."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from queue_workflows import config, errors
-from queue_workflows.cli import command, define, fleet, options
+from queue_workflows import config, errors, service
+from queue_workflows.cli import command, define, fleet
+from queue_workflows.embedded import cluster
 from queue_workflows.runtime import app_loading, entry_point, supervisor
 from queue_workflows.worker import parent, shapes
 
@@ -21,45 +22,23 @@ sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
 """
 
 
-@define.command("up", "app debug db", reads=False)
+@define.command(
+    "up",
+    """--cpu N 0..  cpu jobs at once; default: WORKFLOW_CPU_WORKERS.
+    --gpu N 0..  gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.
+    --cards N,N  A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.
+    --workers FILE|JSON  A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON.
+    --ingest QUEUE  A worker of this queue, beside the pool's; again.
+    --no-ingest  No ingest workers, no pool, no scheduler.
+    --reload  Start again when a file of the app changes.""",
+    takes="app debug db log_level log_format",
+    reads=False,
+)
 def up(
-    cpu: Annotated[
-        int | None, options.option("N", "cpu jobs at once; default: WORKFLOW_CPU_WORKERS.", min=0)
-    ] = None,
-    gpu: Annotated[
-        int | None,
-        options.option(
-            "N", "gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.", min=0
-        ),
-    ] = None,
-    cards: Annotated[
-        str | None,
-        options.option(
-            "N,N",
-            "A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.",
-        ),
-    ] = None,
-    workers: Annotated[
-        str | None,
-        options.option(
-            "FILE|JSON", "A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON."
-        ),
-    ] = None,
-    ingest: Annotated[
-        list[str] | None,
-        options.option("QUEUE", "A worker of this queue, beside the pool's; again."),
-    ] = None,
-    no_ingest: Annotated[
-        bool, options.flag("--no-ingest", "No ingest workers, no pool, no scheduler.")
-    ] = False,
-    reload: Annotated[
-        bool, options.flag("--reload", "Start again when a file of the app changes.")
-    ] = False,
-    log_level: options.LogLevel = "info",
-    log_format: options.LogFormat = None,
-    *,
-    app: str | None,
-) -> int:
+    cpu: int | None = None, gpu: int | None = None, cards: str | None = None,
+    workers: str | None = None, ingest: list[str] | None = None, no_ingest: bool = False,
+    reload: bool = False, *, app: str | None, log_level: str, log_format: str | None,
+) -> int:  # fmt: skip
     """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
     entry_point.setup_logging(log_level, log_format)
     chosen = app_loading.load_app(app)
@@ -67,14 +46,15 @@ def up(
         raise errors.InvalidConfig("--no-ingest excludes --workers and --ingest")
     if cards is not None and gpu is not None:
         raise errors.InvalidConfig("--cards and --gpu exclude each other")
-    pool = [] if no_ingest else _pool(workers)
+    if workers == "" and not no_ingest:
+        raise errors.InvalidConfig("--workers is empty: leave it out, or give a file or JSON")
+    has_pool = workers is not None or bool(config.WORKERS_JSON.read().strip())
+    pool = shapes.option(workers) if has_pool and not no_ingest else []
+    gpus = shapes.cards_of(cards) if cards is not None else []
+    if gpus:
+        shapes.check_cards(gpus)
     wanted = fleet.roles(
-        cpu=cpu,
-        gpu=gpu,
-        ingest=not no_ingest,
-        pool=pool,
-        beside=set(ingest or ()),
-        cards=_cards(cards),
+        cpu=cpu, gpu=gpu, ingest=not no_ingest, pool=pool, beside=set(ingest or ()), cards=gpus
     )
     if reload and chosen is None:
         raise errors.InvalidConfig("--reload needs --app: it watches the files of an app")
@@ -112,16 +92,14 @@ class _Edits:
         """Return whether to start again: another process has loaded the files that changed."""
         if self._trial is None and (now := self._times()) != self._seen:
             self._seen = now
-            self._trial = supervisor.Child(
-                [sys.executable, "-c", _TRIAL, f"{command.PROG} up", self._app]
-            )
+            argv = [sys.executable, "-c", _TRIAL, f"{command.PROG} up", self._app]
+            self._trial = supervisor.Child(argv)
         death = self._trial.reap() if self._trial else None
         if death is not None:
             self._trial = None
             self.loadable = death.code == 0
-            ends = (
-                "starting again" if self.loadable else "which cannot be loaded; going on as before"
-            )
+            stays = "which cannot be loaded; going on as before"
+            ends = "starting again" if self.loadable else stays
             command.print_message(f"files of {self._app} have changed, {ends}")
         return self.loadable
 
@@ -133,19 +111,59 @@ class _Edits:
         return found
 
 
-def _cards(text: str | None) -> list[int]:
-    """Return the GPUs of the option; they are checked before anything starts."""
-    if text is None:
-        return []
-    found = shapes.cards_of(text)
-    shapes.check_cards(found)
-    return found
+@define.command(
+    "serve",
+    """--host ADDRESS  Where to listen; default: 127.0.0.1.
+    --port N 0..65535  Default: 8081; 0: any.
+    --workers-json JSON  The queues to serve here; default: WORKERS_JSON.
+    --read-only  Take no changes.
+    --behind-proxy  Listen on every address, for a proxy in front that has TLS.
+    --allow-host NAME  A name that a request's Host may have; repeatable.
+    --check  Check the settings and the app, and exit.""",
+    takes="app debug db log_level log_format",
+    reads=False,
+)
+def serve(
+    host: str | None = None, port: int | None = None, workers_json: str | None = None,
+    read_only: bool = False, behind_proxy: bool = False, allow_host: list[str] | None = None,
+    check: bool = False, *, app: str | None, log_level: str, log_format: str | None,
+) -> int:  # fmt: skip
+    """Serve jobs, runs and queues over HTTP. Ctrl-C stops it."""
+    given: dict[str, Any] = {
+        "app_host": host,
+        "app_port": port,
+        "workers_json": workers_json,
+        "app_read_only": read_only or None,
+        "app_behind_proxy": behind_proxy or None,
+        "app_allowed_hosts": " ".join(allow_host) if allow_host else None,
+    }
+    try:
+        from queue_workflows.service import application, server, settings
+    except ModuleNotFoundError as error:
+        raise service.missing(error) from None
+
+    found = settings.load(**given)
+    if log_format:
+        os.environ["QUEUE_WORKFLOWS_LOG_FORMAT"] = log_format  # also of the workers
+    settings.apply(found)
+    entry_point.setup_logging("debug" if found.debug else log_level, log_format)
+    app_loading.load_app(app)
+    settings.apply(found)
+    settings.check_app(found)
+    if check:
+        if config.database_url() is None:
+            cluster.check_installed()
+        command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
+        return 0
+    with command.database(create=not found.app_read_only or bool(found.pool)) as words:
+        bound = server.bind(found)
+        made = application.build(found)
+        address = _where(found.host, bound.getsockname()[1])
+        if made.state.token_path is not None:
+            command.print_message(f"the token is in {made.state.token_path}")
+        serving = f"serving {words} on {address}"
+        return server.run(made, bound, lambda: command.print_message(serving))
 
 
-def _pool(workers: str | None) -> list[shapes.Entry]:
-    """Return the pool of the option, else of WORKERS_JSON, else none."""
-    if workers is None and not config.WORKERS_JSON.read().strip():
-        return []
-    if workers == "":
-        raise errors.InvalidConfig("--workers is empty: leave it out, or give a file or JSON")
-    return shapes.option(workers)
+def _where(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

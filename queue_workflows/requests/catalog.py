@@ -49,9 +49,8 @@ Key = Annotated["str | None", request.text()]
 FirstPage = Annotated[int, Field("items of a page", default=50, bounds={"ge": 1, "le": 1000})]
 Page = Annotated[int, Field("items of a page", default=200, bounds={"ge": 1, "le": 1000})]
 Reason = Annotated["str | None", Field(bounds={"max_length": 1000})]
-Partition = Annotated[
-    "str | None", request.text("Only this partition key of the queue.", metavar="KEY")
-]
+_ONE_KEY = request.text("Only this partition key of the queue.", metavar="KEY")
+Partition = Annotated["str | None", _ONE_KEY]
 Until = Annotated[
     "timedelta | float | None",
     Field(
@@ -80,12 +79,13 @@ def _number(help_: str) -> Field:
 
 
 def _rate(help_: str) -> Field:
-    bounds = {"max_length": 40, "examples": ["100/m"]}
-    return Field(help_, kind=str | None, metavar="N/PERIOD|none", parse=_none_or, bounds=bounds)
-
-
-def _none_or(word: str) -> str | None:
-    return None if word == "none" else word
+    return Field(
+        help_,
+        kind=str | None,
+        metavar="N/PERIOD|none",
+        parse=lambda word: None if word == "none" else word,
+        bounds={"max_length": 40, "examples": ["100/m"]},
+    )
 
 
 def _number_of(word: str) -> int | None:
@@ -415,8 +415,6 @@ class WaitForRun(Row):
     _: KW_ONLY
     timeout_s: float | None = None
 
-    missing = False
-
     def steps(self) -> request.Steps[JsonDict]:
         asked = _RunState(self.run_id)
         return _wait(f"run {self.run_id!r:.80}", asked, TERMINAL_RUN_STATUSES, self.timeout_s)
@@ -450,9 +448,7 @@ class ListNodes(Pages[JsonDict]):
 
     run_id: RunId
     _: KW_ONLY
-    limit: Annotated[int, Field("items of a page", default=200, bounds={"ge": 1, "le": 1000})] = (
-        sys.maxsize
-    )
+    limit: Page = sys.maxsize
 
     member = "nodes"
 

@@ -238,12 +238,11 @@ def placed(kind: type[Request[Any]]) -> tuple[str, ...]:
 def marks(kind: type[Request[Any]]) -> dict[str, Field]:
     """Return the description of each field."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {each.name: _mark(hints[each.name]) for each in fields(kind)}
-
-
-def _mark(hint: Any) -> Field:
-    found = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Field)]
-    return found[0] if found else Field()
+    found: dict[str, Field] = {}
+    for name in (each.name for each in fields(kind)):
+        given = getattr(hints[name], "__metadata__", ())
+        found[name] = next((each for each in given if isinstance(each, Field)), Field())
+    return found
 
 
 # --- kinds of answers ---------------------------------------------------------------------------

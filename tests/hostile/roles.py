@@ -10,7 +10,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from queue_workflows.admin import permissions
-from queue_workflows.cli import checks, connect
+from queue_workflows.cli import checks, doctor
 
 WRITES = tuple(purpose for purpose in permissions.PURPOSES if purpose not in ("migrate", "read"))
 """The documented roles that write: `migrate` owns the tables, `read` writes nothing."""
@@ -46,7 +46,7 @@ def _as_owner(dsn: str, statement: sql.SQL, *names: str) -> None:
 def _grant(owner: psycopg.Connection[tuple[object, ...]], dsn: str, purpose: str) -> None:
     """Carry out what `connect` prints until it finds nothing missing."""
     for _ in range(ROUNDS):
-        failed = [step for step in connect.examine(dsn, purpose, 5.0) if step.level == checks.ERROR]
+        failed = [step for step in doctor.examine(dsn, purpose, 5.0) if step.level == checks.ERROR]
         if not failed:
             return
         statements = failed[0].remedy.split("; ")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, errors, run_store, runs, workers
-from queue_workflows.cli import command, fleet, run_processes, run_snapshot, unserved_queues
+from queue_workflows.cli import command, fleet, run_views
 from queue_workflows.runtime import identity, signals
 from queue_workflows.scheduler import ScheduleEntry
 from queue_workflows.worker import parent, shapes
@@ -169,7 +169,7 @@ def test_which_workers_serve_a_queue(db: ModuleType) -> None:
             "INSERT INTO worker_controls (host_label, queue, desired_state)"
             " VALUES ('other', 'a', 'off')"
         )
-    assert unserved_queues.unserved(set("abcdefg")) == set("bdefg")
+    assert fleet.unserved(set("abcdefg")) == set("bdefg")
 
 
 def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
@@ -184,18 +184,18 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
             raise answer
         return answer
 
-    monkeypatch.setattr(unserved_queues, "unserved", unserved)
-    monkeypatch.setattr(unserved_queues, "switched_off", lambda _: [])
-    helper = run_processes.RunProcesses(
+    monkeypatch.setattr(fleet, "unserved", unserved)
+    monkeypatch.setattr(fleet, "switched_off", lambda _: [])
+    helper = fleet.RunProcesses(
         {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
     helper.begin()
-    running = run_snapshot.RunSnapshot({"status": "running"}, [], [])
-    now[0] += run_processes.LOOK_EVERY_S
+    running = run_views.RunSnapshot({"status": "running"}, [], [])
+    now[0] += fleet.LOOK_EVERY_S
     helper.tick(running)
     helper.tick(running)
     assert len(answers) == 1, "looked at now and then"
-    now[0] += run_processes.LOOK_EVERY_S
+    now[0] += fleet.LOOK_EVERY_S
     with pytest.raises(errors.InvalidConfig, match="no worker serves cpu"):
         helper.tick(running)
 
@@ -222,7 +222,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     now = [0.0]
     wanted = fleet.Roles(1, 0, (), scheduler=False)
     stop = signals.StopRequest()
-    helper = run_processes.RunProcesses(
+    helper = fleet.RunProcesses(
         {"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
     )
     monkeypatch.setattr(helper, "_start", lambda _: None)
@@ -231,17 +231,17 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     workers.disable("other", "cpu")
     helper.begin()
     for _ in range(2):
-        now[0] += run_processes.LOOK_EVERY_S
-        helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
+        now[0] += fleet.LOOK_EVERY_S
+        helper.tick(run_views.RunSnapshot({"status": "running"}, [], []))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "queue-workflows: box all is switched off by ops (new disk):"
         " `queue-worker-control --queue=all --on --host box` turns it on"
     ]
     workers.disable("box", "cpu")
-    monkeypatch.setattr(unserved_queues, "unserved", lambda _: set())
-    now[0] += run_processes.LOOK_EVERY_S
-    helper.tick(run_snapshot.RunSnapshot({"status": "running"}, [], []))
+    monkeypatch.setattr(fleet, "unserved", lambda _: set())
+    now[0] += fleet.LOOK_EVERY_S
+    helper.tick(run_views.RunSnapshot({"status": "running"}, [], []))
     assert capsys.readouterr().err == ""
 
 
@@ -264,14 +264,14 @@ def test_nothing_is_queued_after_a_stop_request(
             stop.request()
         return ready
 
-    began = list[run_processes.RunProcesses]()
+    began = list[fleet.RunProcesses]()
 
-    def begin(self: run_processes.RunProcesses) -> None:
+    def begin(self: fleet.RunProcesses) -> None:
         began.append(self)
         made[0].request()
 
     monkeypatch.setattr(command, "prepare", prepared)
-    monkeypatch.setattr(run_processes.RunProcesses, "begin", begin)
+    monkeypatch.setattr(fleet.RunProcesses, "begin", begin)
     said = console.command(*RUN)
     assert said.code == 130
     assert "queue-workflows: stopped before a run was queued\n" in said.err

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
-from queue_workflows.cli import run_snapshot, summary
+from queue_workflows.cli import report, run_views
 from tests.support import flow
 
 
@@ -31,10 +31,10 @@ def started(count: int) -> str:
 
 @pytest.fixture
 def reader(db: ModuleType) -> object:
-    made: list[run_snapshot.Reader] = []
+    made: list[run_views.Reader] = []
 
-    def make(run_id: str) -> run_snapshot.Reader:
-        made.append(run_snapshot.Reader(run_id))
+    def make(run_id: str) -> run_views.Reader:
+        made.append(run_views.Reader(run_id))
         return made[0]
 
     yield make
@@ -76,12 +76,12 @@ def test_the_items_of_a_map_count_as_nodes_of_its_step(reader, toy: flow.Flow) -
 
 
 def test_of_a_large_run_only_what_matters_is_listed(reader) -> None:  # type: ignore[no-untyped-def]
-    run_id = started(run_snapshot.SMALL + 40)
-    for _ in range(run_snapshot.SHOWN + 1):
+    run_id = started(run_views.SMALL + 40)
+    for _ in range(run_views.SHOWN + 1):
         node_queue.claim_next_cpu_job(host="box")
     seen = reader(run_id).read()
-    assert seen.steps[0].counts == {"running": run_snapshot.SHOWN + 1, "queued": 59}
-    assert len(seen.nodes) == run_snapshot.SHOWN
+    assert seen.steps[0].counts == {"running": run_views.SHOWN + 1, "queued": 59}
+    assert len(seen.nodes) == run_views.SHOWN
     assert {node["status"] for node in seen.nodes} == {"running"}
 
 
@@ -123,7 +123,7 @@ def test_a_summary_has_the_workers_of_a_run_and_their_times(reader) -> None:  # 
     job = node_queue.claim_next_cpu_job(host="box")
     assert job
     node_queue.mark_completed(job["id"], context_delta={}, seconds=2.5)
-    found = summary.collect(reader(run_id).read())
+    found = report.collect(reader(run_id).read())
     assert found["longest_chain"] == {"nodes": ["work/n0", "ask"], "seconds": 2.5}
     assert found["nodes"] == {"completed": 1, "queued": 1}
     assert found["workers"] == [], "an operator completed it"

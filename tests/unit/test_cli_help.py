@@ -53,9 +53,9 @@ def test_a_command_imports_no_other_command() -> None:
     code = "import sys; from queue_workflows import cli; cli.load(['prune']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.split() if name.startswith("queue_workflows.cli.")}
-    assert "queue_workflows.cli.prune" in loaded
+    assert "queue_workflows.cli.migrate" in loaded
     modules = {f"queue_workflows.cli.{each.partition('.')[0]}" for each in cli.COMMANDS.values()}
-    assert loaded & modules == {"queue_workflows.cli.prune"}
+    assert loaded & modules == {"queue_workflows.cli.migrate"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from queue_workflows import errors
-from queue_workflows.cli import input_option, prompts, run_views, runs, summary, tree
-from queue_workflows.cli.run_snapshot import RunSnapshot, Step
+from queue_workflows.cli import answer, report, run_views, runs, texts, tree
+from queue_workflows.cli.run_views import RunSnapshot, Step
 from queue_workflows.dag import graph
 from queue_workflows.runtime import signals
 from tests.support import tabled
@@ -41,13 +41,13 @@ def test_a_value_is_json_if_it_can_be_and_else_text() -> None:
     ]
     for text, value in cases:
         with tabled.case(text, value):
-            assert input_option.inputs([f"key={text}"]) == {"key": value}
+            assert answer.inputs([f"key={text}"]) == {"key": value}
 
 
 def test_later_inputs_win_over_earlier_ones_and_files(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"a": 1, "b": 2}')
-    assert input_option.inputs(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
+    assert answer.inputs(["a=0", f"@{path}", "b=3"]) == {"a": 1, "b": 3}
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_a_file_that_holds_no_object_is_named(tmp_path: Path, content: str, said
     path = tmp_path / "c.json"
     path.write_text(content)
     with pytest.raises(errors.InvalidConfig, match=said) as refusal:
-        input_option.inputs([f"@{path}"])
+        answer.inputs([f"@{path}"])
     assert str(path) in str(refusal.value)
 
 
 def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(errors.InvalidConfig, match="--input k is nested too deeply"):
-        input_option.inputs(["k=" + "[" * 100_000])
+        answer.inputs(["k=" + "[" * 100_000])
 
 
 # --- answers -----------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def test_yes_answers_with_defaults() -> None:
     ]
     for spec, value in cases:
         with tabled.case(spec, value):
-            assert prompts.default(spec) == value
-            assert prompts.read("", spec) == value
+            assert answer.default(spec) == value
+            assert answer.read("", spec) == value
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_yes_answers_with_defaults() -> None:
     ],
 )
 def test_yes_makes_no_answer_of_a_type_up(spec: dict[str, Any]) -> None:
-    for refused in (lambda: prompts.default(spec), lambda: prompts.read("", spec)):
+    for refused in (lambda: answer.default(spec), lambda: answer.read("", spec)):
         with pytest.raises(errors.InputRefused, match="has no default: its answer is of type"):
             refused()
 
@@ -114,7 +114,7 @@ def test_a_prompt_offers_no_answer_of_another_type(
     spec = {"widget": "input", "$answer_type": "integer", "prompt": "How many?"}
     with os.fdopen(reader) as typed, signals.StopRequest() as stop:
         monkeypatch.setattr(sys, "stdin", typed)
-        assert prompts.ask({"node_id": "s/q", "input_spec": spec}, stop) == (True, 7)
+        assert answer.ask({"node_id": "s/q", "input_spec": spec}, stop) == (True, 7)
     shown = capsys.readouterr().err
     assert "How many?\n[integer] > " in shown and "True" not in shown
     assert "the question has no default: its answer is of type integer" in shown
@@ -132,13 +132,13 @@ def test_a_prompt_offers_no_answer_of_another_type(
     ],
 )
 def test_what_a_typed_line_means(text: str, spec: dict[str, Any], value: object) -> None:
-    assert prompts.read(text, spec) == value
+    assert answer.read(text, spec) == value
 
 
 @pytest.mark.parametrize("text", ["0", "3", "left", "1,9"])
 def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
     with pytest.raises(errors.InputRefused, match="none of the choices"):
-        prompts.read(text, TURNOUT | {"multiple": "," in text})
+        answer.read(text, TURNOUT | {"multiple": "," in text})
 
 
 # --- pictures ----------------------------------------------------------------------------------
@@ -185,29 +185,29 @@ def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> RunSnapshot:
     ],
 )
 def test_progress_in_words(progress: object, shown: str) -> None:
-    assert run_views.progress_text(progress) == shown
+    assert texts.progress_text(progress) == shown
 
 
 def test_a_running_node_shows_its_worker_and_progress() -> None:
     node = a_node("s/n", "running", progress=0.5, crash_count=1)
-    assert run_views.node_text(node) == (
+    assert texts.node_text(node) == (
         "running, 1.5 s, 50 %, on box pid 12, taken back from a dead worker 1 time"
     )
 
 
 def test_a_node_whose_lease_lapsed_shows_that() -> None:
     node = a_node("s/n", "queued", lapse_count=2)
-    assert run_views.node_text(node) == "queued, its lease lapsed 2 times"
+    assert texts.node_text(node) == "queued, its lease lapsed 2 times"
 
 
 def test_a_node_whose_attempt_failed_shows_when_it_runs_again() -> None:
     at = datetime.datetime(2026, 1, 31, 9, tzinfo=datetime.timezone.utc)
     node = a_node("s/n", "queued", attempts=1, error="broke", available_at=at)
     again = "queued, attempt 1 of 3 failed, it runs again"
-    assert run_views.node_text(node) == f"{again} at 2026-01-31 09:00:00 UTC, broke"
+    assert texts.node_text(node) == f"{again} at 2026-01-31 09:00:00 UTC, broke"
     soon = node | {"available_at": None}
-    assert run_views.node_text(soon) == f"{again} as soon as a worker is free, broke"
-    assert run_views.again_text(node | {"blocked_reason": "locked"}, 1) == ""
+    assert texts.node_text(soon) == f"{again} as soon as a worker is free, broke"
+    assert texts.again_text(node | {"blocked_reason": "locked"}, 1) == ""
 
 
 def test_lines_print_changes_once_and_progress_now_and_then() -> None:
@@ -345,25 +345,25 @@ ValueError: secret line 7""".splitlines()
 
 
 def test_a_traceback_starts_with_the_apps_first_frame() -> None:
-    assert summary.app_frames(TRACE) == TRACE[3:]
-    assert summary.app_frames(TRACE[:3] + TRACE[-1:]) == []
+    assert report.app_frames(TRACE) == TRACE[3:]
+    assert report.app_frames(TRACE[:3] + TRACE[-1:]) == []
     demo = TRACE[1].replace("node_executor", "demo/workflow")
-    assert summary.app_frames([TRACE[0], demo])[0] == demo
+    assert report.app_frames([TRACE[0], demo])[0] == demo
 
 
 def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[str]) -> None:
     trace = [*TRACE[:4], *("    pad\x1b[31m" for _ in range(40)), *TRACE[4:]]
     failed = [{"node_id": "s/n", "error": "e", "traceback": "\n".join(trace)}]
     failed.append({"node_id": "s/m", "error": "e", "traceback": None})
-    summary.show_traces({"failed": failed}, whole=False)
+    report.show_traces({"failed": failed}, whole=False)
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert said.out == ""
     assert lines[0] == "traceback of s/n (all of it: --debug):"
-    assert len(lines) == 1 + summary.TRACE_LINES
+    assert len(lines) == 1 + report.TRACE_LINES
     assert lines[-1] == "ValueError: secret line 7"
     assert "\x1b" not in said.err
-    summary.show_traces({"failed": failed}, whole=True)
+    report.show_traces({"failed": failed}, whole=True)
     assert TRACE[1] in capsys.readouterr().err.splitlines()
 
 
@@ -382,6 +382,6 @@ def a_graph(**deps: list[str]) -> graph.Graph:
 def test_the_longest_chain_is_by_time_not_by_number() -> None:
     walk = a_graph(a=[], b=["a"], c=["b"], slow=["a"], end=["c", "slow"], other=[])
     seconds = {"a": 1.0, "b": 1.0, "c": 1.0, "slow": 5.0, "end": 1.0, "other": 6.5}
-    assert summary.longest_chain(walk, seconds) == ["a", "slow", "end"]
-    assert summary.longest_chain(walk, seconds | {"slow": 0.5}) == ["other"]
-    assert summary.longest_chain(a_graph(), {}) == []
+    assert report.longest_chain(walk, seconds) == ["a", "slow", "end"]
+    assert report.longest_chain(walk, seconds | {"slow": 0.5}) == ["other"]
+    assert report.longest_chain(a_graph(), {}) == []

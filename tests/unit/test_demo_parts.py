@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import check, demo
-from queue_workflows.cli import demo as command
+from queue_workflows.cli import run as command
 from queue_workflows.demo import page, painter, run_picture, texts, workflow
 
 SVG = "{http://www.w3.org/2000/svg}"
