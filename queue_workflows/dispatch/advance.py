@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from queue_workflows import config, db, errors
 from queue_workflows.claim import recovery, row_isolation
@@ -166,8 +166,8 @@ def advance(
     try:
         progress, unfrozen = run_cache.prepare(begin, run)
         if finished is None and unfrozen is not None:
-            _check_inputs(begin, run)
-            count = _start_fresh(begin, run, progress, unfrozen)
+            inputs = _checked_inputs(begin, run)
+            count = _start_fresh(begin, run, progress, unfrozen, inputs)
             if count is None:
                 progress = plan.Progress(progress.graph)
         if count is None:
@@ -193,15 +193,15 @@ def advance(
     return count
 
 
-def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
-    """Raise `ArgsRefused` for inputs that a declared workflow does not take.
+def _checked_inputs(begin: run_cache.Begin, run: Row) -> dict[str, Any] | None:
+    """Return the inputs of a declared workflow, None for another one.
 
-    A run that a plain SQL INSERT submitted is not checked before. Raises `UnreadableRow` for a
-    context that cannot be loaded or is not an object.
+    Raises `ArgsRefused` for inputs that it does not take, since a plain SQL INSERT does not check
+    them, and `UnreadableRow` for inputs that cannot be loaded or are not an object.
     """
     declared = config.get_config().workflow_map.get(run["workflow_name"])
     if declared is None:
-        return
+        return None
     with run_cache.reading(begin) as conn:
         context = statements.runs.context(conn, run_id=run["id"])
         if not isinstance(context, (dict, Unreadable)):
@@ -209,17 +209,28 @@ def _check_inputs(begin: run_cache.Begin, run: Row) -> None:
     if isinstance(context, Unreadable):
         raise errors.UnreadableRow(f"its inputs cannot be read: {context.reason}")
     declared.check_inputs(context)
+    return cast("dict[str, Any]", context)
 
 
 def _start_fresh(
-    begin: run_cache.Begin, run: Row, progress: plan.Progress, made: run_cache.Definition
+    begin: run_cache.Begin,
+    run: Row,
+    progress: plan.Progress,
+    made: run_cache.Definition,
+    inputs: dict[str, Any] | None,
 ) -> int | None:
-    """Start a run for the first time in one statement; return None if that is not enough."""
+    """Start a run, perhaps of known inputs, in one statement; return None if that is not enough."""
     if hooks.app_resolves() or run["generation"]:
         return None
+
+    def known(_: set[str] | None) -> dict[str, Any]:
+        return inputs or {}  # the plan takes the members that it needs
+
+    context = None if inputs is None else known
     with run_cache.reading(begin) as conn:
         reading = run_cache.in_open_transaction(conn)
-        reader = run_cache.Reader(reading, run["id"], done=set(), present=set())
+        none = set[str]()
+        reader = run_cache.Reader(reading, run["id"], done=none, present=none, context=context)
         rows, complete = plan_as_text(progress, run, reader, None) or (None, False)
         if rows is None or complete:
             return None

@@ -17,9 +17,10 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import queue_workflows
+from queue_workflows import db as database
 from queue_workflows import declare, errors, node_queue, run_store, runs
 from queue_workflows.declare import node, run_input, workflow
-from tests.support import factories, flow, invariants
+from tests.support import counting_cursor, factories, flow, invariants
 
 DAY = datetime.date(2026, 3, 1)
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -141,6 +142,17 @@ WRONG = [
     (GOOD | {"day": "soon"}, "'day': date, not 'soon'"),
     (GOOD | {"label": 5}, "'label': str, not 5"),
 ]
+
+
+def test_the_inputs_of_a_declared_workflow_are_read_once_at_its_start(app: flow.Flow) -> None:
+    run_id = runs.submit("report", inputs=GOOD)["id"]
+    with database.connect() as counted:
+        asked = counting_cursor.Counter(counted)
+        assert flow.start_on(counted, run_id) == 3
+        assert asked.statements == 3  # it also reads the run, as no check has read it
+    queued = factories.execute("SELECT inputs FROM workflow_node_jobs WHERE run_id = %s", run_id)
+    assert {"inputs": {"day": "2026-03-01"}} in queued
+    assert {"inputs": {"text": "x"}} in queued
 
 
 # --- inputs of a run
