@@ -92,10 +92,7 @@ def stuck_rows(conn: db.Connection, limit: int) -> list[BadRow]:
 
 
 def rows_out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return live rows with times, counters or payloads that cannot be used, at most `limit` each.
-
-    Reads EXAMINED live rows of each table.
-    """
+    """Return live rows with unusable times, counters or payloads, of EXAMINED of each table."""
     return _found(conn, "out_of_range_", limit)
 
 

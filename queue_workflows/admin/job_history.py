@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from queue_workflows import db, errors
-from queue_workflows.admin import attempt_history, item_nodes, overview
+from queue_workflows.admin import attempt_history, item_nodes
 from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
@@ -29,7 +29,7 @@ def of_run(
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    counts = overview.node_counts(conn, run_id)
+    counts = statements.overview.node_counts(conn, run=run_id)
     of_items = statements.history_rows.count_item_nodes(conn, run_id=run_id)
     wanted = None if nodes is None else [*nodes]
     jobs = statements.history_rows.nodes(conn, run_id=run_id, nodes=wanted)
@@ -96,7 +96,7 @@ def page_of_run(
         conn, run_id=run_id, but=[*graph], after=behind, limit=left
     )
     chosen = names[:limit]
-    size = max(len(graph), sum(overview.node_counts(conn, run_id).values()))
+    size = max(len(graph), sum(statements.overview.node_counts(conn, run=run_id).values()))
     found = of_run(conn, run_id, nodes=chosen, logs=min(size, limit) <= LOGS_MAX)
     if found is not None:
         by_id = {node["node_id"]: node for node in found["nodes"]}

@@ -20,11 +20,6 @@ def nodes_of_round(conn: db.Connection, run_id: str, number: int) -> list[str] |
     return [name for name, entry in entries if entry.get("round") == number] or None
 
 
-def node_counts(conn: db.Connection, run_id: str) -> dict[str, int]:
-    """Return how many nodes of a run have each status."""
-    return {row["status"]: row["n"] for row in statements.overview.node_counts(conn, run=run_id)}
-
-
 def queues(conn: db.Connection) -> list[Row]:
     """Return the queues with work, `queued` or `running`: queue, state, n, blocked, oldest_s.
 
@@ -49,11 +44,6 @@ def queue_lists(conn: db.Connection) -> dict[str, Any]:
     for row in statements.overview.live_nodes(conn):
         counts[f"{row['queue']}_{row['status']}"] = row["n"]
     return result | {"counts": counts}
-
-
-def runs_by_status(conn: db.Connection) -> dict[str, int]:
-    """Return how many runs have each status."""
-    return {row["status"]: row["n"] for row in statements.overview.runs_by_status(conn)}
 
 
 def orchestration(conn: db.Connection, *, patience_s: float) -> dict[str, Any]:

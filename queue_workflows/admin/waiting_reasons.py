@@ -355,10 +355,7 @@ def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:
 def _by_place(
     conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
-    """Return the place among the waiting jobs of its queue.
-
-    `models`: only node jobs of these and such without one count.
-    """
+    """Return its place in the queue; `models`: among jobs of these and such without one."""
     in_run = table == job_tables.NODE_JOBS.name
     newest = bool(stored_json.mapping(worker["claim"]).get("newest")) and in_run
     given: Row = {key: row[key] for key in ("queue", "priority", "seq")}
@@ -427,10 +424,7 @@ def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
 
 
 def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
-    """Return which workers the model is left to, and why; None if it is left to nobody.
-
-    `worker` has its `versions`.
-    """
+    """Return whom the model is left to, and why, or None; `worker` has its `versions`."""
     given: Row = worker | {"model": model}
     line = statements.waiting_facts.weighed(conn, **given)
     if not line["is_left"]:

@@ -77,10 +77,7 @@ class Settings(NamedTuple):
 
 
 def read_settings() -> Settings:
-    """Return the settings in force.
-
-    Raises `InvalidConfig` that names the variable, its value and what is allowed.
-    """
+    """Return the settings in force; raise `InvalidConfig` that says what is allowed."""
     cfg = config.get_config()
     hooks = {one.name: getattr(one, "on_failure", None) for one in cfg.ingest_schedule}
     of_schedules = {name: hook for name, hook in hooks.items() if hook is not None}

@@ -10,7 +10,6 @@ from typing import get_args
 
 from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
-from queue_workflows.admin import overview
 from queue_workflows.cli import command, define, ids, output, texts
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
@@ -36,7 +35,7 @@ def runs(status: str | None = None, limit: int = 20) -> define.Shown:
     """List the newest runs with their nodes by state."""
     if status is not None:
         with db.transaction() as conn:
-            known = STATUSES | overview.runs_by_status(conn).keys()
+            known = STATUSES | statements.overview.runs_by_status(conn).keys()
         if status not in known:
             raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
     rows = api.list(limit=limit, status=status)
@@ -89,7 +88,7 @@ def cancel(what: str) -> define.Shown:
             done["stopping"] = statements.overview.running_under(conn, id=any_id)
             done |= _state(conn, any_id)
             if done["kind"] == "run":
-                done["nodes"] = overview.node_counts(conn, any_id)
+                done["nodes"] = statements.overview.node_counts(conn, run=any_id)
     if found is None:
         command.refuse("cancel", f"there is no run or job {done['id']!r}")
     elif done["outcome"] == "already over":
@@ -128,7 +127,7 @@ def retry(what: str, from_node: str | None = None, from_step: str | None = None)
             outcome = "queued" if reason is None else "refused"
             done = _changed(any_id, outcome, first={"reason": reason}) | _state(conn, any_id)
             if done["run_id"] is not None:
-                done["nodes"] = overview.node_counts(conn, done["run_id"])
+                done["nodes"] = statements.overview.node_counts(conn, run=done["run_id"])
     is_queued = done["outcome"] == "queued"
     if found is None:
         command.refuse("retry", f"there is no run or job {done['id']!r}")

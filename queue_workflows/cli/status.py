@@ -59,7 +59,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         return found
     with db.transaction() as conn:
         counts = overview.queues(conn)
-        found["runs"] = overview.runs_by_status(conn)
+        found["runs"] = statements.overview.runs_by_status(conn)
         found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
         found["switched_off"] = statements.workers.switched_off(conn)
         found["unassignable"] = statements.models.flagged(conn)

@@ -1,7 +1,4 @@
-"""Describe a request to the service, decide whether it is repeated, and read its response.
-
-That may be a stream of server-sent events, or an error.
-"""
+"""Describe requests to the service, repeat them, and read responses, streams and errors."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ class Connection(NamedTuple):
 
 
 def connection(url: str, token: str | None, timeout_s: float, retries: int) -> Connection:
-    """Return the checked arguments of a client; `token` None: that of QUEUE_WORKFLOWS_TOKEN.
-
-    Raises `InvalidConfig`.
-    """
+    """Return checked arguments; `token` None: that of QUEUE_WORKFLOWS_TOKEN (`InvalidConfig`)."""
     if timeout_s <= 0 or retries < 0:
         raise errors.InvalidConfig("timeout_s must be above 0, and retries at least 0")
     agent = f"queue_workflows/{queue_workflows.__version__}"
@@ -64,10 +58,7 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
 def exchange(
     conn: Connection, client: Any, asked: Request[T]
 ) -> Generator[httpx.Request | float, Got | None, T]:
-    """Yield the requests to make, which get what came of each, and the seconds to wait between.
-
-    Returns the result. A call is repeated if that is safe.
-    """
+    """Yield requests, which get what came of each, and seconds to wait; return the result."""
     steps, found = asked.steps(), None
     while True:
         try:
@@ -214,10 +205,7 @@ class Parser:
 
 
 class Follower:
-    """The place in a stream that is opened again after each end.
-
-    Raises `InvalidConfig` for an id that no event has.
-    """
+    """The place in a stream that is reopened; raises `InvalidConfig` for an id that none has."""
 
     def __init__(self, stream: Stream[Any]) -> None:
         self.last_id = stream.last_id

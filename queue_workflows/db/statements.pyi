@@ -1112,10 +1112,6 @@ class _HistoryRowsFurtherNodeIds(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> list[Any]: ...
     def script(self, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> scripts.Script[list[Any]]: ...
 
-class _HistoryRowsNodeCounts(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
-    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
-
 class _HistoryRowsIdsInRange(Named):
     def __call__(self, conn: _Conn, /, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> list[Row]: ...
     def script(self, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
@@ -1151,9 +1147,6 @@ class _HistoryRows:
     """Count the nodes of a run that belong to items of maps."""
     further_node_ids: _HistoryRowsFurtherNodeIds
     """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order."""
-    node_counts: _HistoryRowsNodeCounts
-    """Return how many nodes of a run have each status.
-    Columns: status, n."""
     ids_in_range: _HistoryRowsIdsInRange
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
     Columns: kind, id."""
@@ -2219,8 +2212,8 @@ class _OverviewNodeSeconds(Named):
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
 
 class _OverviewNodeCounts(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
-    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, run: str | None) -> Any: ...
+    def script(self, *, run: str | None) -> scripts.Script[Any]: ...
 
 class _OverviewCompletedBy(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
@@ -2271,8 +2264,8 @@ class _OverviewLiveNodes(Named):
     def script(self) -> scripts.Script[list[Row]]: ...
 
 class _OverviewRunsByStatus(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
 
 class _OverviewOpenEvents(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
@@ -2334,8 +2327,7 @@ class _Overview:
     """Return how long the handler of each completed node of a run took.
     Columns: node_id, seconds."""
     node_counts: _OverviewNodeCounts
-    """Count the nodes of a run by status.
-    Columns: status, n."""
+    """Return how many nodes of a run have each status, as an object."""
     completed_by: _OverviewCompletedBy
     """Return the workers that completed nodes of a run, and how many each.
     Columns: host_label, queue, worker_id, nodes, seconds."""
@@ -2373,8 +2365,7 @@ class _Overview:
     """Count the nodes that wait or run, by queue and status.
     Columns: queue, status, n."""
     runs_by_status: _OverviewRunsByStatus
-    """Count all runs by status.
-    Columns: status, n."""
+    """Return how many runs have each status, as an object."""
     open_events: _OverviewOpenEvents
     """Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
     Columns: n, lag_s."""
@@ -3454,10 +3445,6 @@ class _TestClockNextDue(Named):
     def __call__(self, conn: _Conn, /, *, after: datetime | None) -> Any: ...
     def script(self, *, after: datetime | None) -> scripts.Script[Any]: ...
 
-class _TestClockExpireLease(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None) -> None: ...
-    def script(self, *, job: str | None, claim: int | None) -> scripts.Script[None]: ...
-
 class _TestClock:
     move_jobs: Mapping[str, _TestClockMoveJobs]
     """Let `by` pass for the start times and the leases of jobs."""
@@ -3476,8 +3463,6 @@ class _TestClock:
     next_due: _TestClockNextDue
     """Return the seconds until the first instant later than `after` at which something comes due.
     NULL: nothing waits for a later one."""
-    expire_lease: Mapping[str, _TestClockExpireLease]
-    """Let the lease of a claim lapse, as if its worker had died a lease ago."""
 
 test_clock: _TestClock
 

@@ -12,10 +12,7 @@ from queue_workflows.demo import painter, texts, workflow
 
 
 def setup() -> None:
-    """Register this app with the engine; safe to call again.
-
-    Each process of the app calls it once, before it takes work.
-    """
+    """Register this app with the engine, once in each process; safe to call again."""
     declare.install(workflow)
     queue_workflows.set_builtin_model_registrar(painter.register)
     queue_workflows.configure(ingest_queues={"fetch"})

@@ -20,10 +20,7 @@ class Text(TypedDict):
 
 
 def read_texts(folder: Path) -> list[Text]:
-    """Return the first MAX_TEXTS texts of a folder, by file name.
-
-    Raises OSError if the folder cannot be read, and ValueError if it has no text.
-    """
+    """Return the first MAX_TEXTS texts by file name; raise OSError, ValueError if there is none."""
     files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
     if not files:
         raise ValueError(f"{folder}: no {' or '.join(SUFFIXES)} file")

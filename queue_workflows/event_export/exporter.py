@@ -281,10 +281,7 @@ class Follower:
         self._unread: dict[job_tables.JobTable, list[int]] = {}
 
     def read(self, conn: db.Connection) -> dict[job_tables.JobTable, list[Row]]:
-        """Return the next events of each history; `done` takes note of them.
-
-        Each statement must see what is committed by then: the connection is in autocommit.
-        """
+        """Return the next events of each history, which `done` notes; `conn` is in autocommit."""
         if self._drawn is not None and not self._running & set(
             statements.event_exports.transactions(conn)
         ):

@@ -62,13 +62,12 @@ class _Application(fastapi.FastAPI):
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]
-            if example := _trigger_example():
-                named["Trigger"]["example"] = example
+            named["Trigger"]["example"] = _trigger_example()
         return super().openapi()
 
 
-def _trigger_example() -> dict[str, Any] | None:
-    """Return a job that this service takes; None without one."""
+def _trigger_example() -> dict[str, Any]:
+    """Return a job, one that this service takes if there is one."""
     config = queue_workflows.get_config()
     for name, task in sorted(config.ingest_task_map.items()) if config.ingest_queues else ():
         given = {"day": "2026-03-01"} if registry.caller_of(task).args else {}
@@ -78,7 +77,7 @@ def _trigger_example() -> dict[str, Any] | None:
             continue
         queue = config.ingest_task_queues.get(name) or min(config.ingest_queues)
         return {"queue": queue, "task": name, "args": given, "lock_key": "rates"}
-    return None
+    return schemas.TRIGGER
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

@@ -119,10 +119,7 @@ class Changes:
     async def reading(
         self, *, parts_of: str | None = None, **wanted: str | None
     ) -> AsyncGenerator[Reader]:
-        """Yield a reader of the changes from now on; `wanted`: only those with these members.
-
-        `parts_of`: the id of a job whose new parts wake it too.
-        """
+        """Yield a reader of the changes with these members; new parts of job `parts_of` wake it."""
         chosen = {name: text for name, text in wanted.items() if text is not None}
         reader = Reader(chosen, parts_of)
         with self._lock:

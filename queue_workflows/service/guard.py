@@ -1,7 +1,4 @@
-"""Check a request's size, host, origin and token before it is served; limit number and time.
-
-Each request is logged, with an id.
-"""
+"""Check size, host, origin and token of requests; limit, time and log them, each with an id."""
 
 from __future__ import annotations
 
@@ -127,7 +124,8 @@ class Guard:
 
     def _host(self, request: request_parts.Request) -> Response | None:
         given = request.headers.get(b"host", b"").decode("latin-1")
-        if request_parts.hostname(given) in self._settings.hosts:
+        named = request_parts.HOST.fullmatch(given)
+        if named is not None and (named[1] or named[2]).lower() in self._settings.hosts:
             return None
         return problems.problem(
             421, f"host {given!r:.80} is not served; APP_ALLOWED_HOSTS names those that are"

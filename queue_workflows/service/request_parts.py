@@ -39,7 +39,7 @@ _ONCE: Final = frozenset({
     b"last-event-id", b"origin", b"sec-fetch-site",
 })  # fmt: skip
 """Headers that a request has once: a proxy and the service may choose different ones of two."""
-_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII)
+HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", re.ASCII)
 
 
 class Request(NamedTuple):
@@ -84,12 +84,21 @@ class Request(NamedTuple):
 
 
 def of(scope: Scope) -> Request:
-    """Return the request to check and to serve; HEAD is served as GET, the server cuts the body."""
-    served = with_escaped_slashes(scope)
-    path = path_of(served)
+    """Return the request to check and to serve; HEAD is served as GET, the server cuts the body.
+
+    Its path is that below the one at which the application is mounted. An escaped slash (`a%2Fb`)
+    is a part of its segment, unless a server or an application in front has changed the path.
+    """
+    raw = (scope.get("raw_path") or b"").decode("latin-1")
+    if _ESCAPED.search(raw) is not None and unquote(raw) == scope["path"]:
+        scope = {**scope, "path": unquote(_ESCAPED.sub(_STAND_IN, raw))}
+    path: str = scope["path"]
+    mounted: str = scope.get("root_path", "")
+    if path.startswith(mounted) and path[len(mounted) : len(mounted) + 1] in ("", "/"):
+        path = path[len(mounted) :]
     if scope["method"] == "HEAD" and STREAMS.fullmatch(path) is None:
-        served = {**served, "method": "GET"}
-    return Request(served["method"], path, dict(scope["headers"]), served)
+        scope = {**scope, "method": "GET"}
+    return Request(scope["method"], path, dict(scope["headers"]), scope)
 
 
 def refused_head(request: Request) -> Response | None:
@@ -113,32 +122,6 @@ def refused_head(request: Request) -> Response | None:
             headers={"connection": "close"},
         )
     return None
-
-
-def hostname(host: str) -> str:
-    """Return the name of a Host header, without its port; "" if it is none."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else (found[1] or found[2]).lower()
-
-
-def path_of(scope: Scope) -> str:
-    """Return the path below the one at which the application is mounted."""
-    path: str = scope["path"]
-    mounted: str = scope.get("root_path", "")
-    is_below = path.startswith(mounted) and path[len(mounted) : len(mounted) + 1] in ("", "/")
-    return path[len(mounted) :] if is_below else path
-
-
-def with_escaped_slashes(scope: Scope) -> Scope:
-    """Return a scope whose path has one segment for `a%2Fb`; `unescaped` returns `a/b` for it.
-
-    The scope is the given one if its URL has no escaped slash, or if a server or an application in
-    front has changed the path.
-    """
-    raw = (scope.get("raw_path") or b"").decode("latin-1")
-    if _ESCAPED.search(raw) is None or unquote(raw) != scope["path"]:
-        return scope
-    return {**scope, "path": unquote(_ESCAPED.sub(_STAND_IN, raw))}
 
 
 def unescaped(segment: str) -> str:

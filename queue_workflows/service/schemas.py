@@ -35,21 +35,11 @@ class Body(pydantic.BaseModel):
         return cast("Any", given)
 
 
-EXAMPLES: Final[dict[str, Any]] = {
-    "Trigger": {
-        "queue": "load.cbr", "task": "load.rates", "args": {"day": "2026-03-01"},
-        "idempotency_key": "rates 2026-03-01", "lock_key": "rates",
-    },
+TRIGGER: Final[dict[str, Any]] = {
+    "queue": "load.cbr", "task": "load.rates", "args": {"day": "2026-03-01"},
+    "idempotency_key": "rates 2026-03-01", "lock_key": "rates",
 }  # fmt: skip
-
-
-def body(name: str, doc: str, members: dict[str, Any]) -> type[Body]:
-    """Return the model of a body with these members, each a type and a `Field`."""
-    made: Any = pydantic.create_model(name, __base__=Body, __doc__=doc, **members)
-    if name in EXAMPLES:
-        made.model_config["json_schema_extra"] = {"example": EXAMPLES[name]}
-        made.model_rebuild(force=True)
-    return made
+"""The example of a job."""
 
 
 class Triggered(pydantic.BaseModel):

@@ -1,7 +1,4 @@
-"""Read the settings of the service, and put them into effect in this process and its workers.
-
-They are in the environment, then in the file `.env`.
-"""
+"""Read the settings of the service (environment, then `.env`), and put them into effect."""
 
 from __future__ import annotations
 
@@ -297,10 +294,7 @@ def variables(found: Settings) -> dict[str, str]:
 
 
 def apply(found: Settings) -> None:
-    """Set the variables and the queues that this process and its workers need.
-
-    Called again after the app was loaded, which may name the variable of the DSN.
-    """
+    """Set what this process and its workers need; again once the app may have named variables."""
     os.environ.update(variables(found))
     cfg = config.get_config()
     cfg.engine_pool_max = found.pg_pool_size + found.pg_max_overflow
@@ -318,10 +312,7 @@ def apply(found: Settings) -> None:
 
 
 def check_app(found: Settings) -> None:
-    """Raise `InvalidConfig` for queues without an app whose tasks their workers could run.
-
-    Also for an audit or metric log that cannot be written.
-    """
+    """Raise `InvalidConfig` for queues without an app with tasks, and for unwritable logs."""
     exporter.wanted()
     if not found.pool:
         return

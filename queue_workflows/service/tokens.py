@@ -28,10 +28,7 @@ class Tokens(NamedTuple):
     path: Path | None = None
 
     def scope_of(self, given: bytes) -> Scope | None:
-        """Return the scope of a token, or None if it is none of ours.
-
-        Compares with every token, each in constant time.
-        """
+        """Return the scope of a token, or None; all are compared, each in constant time."""
         digest = _digest(given)
         found: Scope | None = None
         for known, scope in self.digests:
@@ -41,10 +38,7 @@ class Tokens(NamedTuple):
 
 
 def load(settings: service_settings.Settings) -> Tokens:
-    """Return the tokens of the settings, or the one in the file, which is created if need be.
-
-    Raises `InvalidConfig` if the file cannot be used.
-    """
+    """Return the tokens of the settings, or that of the file, made if need be (`InvalidConfig`)."""
     chosen: tuple[tuple[pydantic.SecretStr | None, Scope], ...] = (
         (settings.token_read, "read"),
         (settings.token_submit, "submit"),

@@ -146,10 +146,7 @@ class Harness:
     # --- work
 
     def work(self) -> int:
-        """Do what is due, in every role in turn, until nothing is left.
-
-        Return how many jobs ran.
-        """
+        """Do what is due, in every role in turn, until none is left; return how many jobs ran."""
         ran = 0
         for _ in range(ROUNDS):
             advance.start_queued()

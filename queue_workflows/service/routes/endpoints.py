@@ -189,11 +189,12 @@ def body(kind: Kind) -> type[pydantic.BaseModel]:
         if name in request.placed(kind):
             continue
         is_needed = default is _NEEDED
-        made = "default_factory" if callable(default) and not is_needed else "default"
-        options: dict[str, Any] = {**mark.bounds, made: ... if is_needed else default}
+        how = "default_factory" if callable(default) and not is_needed else "default"
+        options: dict[str, Any] = {**mark.bounds, how: ... if is_needed else default}
         hint = _STRICT.get(hint, hint) if mark.strict else _AWARE.get(hint, hint)
         chosen[mark.name or name] = hint, pydantic.Field(description=mark.help or None, **options)
-    return schemas.body(kind.route.body, kind.summary(), chosen)
+    made: Any = pydantic.create_model
+    return made(kind.route.body, __base__=schemas.Body, __doc__=kind.summary(), **chosen)
 
 
 def _is_needed(kind: Kind) -> bool:

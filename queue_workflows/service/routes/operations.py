@@ -83,10 +83,7 @@ async def _watched(
 def _page(
     rows: list[Row], limit: int, place: tuple[str, ...], shown: Callable[[Row], JsonDict] = dict
 ) -> JsonDict:
-    """Return a page of rows, of which one more than `limit` was read.
-
-    Its cursor has what the columns `place` are in its last row.
-    """
+    """Return a page of at most `limit` rows; its cursor has columns `place` of the last."""
     following = None
     if len(rows) > limit:
         text = json.dumps([rows[limit - 1][name] for name in place], default=datetime.isoformat)
@@ -95,10 +92,7 @@ def _page(
 
 
 def _place(cursor: str | None, *kinds: type) -> list[Any] | None:
-    """Return the place of a cursor, or None without one.
-
-    Raises `InvalidConfig` for what is no cursor of this list.
-    """
+    """Return a cursor's place, None without one; raise `InvalidConfig` for another list's."""
     if cursor is None:
         return None
     try:

@@ -1,7 +1,4 @@
-"""Stream what happens as server-sent events: changes of jobs and runs, and the parts of handlers.
-
-The parts are read in pages too.
-"""
+"""Send server-sent events: changes of jobs and runs, and the parts of handlers, also in pages."""
 
 from __future__ import annotations
 
@@ -123,10 +120,7 @@ def _item(part: api.Part) -> JsonDict:
 async def followed(
     asked: catalog.FollowJob | catalog.FollowNode, http: fastapi.Request
 ) -> Response:
-    """Return the parts of a job behind an id, and all later ones.
-
-    The response raises `UnknownJob`, and `InvalidConfig` for an id that no part has.
-    """
+    """Return the parts behind an id, and later ones; it may raise `UnknownJob`, `InvalidConfig`."""
     own = state.of(http)
     if isinstance(asked, catalog.FollowJob):
         job_id = asked.job_id

@@ -86,10 +86,10 @@ SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
   FROM workflow_node_jobs
  WHERE run_id = %(run)s AND status = 'completed';
 
--- name: node_counts many
--- Count the nodes of a run by status.
-SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s
- GROUP BY 1 ORDER BY 1;
+-- name: node_counts value
+-- Return how many nodes of a run have each status, as an object.
+SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts
+  FROM (SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s GROUP BY 1) c;
 
 -- name: completed_by many
 -- Return the workers that completed nodes of a run, and how many each.
@@ -229,9 +229,10 @@ SELECT queue, status, count(*) AS n
  WHERE status IN ('queued', 'running', 'awaiting_input')
  GROUP BY queue, status;
 
--- name: runs_by_status many
--- Count all runs by status.
-SELECT status, count(*) AS n FROM workflow_runs GROUP BY status;
+-- name: runs_by_status value
+-- Return how many runs have each status, as an object.
+SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts
+  FROM (SELECT status::text, count(*) AS n FROM workflow_runs GROUP BY 1) c;
 
 -- name: open_events row
 -- Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
