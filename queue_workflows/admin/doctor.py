@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from psycopg import errors, pq
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.types import Row
 
 RENEWED = {
     "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
@@ -40,16 +39,6 @@ def is_undefined(error: db.Error) -> bool:
     """Return whether a statement named a function, table or column that the database lacks."""
     undefined = errors.UndefinedFunction, errors.UndefinedTable, errors.UndefinedColumn
     return isinstance(error, undefined)
-
-
-def server(conn: db.Connection) -> Row:
-    """Return version_num, version, standby (it replays another server's log), read_only, role."""
-    return statements.doctor.server(conn)
-
-
-def clock(conn: db.Connection) -> Any:
-    """Return the server's clock, with a time zone."""
-    return statements.doctor.clock(conn)
 
 
 def settings(conn: db.Connection, names: list[str]) -> dict[str, str]:

@@ -213,7 +213,7 @@ def round_trip(conn: db.Connection) -> Finding:
     took: list[float] = []
     for _ in range(TRIPS):
         began = time.monotonic()
-        facts.clock(conn)
+        statements.doctor.clock(conn)
         took.append((time.monotonic() - began) * 1000)
     median_ms = statistics.median(took)
     text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"
@@ -228,7 +228,7 @@ def round_trip(conn: db.Connection) -> Finding:
 
 def server(conn: db.Connection) -> Finding:
     """Report a server that is too old, a standby, or read-only."""
-    found = facts.server(conn)
+    found = statements.doctor.server(conn)
     text = f"PostgreSQL {found['version']}, role {found['role']}"
     if found["version_num"] < MIN_SERVER:
         return Finding("server", ERROR, text, "upgrade to PostgreSQL 14 or later")
@@ -261,7 +261,7 @@ def clock(conn: db.Connection) -> Finding:
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
         before = datetime.datetime.now(datetime.timezone.utc)
-        there = facts.clock(conn)
+        there = statements.doctor.clock(conn)
         after = datetime.datetime.now(datetime.timezone.utc)
         trip_s = (after - before).total_seconds()
         offsets.append((trip_s, (there - before).total_seconds() - trip_s / 2))

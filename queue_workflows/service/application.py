@@ -16,7 +16,6 @@ from queue_workflows.requests import request
 from queue_workflows.service import (
     guard,
     problems,
-    schemas,
     state,
     tokens,
 )
@@ -57,8 +56,8 @@ class _Application(fastapi.FastAPI):
             document = super().openapi()
             named = document.setdefault("components", {}).setdefault("schemas", {})
             models = [endpoints.body(kind) for kind in request.OPERATIONS if kind.route.body]
-            for model in (*models, schemas.Problem):
-                named[model.__name__] = model.model_json_schema(ref_template=schemas.REF)
+            for model in (*models, endpoints.Problem):
+                named[model.__name__] = model.model_json_schema(ref_template=endpoints.REF)
             scheme = {"type": "http", "scheme": "bearer", "description": "a token of the service"}
             document["components"]["securitySchemes"] = {"HTTPBearer": scheme}
             document["security"] = [{"HTTPBearer": []}]
@@ -77,7 +76,7 @@ def _trigger_example() -> dict[str, Any]:
             continue
         queue = config.ingest_task_queues.get(name) or min(config.ingest_queues)
         return {"queue": queue, "task": name, "args": given, "lock_key": "rates"}
-    return schemas.TRIGGER
+    return endpoints.TRIGGER
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

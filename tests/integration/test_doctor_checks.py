@@ -31,8 +31,8 @@ from tests.support.wait import until
 def test_a_server_that_will_not_do(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], said: str
 ) -> None:
-    real = facts.server
-    monkeypatch.setattr(facts, "server", lambda conn: real(conn) | server)
+    real = statements.doctor.server
+    monkeypatch.setattr(statements.doctor, "server", lambda conn: real(conn) | server)
     assert found("server").level == ERROR
     assert said in found("server").remedy
 
@@ -60,9 +60,9 @@ def test_settings_of_the_whole_server(
 def test_clocks_that_differ(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, hours: int, word: str
 ) -> None:
-    real = facts.clock
+    real = statements.doctor.clock
     away = datetime.timedelta(hours=hours)
-    monkeypatch.setattr(facts, "clock", lambda conn: real(conn) + away)
+    monkeypatch.setattr(statements.doctor, "clock", lambda conn: real(conn) + away)
     finding = found("clock")
     assert finding.level == WARNING
     assert f" s {word}" in finding.text
@@ -136,14 +136,14 @@ def test_a_server_that_is_gone_by_the_time_of_listening(
     with Proxy(dsn) as proxy:
         monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", proxy.dsn)
         monkeypatch.setattr(checks, "LISTEN_WAIT_S", 0.2)
-        real = facts.clock
+        real = statements.doctor.clock
 
         def cut(conn: Any) -> Any:
             now = real(conn)
             proxy.cut()
             return now
 
-        monkeypatch.setattr(facts, "clock", cut)
+        monkeypatch.setattr(statements.doctor, "clock", cut)
         assert wrong(findings()) == {"database": ERROR}
 
 

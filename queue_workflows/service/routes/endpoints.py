@@ -19,19 +19,126 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import fastapi
 import pydantic
 from fastapi import exceptions
+from pydantic import Field
 from starlette.responses import Response
 
 from queue_workflows import errors
 from queue_workflows.requests import catalog, request
-from queue_workflows.service import problems, request_parts, responses, schemas, state
+from queue_workflows.service import problems, request_parts, responses, state
 
 R = TypeVar("R", bound=request.Request[Any])
 Kind = type[request.Request[Any]]
+REF: Final = "#/components/schemas/{model}"
+_AT = "2026-03-01T09:30:00+00:00"
+_JOB = "0198f3a2-5b1c-7d3e-8f90-000000000001"
+
+
+class Body(pydantic.BaseModel):
+    """A request's body: an unknown member is refused."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _few(cls, given: Any) -> Any:
+        """Refuse many unknown members at once: an error for each of 100,000 takes a second."""
+        members = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        known = cls.model_fields
+        if len(members) > len(known):
+            unknown = [name for name in members if name not in known]
+            named = ", ".join(f"{name[:80]!r}" for name in unknown[:3])
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise ValueError(f"unknown members: {named}{more}")
+        return cast("Any", given)
+
+
+TRIGGER: Final[dict[str, Any]] = {
+    "queue": "load.cbr", "task": "load.rates", "args": {"day": "2026-03-01"},
+    "idempotency_key": "rates 2026-03-01", "lock_key": "rates",
+}  # fmt: skip
+"""The example of a job."""
+
+
+class Triggered(pydantic.BaseModel):
+    """The job of a trigger."""
+
+    job_id: str = Field(examples=[_JOB])
+    status: catalog.JobState = Field(examples=["queued"])
+
+
+class JobStatus(pydantic.BaseModel):
+    """How far a job is."""
+
+    job_id: str = Field(examples=[_JOB])
+    status: catalog.JobState = Field(examples=["running"])
+    attempt: int = Field(examples=[1])
+    started_at: str | None = Field(default=None, examples=[_AT])
+    finished_at: str | None = None
+    heartbeat_at: str | None = Field(default=None, examples=[_AT])
+    error: str | None = None
+    progress: Any = Field(examples=[0.5])
+
+
+class Page(pydantic.BaseModel):
+    """A page of a list; `next` is the `cursor` of the next page, null on the last one."""
+
+    items: list[dict[str, Any]]
+    next: str | None = None
+
+
+class Part(pydantic.BaseModel):
+    """A part of a stream, or with `reset` the mark that an attempt begins."""
+
+    id: str = Field(examples=["1-20"])
+    reset: bool
+    claim_no: int
+    seq: int
+    name: str = Field(examples=["text"])
+    value: Any = Field(examples=["word"])
+    created_at: str | None = Field(examples=[_AT])
+
+
+class PartsPage(pydantic.BaseModel):
+    """Parts of a stream; `next`: the `cursor` of the next page, null where no more are stored.
+
+    `over`: the job has ended, so that no more will come. Without it, go on later with the id of the
+    last item as the cursor.
+    """
+
+    items: list[Part]
+    next: str | None = None
+    over: bool
+
+
+class Problem(pydantic.BaseModel):
+    """An error, as RFC 9457 defines it."""
+
+    type: str = Field(examples=["urn:queue-workflows:unknown-job"])
+    title: str = Field(examples=["Not found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["no job 'x'"])
+
+
+def refusals(method: str, *statuses: int, public: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses for the OpenAPI document: these, and those of the guard."""
+    every = {400, 414, 431, *statuses}
+    if not public:
+        every |= {401, 403, 421, 503}
+    if method not in request_parts.SAFE:
+        every |= {408, 413, 415}
+    schema = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
+    return {
+        code: {"content": schema, "description": problems.TITLES[code]} for code in sorted(every)
+    }
+
+
+# --- endpoints ---------------------------------------------------------------------------------
+
 _DESCRIBED = {
-    catalog.ListJobs: schemas.Page, catalog.ListRuns: schemas.Page,
-    catalog.GetJobStatus: schemas.JobStatus, catalog.CancelJob: schemas.JobStatus,
-    catalog.GetJobParts: schemas.PartsPage, catalog.GetNodeParts: schemas.PartsPage,
-    catalog.Enqueue: schemas.Triggered,
+    catalog.ListJobs: Page, catalog.ListRuns: Page,
+    catalog.GetJobStatus: JobStatus, catalog.CancelJob: JobStatus,
+    catalog.GetJobParts: PartsPage, catalog.GetNodeParts: PartsPage,
+    catalog.Enqueue: Triggered,
 }  # fmt: skip
 """The answers that the OpenAPI document describes."""
 _TAGGED = (catalog.GetJob, catalog.GetJobStatus, catalog.GetRun, catalog.ListNodes)
@@ -98,7 +205,7 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     is_public = path in request_parts.PUBLIC
     statuses = [*chosen.refuses, *([404] if "{" in chosen.path else [])]
     statuses += [422] if chosen.body or len(signed.__signature__.parameters) > 1 else []
-    replies = schemas.problems(chosen.method, *statuses, public=is_public)
+    replies = refusals(chosen.method, *statuses, public=is_public)
     if kind in _DESCRIBED:
         replies[200] = {"model": _DESCRIBED[kind]}
     if issubclass(kind, catalog.Stream):
@@ -192,9 +299,9 @@ def body(kind: Kind) -> type[pydantic.BaseModel]:
         how = "default_factory" if callable(default) and not is_needed else "default"
         options: dict[str, Any] = {**mark.bounds, how: ... if is_needed else default}
         hint = _STRICT.get(hint, hint) if mark.strict else _AWARE.get(hint, hint)
-        chosen[mark.name or name] = hint, pydantic.Field(description=mark.help or None, **options)
+        chosen[mark.name or name] = hint, Field(description=mark.help or None, **options)
     made: Any = pydantic.create_model
-    return made(kind.route.body, __base__=schemas.Body, __doc__=kind.summary(), **chosen)
+    return made(kind.route.body, __base__=Body, __doc__=kind.summary(), **chosen)
 
 
 def _is_needed(kind: Kind) -> bool:
@@ -207,7 +314,7 @@ def _document(kind: Kind) -> dict[str, Any]:
     """Return what the OpenAPI document says about the body of a request, and its key header."""
     if not kind.route.body:
         return {}
-    schema: dict[str, Any] = {"$ref": schemas.REF.format(model=kind.route.body)}
+    schema: dict[str, Any] = {"$ref": REF.format(model=kind.route.body)}
     described: dict[str, Any] = {"required": True} if _is_needed(kind) else {}
     if not described:
         schema = {"anyOf": [schema, {"type": "null"}], "title": "Body"}

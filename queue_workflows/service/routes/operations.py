@@ -17,7 +17,7 @@ import queue_workflows
 from queue_workflows import check as workflow_check
 from queue_workflows import config, errors, jobs, runs, workers
 from queue_workflows.requests import catalog
-from queue_workflows.service import problems, responses, schemas, state
+from queue_workflows.service import problems, responses, state
 from queue_workflows.service.routes import endpoints, streams
 from queue_workflows.telemetry import metrics as fleet_metrics
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
@@ -290,7 +290,7 @@ async def _ready(_: object, http: fastapi.Request) -> JsonDict | Response:
 @router.get(
     "/metrics",
     response_class=PlainTextResponse,
-    responses=schemas.problems("GET"),
+    responses=endpoints.refusals("GET"),
     tags=["infrastructure"],
 )
 async def metrics(request: fastapi.Request) -> Response:
