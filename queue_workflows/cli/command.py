@@ -64,7 +64,7 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
 
 
 def _join_embedded(stack: contextlib.ExitStack, *, create: bool, app: str | None, up: bool) -> str:
-    requested = databases.requested()
+    requested = config.requested_database()
     joined = databases.join(create=create)
     server, name = stack.enter_context(joined.server), joined.project.name
     config.configure(embedded=True)

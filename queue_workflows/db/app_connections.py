@@ -8,6 +8,7 @@ share the adapters, and each refuses a connection of the other by name.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import re
 import sys
@@ -56,8 +57,13 @@ class _Result:
         return self._rows
 
 
-class _Adapter:
+class _Adapter(abc.ABC):
     """The part of a psycopg connection that the engine uses, on top of another connection."""
+
+    def __init__(self, conn: Any, kind: str = "postgresql") -> None:
+        if kind != "postgresql":
+            raise errors.UnknownConnection(f"conn= leads to {kind}, not to PostgreSQL")
+        self._conn = conn
 
     def execute(
         self,
@@ -71,9 +77,9 @@ class _Adapter:
         text = text.decode() if isinstance(text, bytes) else text
         return _Result(self._rows(text, params))
 
+    @abc.abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
         """Return a savepoint in the app's transaction; a transaction where there is none."""
-        raise NotImplementedError
 
     @contextmanager
     def settled(self) -> Generator[pool.Connection]:
@@ -95,12 +101,13 @@ class _Adapter:
         finally:
             pool.give_back(own, driver.info, before)
 
+    @abc.abstractmethod
     def _driver(self) -> Any:
         """Return the connection of the driver."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _rows(self, query: str, params: _Params) -> list[Row]:
-        raise NotImplementedError
+        """Execute the statement and return its rows."""
 
 
 def _loaded(row: Row) -> Row:
@@ -113,9 +120,7 @@ def _loaded(row: Row) -> Row:
 
 class _SqlAlchemy(_Adapter):
     def __init__(self, conn: Any) -> None:
-        if conn.dialect.name != "postgresql":
-            raise errors.UnknownConnection(f"conn= leads to {conn.dialect.name}, not to PostgreSQL")
-        self._conn = conn
+        super().__init__(conn, conn.dialect.name)
 
     def _rows(self, query: str, params: _Params) -> list[Row]:
         text, values = _as_text(query, params)
@@ -149,9 +154,7 @@ def _as_text(query: str, params: _Params) -> tuple[str, dict[str, Any]]:
 
 class _Django(_Adapter):
     def __init__(self, conn: Any) -> None:
-        if conn.vendor != "postgresql":
-            raise errors.UnknownConnection(f"conn= leads to {conn.vendor}, not to PostgreSQL")
-        self._conn = conn
+        super().__init__(conn, conn.vendor)
 
     def _rows(self, query: str, params: _Params) -> list[Row]:
         with self._conn.cursor() as cursor:
@@ -159,11 +162,11 @@ class _Django(_Adapter):
             columns = cursor.description or ()
             names = [column[0] for column in columns]
             rows = [dict(zip(names, row, strict=True)) for row in cursor] if names else []
-            for name in [column[0] for column in columns if column[1] == _JSONB_OID]:
-                for row in rows:
-                    if isinstance(row[name], str):
-                        row[name] = stored_json.load_json(row[name])
-            return rows
+        for name in (column[0] for column in columns if column[1] == _JSONB_OID):
+            for row in rows:
+                if isinstance(row[name], str):
+                    row[name] = stored_json.load_json(row[name])
+        return rows
 
     def transaction(self) -> AbstractContextManager[Any]:
         return sys.modules["django.db.transaction"].atomic(using=self._conn.alias)
@@ -273,7 +276,7 @@ class _Bridge(_Adapter):
     """Executes on the event loop for a thread that works on a psycopg AsyncConnection."""
 
     def __init__(self, conn: Any) -> None:
-        self._conn = conn
+        super().__init__(conn)
         self._loop = asyncio.get_running_loop()
         self._statement: asyncio.Task[list[Row]] | None = None
         self._is_cancelled = False

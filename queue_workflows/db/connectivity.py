@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from psycopg import pq
 
@@ -77,36 +77,25 @@ def destination(url: str) -> Destination:
     Raises `InvalidConfig` for a DSN that cannot be read.
     """
     database_url.describe(url)
-    parts: dict[str, Any] = {
-        option.keyword.decode(): option.val.decode()
-        for option in pq.Conninfo.get_defaults()
-        if option.val is not None
-    }
-    parts |= {
-        option.keyword.decode(): option.val.decode()
-        for option in pq.Conninfo.parse(url.encode())
-        if option.val is not None
-    }
-    hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
+    options = [*pq.Conninfo.get_defaults(), *pq.Conninfo.parse(url.encode())]
+    parts = {each.keyword.decode(): each.val.decode() for each in options if each.val is not None}
+    hosts = (parts.get("hostaddr") or parts.get("host") or "").split(",")
     if any("@" in host[1:] for host in hosts):
         # Such a host is part of a password and must not be printed.
         raise errors.InvalidConfig(
             "the DSN cannot be read: a password with an @ in it is written %40 there, a / as %2F"
         )
-    ports = str(parts.get("port") or _DEFAULT_PORT).split(",")
+    ports = parts.get("port", "").split(",")
     if len(ports) == 1:
         ports *= len(hosts)
-    targets = [
-        Target(host, int(port or _DEFAULT_PORT))
-        for host, port in zip(hosts, ports, strict=False)
-        if host
-    ]
-    user = str(parts.get("user") or "")
+    each = zip(hosts, ports, strict=False)
+    targets = [Target(host, int(port or _DEFAULT_PORT)) for host, port in each if host]
+    user = parts.get("user") or ""
     return Destination(
         targets=targets if len(targets) == len(hosts) else [],
         user=user,
-        dbname=str(parts.get("dbname") or user),
-        sslmode=str(parts.get("sslmode") or "prefer"),
+        dbname=parts.get("dbname") or user,
+        sslmode=parts.get("sslmode") or "prefer",
         probe_tls=parts.get("sslnegotiation") != "direct",
     )
 
@@ -145,7 +134,7 @@ def probe_port(target: Target, timeout_s: float) -> Reply:
     try:
         _connected(target, timeout_s).close()
     except OSError as error:
-        return Reply(*_no_connection(target, error, timeout_s))
+        return _no_connection(target, error, timeout_s)
     return Reply(f"{target} answers")
 
 
@@ -179,23 +168,25 @@ def _connected(target: Target, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _no_connection(target: Target, error: OSError, timeout_s: float) -> tuple[str, str]:
+def _no_connection(target: Target, error: OSError, timeout_s: float) -> Reply:
     """Return what went wrong, and a remedy."""
+    text = f"{target} does not answer ({error.strerror})"
     if target.local:
-        remedy = "start the server, or name the folder of its socket and its port"
         if error.errno == errno.EACCES:
-            remedy = "let this user into the folder, or connect by TCP"
-        return f"{target} does not answer ({error.strerror})", remedy
+            return Reply(text, "let this user into the folder, or connect by TCP")
+        return Reply(text, "start the server, or name the folder of its socket and its port")
     if isinstance(error, TimeoutError):
-        text = f"{target} does not answer within {timeout_s:g} s"
-        return text, "a firewall drops it, or the machine is down: open the port from here to there"
-    if error.errno == errno.ECONNREFUSED:
-        remedy = (
-            "start the server; set listen_addresses in its postgresql.conf and restart it; is the "
-            "port right?"
+        return Reply(
+            f"{target} does not answer within {timeout_s:g} s",
+            "a firewall drops it, or the machine is down: open the port from here to there",
         )
-        return f"{target} refuses: nothing listens there", remedy
+    if error.errno == errno.ECONNREFUSED:
+        return Reply(
+            f"{target} refuses: nothing listens there",
+            "start the server; set listen_addresses in its postgresql.conf and restart it; is the "
+            "port right?",
+        )
     if error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
         remedy = "put both machines in one network, or route between theirs"
-        return f"no route to {target} ({error.strerror})", remedy
-    return f"{target} does not answer ({error.strerror})", "see the network between here and there"
+        return Reply(f"no route to {target} ({error.strerror})", remedy)
+    return Reply(text, "see the network between here and there")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import rows, sql
@@ -22,6 +22,13 @@ from queue_workflows.types import Row
 EARLIER = "queue_workflows"
 """The single database of versions without databases per project."""
 _CONNECT_S = 10
+_STEM_MAX = 40
+"""Most characters of the folder's name in a name of a database, which has at most 63 bytes."""
+_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
+_RESERVED = frozenset({"postgres", "template0", "template1"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+DEMO = "demo"
+R = TypeVar("R")
 
 
 class Joined(NamedTuple):
@@ -60,34 +67,30 @@ def join(*, create: bool) -> Joined:
     """
     server = embedded.ensure(create=create)
     try:
-        return _choose(server, requested(), create=create)
+        return _choose(server, config.requested_database(), create=create)
     except BaseException:
         server.release()
         raise
 
 
-def requested() -> str:
-    """Return the name of the database that was requested, or an empty text."""
-    return config.requested_database()
-
-
 def url() -> str:
     """Return the DSN of this process's database on the embedded server, created if missing."""
     server = embedded.ensure()
-    key = (config.get_config().app, requested(), here())
+    requested = config.requested_database()
+    key = (config.get_config().app, requested, here())
     if key not in server.chosen:
-        server.chosen[key] = _choose(server, requested(), create=True).project.name
+        server.chosen[key] = _choose(server, requested, create=True).project.name
     return server.dsn_of(server.chosen[key])
 
 
 def listing(server: embedded.Server) -> list[Database]:
     """Return the databases of the server, except those without a project and without tables."""
     found = list[Database]()
-    for row in _rows(server, "postgres", statements.databases.projects):
+    for row in _on(server, "postgres", statements.databases.projects):
         unfinished: int | None = None
         with contextlib.suppress(psycopg.Error):
-            if _rows(server, row["name"], statements.databases.has_schema)[0]["found"]:
-                unfinished = _rows(server, row["name"], statements.databases.unfinished)[0]["n"]
+            if _on(server, row["name"], statements.databases.has_schema):
+                unfinished = _on(server, row["name"], statements.databases.unfinished)
         if row["folder"] is not None or unfinished is not None:
             found.append(Database(row["name"], row["folder"], row["size_bytes"], unfinished))
     return found
@@ -96,14 +99,13 @@ def listing(server: embedded.Server) -> list[Database]:
 def has_earlier(server: embedded.Server) -> bool:
     """Return whether the database of earlier versions exists and has tables."""
     with contextlib.suppress(psycopg.Error):
-        return bool(_rows(server, EARLIER, statements.databases.has_schema)[0]["found"])
+        return _on(server, EARLIER, statements.databases.has_schema)
     return False
 
 
 def _choose(server: embedded.Server, name: str, *, create: bool) -> Joined:
     existing = {
-        row["name"]: row["folder"]
-        for row in _rows(server, "postgres", statements.databases.projects)
+        row["name"]: row["folder"] for row in _on(server, "postgres", statements.databases.projects)
     }
     chosen = _wanted(name, existing)
     if chosen.name in existing:
@@ -142,12 +144,12 @@ def _missing(wanted: Project, requested_name: str, existing: dict[str, Any]) -> 
 def _make(server: embedded.Server, wanted: Project) -> bool:
     """Create the database; return False if another process has just created it."""
     name = sql.Identifier(wanted.name)
-    with _connected(server, "postgres") as conn:
-        try:
-            # A connection to the template would prevent CREATE DATABASE; template0 allows none.
-            conn.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name))
-        except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
-            return False
+    # A connection to the template would prevent CREATE DATABASE; template0 allows none.
+    statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name)
+    try:
+        _on(server, "postgres", lambda conn: conn.execute(statement))
+    except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+        return False
     _note_folder(server, wanted, None)
     return True
 
@@ -163,33 +165,19 @@ def _note_folder(server: embedded.Server, wanted: Project, noted: str | None) ->
     statement = sql.SQL("COMMENT ON DATABASE {} IS {}").format(
         sql.Identifier(wanted.name), sql.Literal(folder)
     )
-    with _connected(server, "postgres") as conn:
-        conn.execute(statement)
+    _on(server, "postgres", lambda conn: conn.execute(statement))
 
 
-def _connected(server: embedded.Server, name: str) -> psycopg.Connection[rows.DictRow]:
-    return psycopg.Connection[rows.DictRow].connect(
+def _on(server: embedded.Server, name: str, query: Callable[[psycopg.Connection[Row]], R]) -> R:
+    """Return the result of a call with a connection to one of the databases."""
+    with psycopg.Connection[rows.DictRow].connect(
         server.dsn_of(name),
         autocommit=True,
         connect_timeout=_CONNECT_S,
         client_encoding="UTF8",
         row_factory=rows.dict_row,
-    )
-
-
-def _rows(
-    server: embedded.Server, name: str, query: Callable[[psycopg.Connection[Row]], list[Row]]
-) -> list[Row]:
-    with _connected(server, name) as conn:
+    ) as conn:
         return query(conn)
-
-
-_STEM_MAX = 40
-"""Most characters of the folder's name in a name of a database, which has at most 63 bytes."""
-_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
-_RESERVED = frozenset({"postgres", "template0", "template1"})
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-DEMO = "demo"
 
 
 class Project(NamedTuple):

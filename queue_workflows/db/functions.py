@@ -49,11 +49,6 @@ class Part(NamedTuple):
         return sorted(set(_TABLE.findall(self.text))) if self.name == "triggers" else []
 
     @property
-    def dropped_from(self) -> list[str]:
-        """Return the tables whose triggers are dropped first, which keeps out readers, too."""
-        return sorted(set(_DROPPED.findall(self.text))) if self.name == "triggers" else []
-
-    @property
     def objects(self) -> list[str]:
         """Return the names of the functions or triggers that the text creates."""
         return _NAME.findall(self.text)
@@ -129,10 +124,12 @@ def _lock(conn: pool.Connection, part: Part) -> None:
     if not part.tables:
         return
     statements.installed_objects.limit_lock_wait(conn)
+    # To drop a trigger keeps out readers, too.
+    dropped_from = sorted(set(_DROPPED.findall(part.text)))
     try:
         for tables, lock in (
             (part.tables, sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")),
-            (part.dropped_from, sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE")),
+            (dropped_from, sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE")),
         ):
             conn.execute(lock.format(sql.SQL(", ").join(map(sql.Identifier, tables))))
     except psycopg.errors.QueryCanceled as error:
@@ -172,27 +169,22 @@ def _damaged(conn: pool.Connection, part: Part, recorded: dict[str, str]) -> Ite
 
 def forget(conn: pool.Connection) -> None:
     """Delete the record, so that the code of an older release installs its own set."""
-    if _exists(conn):
+    if statements.installed_objects.record_exists(conn):
         statements.installed_objects.forget(conn)
 
 
 def _recorded(conn: pool.Connection) -> dict[str, dict[str, Any]]:
-    if not _exists(conn):
+    if not statements.installed_objects.record_exists(conn):
         return {}
     return {row["part"]: row for row in statements.installed_objects.recorded(conn)}
 
 
-def _exists(conn: pool.Connection) -> bool:
-    return bool(statements.installed_objects.record_exists(conn))
-
-
 def _described(conn: pool.Connection, part: Part) -> dict[str, str]:
-    described = {
-        "functions": statements.installed_objects.functions,
-        "triggers": statements.installed_objects.triggers,
-    }
-    rows = described[part.name](conn, names=part.objects)
-    return {row["name"]: row["hash"] for row in rows}
+    if part.name == "triggers":
+        read = statements.installed_objects.triggers
+    else:
+        read = statements.installed_objects.functions
+    return {row["name"]: row["hash"] for row in read(conn, names=part.objects)}
 
 
 def _is_same(part: Part, row: dict[str, Any] | None) -> bool:

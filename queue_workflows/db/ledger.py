@@ -88,16 +88,6 @@ NAME = "queue_schema_version"
 """The ledger of our own chain."""
 
 
-def exists(conn: pool.Connection, name: str) -> bool:
-    """Return whether there is a ledger of this name."""
-    return bool(statements.migrations.ledger_exists(conn, ledger=name))
-
-
-def is_whole(conn: pool.Connection, name: str) -> bool:
-    """Return whether the ledger exists and has every column that this code reads."""
-    return bool(statements.migrations.ledger_is_whole(conn, ledger=name))
-
-
 def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
     """Return version, checksum and compatible_with of each applied migration, by version.
 
@@ -105,7 +95,7 @@ def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
     """
     table = sql.Identifier(name)
     # IF NOT EXISTS needs rights that a role with nothing to apply may lack.
-    if not is_whole(conn, name):
+    if not statements.migrations.ledger_is_whole(conn, ledger=name):
         conn.execute(
             sql.SQL(
                 "CREATE TABLE IF NOT EXISTS {t} (version integer PRIMARY KEY,"
@@ -125,7 +115,7 @@ def of_others(conn: pool.Connection) -> str | None:
 
     Its migrations have our numbers, and other tables.
     """
-    if not exists(conn, NAME):
+    if not statements.migrations.ledger_exists(conn, ledger=NAME):
         return None
     found = [row["version"] for row in statements.migrations.of_others(conn)]
     if not found:
@@ -149,7 +139,7 @@ def refuse_others(conn: pool.Connection) -> None:
 
 def versions(conn: pool.Connection, name: str) -> set[int]:
     """Return the versions of the applied migrations; none if there is no ledger."""
-    if not exists(conn, name):
+    if not statements.migrations.ledger_exists(conn, ledger=name):
         return set()
     rows = conn.execute(sql.SQL("SELECT version FROM {}").format(sql.Identifier(name))).fetchall()
     return {row["version"] for row in rows}

@@ -1,4 +1,4 @@
-"""Keep one connection of a worker's loop: statements without blocking, and notifications.
+"""Keep one connection of a loop: statements without blocking, and notifications.
 
 It drives libpq itself. psycopg's own generators drop notifications that arrive during a statement,
 and its connections cannot be waited for together with other descriptors on one thread.
@@ -74,7 +74,9 @@ class Link:
     """One connection of the engine on a loop, opened when it is needed and after it was lost.
 
     `flow`: its own, whose bell lets it ask the source. `channels`: where it listens, but for
-    POLL_ONLY. `locks`: names of advisory locks that its session holds, shared.
+    POLL_ONLY. `locks`: names of advisory locks that its session holds, shared. `url`: default
+    `db_url()`. `waits` is called with the reason whenever it has to connect again; default: a log
+    line for each kind of reason.
     """
 
     def __init__(
@@ -85,11 +87,17 @@ class Link:
         flow: io_loop.Flow | None = None,
         channels: Sequence[str] = (),
         locks: Sequence[str] = (),
+        url: str | None = None,
+        waits: Callable[[str], object] | None = None,
     ) -> None:
         self._loop = loop
         self._source = source
         self._channels = channels
         self._locks = locks
+        self._url = url
+        self._waits = waits
+        self.answer_s = ANSWER_S
+        """How long to wait for a connection or a reply."""
         self._pg: abc.PGconn | None = None
         self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
@@ -99,7 +107,7 @@ class Link:
         """How many transactions and savepoints the running script has open."""
         self._begin = b""
         """Begins each transaction, with its settings, if POLL_ONLY is set: see `db.pool`."""
-        self._logged = ""
+        self._logged = self._cut_for = ""
         self.waits_since = math.inf
         """Since when (`clock.boot_s`) a reply is awaited; inf: none is."""
         self.closing = False
@@ -113,19 +121,20 @@ class Link:
 
     def tick(self, now: float) -> float:
         """Give up a connection that does not answer; return when to look again."""
-        if now >= self.waits_since + ANSWER_S:
-            self.cut()
-            return now + ANSWER_S
+        if now >= self.waits_since + self.answer_s:
+            self.cut(f"no answer within {self.answer_s:g} s")
+            return now + self.answer_s
         if now >= self._retry_at > 0.0:
             self._retry_at = 0.0
             self.flow.ring()
-        return min(self.waits_since + ANSWER_S, self._retry_at or math.inf)
+        return min(self.waits_since + self.answer_s, self._retry_at or math.inf)
 
-    def cut(self) -> None:
+    def cut(self, why: str = "") -> None:
         """End the connection: its flow reads an end of file, the one way that handles lost replies.
 
         A cancel request would leave open whether the statement was executed.
         """
+        self._cut_for = why
         if self._pg is not None and (fd := self._fd()) != -1:
             with socket.socket(fileno=os.dup(fd)) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
@@ -153,7 +162,8 @@ class Link:
             if request is None:
                 try:
                     if (yield None):
-                        self._read()
+                        self._pg.consume_input()
+                        self._take_notifications(self._pg)
                 except psycopg.OperationalError as error:
                     self._drop(error)
                 continue
@@ -260,7 +270,7 @@ class Link:
         """Wait for the end of a reply; return its last result, or raise its error."""
         pg = cast("abc.PGconn", self._pg)
         self.waits_since = clock.boot_s()
-        self._loop.wake_at(self.waits_since + ANSWER_S)
+        self._loop.wake_at(self.waits_since + self.answer_s)
         try:
             fd = pg.socket
             while pg.flush():
@@ -284,12 +294,6 @@ class Link:
             raise pg_errors.error_from_result(found, encoding="utf-8")
         return found
 
-    def _read(self) -> None:
-        """Read what comes while no statement runs."""
-        pg = cast("abc.PGconn", self._pg)
-        pg.consume_input()
-        self._take_notifications(pg)
-
     def _take_notifications(self, pg: abc.PGconn) -> None:
         while (note := pg.notifies()) is not None:
             self._source.notified(note.relname.decode(), note.extra.decode())
@@ -310,12 +314,12 @@ class Link:
         self._source.connected()
 
     def _connect(self) -> Waits:
-        info = database_url.conninfo(database_url.db_url())
+        info = database_url.conninfo(self._url or database_url.db_url())
         self._pg = pg = pq.PGconn.connect_start(info.encode())
         self._prepared.clear()
         pg.nonblocking = 1
         self.waits_since = clock.boot_s()
-        self._loop.wake_at(self.waits_since + ANSWER_S)
+        self._loop.wake_at(self.waits_since + self.answer_s)
         try:
             while (state := pg.connect_poll()) != pq.PollingStatus.OK:
                 if state == pq.PollingStatus.FAILED:
@@ -341,7 +345,7 @@ class Link:
             return
         yield from self._execute(scripts.Statement(statements.sessions.set_up.text, given))
         for channel in self._channels:
-            pg.send_query(b"LISTEN " + channel.encode())
+            pg.send_query(b"LISTEN " + pq.Escaping(pg).escape_identifier(channel.encode()))
             yield from self._reply()
         for lock in self._locks:
             hold = scripts.Statement(statements.sessions.hold.text, {"lock": lock})
@@ -352,11 +356,15 @@ class Link:
         was_open = self._pg is not None
         self._close()
         if error is not None:
+            why = self._cut_for or " ".join(str(error).split()) or type(error).__name__
+            self._cut_for = ""
             # The message changes during one outage, from "closed" to "starting up".
-            if self._logged != (logged := getattr(error, "sqlstate", None) or "away"):
+            logged = getattr(error, "sqlstate", None) or "away"
+            if self._waits is not None:
+                self._waits(why)
+            elif self._logged != logged:
                 self._logged = logged
-                line = (str(error).strip() or type(error).__name__).splitlines()[0]
-                _log.warning("waiting for the database: %s", line)
+                _log.warning("waiting for the database: %s", why)
             pause_s = self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
             self._retry_at = clock.boot_s() + pause_s
             self._loop.wake_at(self._retry_at)
@@ -432,13 +440,8 @@ def _array(items: Sequence[Any]) -> str:
     return f"{{{','.join(map(quoted, items))}}}"
 
 
-def _adapters() -> adapt.AdaptersMap:
-    found = adapt.AdaptersMap(psycopg.adapters)
-    pool.install_loaders(found)
-    return found
-
-
-_ADAPTERS: Final = _adapters()
+_ADAPTERS: Final = adapt.AdaptersMap(psycopg.adapters)
+pool.install_loaders(cast("Any", _ADAPTERS))
 
 
 def _loaded(result: abc.PGresult) -> list[Mapping[str, Any]]:

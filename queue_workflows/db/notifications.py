@@ -5,79 +5,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
-import random
-import select
 import socket
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-import psycopg
-from psycopg import sql
-from psycopg.pq import ExecStatus
-
 from queue_workflows import config
-from queue_workflows.db import pool, statements
-from queue_workflows.runtime import service
-
-
-def ask(
-    conn: pool.Connection, query: bytes, within_s: float, consume: Callable[[], object]
-) -> None:
-    """Send a query and wait for the end of the reply, since a frozen peer still acknowledges bytes.
-
-    `consume` reads all that has come. Raises `OperationalError`; then the connection is unusable.
-    """
-    deadline = time.monotonic() + within_s
-    conn.pgconn.send_query(query)
-    while True:
-        conn.pgconn.flush()
-        consume()
-        if not conn.pgconn.is_busy():
-            result = conn.pgconn.get_result()
-            if result is None:
-                return
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise psycopg.OperationalError(result.get_error_message())
-            continue
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise psycopg.OperationalError(f"no answer within {within_s:g} s")
-        await_readable([conn], left)
-
-
-def notified(conn: pool.Connection) -> list[tuple[str, str]]:
-    """Read all that has come without waiting; return channels and payloads of notifications."""
-    conn.pgconn.consume_input()
-    found: list[tuple[str, str]] = []
-    while (note := conn.pgconn.notifies()) is not None:
-        found.append((note.relname.decode(), note.extra.decode()))
-    return found
-
-
-def await_readable(watched: Iterable[socket.socket | pool.Connection], timeout_s: float) -> None:
-    """Wait until one of them is readable, or the time is over."""
-    # Not select(): an app's process may have more than 1,024 descriptors open.
-    poller = select.poll()
-    for item in watched:
-        poller.register(item.fileno(), select.POLLIN)
-    poller.poll(max(0, math.ceil(timeout_s * 1000)))
-
+from queue_workflows.db import link, scripts
+from queue_workflows.runtime import clock, io_loop, service
 
 _log = logging.getLogger(__name__)
 CONNECT_S = 4.0
+"""Longest wait in seconds for a connection."""
 PING_S = 10.0
 """Seconds between two pings of a listening connection: with ANSWER_S, a half-open one is noticed
 within 15 s."""
 ANSWER_S = 4.0
-"""Longest wait in seconds for a connection and for a reply on it; a service has 5 s to stop."""
-BACKOFF_FIRST_S = 0.1
-BACKOFF_MAX_S = 5.0
+"""Longest wait in seconds for a reply on it: a frozen peer still acknowledges bytes."""
 
 
 class Wake(NamedTuple):
@@ -104,19 +53,15 @@ class Listener:
         poll_s: float | Callable[[], float] = 1.0,
         url: str | None = None,
     ) -> None:
-        self._channels = channels
+        self._channels = () if config.POLL_ONLY.read() else channels
         self._poll_s = poll_s if callable(poll_s) else lambda: poll_s
         self._url = url
         self._rope: socket.socket | None = None
-        self._woken = False
-        self._closed = False
-        self._pending: list[tuple[str, str]] = []
-        self._conn: pool.Connection | None = None
-        self._backoff_s = BACKOFF_FIRST_S
-        self._away = False
-        connects = bool(channels) and not config.POLL_ONLY.read()
-        self._retry_at = 0.0 if connects else math.inf
-        self._ping_at = 0.0
+        self._woken = self._closed = self._is_new = self._away = False
+        self._notified: set[tuple[str, str]] = set()
+        self._loop: io_loop.IoLoop | None = None
+        self._link: link.Link | None = None
+        self._poll_at = self._ping_at = math.inf
 
     def wake(self) -> None:
         """Make the iteration yield at once, or when it starts; safe in a signal handler."""
@@ -135,100 +80,106 @@ class Listener:
         self.wake()
 
     def __iter__(self) -> Iterator[Wake]:
-        bell, rope = socket.socketpair()
-        bell.setblocking(False)
-        rope.setblocking(False)
-        self._rope = rope
-        try:
-            poll_at = time.monotonic() + self._poll_s()
-            while not self._closed:
-                wake = self._next(bell, poll_at)
-                if self._closed:
-                    break
-                if wake is not None:
-                    yield wake
-                    due = time.monotonic() + self._poll_s()
-                    poll_at = min(poll_at, due) if wake.reason == "notify" else due
-        finally:
-            self._drop()
-            self._rope = None
-            rope.close()
-            bell.close()
+        bell, self._rope = socket.socketpair()
+        with bell, self._rope as rope, contextlib.closing(io_loop.IoLoop()) as loop:
+            bell.setblocking(False)
+            rope.setblocking(False)
+            loop.read(bell.fileno(), lambda: bell.recv(4096))
+            self._loop = loop
+            try:
+                if self._channels:
+                    self._link = link.Link(
+                        loop, self, channels=self._channels, url=self._url, waits=self._lost
+                    )
+                    self._link.answer_s = CONNECT_S
+                yield from self._wakes(loop)
+            finally:
+                own, self._link, self._rope = self._link, None, None
+                if own is not None:
+                    own.close()
 
-    def _next(self, bell: socket.socket, poll_at: float) -> Wake | None:
-        now = time.monotonic()
-        if self._conn is None and now >= self._retry_at and self._open():
-            return Wake("connected")
-        if self._conn is not None and self._conn.broken:
-            self._lost(psycopg.OperationalError("the connection broke"))
-        if not self._pending and not self._woken:
-            due = min(poll_at, self._retry_at if self._conn is None else self._ping_at)
-            watched = [bell] if self._conn is None else [bell, self._conn]
-            await_readable(watched, due - now)
-        _drain(bell)
+    def _wakes(self, loop: io_loop.IoLoop) -> Iterator[Wake]:
+        self._poll_at = clock.boot_s() + self._poll_s()
+        while not self._closed:
+            loop.wake_at(self._poll_at)
+            loop.run(self._tick, lambda: self._closed or bool(self._reason()))
+            reason = self._reason()
+            if self._closed or not reason:
+                continue
+            notified = frozenset[tuple[str, str]]()
+            if reason == "connected":
+                self._is_new = False
+            elif reason == "wake":
+                self._woken = False
+            elif reason == "notify":
+                notified = frozenset(self._notified)
+                self._notified.clear()
+            yield Wake(reason, notified)
+            due = clock.boot_s() + self._poll_s()
+            self._poll_at = min(self._poll_at, due) if reason == "notify" else due
+
+    def _reason(self) -> str:
+        """Return why to wake now, or ""."""
+        if self._is_new:
+            return "connected"
         if self._woken:
-            self._woken = False
-            return Wake("wake")
-        return self._read(time.monotonic(), poll_at)
+            return "wake"
+        if clock.boot_s() >= self._poll_at and not self._is_connecting():
+            return "poll"
+        return "notify" if self._notified else ""
 
-    def _read(self, now: float, poll_at: float) -> Wake | None:
-        try:
-            if self._conn is not None:
-                self._pending += notified(self._conn)
-                if now >= self._ping_at:
-                    self._ask(self._conn, b"")
-        except (psycopg.Error, OSError) as error:
-            self._lost(error)
-        if self._pending and now < poll_at:
-            wake = Wake("notify", frozenset(self._pending))
-            self._pending.clear()
-            return wake
-        return Wake("poll") if now >= poll_at else None
+    def _is_connecting(self) -> bool:
+        return self._link is not None and self._link.is_open and self._ping_at == math.inf
 
-    def _open(self) -> bool:
-        try:
-            self._conn = pool.connect(url=self._url, bare=True, connect_s=CONNECT_S)
-            names = [sql.Identifier(channel) for channel in self._channels]
-            todo = [sql.SQL("LISTEN {}").format(name) for name in names]
-            listens = sql.SQL("; ").join(todo).as_bytes(self._conn)
-            self._ask(self._conn, b"; ".join((listens, statements.sessions.stay_idle.text)))
-        except (psycopg.Error, OSError) as error:
-            self._lost(error)
-            return False
-        self._backoff_s = BACKOFF_FIRST_S
+    def _tick(self, now: float) -> float:
+        if self._link is None:
+            return self._poll_at
+        if now >= self._ping_at:
+            self._link.flow.ring()
+        due = self._link.tick(now)
+        return due if self._is_connecting() else min(self._poll_at, due)
+
+    # --- The source of the link.
+
+    def next(self) -> link.Request | None:
+        """Return a ping if one is due."""
+        if clock.boot_s() < self._ping_at:
+            return None
+        self._ping_later()
+        return link.Request(_ping(), bool, bool, bool)
+
+    def _ping_later(self) -> None:
+        assert self._loop is not None
+        self._ping_at = clock.boot_s() + PING_S
+        self._loop.wake_at(self._ping_at)
+
+    def notified(self, channel: str, text: str) -> None:
+        """Take a notification."""
+        self._notified.add((channel, text))
+
+    def connected(self) -> None:
+        """Note a new connection."""
+        assert self._link is not None
+        self._is_new, self._link.answer_s = True, ANSWER_S
+        self._ping_later()
         if self._away:
             _log.warning("the LISTEN connection is back")
             self._away = False
-        return True
 
-    def _ask(self, conn: pool.Connection, query: bytes) -> None:
-        def consume() -> None:
-            self._pending += notified(conn)
+    def disconnected(self) -> None:
+        """Note that the connection was lost."""
+        self._ping_at = math.inf
+        if self._link is not None:
+            self._link.answer_s = CONNECT_S
 
-        ask(conn, query, ANSWER_S, consume)
-        self._ping_at = time.monotonic() + PING_S
-
-    def _lost(self, error: Exception) -> None:
-        self._drop()
-        self._retry_at = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
-        self._backoff_s = min(BACKOFF_MAX_S, self._backoff_s * 2)
+    def _lost(self, reason: str) -> None:
         if not self._away:
             self._away = True
-            reason = " ".join(str(error).split())
             _log.warning("lost the LISTEN connection, polling until it is back: %s", reason)
 
-    def _drop(self) -> None:
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
 
-
-def _drain(bell: socket.socket) -> None:
-    try:
-        while bell.recv(4096):
-            pass
-    except BlockingIOError:
-        return
+def _ping() -> scripts.Script[Any]:
+    return (yield scripts.Statement(b""))
 
 
 def listen(

@@ -6,32 +6,24 @@ import json
 import math
 import os
 import re
-import select
 import threading
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
-from psycopg import pq
+from psycopg import abc, adapt, pq
 from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
 
 from queue_workflows import config, errors
 from queue_workflows.db import database_url, statements
-from queue_workflows.runtime import forking
+from queue_workflows.runtime.stored_json import load_json
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
-
-
-from datetime import datetime, timezone
-
-from psycopg import abc, adapt
-from psycopg.types.json import set_json_loads
-
-from queue_workflows.runtime.stored_json import load_json
 
 Connection: TypeAlias = "psycopg.Connection[Row]"
 """A connection whose rows are dicts."""
@@ -50,9 +42,6 @@ IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 _USABLE = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS)
 _GOING = ("57P01", "57P02", "57P03", "53300")
 """SQLSTATEs: administrator shutdown, crash shutdown, cannot connect now, too many connections."""
-TRUSTED_S = 20.0
-"""Seconds after which the keepalives of `conninfo` have found a half-open connection."""
-
 MAX_IDLE_S = 60.0
 """Seconds after which connections that were too many all the time are closed, one each time."""
 
@@ -161,20 +150,6 @@ def connect(
     return conn
 
 
-class _Pooled(psycopg.Connection[Row]):
-    """A pooled connection with the time when it was last known to work."""
-
-    seen = -math.inf
-    _poller: select.poll | None = None
-
-    def has_news(self) -> bool:
-        """Return whether there is data to read: on an idle connection, that the server ended it."""
-        if self._poller is None:
-            self._poller = select.poll()
-            self._poller.register(self.fileno(), select.POLLIN)
-        return bool(self._poller.poll(0))
-
-
 class _Sessionless(psycopg.Connection[Row]):
     """A connection for POLL_ONLY, which neither leaves state in a session nor needs any there.
 
@@ -207,34 +182,6 @@ class _Sessionless(psycopg.Connection[Row]):
             yield block
 
 
-class _SessionlessPooled(_Sessionless, _Pooled):
-    pass
-
-
-def _check(conn: Connection) -> None:
-    """Raise if a pooled connection broke while it was idle, so that the pool opens another.
-
-    A poll of the socket finds a connection that the server ended, without a round trip. One that
-    was idle longer than TRUSTED_S may have been dropped silently on the way, so it is tested.
-    """
-    now, pooled = time.monotonic(), cast("_Pooled", conn)
-    if now - pooled.seen > TRUSTED_S or pooled.has_news():
-        _ping(conn)
-    pooled.seen = now
-
-
-def _ping(conn: Connection) -> None:
-    if conn.autocommit:
-        conn.execute("")
-        return
-    conn.autocommit = True
-    try:
-        conn.execute("")
-    finally:
-        if not conn.closed:
-            conn.autocommit = False
-
-
 def _pool(kind: str) -> ConnectionPool[Connection]:
     url = database_url.db_url()
     known = _pools.get(kind)
@@ -244,7 +191,11 @@ def _pool(kind: str) -> ConnectionPool[Connection]:
 
 
 def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
-    from queue_workflows.db.reconnecting_pool import ReconnectingPool
+    from queue_workflows.db import reconnecting_pool
+    from queue_workflows.runtime import forking
+
+    class SessionlessPooled(_Sessionless, reconnecting_pool.Pooled):
+        pass
 
     def configure(conn: Connection) -> None:
         pool.refusal = _refusal(conn)
@@ -255,17 +206,21 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
         known = _pools.get(kind)
         if known is not None and known[0] == url:
             return known[1]
-        own = _SessionlessPooled if config.POLL_ONLY.read() else _Pooled
-        pool = ReconnectingPool(
+        own = SessionlessPooled if config.POLL_ONLY.read() else reconnecting_pool.Pooled
+        pool = reconnecting_pool.ReconnectingPool(
             database_url.conninfo(url),
             connection_class=cast("type[Connection]", own),
             kwargs={"row_factory": dict_row, "autocommit": kind == "engine"},
             min_size=0,
-            max_size=_size(kind),
+            max_size=(
+                max(1, config.DB_POOL_MAX.read())
+                if kind == "host"
+                else config.get_config().engine_pool_max
+            ),
             max_lifetime=config.get_config().pool_recycle_s,
             max_idle=MAX_IDLE_S,
             timeout=30.0,
-            check=_check,
+            check=reconnecting_pool.check,
             configure=configure,
             name=f"queue_workflows-{kind}",
             num_workers=1,
@@ -273,15 +228,10 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
         )
         pool.open()
         _pools[kind] = (url, pool)
+        forking.close_before_fork(close_pool)
     if known is not None:
         known[1].close()
     return pool
-
-
-def _size(kind: str) -> int:
-    if kind == "host":
-        return max(1, config.DB_POOL_MAX.read())
-    return config.get_config().engine_pool_max
 
 
 def get_pool() -> ConnectionPool[Connection]:
@@ -296,9 +246,6 @@ def close_pool() -> None:
         _pools.clear()
     for pool in pools:
         pool.close()
-
-
-forking.close_before_fork(close_pool)
 
 
 @contextmanager

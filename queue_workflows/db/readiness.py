@@ -12,7 +12,7 @@ from collections.abc import Callable
 import psycopg
 
 from queue_workflows import errors
-from queue_workflows.db import database_url, functions, ledger, pool, schema
+from queue_workflows.db import database_url, functions, ledger, pool, statements
 from queue_workflows.types import SleepFn
 
 _log = logging.getLogger(__name__)
@@ -81,20 +81,15 @@ def wait_for_schema(
     version of 0.3.0's line has migrated our own ledger.
     """
 
-    def check() -> tuple[int, str]:
-        if version_table == ledger.NAME:
-            _refuse_others()
-        version = schema.current_schema_version(version_table=version_table)
-        return version, "" if version >= min_version else f"it is at version {version}"
+    def check(conn: pool.Connection) -> tuple[int, str]:
+        return _version(conn, version_table, min_version)
 
-    return _wait(
-        f"no schema version {min_version}", check, timeout_s, poll_s, sleep_fn or time.sleep
-    )
+    return _wait(min_version, check, timeout_s, poll_s, sleep_fn or time.sleep)
 
 
 def _wait(
-    wanted: str,
-    check: Callable[[], tuple[int, str]],
+    wanted: int,
+    check: Callable[[pool.Connection], tuple[int, str]],
     timeout_s: float,
     poll_s: float,
     sleep: SleepFn,
@@ -103,35 +98,36 @@ def _wait(
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            version, reason = check()
+            with pool.connect() as conn:
+                version, reason = check(conn)
             if not reason:
                 return version
         except psycopg.OperationalError as error:
             reason = str(error).strip()
         if time.monotonic() >= deadline:
             raise errors.SchemaTimeout(
-                f"{database_url.describe()}: {wanted} within {timeout_s:g} s "
+                f"{database_url.describe()}: no schema version {wanted} within {timeout_s:g} s "
                 f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
             )
         sleep(poll_s)
 
 
-def _refuse_others() -> None:
-    with pool.connect() as conn:
+def _version(conn: pool.Connection, version_table: str, wanted: int) -> tuple[int, str]:
+    """Return the version of a ledger, and why it is not enough: "" if it is."""
+    if version_table == ledger.NAME:
         ledger.refuse_others(conn)
+    version = max(ledger.versions(conn, version_table), default=0)
+    return version, "" if version >= wanted else f"it is at version {version}"
 
 
-def _check_ready() -> tuple[int, str]:
+def _check_ready(conn: pool.Connection) -> tuple[int, str]:
     """Return the version, and why this code cannot work yet: "" if it can."""
-    _refuse_others()
-    version = schema.current_schema_version()
-    if version < ledger.REQUIRED_VERSION:
-        return version, f"it is at version {version}"
-    with pool.connect() as conn:
-        if not functions.is_ready(conn):
-            return version, "its functions are missing or of an older version"
-    schema.refuse_newer()  # here: an outage during this check is waited for, too
-    return version, ""
+    version, reason = _version(conn, ledger.NAME, ledger.REQUIRED_VERSION)
+    if not reason and not functions.is_ready(conn):
+        reason = "its functions are missing or of an older version"
+    if not reason and statements.migrations.ledger_is_whole(conn, ledger=ledger.NAME):
+        ledger.refuse_newer(ledger.REQUIRED_VERSION, ledger.read(conn, ledger.NAME))
+    return version, reason
 
 
 class _Stopped(Exception):
@@ -163,7 +159,7 @@ def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], ob
             raise _Stopped
 
     try:
-        _wait(f"no schema version {ledger.REQUIRED_VERSION}", _check_ready, 120, 0.5, wait)
+        _wait(ledger.REQUIRED_VERSION, _check_ready, 120, 0.5, wait)
     except _Stopped:
         return False
     return True

@@ -1,19 +1,50 @@
-"""Let a pool of connections reconnect twice a second, and refuse a database that cannot be used."""
+"""Pool connections: test them, reconnect twice a second, refuse a database that cannot be used."""
 
 from __future__ import annotations
 
+import math
+import select
 import time
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg_pool import ConnectionPool
 
 from queue_workflows import errors
+from queue_workflows.types import Row
 
 C = TypeVar("C", bound="psycopg.Connection[Any]")
 RETRY_S: Final = 0.5
 """Seconds between two attempts to connect. Those of psycopg_pool double with each attempt: after an
 outage of a minute all callers would wait for another half of one."""
+TRUSTED_S: Final = 20.0
+"""Seconds after which the keepalives of `conninfo` have found a half-open connection."""
+
+
+class Pooled(psycopg.Connection[Row]):
+    """A pooled connection with the time when it was last known to work."""
+
+    seen = -math.inf
+    _poller: select.poll | None = None
+
+    def has_news(self) -> bool:
+        """Return whether there is data to read: on an idle connection, that the server ended it."""
+        if self._poller is None:
+            self._poller = select.poll()
+            self._poller.register(self.fileno(), select.POLLIN)
+        return bool(self._poller.poll(0))
+
+
+def check(conn: psycopg.Connection[Row]) -> None:
+    """Raise if a pooled connection broke while it was idle, so that the pool opens another.
+
+    A poll of the socket finds a connection that the server ended, without a round trip. One that
+    was idle longer than TRUSTED_S may have been dropped silently on the way, so it is tested.
+    """
+    now, pooled = time.monotonic(), cast("Pooled", conn)
+    if now - pooled.seen > TRUSTED_S or pooled.has_news():
+        ConnectionPool.check_connection(cast("Any", conn))
+    pooled.seen = now
 
 
 class _Attempt:

@@ -40,7 +40,9 @@ def exclusive(
         log_at = time.monotonic() + LOGGED_S
         while True:
             with conn.transaction() if is_local else nullcontext():
-                if _try_lock(conn, version_table, is_local=is_local):
+                # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold
+                # it.
+                if statements.migrations.try_lock(conn, ledger=version_table, is_local=is_local):
                     yield conn
                     if not is_local:
                         statements.migrations.unlock(conn)
@@ -49,19 +51,12 @@ def exclusive(
                 raise errors.MigrationFailed("a stop was requested before the schema's lock came")
             if time.monotonic() >= log_at:
                 log_at = time.monotonic() + LOGGED_S
-                held_by = _holders(conn, version_table)
+                held_by = ", ".join(
+                    f"pid {row['pid']} of role {row['usename']}"
+                    for row in statements.migrations.lock_holders(conn, ledger=version_table)
+                )
                 _log.warning("another session holds the lock of the schema: %s", held_by)
             time.sleep(POLL_S)
-
-
-def _try_lock(conn: pool.Connection, version_table: str, *, is_local: bool) -> bool:
-    # A waiting pg_advisory_lock() blocks signals, and any role that may log in can hold it.
-    return bool(statements.migrations.try_lock(conn, ledger=version_table, is_local=is_local))
-
-
-def _holders(conn: pool.Connection, version_table: str) -> str:
-    rows = statements.migrations.lock_holders(conn, ledger=version_table)
-    return ", ".join(f"pid {row['pid']} of role {row['usename']}" for row in rows)
 
 
 _log = logging.getLogger(__name__)
@@ -69,13 +64,6 @@ GIVEN_WAY_S = 1.0
 """Seconds before the tables of triggers are locked again: a waiting lock stops writers."""
 DEADLOCK_TRIES = 20
 """A migration locks table by table, and workers in another order; each try takes 1 s."""
-
-
-def refuse_newer() -> None:
-    """Raise `SchemaTooNew` if the ledger of our own chain needs newer code than this."""
-    with pool.connect() as conn:
-        if ledger.is_whole(conn, ledger.NAME):
-            ledger.refuse_newer(ledger.REQUIRED_VERSION, ledger.read(conn, ledger.NAME))
 
 
 def bootstrap(
@@ -98,7 +86,9 @@ def bootstrap(
     with pool.connect(limited=False) as conn:
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)
-        is_current = ledger.is_whole(conn, version_table) and not (ours and functions.stale(conn))
+        is_current = statements.migrations.ledger_is_whole(conn, ledger=version_table) and not (
+            ours and functions.stale(conn)
+        )
         if is_current and not _missing(conn, version_table, steps):
             return []
     with exclusive(version_table, stopped) as conn:
@@ -106,7 +96,7 @@ def bootstrap(
             return _bring(conn, steps, stopped)
         missing = _missing(conn, version_table, steps)
         for step in missing:
-            _despite_deadlocks(lambda step=step: _apply(conn, version_table, step))
+            _retried(lambda step=step: _apply(conn, version_table, step), _never)
         return [step.version for step in missing]
 
 
@@ -134,32 +124,51 @@ def _bring(
             for part in functions.stale(conn):
                 _install(conn, part)
 
-    _giving_way(once, stopped)
+    _retried(once, stopped)
     return done
 
 
-def _giving_way(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
-    """Try again while workers hold locks that the triggers need; raise once `stopped()`."""
-    log_at = time.monotonic() + LOGGED_S
+def _retried(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
+    """Try again after a deadlock, and while workers use the triggers' tables; not once `stopped()`.
+
+    Raises the error of the last try.
+    """
+    log_at, deadlocks = time.monotonic() + LOGGED_S, 0
     while True:
         try:
-            _despite_deadlocks(transaction)
+            return transaction()
         except functions.TablesInUse:
             if stopped():
                 raise
-        else:
-            return
-        if time.monotonic() >= log_at:
-            log_at = time.monotonic() + LOGGED_S
-            _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
-        time.sleep(GIVEN_WAY_S)
+            if time.monotonic() >= log_at:
+                log_at = time.monotonic() + LOGGED_S
+                _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
+            time.sleep(GIVEN_WAY_S)
+        except (psycopg.Error, errors.MigrationFailed) as error:
+            cause = error.__cause__ if isinstance(error, errors.MigrationFailed) else error
+            deadlocks += 1
+            if deadlocks == DEADLOCK_TRIES or not isinstance(
+                cause, psycopg.errors.DeadlockDetected
+            ):
+                raise
+
+
+def _never() -> bool:
+    return False
+
+
+@contextmanager
+def _naming(what: str) -> Generator[None]:
+    """Raise `MigrationFailed`, which names what failed, for an error of the database."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise errors.MigrationFailed(f"{what}: {str(error).strip()}") from error
 
 
 def _install(conn: pool.Connection, part: functions.Part) -> None:
-    try:
+    with _naming(f"the {part.name}"):
         functions.install(conn, part)
-    except psycopg.Error as error:
-        raise errors.MigrationFailed(f"the {part.name}: {str(error).strip()}") from error
 
 
 def repair() -> list[str]:
@@ -178,7 +187,7 @@ def repair() -> list[str]:
                 done.append(part.name)
 
     with exclusive(ledger.NAME) as conn:
-        _giving_way(once, lambda: False)
+        _retried(once, _never)
     return done
 
 
@@ -206,33 +215,20 @@ def _refuse_edited(steps: list[ledger.Migration], applied: Mapping[int, Mapping[
         if step.version in UNRELEASED and step.version in applied:
             recorded = applied[step.version]["checksum"]
             if recorded is not None and recorded != step.checksum:
-                raise edited_by_development(f"{step.version:04d}_{step.name}", step.version)
+                raise errors.MigrationFailed(
+                    f"migration {step.version:04d}_{step.name} of this database is that of a "
+                    f"development build; run `queue-workflows migrate --to {step.version - 1} "
+                    "--allow-data-loss`, which drops its tables with what they hold, then "
+                    "`queue-workflows migrate`"
+                )
 
 
 def _apply(conn: pool.Connection, version_table: str, step: ledger.Migration) -> None:
     """Apply one migration and record it, in one transaction or in the caller's."""
-    try:
-        with conn.transaction():
-            # Trusted text from the chain's folder: a migration is SQL by definition.
-            conn.execute(step.up.encode())
-            ledger.record(conn, version_table, step)
-    except psycopg.Error as error:
-        raise errors.MigrationFailed(
-            f"migration {step.version:04d}_{step.name}: {str(error).strip()}"
-        ) from error
-
-
-def _despite_deadlocks(transaction: Callable[[], None]) -> None:
-    """Try again if the server ended this transaction to resolve a deadlock."""
-    for left in reversed(range(DEADLOCK_TRIES)):
-        try:
-            transaction()
-        except (psycopg.Error, errors.MigrationFailed) as error:
-            cause = error.__cause__ if isinstance(error, errors.MigrationFailed) else error
-            if not left or not isinstance(cause, psycopg.errors.DeadlockDetected):
-                raise
-        else:
-            return
+    with _naming(f"migration {step.version:04d}_{step.name}"), conn.transaction():
+        # Trusted text from the chain's folder: a migration is SQL by definition.
+        conn.execute(step.up.encode())
+        ledger.record(conn, version_table, step)
 
 
 def pending(
@@ -243,10 +239,12 @@ def pending(
     with pool.connect() as conn:
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)
-        if not ledger.exists(conn, version_table):
+        if not statements.migrations.ledger_exists(conn, ledger=version_table):
             return steps
         applied = ledger.versions(conn, version_table)
-        ours = _is_ours(steps, version_table) and ledger.is_whole(conn, version_table)
+        ours = _is_ours(steps, version_table) and statements.migrations.ledger_is_whole(
+            conn, ledger=version_table
+        )
         if ours and development_version(conn) is None:
             _refuse_edited(steps, ledger.read(conn, version_table))
     return [step for step in steps if step.version not in applied]
@@ -275,7 +273,7 @@ def downgrade(
     steps = ledger.chain(migrations_dir)
     ours = _is_ours(steps, version_table)
     with exclusive(version_table) as conn:
-        if not ledger.exists(conn, version_table):
+        if not statements.migrations.ledger_exists(conn, ledger=version_table):
             return []
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)
@@ -298,7 +296,7 @@ def downgrade(
                         "Pass allow_data_loss=True to do it all the same"
                     )
 
-        _despite_deadlocks(once)
+        _retried(once, _never)
     return [step.version for step in down]
 
 
@@ -314,13 +312,9 @@ def _down_steps(steps: list[ledger.Migration], versions: Iterable[int]) -> list[
 
 def _revert(conn: pool.Connection, version_table: str, steps: list[ledger.Migration]) -> None:
     for step in steps:
-        try:
+        with _naming(f"down migration {step.version:04d}_{step.name}"):
             conn.execute((step.down or "").encode())
             ledger.forget(conn, version_table, step.version)
-        except psycopg.Error as error:
-            raise errors.MigrationFailed(
-                f"down migration {step.version:04d}_{step.name}: {str(error).strip()}"
-            ) from error
 
 
 _COMPLETE = frozenset(
@@ -335,15 +329,6 @@ Its last two builds differed in one function, which is installed again.
 """
 UNRELEASED = frozenset({14})
 """Versions that development builds have applied with another text."""
-
-
-def edited_by_development(name: str, version: int) -> errors.MigrationFailed:
-    """Return the error for a database in which a development build applied a migration."""
-    return errors.MigrationFailed(
-        f"migration {name} of this database is that of a development build; run `queue-workflows "
-        f"migrate --to {version - 1} --allow-data-loss`, which drops its tables with what they "
-        "hold, then `queue-workflows migrate`"
-    )
 
 
 def development_version(conn: pool.Connection) -> int | None:
@@ -386,6 +371,7 @@ def _development_rows(conn: pool.Connection) -> list[dict[str, Any]]:
 
 _Columns: TypeAlias = "dict[tuple[str, str], str | None]"
 """(table, column) → default expression."""
+_ALL = sql.SQL("")
 
 
 def dropped_by(
@@ -400,19 +386,22 @@ def dropped_by(
     before = _columns(conn)
     with conn.transaction(force_rollback=True):
         change()
-        touched = _touched(conn, {table for table, _ in before} - besides)
+        # Of the others the transaction has locked none for writing.
+        untouched = {row["name"] for row in statements.downgrade_check.untouched(conn)}
+        touched = sorted({table for table, _ in before} - besides - untouched)
         after = _columns(conn)
     if touched:
         names = sql.SQL(", ").join(map(sql.Identifier, touched))
         conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
     kept = {table for table, _ in after}
-    losses = _dropped_tables(conn, before, kept | besides)
+    gone = sorted({table for table, _ in before} - kept - besides)
+    losses = [f"table {each} with {n} rows" for each in gone if (n := _count_rows(conn, each))]
     losses += _dropped_values(conn, before, after, kept)
     rows = {table: _count_rows(conn, table) for table in touched if table in kept}
     change()
     for table, count in rows.items():
-        if gone := count - _count_rows(conn, table):
-            losses.append(f"{gone} rows of table {table}")
+        if lost := count - _count_rows(conn, table):
+            losses.append(f"{lost} rows of table {table}")
     return losses
 
 
@@ -423,43 +412,24 @@ def _columns(conn: pool.Connection) -> _Columns:
     }
 
 
-def _touched(conn: pool.Connection, tables: set[str]) -> list[str]:
-    """Return those of `tables` that are dropped, or locked for writing by this transaction."""
-    rows = statements.downgrade_check.untouched(conn)
-    return sorted(tables - {row["name"] for row in rows})
-
-
-def _dropped_tables(conn: pool.Connection, before: _Columns, kept: set[str]) -> list[str]:
-    counts = {table: _count_rows(conn, table) for table in {t for t, _ in before} - kept}
-    return [f"table {table} with {n} rows" for table, n in sorted(counts.items()) if n]
-
-
 def _dropped_values(
     conn: pool.Connection, before: _Columns, after: _Columns, kept: set[str]
 ) -> list[str]:
     losses: list[str] = []
     for (table, column), default in sorted(before.items()):
+        made = "nextval(" in (default or "") or "pg_current_xact_id(" in (default or "")
         # A default that differs in each row, such as now(), is never a value that a person chose.
-        if table not in kept or (table, column) in after or _is_made(default or ""):
+        if table not in kept or (table, column) in after or made:
             continue
-        query = sql.SQL("SELECT count(*) AS n FROM {} WHERE {} IS DISTINCT FROM {}").format(
-            sql.Identifier(table),
-            sql.Identifier(column),
-            # The default's text comes from the catalogue.
-            sql.SQL(cast("Any", default or "NULL")),
+        # The default's text comes from the catalogue.
+        where = sql.SQL(" WHERE {} IS DISTINCT FROM {}").format(
+            sql.Identifier(column), sql.SQL(cast("Any", default or "NULL"))
         )
-        if count := _count(conn, query):
+        if count := _count_rows(conn, table, where):
             losses.append(f"column {table}.{column} with {count} values")
     return losses
 
 
-def _is_made(default: str) -> bool:
-    return "nextval(" in default or "pg_current_xact_id(" in default
-
-
-def _count_rows(conn: pool.Connection, table: str) -> int:
-    return _count(conn, sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(table)))
-
-
-def _count(conn: pool.Connection, query: sql.Composed) -> int:
+def _count_rows(conn: pool.Connection, table: str, where: sql.Composable = _ALL) -> int:
+    query = sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(table)) + where
     return int((conn.execute(query).fetchone() or {"n": 0})["n"])

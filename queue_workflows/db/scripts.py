@@ -7,6 +7,7 @@ connection of psycopg, a `db.link.Link` without ever blocking its thread.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -45,56 +46,41 @@ class _Undone(Exception):
 def run(conn: psycopg.Connection[Row], script: Script[T]) -> T:
     """Run a script on a connection whose transaction, if one is open, it joins; return its result.
 
-    What it has begun and not ended is rolled back if it raises.
+    What it has begun and not ended is committed if it returns, and rolled back if it raises: a
+    ROLLBACK undoes the innermost one, also where a script within this one has left it open.
     """
     blocks: list[AbstractContextManager[Any]] = []
-    with contextlib.ExitStack() as stack:
-        try:
-            statement = next(script)
-            while True:
-                try:
-                    rows = _ran(conn, statement, stack, blocks)
-                except psycopg.Error as error:
-                    statement = script.throw(error)
-                else:
-                    statement = script.send(rows)
-        except StopIteration as end:
-            return end.value
-
-
-class _Left:
-    """Ends a transaction's block that a script has left open by an exception."""
-
-    def __init__(
-        self, block: AbstractContextManager[Any], blocks: list[AbstractContextManager[Any]]
-    ) -> None:
-        self._block, self._blocks = block, blocks
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *raised: Any) -> None:
-        if self._block in self._blocks:
-            self._block.__exit__(*raised)
+    try:
+        statement = next(script)
+        while True:
+            try:
+                rows = _ran(conn, statement, blocks)
+            except psycopg.Error as error:
+                statement = script.throw(error)
+            else:
+                statement = script.send(rows)
+    except StopIteration as end:
+        while blocks:
+            blocks.pop().__exit__(None, None, None)
+        return end.value
+    except BaseException:
+        while blocks:
+            blocks.pop().__exit__(*sys.exc_info())
+        raise
 
 
 def _ran(
-    conn: psycopg.Connection[Row],
-    statement: Statement,
-    stack: contextlib.ExitStack,
-    blocks: list[AbstractContextManager[Any]],
+    conn: psycopg.Connection[Row], statement: Statement, blocks: list[AbstractContextManager[Any]]
 ) -> list[Any]:
     if statement is BEGIN:
         block = conn.transaction()
         block.__enter__()
         blocks.append(block)
-        stack.enter_context(_Left(block, blocks))
     elif statement is COMMIT:
         blocks.pop().__exit__(None, None, None)
     elif statement is ROLLBACK:
-        undone = _Undone()
         with contextlib.suppress(_Undone):
-            blocks.pop().__exit__(_Undone, undone, None)
+            blocks.pop().__exit__(_Undone, _Undone(), None)
     else:
         found = conn.execute(statement.text, statement.parameters)
         return found.fetchall() if found.description is not None else []

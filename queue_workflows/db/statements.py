@@ -9,7 +9,6 @@ attribute a mapping by table name. Type checkers read the stub that `tests.suppo
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
 from functools import cache
@@ -63,10 +62,6 @@ KINDS: Final[dict[str, Callable[[list[Row]], Any]]] = {
 """What a statement returns by its kind: the first row or None (`one`), the row that there always is
 (`row`), the only column of the first row or None (`value`), all rows (`many`), their only column
 (`column`), how many rows it has changed (`count`; unknown to scripts), or None."""
-_OF_CURSOR: Final[dict[str, Callable[[Any], Any]]] = {
-    "one": operator.methodcaller("fetchone"), "many": operator.methodcaller("fetchall"),
-    "count": operator.attrgetter("rowcount"), "none": _nothing,
-}  # fmt: skip
 
 
 class Named:
@@ -75,21 +70,21 @@ class Named:
     `prepare`: as `execute` of psycopg takes it.
     """
 
-    __slots__ = ("_of_cursor", "_of_rows", "comment", "kind", "prepare", "text")
+    __slots__ = ("_of_rows", "comment", "kind", "prepare", "text")
 
     def __init__(self, text: bytes, comment: str, kind: str, prepare: bool | None) -> None:
         self.text, self.comment, self.kind, self.prepare = text, comment, kind, prepare
         self._of_rows = KINDS[kind]
-        self._of_cursor = _OF_CURSOR.get(kind) or self._of_all
 
     def __call__(self, conn: psycopg.Connection[Row], /, **given: Any) -> Any:
         """Execute it in the transaction of the connection; return what its kind says."""
-        if given:
-            return self._of_cursor(conn.execute(self.text, given, prepare=self.prepare))
         # An app's connection of another driver takes no None instead of parameters.
-        return self._of_cursor(conn.execute(self.text, prepare=self.prepare))
-
-    def _of_all(self, cursor: psycopg.Cursor[Row]) -> Any:
+        parameters = (given,) if given else ()
+        cursor = conn.execute(self.text, *parameters, prepare=self.prepare)
+        if self.kind == "one":
+            return cursor.fetchone()
+        if self._of_rows is _nothing:
+            return cursor.rowcount if self.kind == "count" else None
         return self._of_rows(cursor.fetchall())
 
     def script(self, **given: Any) -> scripts.Script[Any]:

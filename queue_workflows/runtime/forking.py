@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from queue_workflows import config
 
 _NUMBER: Final = struct.Struct("d")
-_closers: list[Callable[[], object]] = []
+_closers: dict[Callable[[], object], None] = {}
 _commands: list[None] = []
 
 
@@ -37,7 +37,7 @@ class SharedNumber:
 
 def close_before_fork(close: Callable[[], object]) -> None:
     """Call this function on each `prepare`: what it closes is opened again when it is used."""
-    _closers.append(close)
+    _closers[close] = None
 
 
 def prepare() -> None:
@@ -74,18 +74,12 @@ def unsafe() -> str | None:
 
 
 def _has_gpu() -> bool:
-    try:
-        names = [*Path("/proc/self/fd").iterdir()]
-    except OSError:
-        return False
-    return any(map(_is_gpu, names))
-
-
-def _is_gpu(descriptor: Path) -> bool:
-    try:
-        return str(descriptor.readlink()).startswith(("/dev/nvidia-uvm", "/dev/kfd"))
-    except OSError:  # the descriptor of the listing itself
-        return False
+    with contextlib.suppress(OSError):
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                if str(descriptor.readlink()).startswith(("/dev/nvidia-uvm", "/dev/kfd")):
+                    return True
+    return False
 
 
 def flush() -> None:

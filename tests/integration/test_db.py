@@ -412,7 +412,7 @@ def test_a_long_wait_is_logged_every_30_seconds(
 
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@127.0.0.1:1/name")
     now = [0.0]
-    monkeypatch.setattr("queue_workflows.db.pool.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("queue_workflows.db.readiness.time.monotonic", lambda: now[0])
 
     def pause(seconds: float) -> None:
         now[0] += seconds

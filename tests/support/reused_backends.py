@@ -87,14 +87,14 @@ class Reuse:
         open_link, close_link, reuse = (*(getattr(link.Link, name) for name in LINKS), self)
 
         def connect(own: Any) -> link.Waits:
-            info = database_url.conninfo(database_url.db_url())
-            found = reuse._take(info)
+            info = database_url.conninfo(own._url or database_url.db_url())
+            found = None if own._url else reuse._take(info)
             if found is None:
                 yield from open_link(own)
             else:
                 own._pg, found.nonblocking = found, 1
                 own._prepared.clear()
-            own.parameters = _key(info)
+            own.parameters = None if own._url else _key(info)
 
         def close(own: Any) -> None:
             pgconn = own._pg

@@ -28,7 +28,6 @@ ALLOWED = {
     "db/databases.py": (2, "CREATE and COMMENT ON DATABASE take identifiers, not parameters"),
     "db/functions.py": (2, "LOCK TABLE takes identifiers; the triggers' text has the tables"),
     "db/ledger.py": (5, "an app names the ledger of its own chain"),
-    "db/notifications.py": (1, "LISTEN takes identifiers"),
     "db/link.py": (3, "it drives libpq itself: ROLLBACK, SAVEPOINT, SET client_encoding"),
     "db/schema.py": (3, "LOCK and count in any table of an app, named by the catalog"),
     "db/scratch_databases.py": (5, "CREATE, DROP, TRUNCATE and a check of every table of an app"),

@@ -35,10 +35,6 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::boo
 SELECT set_config(s.name, s.value, false) AS value
   FROM jsonb_each_text(%(settings)s::jsonb) AS s (name, value);
 
--- name: stay_idle none
--- Let a session that listens be idle for any time, whatever the role and the database say.
-SELECT set_config('idle_session_timeout', '0', false);
-
 -- name: hold none
 -- Hold the advisory lock of a name, shared, for as long as the session lives.
 SELECT pg_advisory_lock_shared(hashtextextended(%(lock)s::text, 0)) IS NULL AS held;
