@@ -8,7 +8,7 @@ import sys
 from queue_workflows.cli import command, define
 from queue_workflows.runtime import app_loading, entry_point
 from queue_workflows.telemetry import metrics as page
-from queue_workflows.telemetry.metrics import listener
+from queue_workflows.telemetry import metrics_listener as listener
 
 EVERYWHERE = (
     "{} is not this machine's loopback: every client that reaches it reads the names of queues, "

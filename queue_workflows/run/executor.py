@@ -108,8 +108,10 @@ class Executor:
 
     def memory_mb(self, *parts: bytes) -> float:
         """Return its memory in MB, by default that in RAM and that on swap; 0.0 if it has ended."""
-        file = pressure.File(Path(f"/proc/{self.pid}/status"))
-        return sum(each or 0 for each in file.numbers(*parts or (b"VmRSS", b"VmSwap"))) / 1024
+        found = pressure.numbers(
+            Path(f"/proc/{self.pid}/status"), *(parts or (b"VmRSS", b"VmSwap"))
+        )
+        return sum(each or 0 for each in found) / 1024
 
     def has_grown(self) -> bool:
         """Return whether it keeps memory of jobs that have all ended."""

@@ -1,6 +1,6 @@
 """Measure how full memory is, of the container or else of the machine, and throttle by it.
 
-It reads the small files of `/proc` and of memory cgroups, whose descriptors are kept.
+It reads the small files of `/proc` and of memory cgroups.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -23,74 +23,37 @@ NO_LIMIT = 1 << 60
 """A limit of cgroup v1 from here on, in bytes, means none."""
 
 
-class File:
-    """A small file whose descriptor is kept, since opening costs more than reading."""
+def numbers(path: Path, *names: bytes) -> list[int | None]:
+    """Return the numbers of a file's lines `name number` or `name: number kB`, in this order."""
+    content = text(path)
+    found = (re.search(rb"^%s[: ][ \t]*(\d+)\b" % name, content, re.MULTILINE) for name in names)
+    return [None if each is None else int(each[1]) for each in found]
 
-    SIZE = 1 << 16
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._close: weakref.finalize[[int], File] | None = None
-        self._fd = -1
-        self._pid = 0
+def _number(path: Path) -> int | None:
+    """Return the number that a file holds, or None."""
+    content = text(path).strip()
+    return int(content) if content.isdigit() else None
 
-    def read(self) -> bytes:
-        """Return what is there now, b"" if it cannot be read."""
-        try:
-            return os.pread(self._opened(), self.SIZE, 0)
-        except (OSError, ValueError):
-            self.close()
+
+def text(path: Path) -> bytes:
+    """Return the content of a file; b"" if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError):
         return b""
-
-    def _opened(self) -> int:
-        # A child of a fork must not read the files that its parent's /proc/self names.
-        if self._close is None or self._pid != os.getpid():
-            self.close()
-            self._fd, self._pid = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), os.getpid()
-            self._close = weakref.finalize(self, os.close, self._fd)
-        return self._fd
-
-    def close(self) -> None:
-        """Close the descriptor; the next `read` opens another."""
-        if self._close is not None:
-            self._close()
-            self._close = None
-
-    def number(self) -> int | None:
-        """Return the number that the file holds, or None."""
-        text = self.read().strip()
-        return int(text) if text.isdigit() else None
-
-    def numbers(self, *names: bytes) -> list[int | None]:
-        """Return the numbers of the lines `name number` or `name: number kB`, in this order."""
-        text = b"\n" + self.read()
-        return [_number_of(text, b"\n" + name) for name in names]
-
-
-def _number_of(text: bytes, name: bytes) -> int | None:
-    at = text.find(name) + len(name)
-    if at < len(name) or text[at : at + 1] not in (b":", b" "):
-        return None
-    words = text[at + 1 : at + 40].split(None, 1)
-    return int(words[0]) if words and words[0].isdigit() else None
 
 
 class Cgroup:
     """The files of one memory cgroup, of version 2 or 1."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.id = ""
         """Differs between all cgroups of this kernel, whatever their names in containers are."""
         with contextlib.suppress(OSError):
             seen = folder.stat()
             self.id = f"{seen.st_dev}:{seen.st_ino}"
-        self._limit = File(folder / "memory.max")
-        self._used = File(folder / "memory.current")
-        self._limit_1 = File(folder / "memory.limit_in_bytes")
-        self._used_1 = File(folder / "memory.usage_in_bytes")
-        self._stat = File(folder / "memory.stat")
-        self._swap_limit = File(folder / "memory.swap.max")
-        self._swap_used = File(folder / "memory.swap.current")
 
     def ram(self, below: int) -> float | None:
         """Return the share of the limit in use in %; None unless it is below this.
@@ -98,17 +61,21 @@ class Cgroup:
         File pages do not count, also those that were read more than once: the kernel drops them
         before it kills a process.
         """
-        limit, used, prefix = self._limit.number(), self._used, b""
+        limit, used, prefix = _number(self._folder / "memory.max"), "memory.current", b""
         if limit is None:
-            limit, used, prefix = self._limit_1.number(), self._used_1, b"total_"
-        if limit is None or not 0 < limit < min(below, NO_LIMIT) or (now := used.number()) is None:
+            limit = _number(self._folder / "memory.limit_in_bytes")
+            used, prefix = "memory.usage_in_bytes", b"total_"
+        now = _number(self._folder / used)
+        if limit is None or now is None or not 0 < limit < min(below, NO_LIMIT):
             return None
-        pages = self._stat.numbers(prefix + b"inactive_file", prefix + b"active_file")
+        names = prefix + b"inactive_file", prefix + b"active_file"
+        pages = numbers(self._folder / "memory.stat", *names)
         return 100 * max(0, now - sum(each or 0 for each in pages)) / limit
 
     def swap(self, below: int) -> float | None:
         """Return the same for swap; 0 if the limit is 0, since the cgroup then fills no swap."""
-        limit, now = self._swap_limit.number(), self._swap_used.number()
+        limit = _number(self._folder / "memory.swap.max")
+        now = _number(self._folder / "memory.swap.current")
         if limit == 0:
             return 0.0
         return None if limit is None or now is None or not 0 < limit < below else 100 * now / limit
@@ -152,8 +119,8 @@ class Memory:
     ) -> None:
         self._gpus = gpus
         self._root = cgroups
-        self._machine = File(proc / "meminfo")
-        self._own = File(proc / "self/cgroup")
+        self._machine = proc / "meminfo"
+        self._own = proc / "self/cgroup"
         self._of = b""
         """The text of /proc/self/cgroup to which the cgroups belong."""
         self._cgroups: list[Cgroup] = []
@@ -162,12 +129,11 @@ class Memory:
 
     def read(self) -> Reading:
         """Return the use now; raise nothing."""
-        total, free, swap_total, swap_free = self._machine.numbers(
-            b"MemTotal", b"MemAvailable", b"SwapTotal", b"SwapFree"
-        )
-        if (text := self._own.read()) != self._of:
-            self._of = text
-            self._cgroups = [Cgroup(each) for each in self._folders(text)]
+        names = b"MemTotal", b"MemAvailable", b"SwapTotal", b"SwapFree"
+        total, free, swap_total, swap_free = numbers(self._machine, *names)
+        if (own := text(self._own)) != self._of:
+            self._of = own
+            self._cgroups = [Cgroup(each) for each in self._folders(own)]
             self.within = (MACHINE, *(each.id for each in self._cgroups))
         ram, ram_of = _fullest((each.ram((total or 0) * 1024), each.id) for each in self._cgroups)
         if ram is None and total and free is not None:
@@ -187,10 +153,10 @@ class Memory:
         ]
         return max(shares, default=None)
 
-    def _folders(self, text: bytes) -> list[Path]:
+    def _folders(self, own: bytes) -> list[Path]:
         """Return the folders of this process's memory cgroups, from its own to the root's."""
         found: list[Path] = []
-        for line in os.fsdecode(text).splitlines():
+        for line in os.fsdecode(own).splitlines():
             _, controllers, name = [*line.split(":", 2), "", ""][:3]
             if controllers == "":
                 root = self._root

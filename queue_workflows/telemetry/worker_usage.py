@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queue_workflows.runtime import external_tool
+from queue_workflows.telemetry import pressure
 
 TIMEOUT_S = 3.0
 """Seconds for all tools of one sample."""
@@ -77,13 +78,7 @@ class Sampler:
     @property
     def is_stopped(self) -> bool:
         """Return whether that process is stopped by a signal or a debugger; False if unknown."""
-        if self._pid is None:
-            return False
-        try:
-            stat = (self._proc / str(self._pid) / "stat").read_text("utf-8", "replace")
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+        return self._pid is not None and _stat(self._proc, self._pid)[:1] in (["T"], ["t"])
 
     def sample(self) -> Sample:
         """Return the use now. Blocks for about TIMEOUT_S at worst, raises nothing."""
@@ -239,14 +234,20 @@ def is_descendant(pid: int, proc: Path, of: int | None = None) -> bool:
     for _ in range(_MOST_ANCESTORS):
         if pid == first:
             return True
-        try:
-            stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        parent = next(iter(_stat(proc, pid)[1:2]), "")
+        if not parent.isdigit() or parent == "0":
             return False
-        if pid <= 1:
-            return pid == first
+        pid = int(parent)
     return False
+
+
+def _stat(proc: Path, pid: int) -> list[str]:
+    """Return a process's state, parent and so on, as in `/proc/PID/stat`; [] if unknown."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return stat.rpartition(")")[2].split()
 
 
 def ram_mb(proc: Path, cgroups: Path, pid: int | None = None) -> float | None:
@@ -266,25 +267,15 @@ def container_mb(folder: Path, cgroups: Path) -> float | None:
         groups = (folder / "cgroup").read_text(encoding="utf-8").splitlines()
         name = next(line[3:] for line in groups if line.startswith("0::/"))
         own = cgroups / name.lstrip("/")
-        folders = [own, *(f for f in own.parents if cgroups in f.parents)]
-        if ".." in own.parts or not (name == "/" or any(map(_is_limited, folders))):
+        limits = [f / "memory.max" for f in (own, *own.parents) if cgroups in f.parents]
+        is_limited = any(pressure.text(each).strip() not in (b"", b"max") for each in limits)
+        if ".." in own.parts or not (name == "/" or is_limited):
             return None
         return int((own / "memory.current").read_text(encoding="ascii")) / MB
     except (OSError, ValueError, StopIteration):
         return None
 
 
-def _is_limited(folder: Path) -> bool:
-    try:
-        return (folder / "memory.max").read_text(encoding="ascii").strip() != "max"
-    except (OSError, ValueError):
-        return False
-
-
 def _rss_mb(folder: Path) -> float | None:
-    try:
-        status = (folder / "status").read_text(encoding="utf-8", errors="replace")
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) / 1024
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
+    (found,) = pressure.numbers(folder / "status", b"VmRSS")
+    return None if found is None else found / 1024

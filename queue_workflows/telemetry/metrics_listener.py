@@ -98,10 +98,7 @@ class _Source:
 
     def __init__(self) -> None:
         self._dedicated = db.DedicatedConnection()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._dedicated.close()
+        self.close = self._dedicated.close
 
     def count(self) -> None:
         """Count new events; log why that fails."""
@@ -163,15 +160,11 @@ class _Clients:
         if head is not None:
             method, reply = self._reply(head.decode("latin-1"))
         body = reply.text.encode()
-        lines = (
-            f"HTTP/1.1 {reply.status}",
-            f"Content-Type: {reply.media_type}",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-            "X-Content-Type-Options: nosniff",
-            "Cache-Control: no-store",
+        writer.write(
+            f"HTTP/1.1 {reply.status}\r\nContent-Type: {reply.media_type}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n"
+            "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\r\n".encode("latin-1")
         )
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         writer.write(b"" if method == "HEAD" else body)
         await writer.drain()
 
