@@ -79,7 +79,7 @@ class Knob(Generic[T]):
             try:
                 return _parse(raw, type(self.default))
             except ValueError:
-                _warn_once(
+                warn_once(
                     variable, raw, f"not a {type(self.default).__name__}; using {self.default!r}"
                 )
                 return self.default
@@ -97,7 +97,8 @@ def _parse(raw: str, kind: type[T]) -> T:
     return kind(raw)
 
 
-def _warn_once(variable: str, raw: str, reason: str) -> None:
+def warn_once(variable: str, raw: str, reason: str) -> None:
+    """Log a warning about the value of a variable, unless it was logged before."""
     if (variable, raw) in _warned:
         return
     _warned.add((variable, raw))
@@ -223,49 +224,6 @@ EMBEDDED = Knob("EMBEDDED", False, "flag",
 EMBEDDED_DIR = Knob("EMBEDDED_DIR", "", "path",
     "the embedded server's folder; empty: the user's data folder")
 # fmt: on
-
-_REMOVED: Mapping[str, str] = dict.fromkeys(
-    (
-        "ALERTS_PER_MINUTE", "ALERT_MAX_AGE_S", "ALERT_POLL_S", "ALERT_TIMEOUT_S",
-        "DB_PING_INTERVAL_S", "DB_STATEMENT_TIMEOUT_S", "DISPATCH_MAX_ATTEMPTS",
-        "GPU_MAX_WAIT_S", "GPU_URGENT_GRACE_S", "LOG_FILES_KEPT", "LOG_FILE_MAX_MB",
-        "MAX_CRASHES", "MAX_NODES_PER_RUN", "MAX_PAYLOAD_DEPTH", "METRICS_COUNT_INTERVAL_S",
-        "RESUME_ON_HOST_S", "STALL_TIMEOUT_S", "STREAM_MAX_MB", "STREAM_MAX_PARTS",
-        "STREAM_PART_KB", "SUBMISSION_RECLAIM_S", "SUPERVISOR_BACKOFF_MAX_S", "UNKNOWN_NODE_S",
-    ),
-    "the value is fixed now",
-) | {
-    "AUDIT_LOG_FILE_NAME": "name the file in AUDIT_LOG_PATH",
-    "DB_CONNECT_TIMEOUT_S": "set connect_timeout in the DSN",
-    "DB_ENGINE_POOL_MAX": "only PG_POOL_SIZE of `serve` changes the pool",
-    "DB_POOL_RECYCLE_S": "only PG_POOL_RECYCLE of `serve` changes the age of connections",
-    "DEBUG": "use the option --debug; only `serve` still reads it",
-    "DISABLE_BOOT_KICK": "declare a `Schedule` instead of a `ScheduleEntry`",
-    "DISPATCH_POLL_S": "set CLAIM_POLL_S",
-    "EVENT_RETENTION_DAYS": "set NODE_EVENT_RETENTION_DAYS",
-    "GPU_VRAM_GB": "give the models a smaller est_vram_gb, or 0",
-    "HEARTBEAT_INTERVAL_S": "set DL_HEARTBEAT_SEC",
-    "LOG_FILE_NAME": "name the file in LOG_PATH",
-    "MAP_WINDOW": "set `at_once` of the map",
-    "METRIC_FILE_NAME": "name the file in METRIC_PATH",
-    "SILENT_WORKER_AFTER_S": "set STALE_WORKER_AFTER_S",
-    "STATE_DIR": "set STATE_DIRECTORY, as systemd does",
-}  # fmt: skip
-"""Settings that are not read any more, and the remedy for an environment that still has one."""
-
-
-def warn_of_removed() -> None:
-    """Log once for each removed setting that the environment has.
-
-    `serve` has put the names of files, which it still takes, into the paths of the logs.
-    """
-    for name, remedy in _REMOVED.items():
-        second = name if name.endswith("_FILE_NAME") else f"AI_LEADS_{name}"
-        for variable in (f"QUEUE_WORKFLOWS_{name}", second):
-            raw = os.environ.get(variable)
-            path = KNOBS.get(name.replace("FILE_NAME", "PATH"))
-            if raw is not None and (path is None or not path.read().endswith(raw)):
-                _warn_once(variable, raw, f"no effect since 0.4.0; {remedy}")
 
 
 class RegisteredNode:
@@ -407,20 +365,16 @@ class EngineConfig:
             except (LookupError, FileNotFoundError, ModuleNotFoundError, AttributeError) as error:
                 if isinstance(error, errors.NodeNotFound) or not _is_unknown(error, node_module):
                     raise
-                text = f"{type(error).__name__}: {error}"
                 raise errors.NodeNotFound(
-                    f"the resolver does not know node module {node_module!r}: {text}"
-                    f"{self.node_hint(node_module)}"
+                    f"the resolver does not know node module {node_module!r}: "
+                    f"{type(error).__name__}: {error}{self.node_hint(node_module)}"
                 ) from error
         if self.node_module_package is None:
-            raise errors.NodeNotFound(
-                f"node module {node_module!r} is not registered"
-                + (
-                    self.node_hint(node_module)
-                    or ", and no package or resolver is set: call register_node() or "
-                    "set_node_module_package(), or start with --app"
-                )
+            hint = self.node_hint(node_module) or (
+                ", and no package or resolver is set: call register_node() or "
+                "set_node_module_package(), or start with --app"
             )
+            raise errors.NodeNotFound(f"node module {node_module!r} is not registered{hint}")
         if not MODULE_NAME.fullmatch(node_module):
             raise errors.NodeNotFound(f"{node_module!r} is not the name of a module")
         import importlib
@@ -578,11 +532,8 @@ def check_version(what: str, version: Any) -> None:
     if version is None:
         return
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= MAX_VERSION:
-        shown = (
-            repr(version)
-            if not isinstance(version, int) or abs(version) < 10**40
-            else "a number of more than 40 digits"
-        )
+        is_long = isinstance(version, int) and abs(version) >= 10**40
+        shown = "a number of more than 40 digits" if is_long else repr(version)
         raise errors.InvalidConfig(
             f"{what}: version must be a whole number from 1 to {MAX_VERSION}, not {shown:.40}"
         )
@@ -606,18 +557,16 @@ def node_names() -> list[str] | None:
 
 
 def _set_version(name: str, version: int | None) -> None:
-    if version is None:
-        _config.node_versions.pop(name, None)
-    else:
+    _config.node_versions.pop(name, None)
+    if version is not None:
         _config.node_versions[name] = version
 
 
 def _isolate(isolated: set[str], what: str, name: str, isolation: str | None) -> None:
     if isolation not in (None, "process"):
         raise errors.InvalidConfig(f"{what}: isolation is 'process' or None, not {isolation!r:.40}")
-    if isolation is None:
-        isolated.discard(name)
-    else:
+    isolated.discard(name)
+    if isolation is not None:
         isolated.add(name)
 
 
@@ -735,9 +684,7 @@ def requested_database() -> str:
 
 def host_label() -> str:
     """Return the label under which this machine's workers are shown and addressed."""
-    name = _config.host_label_env
-    variables = (name,) if name != "AI_LEADS_HOST_LABEL" else ("QUEUE_WORKFLOWS_HOST_LABEL", name)
-    for variable in variables:
+    for variable in _variables(_config.host_label_env, "HOST_LABEL"):
         if label := os.environ.get(variable):
             return label
     import socket
@@ -747,32 +694,30 @@ def host_label() -> str:
 
 def host_priority() -> int:
     """Return this machine's claim order: negative is an overflow machine, newest jobs first."""
-    name = _config.host_priority_env
-    variables = (
-        (name,)
-        if name != "AI_LEADS_GPU_CONSUMER_PRIORITY"
-        else ("QUEUE_WORKFLOWS_GPU_CONSUMER_PRIORITY", name)
-    )
-    for variable in variables:
+    for variable in _variables(_config.host_priority_env, "GPU_CONSUMER_PRIORITY"):
         raw = os.environ.get(variable)
         if raw is None:
             continue
         try:
             return int(raw)
         except ValueError:
-            _warn_once(variable, raw, "not an int; using 0")
+            warn_once(variable, raw, "not an int; using 0")
             return 0
     return 0
 
 
+def _variables(named: str, default: str) -> tuple[str, ...]:
+    """Return the variables to read: the one that the app has named, else ours and 0.3.0's."""
+    return (f"QUEUE_WORKFLOWS_{default}", named) if named == f"AI_LEADS_{default}" else (named,)
+
+
 def gpu_claim_policy() -> str:
     """Return GPU_CLAIM_POLICY; an unknown name gives the default and one warning."""
-    name = GPU_CLAIM_POLICY.read()
+    name, default = GPU_CLAIM_POLICY.read(), GPU_CLAIM_POLICY.default
     if name in GPU_POLICIES:
         return name
-    reason = f"neither of {', '.join(GPU_POLICIES)}; using {GPU_CLAIM_POLICY.default}"
-    _warn_once("GPU_CLAIM_POLICY", name, reason)
-    return GPU_CLAIM_POLICY.default
+    warn_once("GPU_CLAIM_POLICY", name, f"neither of {', '.join(GPU_POLICIES)}; using {default}")
+    return default
 
 
 def worker_memory_throttle() -> frozenset[str]:
@@ -784,10 +729,8 @@ def worker_memory_throttle() -> frozenset[str]:
     names = frozenset(text.replace(",", " ").lower().split()) - {"off"}
     if names <= THROTTLES:
         return names
-    default = WORKER_MEMORY_THROTTLE.default
-    _warn_once(
-        "WORKER_MEMORY_THROTTLE", text, f"names are {', '.join(sorted(THROTTLES))}; using {default}"
-    )
+    default, known = WORKER_MEMORY_THROTTLE.default, ", ".join(sorted(THROTTLES))
+    warn_once("WORKER_MEMORY_THROTTLE", text, f"names are {known}; using {default}")
     return frozenset(default.split(","))
 
 
@@ -820,18 +763,3 @@ def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:
             f"unknown queue {queue!r}: known are {', '.join(sorted(known)) or 'none'}{remedy}"
             f"{errors.hint(queue, known)}"
         )
-
-
-def describe_knobs() -> list[Mapping[str, str]]:
-    """Return the knobs in source order: name, type, default, unit, meaning, variables."""
-    return [
-        {
-            "name": knob.name,
-            "type": type(knob.default).__name__,
-            "default": str(knob.default),
-            "unit": knob.unit,
-            "meaning": knob.meaning,
-            "variables": ", ".join(knob.variables),
-        }
-        for knob in KNOBS.values()
-    ]

@@ -152,7 +152,7 @@ def serve(
     settings.check_app(found)
     if check:
         if config.database_url() is None:
-            cluster.check_installed()
+            cluster.installed()
         command.print_message(f"the settings are valid; {_where(found.host, found.app_port)}")
         return 0
     with command.database(create=not found.app_read_only or bool(found.pool)) as words:

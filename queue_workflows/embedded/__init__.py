@@ -7,8 +7,7 @@ import contextlib
 import fcntl
 import os
 import threading
-import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +16,8 @@ from queue_workflows.embedded import cluster
 from queue_workflows.embedded.cluster import data_dir
 
 __all__ = ["Server", "data_dir", "ensure"]
+LIFECYCLE = "lifecycle.lock"
+"""While a process has this lock, nobody else starts, joins, leaves or stops the folder's server."""
 
 
 class _Membership:
@@ -116,7 +117,7 @@ def ensure(*, create: bool = True, settings: Mapping[str, str] | None = None) ->
 def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]:
     """Take this process's share of the users lock; return whether that started the server."""
     cluster.make_folder(folder)
-    with _lifecycle(folder):
+    with cluster.locked(folder / LIFECYCLE):
         found, started = cluster.find_or_start(folder, settings)
         membership = _memberships.get(folder)
         if membership is None:
@@ -135,30 +136,12 @@ def _leave(membership: _Membership) -> None:
     try:
         with (
             contextlib.suppress(OSError, errors.EmbeddedUnavailable),
-            _lifecycle(membership.folder),
+            cluster.locked(membership.folder / LIFECYCLE),
         ):
             if cluster.try_lock(membership.users_fd):
                 cluster.stop(membership.folder)
     finally:
         cluster.release_lock(membership.users_fd)
-
-
-@contextlib.contextmanager
-def _lifecycle(folder: Path) -> Generator[None]:
-    """Lock the folder's server, so that nobody else starts, joins, leaves or stops it."""
-    fd = cluster.open_lock(folder / "lifecycle.lock")
-    try:
-        deadline = time.monotonic() + cluster.PATIENCE_S
-        while not cluster.try_lock(fd):
-            if time.monotonic() >= deadline:
-                raise errors.EmbeddedUnavailable(
-                    f"another process has held {folder / 'lifecycle.lock'} for "
-                    f"{cluster.PATIENCE_S:.0f} s: end it, or wait for it"
-                )
-            time.sleep(cluster.POLL_S)
-        yield
-    finally:
-        cluster.release_lock(fd)
 
 
 def _release_all() -> None:

@@ -52,6 +52,24 @@ def release_lock(fd: int) -> None:
     close_lock(fd)
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold the lock of a file in the block; raise `EmbeddedUnavailable` after PATIENCE_S."""
+    fd = open_lock(path)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not try_lock(fd):
+            if time.monotonic() >= deadline:
+                raise errors.EmbeddedUnavailable(
+                    f"another process has held {path} for {PATIENCE_S:.0f} s: end it, or wait for "
+                    "it"
+                )
+            time.sleep(POLL_S)
+        yield
+    finally:
+        release_lock(fd)
+
+
 def forget_locks() -> None:
     """Close the copies in a forked child; the parent's locks stay."""
     for fd in _lock_fds:
@@ -157,8 +175,9 @@ def data_dir() -> Path:
 
 def check(folder: Path, *, create: bool) -> None:
     """Refuse a missing, foreign or wrong-version installation before anything is written."""
-    cluster = folder / "data"
-    version = _version(cluster)
+    cluster, version = folder / "data", None
+    with contextlib.suppress(FileNotFoundError):
+        version = (cluster / "PG_VERSION").read_text().strip()
     if (folder / "PG_VERSION").exists() or (version is None and cluster.exists()):
         raise errors.EmbeddedUnavailable(
             f"{folder} holds data that is not the embedded server's: name another folder by {KNOB}"
@@ -174,13 +193,6 @@ def check(folder: Path, *, create: bool) -> None:
             f"{cluster} was made by PostgreSQL {version}, the installed server is {MAJOR}: name "
             f"another folder by {KNOB}, and move the data by a dump with PostgreSQL {version}"
         )
-
-
-def _version(cluster: Path) -> str | None:
-    try:
-        return (cluster / "PG_VERSION").read_text().strip()
-    except FileNotFoundError:
-        return None
 
 
 def make_folder(folder: Path) -> None:
@@ -223,7 +235,7 @@ def binaries(folder: Path, owner: Account | None) -> Path:
     It is a copy if the account cannot reach the installed one. Call it only while no server runs,
     since it removes copies of other versions.
     """
-    install = _installed()
+    install = installed()
     if owner is None or can_run([str(install / "bin" / "initdb"), "--version"], owner):
         return install / "bin"
     stamp = (install / "bin" / "postgres").stat()
@@ -241,12 +253,8 @@ def binaries(folder: Path, owner: Account | None) -> Path:
     return copy / _WHEEL / install.name / "bin"
 
 
-def check_installed() -> None:
-    """Raise `EmbeddedUnavailable` without the extra `embedded`."""
-    _installed()
-
-
-def _installed() -> Path:
+def installed() -> Path:
+    """Return the folder of the server's files; raise `EmbeddedUnavailable` without the extra."""
     spec = importlib.util.find_spec(_WHEEL)
     for place in (spec and spec.submodule_search_locations) or ():
         install = Path(place) / f"pginstall{MAJOR}"
@@ -314,12 +322,21 @@ def create(
             os.chown(fresh, *owner)
         for command, text in _commands(fresh, bin_dir, durable=durable):
             run(command, owner, folder, text=text, inherit=(server_fd,))
-        _write_access_rules(folder, owner)
+        # For root the server runs under another account: still only root may connect.
+        rule = "local all all peer map=owner" if owner else "local all all trust"
+        user = pwd.getpwuid(0).pw_name
+        for name, line in (("pg_hba.conf", rule), ("pg_ident.conf", f"owner {user} postgres")):
+            (folder / name).write_text(line + "\n")
+            (folder / name).chmod(0o644 if owner else 0o600)
         fresh.rename(folder / "data")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     if durable:
-        _sync_folder(folder)
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[str], str]]:
@@ -336,23 +353,6 @@ def _commands(fresh: Path, bin_dir: Path, *, durable: bool) -> list[tuple[list[s
         ([postgres, *single], f"CREATE DATABASE {DATABASE}\n"),
     ]
     return [*commands, ([initdb, "--sync-only", *data], "")] if durable else commands
-
-
-def _write_access_rules(folder: Path, owner: Account | None) -> None:
-    # For root the server runs under another account: still only root may connect.
-    rule = "local all all peer map=owner" if owner else "local all all trust"
-    rules = {"pg_hba.conf": rule, "pg_ident.conf": f"owner {pwd.getpwuid(0).pw_name} postgres"}
-    for name, line in rules.items():
-        (folder / name).write_text(line + "\n")
-        (folder / name).chmod(0o644 if owner else 0o600)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 PATIENCE_S = 90.0

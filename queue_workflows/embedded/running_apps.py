@@ -21,6 +21,8 @@ from typing import NamedTuple
 from queue_workflows.embedded import cluster
 from queue_workflows.runtime import app_loading
 
+LOCK = "ups.lock"
+
 
 class Up(NamedTuple):
     """A running `up`: its process, its app as `--app` names it, and its start (UTC).
@@ -46,7 +48,8 @@ def registered(
     else registers meanwhile.
     """
     path = folder / "up" / f"{database}.{secrets.token_hex(8)}"
-    with _alone(folder):
+    cluster.make_folder(folder / "up")
+    with cluster.locked(folder / LOCK):
         refuse(_live(folder, database))
         fd = cluster.open_lock(path)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -68,19 +71,9 @@ def registered(
 
 def live(folder: Path, database: str | None = None) -> list[Up]:
     """Return the `up` processes that run now, on one database or on all."""
-    with _alone(folder):
-        return _live(folder, database)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Generator[None]:
     cluster.make_folder(folder / "up")
-    fd = cluster.open_lock(folder / "ups.lock")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        cluster.release_lock(fd)
+    with cluster.locked(folder / LOCK):
+        return _live(folder, database)
 
 
 def _live(folder: Path, database: str | None) -> list[Up]:

@@ -125,6 +125,7 @@ def describe_app() -> str:
 
 def _import_app(source: str, module_name: str) -> Any:
     import importlib
+    import pkgutil
 
     folder = os.getcwd()  # noqa: PTH109  pathlib costs 20 ms of import time
     if folder not in sys.path:
@@ -137,17 +138,12 @@ def _import_app(source: str, module_name: str) -> Any:
         if missing is None or not (module_name + ".").startswith(missing + "."):
             raise
         parent = os.path.join(folder, *missing.split(".")[:-1])  # noqa: PTH118  as above
-        meant = errors.hint(missing.rpartition(".")[2], _modules_in(parent))
+        modules = [found.name for found in pkgutil.iter_modules([parent])]
+        meant = errors.hint(missing.rpartition(".")[2], modules)
         raise errors.InvalidConfig(
             f"{source}: no module {missing!r} here"
             + (meant or "; run from its folder, or install the package")
         ) from cause
-
-
-def _modules_in(folder: str) -> Iterable[str]:
-    import pkgutil
-
-    return [found.name for found in pkgutil.iter_modules([folder])]
 
 
 def _of_app(what: str, call: Callable[[], R]) -> R:
@@ -158,14 +154,13 @@ def _of_app(what: str, call: Callable[[], R]) -> R:
         raise
     except BaseException as error:  # noqa: BLE001  boundary around app code: an app may exit
         trace = error.__traceback__
-        while trace is not None and _leads_to_app(trace.tb_frame.f_globals.get("__name__", "")):
+        while trace is not None:
+            module = trace.tb_frame.f_globals.get("__name__", "")
+            if module != __name__ and module.partition(".")[0] not in _IMPORTERS:
+                break
             trace = trace.tb_next
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
         if trace is not None:
             file = trace.tb_frame.f_code.co_filename
             text += f" ({file.rpartition(os.sep)[2]}, line {trace.tb_lineno})"
         raise errors.AppFailed(f"{what} failed: {text}") from error.with_traceback(trace)
-
-
-def _leads_to_app(module: str) -> bool:
-    return module == __name__ or module.partition(".")[0] in _IMPORTERS

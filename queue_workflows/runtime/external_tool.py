@@ -13,8 +13,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, cast
 
 PRINTED_LIMIT = 1 << 20
 """Bytes of output after which a tool is stopped."""
@@ -29,8 +29,8 @@ class Answer(NamedTuple):
     hung: bool = False
 
 
-class Tool:
-    """A command on PATH, by name; not for two threads at once.
+class _Command:
+    """A program that is run once at a time, by one thread.
 
     A process that SIGKILL does not end (it waits in a driver) is left behind. It is not started
     again while it exists. So the caller does not wait, and the process table does not fill.
@@ -40,59 +40,58 @@ class Tool:
         self.name = name
         self._left: subprocess.Popen[bytes] | None = None
 
+    def _hangs(self) -> str:
+        """Return that an earlier process is still there, or ""."""
+        if self._left is not None and self._left.poll() is None:
+            return f"an earlier {self.name} still hangs"
+        self._left = None
+        return ""
+
+    @contextlib.contextmanager
+    def _started(self, argv: Sequence[str], **options: Any) -> Generator[subprocess.Popen[bytes]]:
+        """Start it in a group of its own, which is killed at the end of the block."""
+        start = cast("Callable[..., subprocess.Popen[bytes]]", subprocess.Popen)
+        process = start(argv, start_new_session=True, **options)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                try:
+                    process.wait(REAP_S)
+                except subprocess.TimeoutExpired:
+                    self._left = process
+
+
+class Tool(_Command):
+    """A command on PATH, by name, that prints something."""
+
     def ask(self, *arguments: str, timeout_s: float) -> Answer:
         """Run it for at most `timeout_s`, apart from REAP_S and the start; raises nothing."""
-        if self._left is not None and self._left.poll() is None:
-            return Answer(None, f"an earlier {self.name} still hangs", hung=True)
-        self._left = None
+        if problem := self._hangs():
+            return Answer(None, problem, hung=True)
         path = shutil.which(self.name)
         if path is None:
             return Answer(None, f"no {self.name} on PATH")
         try:
-            return self._run([path, *arguments], timeout_s)
-        except TimeoutError:
+            return self._run([path, *arguments], time.monotonic() + timeout_s)
+        except (TimeoutError, subprocess.TimeoutExpired):
             return Answer(None, f"{self.name} did not end within {timeout_s:.1f} s", hung=True)
         except OSError as error:
             return Answer(None, f"{self.name}: {error.strerror or error}")
 
-    def _run(self, argv: list[str], timeout_s: float) -> Answer:
-        deadline = time.monotonic() + timeout_s
-        process = subprocess.Popen(
-            argv,
-            bufsize=0,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        try:
+    def _run(self, argv: list[str], deadline: float) -> Answer:
+        null, env = subprocess.DEVNULL, {**os.environ, "LC_ALL": "C"}
+        streams = {"stdin": null, "stdout": subprocess.PIPE, "stderr": null}
+        with self._started(argv, bufsize=0, env=env, **streams) as process:
+            assert process.stdout is not None
             with process.stdout as pipe:
                 printed = _read(pipe.fileno(), deadline)
             code = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise TimeoutError from None
-        finally:
-            if process.returncode is None:
-                self._left = kill_group(process)
         if code != 0:
             return Answer(None, f"{self.name} ended with {code}")
         return Answer(printed.decode("utf-8", "replace"))
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes] | None:
-    """Kill a process and its group; return it if it has not ended REAP_S seconds later, else None.
-
-    The process leads its group.
-    """
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    try:
-        process.wait(REAP_S)
-    except subprocess.TimeoutExpired:
-        return process
-    return None
 
 
 def _read(fd: int, deadline: float) -> bytes:
@@ -115,16 +114,12 @@ STEP_S = 0.1
 """Seconds between two checks whether the caller has to stop."""
 
 
-class PipedCommand:
-    """A program with its arguments; not for two threads at once.
-
-    Its output goes to this process's stderr. A process that SIGKILL does not end is left behind,
-    and the command is not started again while it exists.
-    """
+class PipedCommand(_Command):
+    """A program with its arguments that gets a text; its output goes to this process's stderr."""
 
     def __init__(self, argv: Sequence[str]) -> None:
+        super().__init__(argv[0])
         self._argv = list(argv)
-        self._left: subprocess.Popen[bytes] | None = None
 
     def run(
         self, text: bytes, *, timeout_s: float, ends_early: Callable[[], bool] = lambda: False
@@ -133,37 +128,21 @@ class PipedCommand:
 
         Its process group is killed at the timeout, and as soon as `ends_early()` is true.
         """
-        name = self._argv[0]
-        if self._left is not None and self._left.poll() is None:
-            return f"an earlier {name} still hangs"
-        self._left = None
+        if problem := self._hangs():
+            return problem
+        deadline = time.monotonic() + timeout_s
         try:
             # A file, as a pipe would block on a command that does not read.
             with tempfile.TemporaryFile() as given:
                 given.write(text)
                 given.seek(0)
-                process = subprocess.Popen(
-                    self._argv, stdin=given, stdout=2, start_new_session=True
-                )
+                with self._started(self._argv, stdin=given, stdout=2) as process:
+                    while (left_s := deadline - time.monotonic()) > 0:
+                        if ends_early():
+                            return f"{self.name} was killed, as this process stops"
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            code = process.wait(min(STEP_S, left_s))
+                            return None if code == 0 else f"{self.name} ended with {code}"
         except OSError as error:
-            return f"{name} cannot be started: {error.strerror or error}"
-        try:
-            return self._wait(process, timeout_s, ends_early)
-        finally:
-            if process.returncode is None:
-                self._left = kill_group(process)
-
-    def _wait(
-        self,
-        process: subprocess.Popen[bytes],
-        timeout_s: float,
-        ends_early: Callable[[], bool],
-    ) -> str | None:
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if ends_early():
-                return f"{self._argv[0]} was killed, as this process stops"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(min(STEP_S, left_s))
-                return None if code == 0 else f"{self._argv[0]} ended with {code}"
-        return f"{self._argv[0]} did not end within {timeout_s:g} s, and was killed"
+            return f"{self.name} cannot be started: {error.strerror or error}"
+        return f"{self.name} did not end within {timeout_s:g} s, and was killed"

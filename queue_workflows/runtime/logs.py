@@ -78,7 +78,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  of the base class
         """Return the line without the traceback."""
         line = super().formatMessage(record)
-        ids = {**log_context.of_code(), **_known_ids(record)}
+        own = {name: vars(record)[name] for name in log_context.NAMES if name in vars(record)}
+        ids = {**log_context.of_code(), **own}
         words = [
             f"{name}={display.line(value)}"
             for name in log_context.NAMES
@@ -98,8 +99,9 @@ class JsonFormatter(logging.Formatter):
         error = record.exc_text
         if error is None and record.exc_info:
             error = display.block(self.formatException(record.exc_info))
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         members: dict[str, Any] = {
-            "time": f"{_seconds(record)}.{int(record.msecs):03d}Z",
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -135,14 +137,6 @@ def allowed(members: Mapping[str, Any] | None) -> dict[str, Any]:
 def formatter(kind: str) -> logging.Formatter:
     """Return the formatter of this kind, one of `FORMATS`."""
     return JsonFormatter() if kind == "json" else TextFormatter()
-
-
-def _known_ids(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: vars(record)[name] for name in log_context.NAMES if name in vars(record)}
-
-
-def _seconds(record: logging.LogRecord) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
 
 
 class _Argument:

@@ -86,7 +86,7 @@ def mask(text: str) -> str:
     for found in _NAME.finditer(text):
         if (
             found.start() >= done
-            and _is_secret(found["name"], bare_key=_is_labelled(found))
+            and is_secret(found["name"], bare_key=_is_labelled(found))
             and not (
                 found["quote"] and _OBJECT.search(text, max(0, found.start() - 20), found.start())
             )
@@ -106,7 +106,7 @@ def mask(text: str) -> str:
 def _shown_start(found: re.Match[str]) -> str:
     """Return a pair or option without its value if its name is that of a secret."""
     placeholder = found["name"].lower() == found.groupdict().get("value", "").lower()
-    is_kept = placeholder or not _is_secret(found["name"], bare_key=False)
+    is_kept = placeholder or not is_secret(found["name"], bare_key=False)
     return found[0] if is_kept else found["start"] + MASK
 
 
@@ -129,15 +129,18 @@ def mask_values(value: Any) -> Any:
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {
-            name: MASK if _is_secret(name, bare_key=True) and member else mask_values(member)
+            name: MASK if is_secret(name) and member else mask_values(member)
             for name, member in members.items()
         }
     if isinstance(value, list):
         listed = cast("list[Any]", value)
-        if all(_is_pair(each) for each in listed):
+        if all(
+            isinstance(each, list) and len(cast("Any", each)) == 2 and isinstance(each[0], str)
+            for each in listed
+        ):
             # Headers, or the items of a mapping. A list of two texts alone may be anything.
             return [
-                [name, MASK if member and _is_secret(name, bare_key=False) else mask_values(member)]
+                [name, MASK if member and is_secret(name, bare_key=False) else mask_values(member)]
                 for name, member in listed
             ]
         return [
@@ -147,18 +150,9 @@ def mask_values(value: Any) -> Any:
     return mask(value) if isinstance(value, str) else value
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(cast("Any", value)) == 2 and isinstance(value[0], str)
-
-
 def _is_secret_option(name: Any) -> bool:
     is_option = isinstance(name, str) and name.startswith("--")
-    return is_option and _is_secret(name[2:], bare_key=False)
-
-
-def is_secret(name: str) -> bool:
-    """Return whether the value under this name is a secret."""
-    return _is_secret(name, bare_key=True)
+    return is_option and is_secret(name[2:], bare_key=False)
 
 
 def _is_labelled(name: re.Match[str]) -> bool:
@@ -172,7 +166,7 @@ def _is_labelled(name: re.Match[str]) -> bool:
     return not before or before.endswith("\n")
 
 
-def _is_secret(name: str, *, bare_key: bool) -> bool:
+def is_secret(name: str, *, bare_key: bool = True) -> bool:
     """Return whether the value after this name is a secret.
 
     `bare_key`: the name `key` alone counts as a secret, too.

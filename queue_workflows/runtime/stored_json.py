@@ -14,7 +14,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
 KEPT_BYTES = 64 * 1024
 """Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
-_SKIP: Final = re.compile(rb'[^"\[\]{},]+|"(?:[^"\\]|\\.)*"')
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]')
 
 
 class Decoder(json.JSONDecoder):
@@ -82,35 +82,21 @@ def load_row(body: bytes) -> Row:
 def _members(body: bytes) -> list[tuple[str, bytes]]:
     """Cut a JSON object into its names and the texts of their values."""
     found: list[tuple[str, bytes]] = []
-    at = body.index(b"{") + 1
-    while (start := body.find(b'"', at)) != -1:
-        match = _SKIP.match(body, start)
-        assert match is not None
-        name, at, depth = (
-            decode(match[0].decode()),
-            body.index(b":", match.end()) + 1,
-            0,
-        )
-        begin = at
-        while at < len(body):
-            byte = body[at : at + 1]
-            if byte in (b"[", b"{"):
-                depth += 1
-            elif byte in (b"]", b"}"):
-                if not depth:
-                    break
-                depth -= 1
-            elif byte == b"," and not depth:
-                break
-            if byte in b"[]{},":
-                at += 1
-            else:
-                skipped = _SKIP.match(body, at)
-                at = at + 1 if skipped is None else skipped.end()
-        found.append((name, body[begin:at].strip()))
-        if body[at : at + 1] != b",":
-            break
-        at += 1
+    name: str | None = None
+    begin = depth = 0
+    for token in _TOKEN.finditer(body):
+        mark = token[0]
+        if depth == 1 and name is not None and mark in (b",", b"}"):
+            found.append((name, body[begin : token.start()].strip()))
+            name = None
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+        elif depth == 1 and mark == b":":
+            begin = token.end()
+        elif depth == 1 and name is None and mark != b",":
+            name = decode(mark.decode())
     return found
 
 

@@ -63,26 +63,27 @@ def _digest(*words: object) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _below(kind: str, own_id: str, traceparent: Any, span_id: str) -> SpanContext:
+    """Return the identity of a span in the trace of a header, else in the one of a job or run."""
+    parent = parse(traceparent)
+    if parent is None:
+        return SpanContext(derived_trace(kind, own_id), span_id)
+    return parent._replace(span_id=span_id)
+
+
 def of_run(run_id: str, traceparent: Any) -> SpanContext:
     """Return the identity of the span of a run."""
-    parent = parse(traceparent)
-    trace_id = parent.trace_id if parent else derived_trace("run", run_id)
-    sampled = parent is None or parent.is_sampled
-    return SpanContext(trace_id, derived_span("run", run_id), sampled)
+    return _below("run", run_id, traceparent, derived_span("run", run_id))
 
 
 def of_node_attempt(run_id: str, traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
     """Return the identity of the span of one claim of a node."""
-    run = of_run(run_id, traceparent)
-    return run._replace(span_id=derived_span("node", job_id, claim_no))
+    return _below("run", run_id, traceparent, derived_span("node", job_id, claim_no))
 
 
 def of_job_attempt(traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
     """Return the identity of the span of one claim of a job outside of runs."""
-    parent = parse(traceparent)
-    trace_id = parent.trace_id if parent else derived_trace("job", job_id)
-    sampled = parent is None or parent.is_sampled
-    return SpanContext(trace_id, derived_span("job", job_id, claim_no), sampled)
+    return _below("job", job_id, traceparent, derived_span("job", job_id, claim_no))
 
 
 def with_current(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -120,18 +119,17 @@ def _hooks() -> list[tuple[str, ...]]:
     return rows
 
 
-def _knob(knob: Mapping[str, str]) -> tuple[str, ...]:
-    flag = knob["type"] == "bool"
-    default = "off" if flag else knob["default"]
-    unit = "" if flag else knob["unit"]
-    first, second = knob["variables"].split(", ")
-    return (_code(first), _code(second), _code(default), unit, knob["meaning"])
+def _knob(knob: config.Knob[Any]) -> tuple[str, ...]:
+    flag = isinstance(knob.default, bool)
+    default = "off" if flag else str(knob.default)
+    first, second = knob.variables
+    return (_code(first), _code(second), _code(default), "" if flag else knob.unit, knob.meaning)
 
 
 def configuration() -> str:
     """Return the text of `docs/configuration.md`, from `config`."""
     named = [(", ".join(map(_code, names())), what) for what, names in VARIABLES]
-    knobs = [_knob(knob) for knob in config.describe_knobs()]
+    knobs = [_knob(knob) for knob in config.KNOBS.values()]
     return f"""{MADE}
 
 # Configuration
