@@ -477,7 +477,8 @@ class Executors:
             self._drain(place)
         elif place.out.ready():
             drains = place.drains
-            self._read_rest(place)
+            if self._receive(place):
+                self._receive(place)  # a socket holds less than two reads
             if place.drains == drains:
                 self._drain(place, 1)
 
@@ -518,7 +519,7 @@ class Executors:
             self._end(place, packet, "")
 
     def _read_rest(self, place: Executor) -> None:
-        """Read what an executor has sent until now, such as an outcome."""
+        """Read what an executor has sent before its end, such as an outcome."""
         while not place.lost and self._receive(place):
             continue
 
