@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from queue_workflows.local_queue.execution_plan import ExecutionPlan, MemoryPlan
 from queue_workflows.local_queue.job_queue import Job, JobQueue, Refusal
 from queue_workflows.local_queue.manager import JobQueueManager
-from queue_workflows.local_queue.plan import ClaimingPlan, ExecutionPlan, MemoryPlan
 from queue_workflows.runtime import logs
 
 if TYPE_CHECKING:
     from queue_workflows.local_queue.ingest_plan import IngestPlan
 
 __all__ = [
-    "ClaimingPlan",
     "ExecutionPlan",
     "IngestPlan",
     "Job",

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias, cast
 from queue_workflows import config, errors, workers
 from queue_workflows.claim import claims, outcomes
 from queue_workflows.dag import payload
-from queue_workflows.local_queue import job_queue, plan
+from queue_workflows.local_queue import execution_plan, job_queue
 from queue_workflows.local_queue import manager as managers
 from queue_workflows.run import executors, loaded_app, running, task_call, wire
 from queue_workflows.runtime import clock, identity, service, stored_json
@@ -96,7 +96,6 @@ class Threads(executors.Executors):
         self._manager = manager
         self.post = post
         self._held: dict[int, Held] = {}
-        self._count = 0
         self._numbers = itertools.count(1)
         self._alone: deque[Held] = deque()
         """Jobs that may have crashed a process; each of them waits to run beside no other."""
@@ -117,8 +116,7 @@ class Threads(executors.Executors):
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         """Give a job to the manager. `isolated`: once no other job is held here."""
         del shared
-        self._count += 1
-        job.key = self._count
+        job.key = next(self._numbers)
         job.place = held = self._held[job.key] = Held(job, self)
         self._owner.waits(job)
         if isolated:
@@ -151,7 +149,7 @@ class Threads(executors.Executors):
             return
         why = held.job.end.why if held.job.end else why
         held.control.interrupt(why)
-        if self.closing or self._withdraw(held) or self._manager.abandon(held.job.id, why):
+        if self.closing or self._withdraw(held) or self._manager.threads.abandon(held.job.id, why):
             self._drop(held)
             self._owner.died(held.job, executors.Death(why, {}, False, why))
             self._owner.room()
@@ -160,13 +158,13 @@ class Threads(executors.Executors):
         if held in self._alone:
             self._alone.remove(held)
             return True
-        return self._manager.withdraw(held.job.id)
+        return self._manager.queue.remove(held.job.id)
 
     def recorded(self, job: Any, found: Any) -> None:
         """Count a job that has failed for good."""
         del job
         if isinstance(found, dict) and cast("Row", found).get("status") == "failed":
-            self._manager.count_failed()
+            self._manager.statistics.add(failed=1)
 
     def _over(self, held: Held, outcome: outcomes.Outcome) -> None:
         if not held.over:
@@ -265,14 +263,9 @@ class _Memory(memory_watch.MemoryWatch):
     def __init__(self, manager: managers.JobQueueManager, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._manager = manager
+        self._resources = frozenset[str]()  # so its own thread reads nothing
         self._memory = pressure.Memory()
         self.others_fill = False
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        return
 
     def detail(self) -> JsonDict:
         if full := pressure.nearly_full(self._memory.read()):
@@ -280,10 +273,7 @@ class _Memory(memory_watch.MemoryWatch):
             self._later(fills, "jobs that fill the memory", self._found)
         else:
             self.others_fill = False
-        return {
-            "throttle": self._manager.throttled_by,
-            "memory": pressure.ids(self._memory.within),
-        }
+        return {"throttle": self._manager.throttled_by, "memory": pressure.ids(self._memory.within)}
 
     def _found(self, row: Any) -> None:
         self.others_fill = row is not None
@@ -315,20 +305,12 @@ class ThreadWorker(process.Worker):
             shutdown_timeout_s=0.0,
         )
         self._metrics = None
-        self._memory: _Memory = _Memory(
+        self._memory = self.memory = _Memory(
             manager, self._desk, post=self.post, later=self._leases.later, changed=lambda: None
         )
 
-    @property
-    def others_fill_memory(self) -> bool:
-        """Return whether, at the last report, a job of another worker filled the same memory."""
-        return self._memory.others_fill
-
     def _queue_of(
-        self,
-        who: claims.Claimant,
-        shape: shapes.Shape,
-        registered: loaded_app.Registered | None,
+        self, who: claims.Claimant, shape: shapes.Shape, registered: loaded_app.Registered | None
     ) -> queue_state.Queue:
         del who, registered
         parts = self._loop, None, self._printer, self._desk
@@ -339,7 +321,7 @@ class ThreadWorker(process.Worker):
         self._desk.throttled = self._manager.throttled_by is not None
         return super()._tick(now)
 
-    def serve(self) -> None:
+    def serve(self, _: object) -> None:
         """Run the loop until `close_now`; then leave the process if that was decided."""
         self.run_forever()
         if self.exit_code and self._on_exit is not None:
@@ -378,7 +360,7 @@ def _stay(code: int) -> None:
     _log.warning("turned off: the jobs are handed back, the process stays (%d)", code)
 
 
-class IngestPlan(plan.ClaimingPlan):
+class IngestPlan(execution_plan.ClaimingPlan):
     """The jobs of one ingest queue, for the `JobQueueManager` of this process.
 
     Any number of such processes and of ordinary workers may serve the queue. Each job is claimed,
@@ -428,15 +410,15 @@ class IngestPlan(plan.ClaimingPlan):
     @property
     def others_fill_memory(self) -> bool:
         """Return whether, at the last heartbeat, a job of another worker filled the same memory."""
-        return self._worker is not None and self._worker.others_fill_memory
+        return self._worker is not None and self._worker.memory.others_fill
 
     def open(self, owner: managers.JobQueueManager, /) -> None:
         """Begin to claim; raise RuntimeError the second time."""
         if self._worker is not None:
             raise RuntimeError("the plan was opened before; make a new one")
-        limit = self._limit or owner.workers
-        self._worker = worker = ThreadWorker(owner, self._who, limit, self._on_exit)
-        self._loop = service.Pool("local-queue-worker", 1, lambda _: worker.serve())
+        limit = self._limit or owner.settings.workers
+        self._worker = ThreadWorker(owner, self._who, limit, self._on_exit)
+        self._loop = service.Pool("local-queue-worker", 1, self._worker.serve)
         self._loop.start()
 
     def close(self) -> None:
@@ -472,17 +454,16 @@ class IngestPlan(plan.ClaimingPlan):
         held = _held(job)
         assert held is not None  # `mark_running` has found it
         outcome = task_call.refused(held.row)
-        if outcome is None and execute is None:
+        if outcome is None and execute is not None:
+            outcome = _execute(job, held, execute)
+        elif outcome is None:
             ask = functools.partial(self._threads.ask, held)
             with contextlib.closing(handlers.Runner()) as runner:
                 outcome = task_call.call(held.row, held.control, runner, ask)
-        elif outcome is None and execute is not None:
-            outcome = _execute(job, held, execute)
-        assert outcome is not None
         held.outcome = outcome
         if outcome.kind == "completed":
             return outcome.value
-        raise plan.NotCompleted(outcome.error or outcome.kind)
+        raise execution_plan.NotCompleted(outcome.error or outcome.kind)
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
         """Let the worker record the result unless the claim was lost."""

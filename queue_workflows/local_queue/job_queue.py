@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from queue_workflows.types import NowFn
@@ -61,12 +60,11 @@ class Refusal(NamedTuple):
 class JobQueue:
     """First in, first out. Every method may be called from any thread.
 
-    A job is refused while it waits, while it is active, and for `window_s` seconds after `done`.
+    A job is refused while it waits, while it is active, and for `WINDOW_S` after `done`.
     All of it is decided under one lock.
     """
 
-    def __init__(self, *, window_s: float = WINDOW_S, now_fn: NowFn = time.monotonic) -> None:
-        self._window_s = window_s
+    def __init__(self, *, now_fn: NowFn = time.monotonic) -> None:
         self._now = now_fn
         self._mutex = threading.Lock()
         self._ready = threading.Condition(self._mutex)
@@ -74,18 +72,14 @@ class JobQueue:
         self._order: deque[Job] = deque()
         """The jobs that wait, the next one first."""
         self._active: dict[str, Job] = {}
+        self._here: set[str] = set()
+        """The jobs that wait or are active."""
         self._paused = self._closed = False
-        self._known: dict[str, float | None] = {}
-        """When a job has ended; None: it waits or is active."""
-        self._ends: deque[str] = deque()
-        """The jobs that have ended, in order; one that came again since is here too."""
-        self._waits: dict[str, float] = {}
-        """Until when the jobs wait that asked to."""
-        self._wait_ends: list[tuple[float, int, str]] = []
-        """A heap of the ends of these waits; one that is over, or was replaced, is here too."""
+        self._refused: dict[str, tuple[float, Literal["processed", "waits"]]] = {}
+        """Until when a job is refused that is not here, and why."""
+        self._ends: list[tuple[float, int, str]] = []
+        """A heap of these times; one that was replaced, or whose job came again, is here too."""
         self._numbers = itertools.count()
-        self._forget_at = math.inf
-        """When the first window may be over."""
 
     def add(self, job: Job, *, force: bool = False) -> Refusal | None:
         """Add a job at the end; return None, or why it is refused.
@@ -97,39 +91,32 @@ class JobQueue:
     def add_all(self, jobs: Iterable[Job], *, force: bool = False) -> list[Refusal | None]:
         """Add jobs in their order; return for each what `add` returns."""
         found: list[Refusal | None] = []
-        rest = iter(jobs)
+        rest, order, here = iter(jobs), self._order, self._here
         while chunk := list(itertools.islice(rest, CHUNK)):
-            self._add_chunk(chunk, found, force=force)
+            with self._mutex:
+                before = len(order)
+                try:
+                    for job in chunk:
+                        refusal = self._refusal(job.id, force=force)
+                        if refusal is None:
+                            here.add(job.id)
+                            order.append(job)
+                        found.append(refusal)
+                finally:  # an id of a wrong type ends it after some were added
+                    self._ready.notify(len(order) - before)
         return found
 
-    def _add_chunk(self, jobs: Sequence[Job], found: list[Refusal | None], *, force: bool) -> None:
-        now, known = self._now(), self._known
-        with self._mutex:
-            order = self._order
-            before = len(order)
-            try:
-                for job in jobs:
-                    refusal = None
-                    if job.id in known or self._closed or job.id in self._waits:
-                        refusal = self._refusal(job.id, now, force=force)
-                    if refusal is None:
-                        known[job.id] = None
-                        order.append(job)
-                    found.append(refusal)
-            finally:  # an id of a wrong type ends it after some were added
-                if added := len(order) - before:
-                    self._ready.notify(added)
-
-    def _refusal(self, job_id: str, now: float, *, force: bool) -> Refusal | None:
+    def _refusal(self, job_id: str, *, force: bool) -> Refusal | None:
         if self._closed:
             return Refusal("closed")
-        if (wait_s := self._waits.get(job_id, now) - now) > 0:
-            return None if force else Refusal("waits", wait_s)
-        ended_at = self._known.get(job_id, -math.inf)
-        if ended_at is None:
+        if job_id in self._here:
             return Refusal("active" if job_id in self._active else "queued")
-        left_s = ended_at + self._window_s - now
-        return Refusal("processed", left_s) if left_s > 0 and not force else None
+        if job_id in self._refused:
+            until, reason = self._refused[job_id]
+            if (wait_s := until - self._now()) > 0 and not force:
+                return Refusal(reason, wait_s)
+            del self._refused[job_id]
+        return None
 
     def get(self, timeout_s: float | None = None, *, done: str | None = None) -> Job | None:
         """Wait for the next job, and make it active; None after `timeout_s`, and once closed.
@@ -138,7 +125,7 @@ class JobQueue:
         """
         with self._mutex:
             if done is not None:
-                self._done(done)
+                self._leave(done, WINDOW_S, "processed")
             if not self._order or self._paused:
                 self._ready.wait_for(
                     lambda: self._closed or (self._order and not self._paused), timeout_s
@@ -152,44 +139,26 @@ class JobQueue:
     def done(self, job_id: str) -> None:
         """Note that an active job has ended for good; its window begins."""
         with self._mutex:
-            self._done(job_id)
-
-    def _done(self, job_id: str) -> None:
-        if self._active.pop(job_id, None) is None:
-            return
-        self._known[job_id] = now = self._now()
-        self._ends.append(job_id)
-        if now >= self._forget_at or len(self._ends) == 1:
-            self._forget(now)
-
-    def _forget(self, now: float) -> None:
-        """Forget the jobs whose window is over."""
-        known, ends = self._known, self._ends
-        while ends:
-            ended_at = known.get(ends[0])
-            if ended_at is not None:
-                if now - ended_at < self._window_s:
-                    self._forget_at = ended_at + self._window_s
-                    return
-                del known[ends[0]]
-            ends.popleft()
+            self._leave(job_id, WINDOW_S, "processed")
 
     def release(self, job_id: str, *, wait_s: float = 0.0) -> None:
         """Note that an active job does not run any more, and may be added again after `wait_s`."""
         with self._mutex:
-            if self._active.pop(job_id, None) is not None:
-                del self._known[job_id]
-                if wait_s:
-                    self._wait(job_id, wait_s)
+            self._leave(job_id, wait_s, "waits")
 
-    def _wait(self, job_id: str, wait_s: float) -> None:
-        now, waits, ends = self._now(), self._waits, self._wait_ends
+    def _leave(self, job_id: str, wait_s: float, reason: Literal["processed", "waits"]) -> None:
+        """Note that an active job is here no more and for how long it is refused."""
+        if self._active.pop(job_id, None) is None:
+            return
+        self._here.remove(job_id)
+        now, ends, refused = self._now(), self._ends, self._refused
         while ends and ends[0][0] <= now:
             end, _, over = heapq.heappop(ends)
-            if waits.get(over) == end:
-                del waits[over]
-        waits[job_id] = now + wait_s
-        heapq.heappush(ends, (now + wait_s, next(self._numbers), job_id))
+            if over in refused and refused[over][0] == end:
+                del refused[over]
+        if wait_s > 0:
+            refused[job_id] = now + wait_s, reason
+            heapq.heappush(ends, (now + wait_s, next(self._numbers), job_id))
 
     def pause(self) -> None:
         """Let no further job start."""
@@ -205,31 +174,26 @@ class JobQueue:
     def remove(self, job_id: str) -> bool:
         """Remove a job that waits; return False if it does not wait."""
         with self._mutex:
-            if self._known.get(job_id, 0.0) is not None or job_id in self._active:
+            if job_id not in self._here or job_id in self._active:
                 return False
-            del self._known[job_id]
-            self._order = deque(each for each in self._order if each.id != job_id)
+            self._here.remove(job_id)
+            self._order.remove(next(each for each in self._order if each.id == job_id))
             return True
 
     def clear(self) -> list[Job]:
         """Remove the jobs that wait, and return them."""
         with self._mutex:
-            return self._clear()
-
-    def _clear(self) -> list[Job]:
-        left = list(self._order)
-        self._order.clear()
-        for job in left:
-            del self._known[job.id]
-        return left
+            left = list(self._order)
+            self._order.clear()
+            self._here.intersection_update(self._active)
+            return left
 
     def close(self) -> list[Job]:
         """Refuse further jobs and let none start; return those that waited."""
         with self._mutex:
             self._closed = True
-            left = self._clear()
             self._ready.notify_all()
-        return left
+        return self.clear()
 
     @property
     def queued(self) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from queue_workflows import config
-from queue_workflows.local_queue import attempts, job_queue, plan, settings
+from queue_workflows.local_queue import attempts, execution_plan, job_queue, thread_settings
 from queue_workflows.local_queue import threads as worker_threads
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import pressure
@@ -39,7 +39,7 @@ class JobQueueManager:
 
     def __init__(
         self,
-        plan: plan.ExecutionPlan,
+        plan: execution_plan.ExecutionPlan,
         execute: Callable[[job_queue.Job], Any] | None = None,
         *,
         workers: int | None = None,
@@ -47,25 +47,17 @@ class JobQueueManager:
         grace_s: float | None = None,
         stagger_s: float | None = None,
         cooldown_s: float | None = None,
-        fetch_every_s: float = settings.FETCH_EVERY_S,
+        fetch_every_s: float = thread_settings.FETCH_EVERY_S,
         timeout_s: float | None = None,
-        max_attempts: int = settings.MAX_ATTEMPTS,
+        max_attempts: int = thread_settings.MAX_ATTEMPTS,
         throttle: pressure.Throttle | None = None,
         queue: job_queue.JobQueue | None = None,
         now_fn: NowFn = time.monotonic,
     ) -> None:
         """Wire the parts. Its length: an argument is a line, and so is each part."""
-        settings.check_function(execute)
-        self.settings = settings.read(
-            workers,
-            single_job,
-            grace_s,
-            stagger_s,
-            cooldown_s,
-            fetch_every_s,
-            timeout_s,
-            max_attempts,
-        )
+        thread_settings.check_function(execute)
+        times = grace_s, stagger_s, cooldown_s, fetch_every_s, timeout_s
+        self.settings = thread_settings.read(workers, single_job, *times, max_attempts)
         self.plan = plan
         self.queue = job_queue.JobQueue(now_fn=now_fn) if queue is None else queue
         self.throttle = pressure.Throttle(now_fn=now_fn) if throttle is None else throttle
@@ -76,13 +68,13 @@ class JobQueueManager:
             plan, self.queue, self.statistics, self.settings.max_attempts
         )
         self._claims = self._outcomes.claims
-        self._threads = worker_threads.WorkerThreads(
+        self.threads = worker_threads.WorkerThreads(
             self.settings,
             execute,
             self.queue,
             self._outcomes,
             self.statistics,
-            wake=self._wake_supervisor,
+            wake=lambda: self._supervisor.wake("workers"),
             now_fn=now_fn,
         )
         self._stale = StaleFlags(plan, self.queue, now_fn)
@@ -95,7 +87,7 @@ class JobQueueManager:
             [
                 service.Task("memory", config.MEMORY_CHECK_INTERVAL.read, self._check_memory),
                 service.Task("outcomes", worker_threads.REPEAT_S, self._outcomes.store_again),
-                service.Task("workers", self._threads.pause_s, self._check_threads),
+                service.Task("workers", self.threads.pause_s, self._check_threads),
             ],
             now_fn=now_fn,
         )
@@ -109,12 +101,12 @@ class JobQueueManager:
         `run_due` again and again.
         """
         with self._lock:
-            if self._threads.started:
+            if self.threads.started:
                 raise RuntimeError("the manager was started before; make a new one")
             if self._stopping:
                 raise RuntimeError("the manager was stopped before its start; make a new one")
             self._fetch_at = self._now() + self.settings.grace_s
-            self._threads.start()
+            self.threads.start()
         if self._claims is not None:
             self._claims.open(self)
         self._has_loops = threads
@@ -140,13 +132,13 @@ class JobQueueManager:
         left, ends = self.queue.close(), list[service.Service]([self._master])
         if self._claims is not None and left:
             ends.append(_apart("give-back", lambda: self._give_back(left, worker_threads.STOPPED)))
-        drained = self._threads.stop(max(0.0, deadline - time.monotonic()))
+        drained = self.threads.stop(max(0.0, deadline - time.monotonic()))
         if self._outcomes.waiting:
             ends.append(_apart("outcomes", self._outcomes.store_again))
         until = time.monotonic() + LOOP_END_S
         for each in ends:
             ended = each.stop(max(0.0, until - time.monotonic())) and ended
-        if self._claims is not None and self._threads.started:
+        if self._claims is not None and self.threads.started:
             self._claims.close()
         return drained and ended
 
@@ -165,35 +157,15 @@ class JobQueueManager:
     # --- For a plan that claims.
 
     @property
-    def workers(self) -> int:
-        """Return how many jobs run at once."""
-        return self.settings.workers
-
-    @property
     def accepts(self) -> bool:
         """Return whether further jobs may start: the grace period is over, memory is not full."""
-        waits = self._stopping or self.throttle.active or self._threads.stuck
+        waits = self._stopping or self.throttle.active or self.threads.stuck
         return not waits and self._now() >= self._fetch_at
 
     def take(self, job: job_queue.Job) -> job_queue.Refusal | None:
         """Queue a claimed job; return None, or why it is refused."""
         self.statistics.add(fetched=1)
         return self.add([job], force=True)[0]
-
-    def count_failed(self) -> None:
-        """Count a job that has failed for good."""
-        self.statistics.add(failed=1)
-
-    def withdraw(self, job_id: str) -> bool:
-        """Remove a job that waits; return False if it does not wait."""
-        return self.queue.remove(job_id)
-
-    def abandon(self, job_id: str, reason: str) -> bool:
-        """End the attempt of a job whose claim is lost; return False if it does not run.
-
-        Its thread is replaced, and what its handler returns is dropped.
-        """
-        return self._threads.abandon(job_id, reason)
 
     def _give_back(self, jobs: Iterable[job_queue.Job], reason: str) -> None:
         if self._claims is None:
@@ -207,59 +179,61 @@ class JobQueueManager:
     # --- The master's thread.
 
     def _new_master(self) -> service.Loop:
-        task = service.Task("fetch", self._fetch_pause_s, self._fetch)
-        return service.Loop("local-queue-master", [task], now_fn=self._now)
+        def pause_s() -> float:
+            rest_s = self._fetch_at - self._now()
+            return rest_s if rest_s > 0 else self.settings.fetch_every_s
 
-    def _fetch_pause_s(self) -> float:
-        rest_s = self._fetch_at - self._now()
-        return rest_s if rest_s > 0 else self.settings.fetch_every_s
+        task = service.Task("fetch", pause_s, self._fetch)
+        return service.Loop("local-queue-master", [task], now_fn=self._now)
 
     def _fetch(self) -> None:
         if not self.accepts:
             return
-        jobs = [*plan.usable(self.plan.fetch_ready())]
+        jobs: list[job_queue.Job] = []
+        for each in self.plan.fetch_ready():
+            try:
+                hash(each.id)
+            except Exception:  # noqa: BLE001  the boundary around app code
+                _log.exception("the plan returned a %s that is no job with an id", type(each))
+            else:
+                jobs.append(each)
         self._stale.forget_reset()
         self.statistics.add(fetched=len(jobs))
         _log.info("👑 Master fetched %d jobs from database", len(jobs))
-        for job, why in zip(jobs, self.add(jobs, force=self._claims is not None), strict=True):
-            if why is not None:
-                self._give_back([job], str(why))
+        self.add(jobs)
         if _log.isEnabledFor(logging.INFO):
-            self._log_counts()
-
-    def _log_counts(self) -> None:
-        counts = self.stats()
-        _log.info(
-            "📊 %d jobs in the queue, %d active, %d of %d workers alive, %d finished, %d failed",
-            counts["queue_size"], counts["active_jobs"], counts["alive_workers"],
-            counts["total_workers"], counts["finished"], counts["failed"],
-        )  # fmt: skip
+            _log.info(
+                "📊 %(queue_size)d jobs in the queue, %(active_jobs)d active, %(alive_workers)d of "
+                "%(total_workers)d workers alive, %(finished)d finished, %(failed)d failed",
+                self.stats(),
+            )
 
     def add(
         self, jobs: Iterable[job_queue.Job], *, force: bool = False
     ) -> list[job_queue.Refusal | None]:
         """Add jobs to the queue; return for each None, or why it is refused."""
         given = list(jobs)
-        if self._threads.stuck:
+        if self.threads.stuck:
             return [job_queue.Refusal("stuck")] * len(given)
         elsewhere = self._stale.running_elsewhere(given) if self._claims is None else set[str]()
-        adding = [each for each in given if each.id not in elsewhere] if elsewhere else given
-        found = self.queue.add_all(adding, force=force)
+        found = self.queue.add_all(
+            (each for each in given if each.id not in elsewhere), force=force
+        )
+        if elsewhere:
+            rest, active = iter(found), job_queue.Refusal("active")
+            found = [active if each.id in elsewhere else next(rest) for each in given]
         if _log.isEnabledFor(logging.INFO):
-            for job, refusal in zip(adding, found, strict=True):
+            for job, refusal in zip(given, found, strict=True):
                 if refusal is None:
                     _log.info("📥 Added job '%s' to queue (%s)", job.label, job.id)
                 else:
                     _log.debug("job '%s' (%s): %s", job.label, job.id, refusal)
-        if elsewhere:
-            rest, active = iter(found), job_queue.Refusal("active")
-            return [active if each.id in elsewhere else next(rest) for each in given]
         return found
 
     # --- The supervisor's thread.
 
     def _check_memory(self) -> None:
-        working = self._threads.working or (
+        working = self.threads.working or (
             self._claims is not None and self._claims.others_fill_memory
         )
         before = self.throttle.active
@@ -272,11 +246,8 @@ class JobQueueManager:
             self.queue.resume()
             self._master.wake("fetch")
 
-    def _wake_supervisor(self) -> None:
-        self._supervisor.wake("workers")
-
     def _check_threads(self) -> None:
-        self._threads.check()
+        self.threads.check()
         if self._has_loops and not self._master.alive and not self._stopping:
             _log.critical("FATAL: the master thread has died; another one is started")
             self.statistics.add(dead_threads=1)
@@ -300,17 +271,12 @@ class JobQueueManager:
             "active_job_ids": active,
             "queued_job_ids": queued,
             "total_workers": self.settings.workers,
-            "alive_workers": self._threads.alive,
+            "alive_workers": self.threads.alive,
             "master_thread_alive": self._master.alive,
             "throttled_by": self.throttled_by,
             "throttle_seconds": self.throttle.seconds,
-            "fetched": counts.fetched,
-            "finished": counts.finished,
-            "failed": counts.failed,
-            "timed_out": counts.timed_out,
-            "abandoned_threads": self._threads.abandoned,
-            "late_results": counts.late_results,
-            "dead_threads": counts.dead_threads,
+            **{name: getattr(counts, name) for name in attempts.COUNTERS},
+            "abandoned_threads": self.threads.abandoned,
             "unstored_outcomes": self._outcomes.waiting,
             "stale_running_job_ids": self._stale.reported,
             "tasks": {name: dataclasses.asdict(each) for name, each in counts.tasks.items()},
@@ -324,8 +290,10 @@ class StaleFlags:
     Jobs that only the plan calls running are reported once.
     """
 
-    def __init__(self, plan_: plan.ExecutionPlan, queue: job_queue.JobQueue, now_fn: NowFn) -> None:
-        self._plan = plan_
+    def __init__(
+        self, plan: execution_plan.ExecutionPlan, queue: job_queue.JobQueue, now_fn: NowFn
+    ) -> None:
+        self._plan = plan
         self._queue = queue
         self._now = now_fn
         self._since: dict[str, float | None] = {}
@@ -344,27 +312,22 @@ class StaleFlags:
 
     def running_elsewhere(self, jobs: Iterable[job_queue.Job]) -> set[str]:
         """Return the ids of those jobs that run by the plan, but not here."""
-        runs, known = self._plan.is_currently_running, self._since
-        return {
-            each.id
-            for each in jobs
-            if (runs(each.id) or each.id in known) and self._runs_elsewhere(each)
-        }
-
-    def _runs_elsewhere(self, job: job_queue.Job) -> bool:
-        if not self._plan.is_currently_running(job.id) or self._queue.is_active(job.id):
-            self._since.pop(job.id, None)
-            return False
-        now = self._now()
-        since = self._since.setdefault(job.id, now)
-        if since is not None and now - since >= STALE_AFTER_S:
-            self._since[job.id] = None
-            _log.warning(
-                "job '%s' (%s) is marked as running for over %.0f s, but does not run here: "
-                "reset its is_currently_running if no other process runs it",
-                job.label, job.id, now - since,
-            )  # fmt: skip
-        return True
+        found: set[str] = set()
+        for job in jobs:
+            if not self._plan.is_currently_running(job.id) or self._queue.is_active(job.id):
+                self._since.pop(job.id, None)
+                continue
+            found.add(job.id)
+            now = self._now()
+            since = self._since.setdefault(job.id, now)
+            if since is not None and now - since >= STALE_AFTER_S:
+                self._since[job.id] = None
+                _log.warning(
+                    "job '%s' (%s) is marked as running for over %.0f s, but does not run here: "
+                    "reset its is_currently_running if no other process runs it",
+                    job.label, job.id, now - since,
+                )  # fmt: skip
+        return found
 
 
 def _apart(name: str, call: Callable[[], object]) -> service.Service:

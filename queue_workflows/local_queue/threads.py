@@ -13,9 +13,10 @@ from typing import Any
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
-from queue_workflows.local_queue import attempts, job_queue, plan, settings
+from queue_workflows.local_queue import attempts, execution_plan, job_queue, thread_settings
+from queue_workflows.run import running
 from queue_workflows.runtime import service
-from queue_workflows.tasks import control, handlers, registry
+from queue_workflows.tasks import handlers, registry
 from queue_workflows.tasks import job as current
 from queue_workflows.types import NowFn, Row
 
@@ -23,73 +24,46 @@ _log = logging.getLogger("queue_workflows.local_queue")
 REPEAT_S = 1.0
 """Seconds until an outcome that the plan did not take is given to it again."""
 STOPPED = "the queue was stopped"
+DIED = "its thread has died"
 LEAST_SNOOZE_S = 1.0
 """The shortest wait of a `Snooze`, as of a job in the database."""
 ERROR_CHARS = 2000
 QUEUE = "local"
 """What `current_job().queue` returns."""
-forks: int = 0
-"""How many forks are between this process and the one that was started; cheaper than a getpid."""
-
-
-def _count_fork() -> None:
-    global forks
-    forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-
-
-class Control(control.NoControl):
-    """The manager's side of the task of a job: it can interrupt it, and drops its reports."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._call: Callable[[], object] | None = None
-
-    def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Set the function to call on an interrupt, at once if it came before."""
-        with self._lock:
-            self._call = call
-            due = call if self.interrupted is not None else None
-        if due is not None:
-            due()
-
-    def interrupt(self, reason: str) -> None:
-        """Let a task end at its next yield or await."""
-        with self._lock:
-            self.interrupted, call = reason, self._call
-        if call is not None:
-            call()
 
 
 class Attempt:
     """One attempt at one job."""
 
-    __slots__ = ("began", "control", "deadline", "ending", "job", "number", "stored", "wrong")
+    __slots__ = ("began", "control", "deadline", "ending", "job", "stored", "wrong")
 
-    def __init__(self, job: job_queue.Job, number: int, began: float) -> None:
+    def __init__(self, job: job_queue.Job, began: float, limit_s: Any) -> None:
         self.job = job
-        self.number = number
         self.began = began
         self.deadline = math.inf
         self.wrong: errors.InvalidConfig | None = None
         """Why its handler is not called at all."""
-        self.control: Control | None = None
+        self.control: running.Running | None = None
         """What can end a generator or an async function."""
         self.ending = threading.Lock()
         """The first thread that acquires it decides how the attempt ends; it is never released."""
         self.stored = False
         """Whether the plan gets, or has got, its outcome from the thread that ran it."""
+        if isinstance(limit_s, (int, float)) and limit_s is not True and limit_s > 0:
+            self.deadline = began + limit_s
+        elif limit_s is not None:
+            self.wrong = errors.InvalidConfig(
+                f"job {job.id!r}: timeout_s={limit_s!r}: it must be a number of seconds above 0"
+            )
 
 
 class Slot:
     """One slot for a thread, which runs one job at a time."""
 
-    def __init__(self, number: int, start_at: float, counts: attempts.Cell) -> None:
+    def __init__(self, number: int, start_at: float) -> None:
         self.name = f"Worker-{number}"
         self.start_at = start_at
-        self.counts = counts
+        self.counts = attempts.SlotCounts(self.name)
         self.thread: service.Pool | None = None
         self.job: job_queue.Job | None = None
         """The job that its thread has taken, until it takes the next one."""
@@ -114,7 +88,7 @@ class WorkerThreads:
 
     def __init__(
         self,
-        settings_: settings.Settings,
+        settings: thread_settings.Settings,
         execute: Callable[[job_queue.Job], Any] | None,
         queue: job_queue.JobQueue,
         outcomes: attempts.Outcomes,
@@ -123,7 +97,7 @@ class WorkerThreads:
         wake: Callable[[], object],
         now_fn: NowFn,
     ) -> None:
-        self._settings = settings_
+        self._settings = settings
         self._execute = execute
         self._queue = queue
         self._outcomes = outcomes
@@ -144,9 +118,9 @@ class WorkerThreads:
         """Make the slots, whose threads start one after the other."""
         now, stagger_s = self._now(), self._settings.stagger_s
         self._slots = [
-            Slot(number + 1, now + number * stagger_s, self._counts.new_cell())
-            for number in range(self._settings.workers)
+            Slot(number + 1, now + number * stagger_s) for number in range(self._settings.workers)
         ]
+        self._counts.slots += [each.counts for each in self._slots]
 
     @property
     def started(self) -> bool:
@@ -179,17 +153,40 @@ class WorkerThreads:
                 self._start(slot)
         self._refuses = self._refuses and self._is_full
 
+    def _time_out(self, slot: Slot, attempt: Attempt) -> None:
+        job, text = attempt.job, f"timed out after {attempt.deadline - attempt.began:g} s"
+        if self._end_attempt(slot, attempt, text):
+            self._outcomes.failed(job, text)
+            _log.error("⏰ %s: job '%s' (%s) %s", slot.name, job.label, job.id, text)
+            self._counts.add(timed_out=1)
+
     def _replace(self, slot: Slot, thread: service.Pool, now: float) -> None:
-        ended = not thread.alive
-        with (
-            self._lock
-        ):  # after `alive`: a thread whose attempt was ended by another ends by itself
+        has_ended = not thread.alive
+        with self._lock:  # behind `alive`, as a thread whose attempt was ended here ends by itself
             abandoned, slot.abandoned = slot.abandoned, False
         if abandoned:
             self._left.append(thread)
             slot.thread, slot.start_at = None, now
-        elif ended:
-            self._end_thread(slot, now)
+        elif has_ended and slot.ended_at is not None:
+            slot.thread, slot.start_at = None, slot.ended_at + self._settings.cooldown_s
+        elif has_ended:
+            _log.critical("FATAL: %s has died; another thread is started", slot.name)
+            self._counts.add(dead_threads=1)
+            slot.thread, slot.start_at = None, now
+            self._end_job_of_dead(slot, now)
+
+    def _end_job_of_dead(self, slot: Slot, now: float) -> None:
+        """End the job that a dead thread had taken, wherever the thread was."""
+        job, attempt = slot.job, slot.attempt
+        slot.job = slot.attempt = None
+        if job is None:
+            return
+        if attempt is not None and attempt.stored:
+            self._queue.done(job.id)
+            return
+        if attempt is not None:
+            slot.counts.ended(job.task, now - attempt.began, DIED)
+        self._outcomes.failed(job, DIED)
 
     @property
     def _is_full(self) -> bool:
@@ -218,39 +215,6 @@ class WorkerThreads:
         else:
             slot.thread = thread
 
-    def _end_thread(self, slot: Slot, now: float) -> None:
-        slot.thread = None
-        if slot.ended_at is not None:
-            slot.start_at = slot.ended_at + self._settings.cooldown_s
-            return
-        _log.critical("FATAL: %s has died; another thread is started", slot.name)
-        self._counts.add(dead_threads=1)
-        slot.start_at = now
-        if (job := slot.job) is not None:
-            self._end_job_of_dead(slot, job)
-
-    def _end_job_of_dead(self, slot: Slot, job: job_queue.Job) -> None:
-        """End the job that a dead thread had taken, wherever the thread was."""
-        attempt, text = slot.attempt, "its thread has died"
-        slot.job = slot.attempt = None
-        if attempt is None:
-            number = self._outcomes.attempt(job.id)
-        elif attempt.stored:
-            self._queue.done(job.id)
-            return
-        else:
-            number = attempt.number
-            seconds = self._now() - attempt.began
-            self._counts.lost(job.task, seconds, worker=slot.name, error=text)
-        self._outcomes.failed(job, number, text, final=False)
-
-    def _time_out(self, slot: Slot, attempt: Attempt) -> None:
-        job, text = attempt.job, f"timed out after {attempt.deadline - attempt.began:g} s"
-        if self._end_attempt(slot, attempt, text):
-            self._outcomes.failed(job, attempt.number, text, final=False)
-            _log.error("⏰ %s: job '%s' (%s) %s", slot.name, job.label, job.id, text)
-            self._counts.add(timed_out=1)
-
     def stop(self, timeout_s: float) -> bool:
         """Wait until the threads have ended; return whether all have, and no job was given up.
 
@@ -267,7 +231,7 @@ class WorkerThreads:
         busy = [(slot, slot.attempt) for slot in self._slots]
         left = [each for slot, each in busy if each and self._end_attempt(slot, each, STOPPED)]
         for each in left:
-            self._give_back(each.job, each.number)
+            self._give_back(each.job)
         return not left and not any(each.alive for each in self._slots)
 
     # --- For any thread.
@@ -293,7 +257,10 @@ class WorkerThreads:
         return any(each.attempt is not None for each in self._slots)
 
     def abandon(self, job_id: str, reason: str) -> bool:
-        """End the attempt of a job without an outcome; return False if it does not run."""
+        """End the attempt of a job without an outcome; return False if it does not run.
+
+        Its thread is replaced, and what its handler returns is dropped.
+        """
         for slot in self._slots:
             attempt = slot.attempt
             if attempt is None or attempt.job.id != job_id:
@@ -312,26 +279,26 @@ class WorkerThreads:
         with self._lock:
             if not attempt.ending.acquire(blocking=False):
                 return False
+            # Before another thread gets the slot, since the counts have no lock.
+            slot.counts.ended(attempt.job.task, self._now() - attempt.began, text)
             slot.attempt, slot.abandoned = None, True
         if attempt.control is not None:
             attempt.control.interrupt(text)
-        seconds = self._now() - attempt.began
-        self._counts.lost(attempt.job.task, seconds, worker=slot.name, error=text)
         return True
 
-    def _give_back(self, job: job_queue.Job, number: int) -> None:
+    def _give_back(self, job: job_queue.Job) -> None:
         """Let a job be pending again because the queue stops; no attempt is counted.
 
         A plan that claims gives it back when it is closed.
         """
         if self._claims is None:
-            self._outcomes.failed(job, number, STOPPED, final=False, counted=False)
+            self._outcomes.failed(job, STOPPED, counted=False)
 
     # --- In the threads.
 
     def _work(self, slot: Slot, stop: threading.Event) -> None:
         """Run jobs of the queue in this slot, until it is time to end."""
-        settings_, queue = self._settings, self._queue
+        settings, queue = self._settings, self._queue
         done: str | None = None
         while not stop.is_set():
             slot.job = job = queue.get(done=done)
@@ -347,13 +314,13 @@ class WorkerThreads:
                     return  # the attempt was ended, and another thread has this slot
                 slot.attempt = None
                 done = job.id if stored else None
-            if settings_.single_job:
+            if settings.single_job:
                 break
-            if settings_.cooldown_s:
+            if settings.cooldown_s:
                 if done is not None:
                     queue.done(done)
                     done = None
-                stop.wait(settings_.cooldown_s)
+                stop.wait(settings.cooldown_s)
         if done is not None:
             queue.done(done)
         slot.job, slot.ended_at = None, self._now()
@@ -365,7 +332,7 @@ class WorkerThreads:
             if starts or starts is None:
                 if not stop.is_set():
                     return True
-                self._give_back(job, self._outcomes.attempt(job.id))
+                self._give_back(job)
                 return False
         except BaseException:  # noqa: BLE001  the boundary around app code
             _log.exception("the plan cannot mark job %s as running", job.id)
@@ -379,46 +346,34 @@ class WorkerThreads:
 
         None: its attempt was ended meanwhile. `log`: log what is usual.
         """
-        attempt, forks_before = self._new_attempt(slot, job), forks
+        number, own = self._outcomes.attempt(job.id), os.getpid()
+        limit_s = self._settings.timeout_s if job.timeout_s is None else job.timeout_s
+        slot.attempt = attempt = Attempt(job, self._now(), limit_s)
+        if attempt.deadline < math.inf:
+            self._wake()
         try:
-            result, error = self._call(slot, attempt), None
+            result, error = self._call(slot, attempt, number), None
         except BaseException as raised:  # noqa: BLE001  the boundary around app code: a task may exit
             result, error = None, raised
-        if forks != forks_before:  # a child of the handler would run the other jobs, too
+        if os.getpid() != own:  # a child of the handler would run the other jobs, too
             os._exit(_exit_code(error))
         if not attempt.ending.acquire(False):  # by keyword it takes three times as long
             self._counts.add(late_results=1)
             _log.warning("%s: the late result of job %s is dropped", slot.name, job.id)
             return None
-        seconds, counts = self._now() - attempt.began, slot.counts
-        failed = error is not None and not isinstance(error, errors.Snooze)
-        counts.ended(job.task, seconds, failed)
+        seconds = self._now() - attempt.began
         if error is not None:
-            self._failed(slot, attempt, error)
+            self._failed(slot, attempt, error, seconds)
             return False
+        slot.counts.ended(job.task, seconds)
         if log:
             _log.info("✅ %s finished job '%s' in %.1f s", slot.name, job.label, seconds)
         attempt.stored = True
         stored = self._outcomes.completed(job, result)
-        counts.finished += 1
+        slot.counts.finished += 1
         return stored
 
-    def _new_attempt(self, slot: Slot, job: job_queue.Job) -> Attempt:
-        made = Attempt(job, self._outcomes.attempt(job.id), self._now())
-        limit_s: Any = self._settings.timeout_s if job.timeout_s is None else job.timeout_s
-        if limit_s is not None:
-            if isinstance(limit_s, (int, float)) and limit_s is not True and limit_s > 0:
-                made.deadline = made.began + limit_s
-            else:
-                made.wrong = errors.InvalidConfig(
-                    f"job {job.id!r}: timeout_s={limit_s!r}: it must be a number of seconds above 0"
-                )
-        slot.attempt = made
-        if made.deadline < math.inf:
-            self._wake()
-        return made
-
-    def _call(self, slot: Slot, attempt: Attempt) -> Any:
+    def _call(self, slot: Slot, attempt: Attempt, number: int) -> Any:
         if attempt.wrong is not None:
             raise attempt.wrong
         job, execute = attempt.job, self._execute
@@ -426,35 +381,34 @@ class WorkerThreads:
             return self._claims.call(job, execute)
         if execute is not None:
             return handlers.unless_signal(execute(job))
-        attempt.control = Control()
-        return _run_task(job, attempt.control, attempt.number, slot.name)
+        # Its reports are dropped, as only workers record them.
+        attempt.control = running.Running(0, lambda *_: None, lambda: None)
+        return _run_task(job, attempt.control, number, slot.name)
 
-    def _failed(self, slot: Slot, attempt: Attempt, error: BaseException) -> None:
+    def _failed(self, slot: Slot, attempt: Attempt, error: BaseException, seconds: float) -> None:
         """Store the error of a job, which may ask by it for another try."""
-        job, text, final, wait_s = attempt.job, _described(error), False, 0.0
+        job, text, final, wait_s = attempt.job, payload.error_text(error), False, 0.0
+        if not isinstance(error, execution_plan.NotCompleted):
+            text = f"{type(error).__name__}: {text}"
+        text = text[:ERROR_CHARS]
         snoozes = isinstance(error, errors.Snooze)
+        slot.counts.ended(job.task, seconds, None if snoozes else text)
         if snoozes:
             wait_s = max(LEAST_SNOOZE_S, error.seconds)
             _log.info(
                 "💤 %s: job '%s' (%s) waits %g s: %s", slot.name, job.label, job.id, wait_s, error
             )
+        elif isinstance(error, execution_plan.NotCompleted):
+            _log.error("❌ %s: job '%s' (%s): %s", slot.name, job.label, job.id, text)
         else:
-            self._counts.note_error(slot.name, text)
-            if isinstance(error, plan.NotCompleted):
-                _log.error("❌ %s: job '%s' (%s): %s", slot.name, job.label, job.id, text)
-            else:
-                _log.error(
-                    "❌ %s failed job '%s' (%s)", slot.name, job.label, job.id, exc_info=error
-                )
+            _log.error("❌ %s failed job '%s' (%s)", slot.name, job.label, job.id, exc_info=error)
             final = isinstance(error, errors.Discard) or error is attempt.wrong
             wait_s = (isinstance(error, errors.Retry) and error.after_s) or 0.0
         attempt.stored = True
-        self._outcomes.failed(
-            job, attempt.number, text, final=final, counted=not snoozes, wait_s=wait_s
-        )
+        self._outcomes.failed(job, text, final=final, counted=not snoozes, wait_s=wait_s)
 
 
-def _run_task(job: job_queue.Job, control_: Control, attempt: int, worker: str) -> Any:
+def _run_task(job: job_queue.Job, control: running.Running, attempt: int, worker: str) -> Any:
     """Return the result of the job's task. Raises what it raises, and `UnknownTask`."""
     task = config.get_config().ingest_task_map.get(job.task)
     if task is None:
@@ -466,12 +420,12 @@ def _run_task(job: job_queue.Job, control_: Control, attempt: int, worker: str) 
         "id": job.id, "task_name": job.task, "queue": QUEUE, "reason": "", "args": given,
         "attempts": attempt - 1, "claim_no": attempt, "worker_id": worker,
     }  # fmt: skip
-    running = current.Job(row, control_)
-    with contextlib.closing(handlers.Runner()) as runner, current.running(running):
-        begun = registry.caller_of(task).call(task, running.reason, given, job.task)
-        value = runner.run(begun, control_)
+    own = current.Job(row, control)
+    with contextlib.closing(handlers.Runner()) as runner, current.running(own):
+        begun = registry.caller_of(task).call(task, own.reason, given, job.task)
+        value = runner.run(begun, control)
     value = handlers.unless_signal(value)
-    return running.result_set if value is None else value
+    return own.result_set if value is None else value
 
 
 def _exit_code(error: BaseException | None) -> int:
@@ -479,11 +433,3 @@ def _exit_code(error: BaseException | None) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
         return (error.code or 0) & 0xFF
     return int(error is not None)
-
-
-def _described(error: BaseException) -> str:
-    """Return an error as text for the plan and the statistics."""
-    text = payload.error_text(error)
-    if not isinstance(error, plan.NotCompleted):
-        text = f"{type(error).__name__}: {text}"
-    return text[:ERROR_CHARS]

@@ -540,22 +540,15 @@ def test_only_ingest_queues_are_served(conn: db.Connection) -> None:
 class Idle:
     """A manager that runs nothing."""
 
-    workers = 2
     accepts = True
     throttled_by: str | None = None
 
     def __init__(self) -> None:
         self.taken: list[local_queue.Job] = []
+        self.queue, self.threads = local_queue.JobQueue(), self
 
     def take(self, job: local_queue.Job) -> None:
         self.taken.append(job)
-
-    def count_failed(self) -> None:
-        return
-
-    def withdraw(self, job_id: str) -> bool:
-        del job_id
-        return False
 
     def abandon(self, job_id: str, reason: str) -> bool:
         del job_id, reason
@@ -568,7 +561,7 @@ def opened(
 ) -> Iterator[tuple[local_queue.IngestPlan, Idle]]:
     """A plan whose manager takes nothing by itself; it reports often."""
     monkeypatch.setenv("QUEUE_WORKFLOWS_DL_HEARTBEAT_SEC", "0.05")
-    plan, owner = local_queue.IngestPlan(QUEUE, host="box"), Idle()
+    plan, owner = local_queue.IngestPlan(QUEUE, host="box", limit=2), Idle()
     plan.open(cast("Any", owner))
     yield plan, owner
     plan.close()

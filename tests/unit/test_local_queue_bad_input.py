@@ -16,7 +16,7 @@ import pytest
 
 from queue_workflows import errors, local_queue
 from queue_workflows.local_queue import attempts
-from queue_workflows.local_queue import plan as plans
+from queue_workflows.local_queue import execution_plan as plans
 from queue_workflows.telemetry import pressure
 from tests.support import local_queue_app, tabled
 from tests.support.wait import until
@@ -404,14 +404,15 @@ def test_attempts_of_claimed_jobs_are_not_counted_here() -> None:
     own: Any = Mock(spec=plans.ClaimingPlan)
     own.mark_failed.return_value = False
     found = attempts.Outcomes(own, queue, counts, 3)
-    found.failed(Job("a", "t"), 1, "no", final=False)
+    found.failed(Job("a", "t"), "no")
     assert found.attempt("a") == 1
 
 
 def test_however_many_tasks_are_named_the_statistics_stay_small() -> None:
     counts = attempts.Statistics()
-    cell = counts.new_cell()
+    slot = attempts.SlotCounts("Worker-1")
+    counts.slots.append(slot)
     for number in range(attempts.MAX_TASKS + 50):
-        cell.ended(str(number), 1.0, False)
+        slot.ended(str(number), 1.0)
     assert len(counts.tasks) == attempts.MAX_TASKS + 1
     assert counts.tasks[attempts.OTHER_TASKS].ended == 50

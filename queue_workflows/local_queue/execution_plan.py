@@ -5,17 +5,15 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
 from queue_workflows import errors
 from queue_workflows.local_queue import job_queue
 
-_log = logging.getLogger("queue_workflows.local_queue")
 KEEP_ENDED = 10_000
 """Ended jobs that a `MemoryPlan` keeps by default, a few MB without their arguments and results."""
 
@@ -84,25 +82,14 @@ class ClaimingPlan(ExecutionPlan, abc.ABC):
 
     @abc.abstractmethod
     def call(self, job: job_queue.Job, execute: Callable[[job_queue.Job], Any] | None, /) -> Any:
-        """Run a job and return its result; raise what `mark_failed` will get.
+        """Run a job, by its registered task without `execute`; return its result.
 
-        `execute` None: run the registered task.
+        Raises what `mark_failed` will get.
         """
 
     @abc.abstractmethod
     def give_back(self, job: job_queue.Job, reason: str, /) -> None:
         """Give up the claim of a job that did not start or did not end; counts no attempt."""
-
-
-def usable(found: Iterable[job_queue.Job]) -> Generator[job_queue.Job]:
-    """Yield the jobs that a queue can hold, and log what else a plan has returned."""
-    for each in found:
-        try:
-            hash(each.id)
-        except Exception:  # noqa: BLE001  the boundary around app code
-            _log.exception("the plan returned a %s that is no job with an id", type(each))
-        else:
-            yield each
 
 
 State: TypeAlias = Literal["pending", "running", "completed", "failed"]
@@ -171,28 +158,23 @@ class MemoryPlan:
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
         """Store the result."""
-        with self._lock:
-            entry = self._entries.get(job.id)
-            if entry is not None:
-                entry.job, entry.state, entry.result, entry.error = job, "completed", result, None
-                self._end(job.id)
-
-    def _end(self, job_id: str) -> None:
-        """Note that a job has ended, and forget the earliest one beyond those that are kept."""
-        ended = self._ended
-        ended[job_id] = None
-        if len(ended) > self._keep_ended:
-            del self._entries[ended.popitem(last=False)[0]]
+        self._mark(Entry(job, "completed", result))
 
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> None:
         """Store the error."""
+        self._mark(Entry(job, "failed" if final else "pending", error=error))
+
+    def _mark(self, entry: Entry) -> None:
+        """Store what has become of a job, and forget the one that ended first beyond the kept."""
+        job_id, ended = entry.job.id, self._ended
         with self._lock:
-            entry = self._entries.get(job.id)
-            if entry is not None:
-                entry.job, entry.state = job, "failed" if final else "pending"
-                entry.result, entry.error = None, error
-                if final:
-                    self._end(job.id)
+            if job_id not in self._entries:
+                return
+            self._entries[job_id] = entry
+            if entry.state != "pending":
+                ended[job_id] = None
+                if len(ended) > self._keep_ended:
+                    del self._entries[ended.popitem(last=False)[0]]
 
     def is_currently_running(self, job_id: str, /) -> bool:
         """Return whether the job is marked as running."""
