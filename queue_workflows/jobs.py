@@ -86,7 +86,8 @@ def enqueue(
     ))  # fmt: skip
     if job_validation.has_options(job) or not _is_psycopg(conn):
         return _insert(job_validation.batches([job]), conn)[0]
-    row = job_validation.plain_row(job)
+    row = job_validation.base_columns(job)
+    row["args"] = job_validation.encode_args(task_name, args)
     with db.statement(conn) as own:
         return JobId(statements.ingest_jobs.insert(own, **row))
 

@@ -12,10 +12,14 @@ from queue_workflows.check.findings import Finding
 from queue_workflows.dag import answers, definition, policy, widgets
 
 _STEP = {"id", "kind", "depends_on", "skip_if", "inputs", "pipeline"}
-_BRANCH = _STEP | {"on", "arms", "other"}
-_LOOP = _STEP | {"start", "until", "at_most", "result", "must"}
-_RUN = _STEP - {"pipeline"} | {"workflow", "wait"}
-_MAP = {*_STEP, "over", "key", "as", "at_once", "may_fail", "steps", "result"}
+_KEYS = {
+    "pipeline": _STEP,
+    "map": _STEP | {"over", "key", "as", "at_once", "may_fail", "steps", "result"},
+    "branch": _STEP | {"on", "arms", "other"},
+    "loop": _STEP | {"start", "until", "at_most", "result", "must"},
+    "run": _STEP - {"pipeline"} | {"workflow", "wait"},
+}
+"""The keys of the steps that ask nobody, by their kind."""
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
 _PIPELINE = {"name", "nodes", "defaults"}
 _INPUT = {
@@ -23,8 +27,6 @@ _INPUT = {
     answers.TYPE,
     "source", "multiple", "accept", "library", "options", "turnout_options",
 }  # fmt: skip
-_KINDS = ("pipeline", "map", "input", "branch", "loop", "run")
-"""The kinds of steps outside of maps."""
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 _WIDGETS = ("choose_one", "file_upload", "pick_or_upload", "turnout")
 """The built-in widgets; an app may register more."""
@@ -58,19 +60,20 @@ def check(
             continue
         yield from _id(step, at)
         yield from _depends_on(step, at)
-        if kind not in _KINDS:
-            yield _unknown_kind(step, at)
-        elif kind == "input":
+        if kind == "input":
             yield from _question(step, at)
-        elif kind == "run":
-            yield from _unread_keys(step, _RUN, at)
+        elif isinstance(kind, str) and kind in _KEYS:
+            yield from _unread_keys(step, _KEYS[kind], at)
             yield from _unread_policy(step, at)
-        else:
-            known = {"branch": _BRANCH, "loop": _LOOP, "map": _MAP}.get(kind, _STEP)
-            yield from _unread_keys(step, known, at)
-            yield from _unread_policy(step, at)
-            if "pipeline" in step:
+            if "pipeline" in step and kind != "run":
                 yield from _pipeline(step, pipelines[step["pipeline"]], seen, at)
+        else:
+            meant = errors.closest(kind, ("input", *_KEYS)) if isinstance(kind, str) else None
+            yield findings.error(
+                at,
+                f"a step of kind {kind!r:.120} makes no nodes, and is left out",
+                f"did you mean {meant!r}?" if meant else definition.KINDS,
+            )
 
 
 def _pipeline(
@@ -84,34 +87,28 @@ def _pipeline(
         yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
         for node in schema["nodes"]:
             yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
-    yield from _overridden_skips(step, schema, at)
+    for node in schema["nodes"]:
+        if step.get("skip_if") and "skip_if" in node and not node["skip_if"]:
+            yield findings.warning(
+                at,
+                f"its 'skip_if' counts for node {node['id']!r} too, whose own is empty",
+                "leave the node's out, or give it a condition that never holds",
+            )
 
 
 def _question(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
-    needed = _ANSWERED.get(step["widget"])
+    widget, own = step["widget"], config.get_config().input_widgets
+    needed = _ANSWERED.get(widget)
     if needed is not None and not any(step.get(key) for key in needed):
-        yield findings.warning(
-            at, f"widget {step['widget']!r} offers nothing", f"give it {needed[0]!r}"
-        )
-    yield from _widget(step, at)
-    yield from _default(step, at)
-
-
-def _widget(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
-    """Report unknown widgets, and misspelt keys of a built-in one."""
-    widget = step["widget"]
+        yield findings.warning(at, f"widget {widget!r} offers nothing", f"give it {needed[0]!r}")
     if widget in _WIDGETS:
         yield from _unread_keys(step, _INPUT, at)
-        return
-    own = config.get_config().input_widgets
-    if widget in own:
-        return
-    meant = errors.closest(widget, (*_WIDGETS, *own))
-    yield findings.warning(
-        at,
-        f"unknown widget {widget!r}",
-        f"did you mean {meant!r}?" if meant else "register_input_widget() defines its input_spec",
-    )
+    elif widget not in own:
+        meant = errors.closest(widget, (*_WIDGETS, *own))
+        remedy = "register_input_widget() defines its input_spec"
+        remedy = f"did you mean {meant!r}?" if meant else remedy
+        yield findings.warning(at, f"unknown widget {widget!r}", remedy)
+    yield from _default(step, at)
 
 
 def _default(step: Mapping[str, Any], at: str) -> Iterator[Finding]:
@@ -157,31 +154,6 @@ def _depends_on(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
         yield findings.warning(at, f"'depends_on' is {given!r}, read as a list of one", "list ids")
 
 
-def _unknown_kind(step: Mapping[str, Any], at: str) -> Finding:
-    kind = step.get("kind")
-    meant = errors.closest(kind, _KINDS) if isinstance(kind, str) else None
-    return findings.error(
-        at,
-        f"a step of kind {kind!r:.120} makes no nodes, and is left out",
-        f"did you mean {meant!r}?" if meant else definition.KINDS,
-    )
-
-
-def _overridden_skips(
-    step: Mapping[str, Any], schema: Mapping[str, Any], at: str
-) -> Iterator[Finding]:
-    """Report nodes with an empty `skip_if`, for which the step's counts."""
-    if not step.get("skip_if"):
-        return
-    for node in schema["nodes"]:
-        if "skip_if" in node and not node["skip_if"]:
-            yield findings.warning(
-                at,
-                f"its 'skip_if' counts for node {node['id']!r} too, whose own is empty",
-                "leave the node's out, or give it a condition that never holds",
-            )
-
-
 def _inputs(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
     """Report inputs without a name, and names that stand twice."""
     seen: set[str] = set()
@@ -214,16 +186,12 @@ def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
             "add gpu: true",
         )
     queue = node.get("queue")
-    if queue is None or queue == ("gpu" if node.get("gpu") else "cpu"):
-        return
-    if queue in ("cpu", "gpu"):
-        yield findings.error(
-            at, f"'queue': {queue!r} is not read", "gpu: true puts a node on gpu; cpu is the other"
-        )
-    else:
-        yield findings.error(
-            at, f"unknown queue {queue!r}", "a node runs on cpu, or with gpu: true on gpu"
-        )
+    if queue is not None and queue != ("gpu" if gpu else "cpu"):
+        what, remedy = f"unknown queue {queue!r}", "a node runs on cpu, or with gpu: true on gpu"
+        if queue in ("cpu", "gpu"):
+            what = f"'queue': {queue!r} is not read"
+            remedy = "gpu: true puts a node on gpu; cpu is the other"
+        yield findings.error(at, what, remedy)
 
 
 def _unread_policy(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import graphlib
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from queue_workflows import config, errors, model_registry
-from queue_workflows.check import findings
+from queue_workflows.check import documents, findings
 from queue_workflows.check.findings import Finding
 from queue_workflows.dag import graph, typed_values
 from queue_workflows.declare import compiling, node_functions
-from queue_workflows.runtime import stored_json
 
 MAX_WORKFLOWS = 1000
 """Workflows that are read for one check."""
@@ -46,7 +46,14 @@ class NodeFunctions:
             yield findings.error(at, found.message, found.remedy)
         else:
             yield from _arguments(node, found, at)
-            yield from _annotations(node, found, at)
+            # What an input is never, as the function declared by `@node` is annotated.
+            unfit = found.unfit_inputs if isinstance(found, node_functions.NodeFunction) else {}
+            for name in node.inputs.keys() & unfit.keys():
+                yield findings.error(
+                    at,
+                    f"{node.module!r} takes {name!r}: {unfit[name]}",
+                    "annotate it with a type that inputs can have",
+                )
 
     def outputs(self, node: graph.Node) -> frozenset[str] | None:
         """Return the keys of a node's result; None if unknown."""
@@ -115,7 +122,11 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
                 f"{node.module!r} needs {each.name!r}, and the node has no such input",
                 f"add it to its inputs ({findings.listed(node.inputs)}), or give it a default",
             )
-        elif needed and _is_none(each, node.inputs):
+        elif (
+            needed
+            and node.inputs.get(each.name, "") is None
+            and not re.search("None|Optional", str(each.annotation))
+        ):
             yield findings.warning(
                 at,
                 f"{node.module!r} needs {each.name!r}, and gets None",
@@ -138,24 +149,6 @@ def _arguments(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
         yield findings.warning(
             at, f"{node.module!r} asks for model_handle, and gets None", "name the node's model"
         )
-
-
-def _annotations(node: graph.Node, module: Any, at: str) -> Iterator[Finding]:
-    """Find inputs that never are what a function declared by `@node` is annotated with."""
-    unfit = module.unfit_inputs if isinstance(module, node_functions.NodeFunction) else {}
-    for name in node.inputs:
-        if name in unfit:
-            yield findings.error(
-                at,
-                f"{node.module!r} takes {name!r}: {unfit[name]}",
-                "annotate it with a type that inputs can have",
-            )
-
-
-def _is_none(parameter: inspect.Parameter, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a parameter gets None, and its annotation does not say that it may."""
-    absent = parameter.name in inputs and inputs[parameter.name] is None
-    return absent and not any(word in str(parameter.annotation) for word in ("None", "Optional"))
 
 
 def places(node: graph.Node, known_models: frozenset[str] | str) -> Iterator[Finding]:
@@ -244,14 +237,8 @@ def _called(name: str) -> list[str] | None:
         document: Any = load(name)
     except (Exception, SystemExit):  # noqa: BLE001  boundary around app code
         return None
-    entry = cast("Mapping[str, Any]", document if isinstance(document, Mapping) else {})
-    return [str(step.get("workflow")) for step in _steps(entry, 0) if step.get("kind") == "run"]
-
-
-def _steps(entry: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a document, and those inside its maps."""
-    for raw in stored_json.sequence(entry.get("steps")):
-        step = stored_json.mapping(raw)
-        yield step
-        if step.get("kind") == "map" and depth < graph.MAX_MAP_DEPTH:
-            yield from _steps(step, depth + 1)
+    try:
+        steps = [*documents.steps(document)]
+    except (AttributeError, KeyError, TypeError, RecursionError):  # this one cannot run
+        return []
+    return [str(step.get("workflow")) for step in steps if step.get("kind") == "run"]

@@ -41,26 +41,23 @@ class References:
 
     def check(self, node: graph.Node) -> Iterator[Finding]:
         """Check the refs of a node's inputs, of its `skip_if`, and of an input step's options."""
-        at = f"node {self._named(node.id)!r}"
+        found: list[tuple[graph.Node, str, Any]] = []
         if node.choice is not None:
             # The arms' first nodes decide, so they must wait for what the value is taken from.
             ends = node.choice.ends
             first = min(node.choice.members[ends[0]], key=self.graph.position)
-            for ref in refs.inside(node.choice.on):
-                yield from self._one(
-                    self.graph.nodes[first], ref, f"{at}: its value", at_start=True
-                )
+            found.append((self.graph.nodes[first], "its value", node.choice.on))
         if node.loop is not None:
-            for ref in refs.inside(node.loop.rounds[0].until):
-                yield from self._one(node, ref, f"{at}: 'until'", at_start=True)
-        templates = node.inputs if node.step is None else node.step
-        asked = templates if node.step is None else _ASKED.get(str(templates.get("widget")), ())
-        for name in asked:
-            what = f"input {name!r}" if node.step is None else repr(name)
-            for ref in refs.inside(templates.get(name)):
-                yield from self._one(node, ref, f"{at}: {what}", at_start=True)
-        for ref in refs.inside(node.skip_if):
-            yield from self._one(node, ref, f"{at}: 'skip_if'", at_start=False)
+            found.append((node, "'until'", node.loop.rounds[0].until))
+        if node.step is None:
+            found += [(node, f"input {name!r}", value) for name, value in node.inputs.items()]
+        else:
+            asked = _ASKED.get(str(node.step.get("widget")), ())
+            found += [(node, repr(name), node.step.get(name)) for name in asked]
+        for owner, what, template in [*found, (node, "'skip_if'", node.skip_if)]:
+            for ref in refs.inside(template):
+                at = f"node {self._named(node.id)!r}: {what}"
+                yield from self._one(owner, ref, at, at_start=what != "'skip_if'")
         if node.map is not None:
             body = References(node.map.body, self._outputs, around=(self, node))
             for inner in node.map.body.nodes.values():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_origin, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_origin, overload
 
 from queue_workflows import config, errors
 from queue_workflows.dag import answers
-from queue_workflows.declare import building, callables, compiling, handles, node_functions
-from queue_workflows.declare.callables import Backoff, FailedItem, Node, Pipeline, Policy, Workflow
+from queue_workflows.declare import building, callables, compiling, node_functions
+from queue_workflows.declare.callables import Node, NodeOptions, Pipeline, Workflow
 from queue_workflows.declare.control_flow import branch, loop
+from queue_workflows.declare.handles import FailedItem, failures, filtered
+from queue_workflows.tasks import registry
+from queue_workflows.tasks.registry import Backoff, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,12 +42,12 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-L = TypeVar("L", bound="list[Any]")
 
 OFFERED: Any = node_functions.Offered()
 """Default for `out`, `scratch`, `cancel_event` and the like: the worker passes them."""
 
 
+_OWN_OPTIONS = ("name", "queue", "model", "isolation", "version")
 _ANSWER_TYPES: dict[Any, str] = {
     str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
 }  # fmt: skip
@@ -60,41 +63,23 @@ def _add(thing: Any, kind: str, place: tuple[str, str]) -> Any:
 @overload
 def node(function: Callable[P, R], /) -> Node[P, R]: ...
 @overload
-def node(
-    *,
-    name: str | None = None,
-    queue: Literal["cpu", "gpu"] | None = None,
-    model: str | None = None,
-    isolation: Literal["process"] | None = None,
-    version: int | None = None,
-    **policy: Unpack[Policy],
-) -> Callable[[Callable[P, R]], Node[P, R]]: ...
-def node(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    queue: Literal["cpu", "gpu"] | None = None,
-    model: str | None = None,
-    isolation: Literal["process"] | None = None,
-    version: int | None = None,
-    **policy: Any,
-) -> Any:
+def node(**options: Unpack[NodeOptions]) -> Callable[[Callable[P, R]], Node[P, R]]: ...
+def node(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a function as a node; the function's name is the node's, unless `name` is given.
 
     `model` is what a gpu worker loads for it; it puts the node on the gpu queue. A returned dict is
     the node's outputs; anything else is its one output; None is no output. `isolation="process"`:
     each of its jobs has a fresh process, in a worker with slots. `version`: that of its code;
-    workers with another version leave its jobs.
+    workers with another version leave its jobs. The other options are its policy.
     """
+    name, queue, model, isolation, version = (options.pop(key, None) for key in _OWN_OPTIONS)
 
     def declare(function: Callable[..., Any]) -> Node[..., Any]:
         made = node_functions.NodeFunction(
             function, name or getattr(function, "__name__", repr(function))
         )
-        made.isolation = isolation
         config.check_version(f"node {made.name!r}", version)
-        made.version = version
+        made.isolation, made.version = isolation, version
         if queue not in (None, "cpu", "gpu"):
             raise errors.UnknownQueue(
                 f"node {made.name!r}: unknown queue {queue!r}: a node runs on cpu or gpu"
@@ -105,7 +90,7 @@ def node(
         entry: dict[str, Any] = {"gpu": True} if made.queue == "gpu" else {}
         if model is not None:
             entry["model"] = model
-        entry |= callables.checked(made.name, policy)
+        entry |= registry.named_errors(options, Policy, repr(made.name))
         return _add(Node[..., Any](made, entry), "node", made.place)
 
     return declare if function is None else declare(function)
@@ -177,16 +162,6 @@ def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
     graph = compiling.needed("run_input()")
     graph.run_inputs[key] = Any if kind is object else kind
     return cast("T", graph.of_run(key))
-
-
-def filtered(items: L, conditions: dict[str, Any]) -> L:
-    """Return the matching members of a future list, as in refs: `{"kind:eq": "csv"}`."""
-    return cast("L", handles.filtered(items, conditions))
-
-
-def failures(results: list[Any]) -> list[FailedItem]:
-    """Return the items that failed in a map, out of what its `map()` returned."""
-    return cast("list[FailedItem]", handles.failures(results))
 
 
 def declared_in(module: str) -> list[Node[..., Any] | Workflow[..., Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -93,10 +94,10 @@ class Graph:
         options: Options,
     ) -> handles.Handle:
         """Add a call of a node: in a pipeline a node of it, else a step of its own."""
-        name = function.function.__name__
+        name, prefix, more = function.function.__name__, "", dict[str, Any]()
         if self.group is None:
-            step = self._open(options.id, name, "pipeline")
-            node_id, prefix, where = name, "", f"{self.where}: step {step.entry['id']!r}"
+            step, where = self.begin("pipeline", name, given, options)
+            node_id = name
         else:
             step = self.group
             taken = step.members if step.entry["kind"] == "map" else step.nodes
@@ -104,11 +105,11 @@ class Graph:
             step.members[node_id] = None
             prefix = f"{node_id}."
             where = f"{self.where}: step {step.entry['id']!r}: node {node_id!r}"
+            more = self._wired(step, given, options, where)
         node: dict[str, Any] = {"id": node_id}
         if function.name != node_id:
             node["node"] = function.name
-        node |= {**self.defaults, **entry, **options.extra}
-        self._wire(step, node, options, given, where)
+        node |= {**self.defaults, **entry, **options.extra, **more}
         listed: list[dict[str, str]] = []
         for key, value in given.items():
             step.inputs[prefix + key] = handles.template(value, f"{where}: input {key!r}")
@@ -116,37 +117,25 @@ class Graph:
         if listed:
             node["inputs"] = listed
         step.nodes[node_id] = node
-        return self._made(step, node_id, function.result)
+        return self._made(step, f"{step.prefix}{node_id}", function.result)
 
-    def _wire(
-        self,
-        step: Step,
-        node: dict[str, Any],
-        options: Options,
-        given: dict[str, Any],
-        where: str,
-    ) -> None:
-        """Set what a node waits for, by its inputs and options, and when it is skipped."""
-        found = self.found((list(given.values()), options.skip_if), where)
-        found += self._waited(options.after, where)
+    def _wired(self, step: Step, given: object, options: Options, where: str) -> dict[str, Any]:
+        """Return when a node of a step is skipped, and for which of the step's nodes it waits."""
+        found = self.found((given, options.skip_if), where) + self._waited(options.after, where)
         step.wait_for(found)
-        owner = step.entry if self.group is None else node
+        inner: dict[str, None] = {}
+        for handle in found:
+            origin, member = handles.origin(handle), step.member_of(handle)
+            is_map = step.entry["kind"] == "map"
+            is_inside = origin.body is step if is_map else origin.step == step.entry["id"]
+            if is_inside and member:
+                inner[member.removeprefix(step.prefix)] = None
+        wired: dict[str, Any] = {"depends_on": [*inner]} if inner else {}
         if options.skip_if is not None:
-            owner["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
-        if self.group is None:
-            return
-        if step.entry["kind"] == "map":
-            of_item = [handle for handle in found if handles.origin(handle).body is step]
-            inner = [step.member_of(handle) for handle in of_item]
-        else:
-            origins = [handles.origin(handle) for handle in found]
-            inner = [origin.node for origin in origins if origin.step == step.entry["id"]]
-        deps = dict.fromkeys(node_id.removeprefix(step.prefix) for node_id in inner if node_id)
-        if deps:
-            node["depends_on"] = list(deps)
+            wired["skip_if"] = handles.template(options.skip_if, f"{where}: skip_if")
+        return wired
 
-    def _made(self, step: Step, node_id: str, result: node_functions.Result) -> handles.Handle:
-        full = f"{step.prefix}{node_id}"
+    def _made(self, step: Step, full: str, result: node_functions.Result) -> handles.Handle:
         origin = handles.Origin(
             self,
             body=step.around if step.prefix else step,
@@ -209,31 +198,25 @@ class Graph:
             self.group, self.defaults = outer
 
     def add_run(
-        self,
-        workflow: str,
-        given: Mapping[str, Any],
-        options: Options,
-        *,
-        waits: bool,
-        stores: bool,
+        self, workflow: str, given: dict[str, Any], options: Options, *, waits: bool, stores: bool
     ) -> handles.Handle:
         """Add a step of kind `run`; return a handle on the run's output, or on its id."""
         if self.group is not None:
             raise refused(self.where, self.group, f"workflow {workflow!r} is called")
-        step, where = self.begin("run", step_name(workflow), dict(given), options)
+        step, where = self.begin("run", step_name(workflow), given, options)
         step.entry["workflow"] = workflow
         if not waits:
             step.entry["wait"] = False
         step.inputs |= _templates(given, where)
         return self._child_output(step, step.entry["id"], where, stores=stores)
 
-    def run_each(self, workflow: str, given: Mapping[str, Any], *, stores: bool) -> handles.Handle:
+    def run_each(self, workflow: str, given: dict[str, Any], *, stores: bool) -> handles.Handle:
         """Run a workflow for each item of the map that is being built; return its output."""
         step = self.group
         assert step is not None
         own = step_name(workflow)
         where = f"{self.where}: step {step.entry['id']!r}"
-        step.wait_for(self.found(dict(given), where))
+        step.wait_for(self.found(given, where))
         inputs = _templates(given, where)
         step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
         step.entry["steps"] = [step.run]
@@ -310,15 +293,12 @@ class Graph:
         return step, where
 
     def _open(self, step_id: str | None, name: str, kind: str) -> Step:
-        if self.group is not None:
-            around = self.group
+        around, taken = self.group, dict[str, Any](self.steps)
+        if around is not None:
             # The map's own id counts as taken: origins tell its nodes from those of its members.
             taken = {**around.members, around.entry["id"]: None}
-            inner = Step(_free(step_id, name, taken, f"{self.where}: two steps"), kind, around)
-            around.members[inner.entry["id"]] = inner
-            return inner
-        step = Step(_free(step_id, name, self.steps, f"{self.where}: two steps"), kind)
-        self.steps[step.entry["id"]] = step
+        step = Step(_free(step_id, name, taken, f"{self.where}: two steps"), kind, around)
+        (self.steps if around is None else around.members)[step.entry["id"]] = step
         return step
 
     def found(self, value: object, where: str) -> list[handles.Handle]:
@@ -388,14 +368,13 @@ def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> st
         return wanted
     if name not in taken:
         return name
-    # Numbers of one name are assigned in order, so each search continues after the last one.
-    low, high = 1, 2
-    while f"{name}-{high}" in taken:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if f"{name}-{middle}" in taken else (low, middle)
-    return f"{name}-{high}"
+    most = 2
+    while f"{name}-{most}" in taken:
+        most *= 2
+    # Numbers of one name are assigned in order, so the free ones are behind those that are taken.
+    numbers = range(2, most + 1)
+    place = bisect.bisect_left(numbers, True, key=lambda each: f"{name}-{each}" not in taken)
+    return f"{name}-{numbers[place]}"
 
 
 def refused(where: str, group: Step, what: str) -> errors.InvalidWorkflow:

@@ -13,15 +13,14 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
-    TypedDict,
     TypeVar,
     cast,
 )
 
 from queue_workflows import config, errors
-from queue_workflows.dag import policy as policies
 from queue_workflows.dag import typed_values
 from queue_workflows.declare import building, compiling, handles, node_functions
+from queue_workflows.tasks import registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -33,38 +32,14 @@ _compiling = threading.RLock()
 """One for all workflows, since one is compiled while another is, which calls it."""
 
 
-class Backoff(TypedDict, total=False):
-    """The growth of the wait before another attempt; `jitter` is its random share."""
+class NodeOptions(registry.Policy, total=False):
+    """The options of `node`: its own, and the policy of its jobs."""
 
-    kind: Literal["constant", "linear", "exponential"]
-    base_s: float
-    cap_s: float
-    jitter: float
-
-
-class Policy(TypedDict, total=False):
-    """The policy of a node's jobs; each key is stored in the definition as it is given.
-
-    `retry_on`, `discard_on`: errors by class or name; a class is stored by its name.
-    """
-
-    retries: int
-    backoff: float | Backoff
-    timeout_s: float
-    retry_on: Iterable[str | type[BaseException]]
-    discard_on: Iterable[str | type[BaseException]]
-    priority: int
-    lock_key: str
-
-
-class FailedItem(TypedDict):
-    """An item that failed in a map which lets some fail: its key and its error."""
-
-    key: str
-    error: str
-
-
-_POLICY = frozenset(Policy.__annotations__)
+    name: str | None
+    queue: Literal["cpu", "gpu"] | None
+    model: str | None
+    isolation: Literal["process"] | None
+    version: int | None
 
 
 def of_call(
@@ -77,28 +52,20 @@ def of_call(
     """Return the options of the next call of a declared function."""
     if isinstance(after, (str, Mapping, handles.Handle)):
         raise errors.InvalidWorkflow(f"{name!r}: after=[...] takes a list of outputs")
-    return building.Options(step_id, tuple(after), skip_if, checked(name, policy))
-
-
-def checked(name: str, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy as definitions have it. Raises `InvalidConfig` for an unknown key."""
-    for key in policy:
-        if key not in _POLICY:
-            raise errors.InvalidConfig(
-                f"{name!r}: unknown option {key!r}; known are {', '.join(sorted(_POLICY))}"
-                f"{policies.hint(key, policies.KEYS)}"
-            )
-    named = {"retry_on", "discard_on"} & policy.keys()
-    return {**policy, **{key: policies.error_names(policy[key]) for key in sorted(named)}}
+    extra = registry.named_errors(policy, registry.Policy, repr(name))
+    return building.Options(step_id, tuple(after), skip_if, extra)
 
 
 class Mapped(Generic[P, R]):
     """A declared function that can be called for each item of a future list."""
 
     name: str
-    _kind = ""
+    _kind = "node"
     _short_name: str
     _options: building.Options
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} {self.name!r}>"
 
     def map(
         self: Mapped[Concatenate[T, ...], R],
@@ -116,19 +83,16 @@ class Mapped(Generic[P, R]):
         `at_once`: how many are open at most. `may_fail`: how many items may fail, a count (int) or
         a share of all (float); their results are left out, see `failures`.
         """
-        graph = compiling.needed(f"{self._kind}{self.name!r}.map()")
+        graph = compiling.needed(f"{self._kind} {self.name!r}.map()")
         settings = {"key": key, "at_once": at_once, "may_fail": may_fail or None}
-        build = self._each(graph, dict(also or {}))
-        found = graph.add_map(self._short_name, items, settings, build, self._outer())
-        return cast("list[R]", found)
+        build, options = self._each(graph, dict(also or {})), self._options
+        if isinstance(self, Node):
+            options = options._replace(extra={})  # each item's node has the policy
+        return cast("list[R]", graph.add_map(self._short_name, items, settings, build, options))
 
     def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
-        """Return what adds the call for one item."""
+        """Return a function that adds the call for one item."""
         raise NotImplementedError
-
-    def _outer(self) -> building.Options:
-        """Return the options of the map itself."""
-        return self._options
 
 
 class WithPolicy(Mapped[P, R]):
@@ -140,7 +104,7 @@ class WithPolicy(Mapped[P, R]):
         *,
         after: Iterable[object] = (),
         skip_if: object = None,
-        **policy: Unpack[Policy],
+        **policy: Unpack[registry.Policy],
     ) -> Self:
         """Return it with options for its next call: its step's or node's id, dependencies.
 
@@ -172,25 +136,19 @@ class Node(WithPolicy[P, R]):
         return self._function.function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        graph = compiling.current()
+        graph = compiling.current.get()
         if graph is None:
             return self._function.function(*args, **kwargs)
+        return cast("R", self._added(graph, self._options, args, kwargs))
+
+    def _added(self, graph: building.Graph, options: building.Options, args: Any, kw: Any) -> Any:
         where = f"{graph.where}: {self._options.id or self.__name__!r}"
-        given = self._function.bind(where, args, dict(kwargs))
-        return cast("R", graph.add_node(self._function, self._entry, given, self._options))
+        bound = self._function.bind(where, args, kw)
+        return graph.add_node(self._function, self._entry, bound, options)
 
     def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
-        where = f"{graph.where}: {self._options.id or self.__name__!r}"
         inner = building.Options(extra=self._options.extra)
-
-        def build(item: object) -> Any:
-            given = self._function.bind(where, (item,), also)
-            return graph.add_node(self._function, self._entry, given, inner)
-
-        return build
-
-    def _outer(self) -> building.Options:
-        return self._options._replace(extra={})  # each item's node has the policy
+        return lambda item: self._added(graph, inner, (item,), also)
 
     def install(self) -> None:
         """Register it by its name here; raise `InvalidConfig` if another node has that name."""
@@ -200,9 +158,6 @@ class Node(WithPolicy[P, R]):
         own = self._function
         config.register_node(self.name, own, isolation=own.isolation, version=own.version)
 
-    def __repr__(self) -> str:
-        return f"<node {self.name!r}>"
-
 
 class Pipeline(WithPolicy[P, R]):
     """A function that calls nodes. A call in a workflow adds a step with them.
@@ -210,7 +165,7 @@ class Pipeline(WithPolicy[P, R]):
     Mapped, it returns one output of one of its nodes: the item's result.
     """
 
-    _kind = "pipeline "
+    _kind = "pipeline"
 
     def __init__(self, function: Callable[P, R], name: str) -> None:
         self.name = self._short_name = name
@@ -231,9 +186,6 @@ class Pipeline(WithPolicy[P, R]):
         function = cast("Callable[..., Any]", self._function)
         return lambda item: function(item, **also)
 
-    def __repr__(self) -> str:
-        return f"<pipeline {self.name!r}>"
-
 
 class Workflow(Mapped[P, R]):
     """A function that calls nodes, pipelines and `ask`; its parameters are a run's inputs.
@@ -241,14 +193,15 @@ class Workflow(Mapped[P, R]):
     A call in another workflow adds a child run.
     """
 
-    _kind = "workflow "
+    _kind = "workflow"
 
     def __init__(self, function: Callable[P, R], name: str) -> None:
         self.name = name
         self._short_name = name.rpartition(".")[2]
         self.needs = compiling.needs_of(function, name)
         """The keys that a run's inputs must have."""
-        self._inputs = compiling.inputs_of(function)
+        parameters = [*inspect.signature(function).parameters.values()]
+        self._inputs = typed_values.Keywords(parameters, typed_values.scope_of(function))
         self._function = function
         self._compiled: compiling.Compiled | None = None
         self._options = building.Options()
@@ -282,11 +235,9 @@ class Workflow(Mapped[P, R]):
 
     def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
         stores = self._built().has_output
-
-        def build(item: object) -> Any:
-            return graph.run_each(self.name, self._bound(graph, (item,), also), stores=stores)
-
-        return build
+        return lambda item: graph.run_each(
+            self.name, self._bound(graph, (item,), also), stores=stores
+        )
 
     def _bound(self, graph: building.Graph, args: Any, kwargs: Any) -> dict[str, Any]:
         try:
@@ -313,14 +264,13 @@ class Workflow(Mapped[P, R]):
         The error names missing and unknown keys (with the closest known key) and wrong types.
         Values may be Python values or what JSON makes of them.
         """
-        where = f"inputs of workflow {self.name!r}"
-        typed_values.check_as_stored(self._check_stored, given, where)
 
-    def _check_stored(self, given: Any, where: str) -> None:
-        names = cast("dict[str, Any]", given).keys() if isinstance(given, dict) else ()
-        optional = self._optional(names)
-        if optional is not None:
-            self._inputs.bound(given, where, optional)
+        def check(given: Any, where: str) -> None:
+            names = cast("dict[str, Any]", given).keys() if isinstance(given, dict) else ()
+            if (optional := self._optional(names)) is not None:
+                self._inputs.bound(given, where, optional)
+
+        typed_values.check_as_stored(check, given, f"inputs of workflow {self.name!r}")
 
     def _optional(self, names: Iterable[str]) -> Mapping[str, Any] | None:
         """Return what `run_input` names, if these are more than the parameters.
@@ -354,11 +304,8 @@ class Workflow(Mapped[P, R]):
     def _built(self) -> compiling.Compiled:
         with _compiling:
             if self._compiled is None:
-                self._compiled = compiling.build(self._function, self.name)
+                self._compiled = compiling.build(self._function, self.name, self.needs)
             return self._compiled
-
-    def __repr__(self) -> str:
-        return f"<workflow {self.name!r}>"
 
 
 def takes_one(function: Callable[..., Any]) -> bool:

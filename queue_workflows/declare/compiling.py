@@ -12,11 +12,10 @@ from queue_workflows import errors
 from queue_workflows.dag import typed_values
 from queue_workflows.declare import building, handles, node_functions
 
-_current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
+current: contextvars.ContextVar[building.Graph | None] = contextvars.ContextVar(
     "graph", default=None
 )
-
-
+"""The graph that is being built here."""
 _NO_APP = {"queue_workflows", *sys.stdlib_module_names}
 
 
@@ -30,14 +29,9 @@ class Compiled(NamedTuple):
     has_output: bool = False
 
 
-def current() -> building.Graph | None:
-    """Return the graph that is being built here, or None."""
-    return _current.get()
-
-
 def needed(what: str) -> building.Graph:
     """Return the graph that is being built; raise `InvalidConfig` outside a workflow's function."""
-    graph = _current.get()
+    graph = current.get()
     if graph is None:
         raise errors.InvalidConfig(f"{what} is called in the function of a workflow")
     return graph
@@ -60,19 +54,13 @@ def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     return tuple(each.name for each in parameters)
 
 
-def inputs_of(function: Callable[..., Any]) -> typed_values.Keywords:
-    """Return what a run's inputs are checked against: the parameters of a workflow's function."""
-    parameters = list(inspect.signature(function).parameters.values())
-    return typed_values.Keywords(parameters, typed_values.scope_of(function))
-
-
-def build(function: Callable[..., Any], name: str) -> Compiled:
-    """Return the documents of a workflow.
+def build(function: Callable[..., Any], name: str, needs: Iterable[str]) -> Compiled:
+    """Return the documents of a workflow, whose function has the parameters `needs`.
 
     Raises `InvalidWorkflow`, also for what its function raises.
     """
     outer: list[str] = []
-    above = _current.get()
+    above = current.get()
     while above is not None:
         outer.append(above.name)
         above = above.above
@@ -82,13 +70,12 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
             f"workflow {name!r} calls itself: {' -> '.join(path)}; its runs would never end"
         )
     graph = building.Graph(name)
-    graph.above = _current.get()
-    needs = needs_of(function, name)
+    graph.above = current.get()
     scope = typed_values.scope_of(function)
     for key, each in inspect.signature(function).parameters.items():
         if (reason := typed_values.unfit(typed_values.read(each.annotation, scope))) is not None:
             raise errors.InvalidWorkflow(f"workflow {name!r}: {key!r}: {reason}")
-    token = _current.set(graph)
+    token = current.set(graph)
     try:
         returned = function(**{key: graph.of_run(key) for key in needs})
     except errors.InvalidWorkflow as error:
@@ -105,7 +92,7 @@ def build(function: Callable[..., Any], name: str) -> Compiled:
         text = f"{graph.where}: its function raised {described(error)}{hint}"
         raise errors.InvalidWorkflow(text) from error
     finally:
-        _current.reset(token)
+        current.reset(token)
     if not graph.steps:
         raise errors.InvalidWorkflow(
             f"{graph.where}: its function calls no node: a function that is to run later needs "
@@ -158,7 +145,12 @@ def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = No
         _complete(step, f"{graph.name}.{step_id}", pipelines)
     steps = [step.entry for step in graph.steps.values()]
     for kind, entries in (("step", steps), *(("node", p["nodes"]) for p in pipelines.values())):
-        _refuse_text(graph, kind, entries)
+        for entry in entries:
+            if (text := handles.shown_in(entry)) is not None:
+                raise errors.InvalidWorkflow(
+                    f"{graph.where}: {kind} {entry['id']!r}: {text!r:.200} shows an output, which "
+                    "has no value while the graph is built: make the text inside a node"
+                )
     document: dict[str, Any] = {"name": graph.name, "steps": steps}
     stores = any(handles.origin(each).stores for each in graph.found(returned, graph.where))
     if stores:
@@ -194,12 +186,3 @@ def _node_step(step: building.Step, node_id: str) -> dict[str, Any]:
             each["name"]: step.inputs[each["from"].removeprefix("pipeline.")] for each in listed
         }
     return entry
-
-
-def _refuse_text(graph: building.Graph, kind: str, entries: list[dict[str, Any]]) -> None:
-    for entry in entries:
-        if (text := handles.shown_in(entry)) is not None:
-            raise errors.InvalidWorkflow(
-                f"{graph.where}: {kind} {entry['id']!r}: {text!r:.200} shows an output, which "
-                "has no value while the graph is built: make the text inside a node"
-            )

@@ -7,13 +7,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from queue_workflows import errors
 from queue_workflows.dag import branches
-from queue_workflows.declare import (
-    building,
-    callables,
-    compiling,
-    handles,
-    node_functions,
-)
+from queue_workflows.declare import building, callables, compiling, handles, node_functions
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -56,7 +50,12 @@ def branch(
         where = f"{graph.where}: step {step.entry['id']!r}"
         if not arms:
             raise errors.InvalidWorkflow(f"{where}: a branch needs an arm: branch(x, {{'a': f}})")
-        given = _given(value, where)
+        if not isinstance(value, handles.Handle):
+            raise errors.InvalidWorkflow(
+                f"{where}: branch() takes a value of the run, not {value!r:.80}: choose in Python "
+                "what is known while the graph is built"
+            )
+        given = handles.selected_from(value)
         made: dict[Callable[..., Any], _End] = {}
         ends: dict[str, _End] = {}
         for raw, arm in arms.items():
@@ -73,15 +72,6 @@ def branch(
     if rest is not None:
         step.entry["other"] = rest.node
     return cast("Any", _output(graph, step, [*ends.values(), *([rest] if rest else [])], where))
-
-
-def _given(value: object, where: str) -> handles.Handle:
-    if not isinstance(value, handles.Handle):
-        raise errors.InvalidWorkflow(
-            f"{where}: branch() takes a value of the run, not {value!r:.80}: choose in Python "
-            "what is known while the graph is built"
-        )
-    return handles.selected_from(value)
 
 
 def _end(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypedDict, TypeVar, cast
 
 from queue_workflows import errors, refs
 from queue_workflows.dag import graph, payload
 
+L = TypeVar("L", bound="list[Any]")
 _TO_COME = " of a run to come>"
 
 
@@ -124,53 +125,58 @@ def head(handle: Handle) -> str:
     return refs.segments(handle._ref["$from"])[0]  # pyright: ignore[reportPrivateUsage]
 
 
-def failures(handle: Any) -> Handle:
-    """Return a handle on the items that failed in a map, out of the one on its results."""
+class FailedItem(TypedDict):
+    """An item that failed in a map which lets some fail: its key and its error."""
+
+    key: str
+    error: str
+
+
+def failures(results: list[Any]) -> list[FailedItem]:
+    """Return the items that failed in a map, out of what its `map()` returned."""
+    handle: Any = results
     made = origin(handle) if isinstance(handle, Handle) else None
     ref: Any = handle._ref if isinstance(handle, Handle) else {}  # pyright: ignore[reportPrivateUsage]
     if made is None or made.step is None or ref != {"$from": f"{made.step}.{graph.MAP_RESULTS}"}:
         raise errors.InvalidWorkflow("failures() takes what a call of map() gave")
-    return Handle(made, {"$from": f"{made.step}.{graph.MAP_FAILED}"})
+    return cast("Any", Handle(made, {"$from": f"{made.step}.{graph.MAP_FAILED}"}))
 
 
-def filtered(handle: Any, conditions: dict[str, Any]) -> Handle:
-    """Return a handle on the matching members of a list.
+def filtered(items: L, conditions: dict[str, Any]) -> L:
+    """Return the matching members of a future list, as in refs: `{"kind:eq": "csv"}`.
 
     Raise `InvalidRef` for unknown conditions.
     """
+    handle: Any = items
     if not isinstance(handle, Handle):
         raise errors.InvalidWorkflow("filtered() takes the output of a node")
     ref = handle._ref  # pyright: ignore[reportPrivateUsage]
     if ref.keys() & {*refs.OPERATORS}:
         raise errors.InvalidWorkflow(f"{origin(handle).what}: a condition cannot be filtered")
     refs.resolve_ref({"$from": "list", "$filter": conditions}, {"list": []})
-    return Handle(origin(handle), {**ref, "$filter": dict(conditions)})
+    return cast("Any", Handle(origin(handle), {**ref, "$filter": dict(conditions)}))
 
 
-def inside(value: Any) -> Iterator[Handle]:
-    """Yield every handle in a value, through dicts, lists and tuples."""
-    if isinstance(value, Handle):
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the keys and values in a value, through dicts, lists and tuples."""
+    if isinstance(value, dict):
+        value = [each for pair in cast("dict[Any, Any]", value).items() for each in pair]
+    if not isinstance(value, (list, tuple)):
         yield value
-    elif isinstance(value, dict):
-        for member in cast("dict[Any, Any]", value).values():
-            yield from inside(member)
-    elif isinstance(value, (list, tuple)):
-        for member in cast("list[Any]", value):
-            yield from inside(member)
+        return
+    for member in cast("list[Any]", value):
+        yield from _leaves(member)
+
+
+def inside(value: Any) -> list[Handle]:
+    """Return every handle in a value, through dicts, lists and tuples."""
+    return [each for each in _leaves(value) if isinstance(each, Handle)]
 
 
 def shown_in(value: Any) -> str | None:
     """Return the first text or key in a value that contains a handle's repr."""
-    if isinstance(value, str):
-        return value if _TO_COME in value else None
-    if isinstance(value, dict):
-        members = cast("dict[Any, Any]", value)
-        found = (shown_in(each) for pair in members.items() for each in pair)
-    elif isinstance(value, (list, tuple)):
-        found = (shown_in(each) for each in cast("list[Any]", value))
-    else:
-        return None
-    return next((text for text in found if text is not None), None)
+    found = (each for each in _leaves(value) if isinstance(each, str) and _TO_COME in each)
+    return next(found, None)
 
 
 def template(value: Any, where: str) -> Any:
@@ -186,7 +192,7 @@ def template(value: Any, where: str) -> Any:
             )
         return value._ref  # pyright: ignore[reportPrivateUsage]
     if not isinstance(value, dict):
-        if next(inside(value), None) is not None:
+        if inside(value):
             raise errors.InvalidWorkflow(
                 f"{where}: a list cannot hold the output of a node: pass a dict, or let the node "
                 "take **keywords"

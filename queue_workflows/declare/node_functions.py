@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from queue_workflows import errors, refs
 from queue_workflows.dag import typed_values
@@ -41,14 +41,11 @@ class Offered:
         )
 
 
-class Result:
+class Result(NamedTuple):
     """What a function returns: `nothing`, a `value`, a `dict` with `keys`, or `any` of these."""
 
-    __slots__ = ("keys", "kind")
-
-    def __init__(self, kind: str, keys: frozenset[str] | None = None) -> None:
-        self.kind = kind
-        self.keys = keys
+    kind: str
+    keys: frozenset[str] | None = None
 
 
 class NodeFunction:
@@ -95,12 +92,15 @@ class NodeFunction:
                 f"node {self.name!r}: its return annotation {annotation.text!r} cannot be read "
                 f"({annotation.reason}): define what it names at the top of its module"
             )
-        if inspect.isgeneratorfunction(written):
-            found = _result_of_generator(annotation)
-            # A decorator may return what it collected of a generator that returns nothing.
-            is_collected = written is not self.function and found.kind == "nothing"
-            return Result("any") if is_collected else found
-        return _result(annotation)
+        if not inspect.isgeneratorfunction(written):
+            return _result(annotation)
+        arguments = typing.get_args(annotation)
+        if typing.get_origin(annotation) is not collections.abc.Generator:
+            return Result("any")
+        found = _result(arguments[2]) if len(arguments) > 2 else Result("nothing")
+        # A decorator may return what it collected of a generator that returns nothing.
+        is_collected = written is not self.function and found.kind == "nothing"
+        return Result("any") if is_collected else found
 
     @functools.cached_property
     def unfit_inputs(self) -> dict[str, str]:
@@ -119,7 +119,17 @@ class NodeFunction:
 
     def stored(self, value: Any) -> Any:
         """Return a result as the dict that is stored; paths on its first level become text."""
-        return _stored(value, self.result.kind)
+        kind, is_dict = self.result.kind, isinstance(value, dict)
+        if kind == "value" or (kind == "any" and value is not None and not is_dict):
+            return {RESULT: _text(value)}
+        if not is_dict:
+            return value
+        found = {key: _text(member) for key, member in cast("dict[str, Any]", value).items()}
+        if kind != "any":
+            return found
+        if isinstance(inner := found.get("context_delta"), dict):
+            return {**found, "context_delta": refs.marked(inner)}
+        return refs.marked(found)
 
     def bind(self, where: str, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name; `InvalidWorkflow` for unknown or missing ones."""
@@ -146,14 +156,6 @@ class NodeFunction:
                     f"{where}: {self.name} needs {parameter.name!r}, and the call does not give it"
                 )
         return found
-
-
-def _result_of_generator(annotation: Any) -> Result:
-    """Return the kind of what `Generator[yields, takes, returns]` returns; `Iterator`: nothing."""
-    if typing.get_origin(annotation) is not collections.abc.Generator:
-        return Result("any")
-    arguments = typing.get_args(annotation)
-    return _result(arguments[2]) if len(arguments) > 2 else Result("nothing")
 
 
 def _result(annotation: Any) -> Result:
@@ -198,19 +200,6 @@ def outputs(module: Any) -> frozenset[str] | None:
     if result.kind == "dict":
         return None if result.keys and "context_delta" in result.keys else result.keys
     return frozenset()
-
-
-def _stored(value: Any, kind: str) -> Any:
-    if kind == "value" or (kind == "any" and value is not None and not isinstance(value, dict)):
-        return {RESULT: _text(value)}
-    if not isinstance(value, dict):
-        return value
-    found = {key: _text(member) for key, member in cast("dict[str, Any]", value).items()}
-    if kind != "any":
-        return found
-    if isinstance(inner := found.get("context_delta"), dict):
-        return {**found, "context_delta": refs.marked(inner)}
-    return refs.marked(found)
 
 
 def _text(value: Any) -> Any:

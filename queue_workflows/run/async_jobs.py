@@ -57,7 +57,7 @@ class AsyncJobs(job_loop.Jobs):
 
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
         super().__init__(end, begins)
-        self._loop = handlers.Loop(alone=True)
+        self._loop = handlers.Runner(alone=True)
         self._sync: service.Pool | None = None
         """The thread of handlers that are not async, which the first of them starts."""
         self._calls = queue.SimpleQueue[int]()

@@ -66,7 +66,7 @@ class NodeCall(attempt.Attempt):
         """`ask`: answers instead of the link."""
         self._inputs: JsonDict = {}
         self._resolved: str | None = None
-        self._job = jobs.NodeJob(row, self._inputs, link.cancel, link.status, link.ask_step, link)
+        self._job = jobs.NodeJob(row, self._inputs, link, link.status, link.ask_step)
         super().__init__(row, self._job, link, self._delta)
         self._link = link
         self._ask = ask or link.ask

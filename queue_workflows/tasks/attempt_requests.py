@@ -41,27 +41,26 @@ MAX_MB: Final = 64
 class AttemptSteps:
     """The steps of one attempt: who records them, which names it has used, and its cursors."""
 
-    def __init__(self, ask: control.Ask, notes: object) -> None:
-        """`notes`: its `note_cursor`, if it has one, takes how far cursors are for its worker."""
+    def __init__(self, ask: control.Ask, control_: control.Control) -> None:
         self.ask = ask
-        self._notes = notes
+        self.control = control_
         self.cursors: dict[tuple[str, str], int] = {}
         """How many items of each cursor are done that has not ended, by its name and key."""
         self._lock = threading.Lock()
         self._used: set[tuple[str, ...]] = set()
 
-    def use(self, *identity: str) -> bool:
-        """Return whether a step of this kind, name and key is the first one in this attempt."""
+    def use(self, what: str, calls: str, *identity: str) -> None:
+        """Raise `StepRefused` for a step, loop or sleep that this attempt has had already."""
         with self._lock:
-            is_first = identity not in self._used
-            self._used.add(identity)
-            return is_first
-
-    def note(self, name: str, key: str, position: int) -> None:
-        """Note how many items of a cursor are done."""
-        self.cursors[name, key] = position
-        if (note := getattr(self._notes, "note_cursor", None)) is not None:
-            note(name, key, position)
+            if identity not in self._used:
+                self._used.add(identity)
+                return
+        known = "used" if calls == "loop" else "called"
+        example = ", such as the id of what it works on" if identity[0] == "step" else ""
+        raise errors.StepRefused(
+            f"{what} has been {known} before in this attempt: give each {calls} a key=... of its "
+            f"own{example}"
+        )
 
 
 class _Recorded:
@@ -69,18 +68,19 @@ class _Recorded:
 
     kind: str
     calls: str
-    """What a key tells apart, for messages."""
+    arguments: str
+    """Words for messages: what a key tells apart, and what must be the same in each attempt."""
 
     def __init__(
-        self, steps: AttemptSteps, name: str, key: str | int | None, arguments: tuple[str, str]
+        self, steps: AttemptSteps, name: str, key: str | int | None, digest: tuple[str, str]
     ) -> None:
-        """`arguments`: the hash and the text of what it is called with."""
+        """`digest`: the hash and the text of what it is called with."""
         self._steps = steps
         self.ask = steps.ask
         self._name, self._key = checked_name(name), checked_key(key)
         self._what = _described(self.kind, self._name, self._key)
-        self._hash, self._shown = arguments
-        _use(steps, self._what, self.calls, self.kind, self._name, self._key)
+        self._hash, self._shown = digest
+        steps.use(self._what, self.calls, self.kind, self._name, self._key)
 
     def begin(self) -> JsonDict:
         """Return the request to begin, or to get what is recorded."""
@@ -90,35 +90,25 @@ class _Recorded:
     def _about(self, op: str, **more: Any) -> JsonDict:
         return {"op": op, "kind": self.kind, "name": self._name, "key": self._key} | more
 
-    def _taken(self, answer: JsonDict, what: str) -> JsonDict:
-        """Return an answer. Raises `ClaimLost`, and `StepRefused` if `what` has changed."""
+    def taken(self, answer: JsonDict) -> JsonDict:
+        """Return an answer. Raises `ClaimLost`, and `StepRefused` for changed `arguments`."""
         found = control.value_of(answer)
         if found["state"] == "changed":
             raise errors.StepRefused(
-                f"{self._what} is recorded with other {what}: it had {found['arguments']:.300}, "
-                f"and now has {self._shown:.300}; give it another name or key, or repeat it "
-                f"by `queue-workflows retry JOB --from-step {self._name}`"
+                f"{self._what} is recorded with other {self.arguments}: it had "
+                f"{found['arguments']:.300}, and now has {self._shown:.300}; give it another name "
+                f"or key, or repeat it by `queue-workflows retry JOB --from-step {self._name}`"
             )
         return found
-
-    def __str__(self) -> str:
-        return self._what
 
 
 class StepCall(_Recorded):
     """One call of `step` in this attempt: the requests about it, and its result."""
 
-    kind = "step"
-    calls = "call"
+    kind, calls, arguments = "step", "call", "arguments"
 
     def __init__(
-        self,
-        steps: AttemptSteps,
-        name: str,
-        key: str | int | None,
-        args: Any,
-        kwargs: Any,
-        retries: int,
+        self, of: AttemptSteps, name: str, key: str | int | None, args: Any, kw: Any, retries: int
     ) -> None:
         self.result: Any = None
         if type(retries) is not int or not 0 <= retries <= MAX_RETRIES:
@@ -127,30 +117,26 @@ class StepCall(_Recorded):
                 f"{what}: 'retries' must be a whole number from 0 to {MAX_RETRIES}, not "
                 f"{retries!r:.40}"
             )
-        super().__init__(steps, name, key, _digest(args, kwargs))
+        super().__init__(of, name, key, _digest(args, kw))
         self._pauses = iter([min(RETRY_MAX_S, RETRY_FIRST_S * 2**n) for n in range(retries)])
         self.pause_s = 0.0
 
     def done(self, value: Any) -> JsonDict:
         """Return the request to record a result. Raises `InvalidPayload` for one JSON lacks."""
-        return self._about("end", state="done", output=payload.encode(value, f"result of {self}"))
+        output = payload.encode(value, f"result of {self._what}")
+        return self._about("end", state="done", output=output)
 
     def failed(self, error: Exception) -> JsonDict:
         """Return the request to record an error."""
         text = f"{type(error).__name__}: {payload.error_text(error)}"[: payload.ERROR_LIMIT]
         return self._about("end", state="failed", error=text)
 
-    def taken(self, answer: JsonDict) -> JsonDict:
-        """Return an answer. Raises `ClaimLost`, and `StepRefused` for changed arguments."""
-        return self._taken(answer, "arguments")
-
     def has_result(self, answer: JsonDict) -> bool:
         """Take the result of an answer, if it has one; return whether it has."""
         found = self.taken(answer)
         if found["state"] == "done":
-            self.result = stored_value(found["output"], f"result of {self}")
-            return True
-        return False
+            self.result = stored_value(found["output"], f"result of {self._what}")
+        return found["state"] == "done"
 
     def again(self, error: Exception) -> bool:
         """Return whether the call is repeated after this error."""
@@ -163,8 +149,7 @@ class StepCall(_Recorded):
 class Cursor(_Recorded):
     """One `steps` loop in this attempt."""
 
-    kind = "cursor"
-    calls = "loop"
+    kind, calls, arguments = "cursor", "loop", "items"
 
     def __init__(self, steps: AttemptSteps, name: str, key: str | int | None, items: Any) -> None:
         super().__init__(steps, name, key, _items_digest(items))
@@ -177,7 +162,7 @@ class Cursor(_Recorded):
 
     def begun(self, answer: JsonDict) -> int | None:
         """Return how many items are done; None: all are. Raises `StepRefused` for other items."""
-        found = self._taken(answer, "items")
+        found = self.taken(answer)
         if found["state"] == "done":
             return None
         self._done = found["position"]
@@ -186,34 +171,24 @@ class Cursor(_Recorded):
     def advance(self) -> None:
         """Note that one more item is done."""
         self._done += 1
-        self._steps.note(self._name, self._key, self._done)
+        self._steps.cursors[self._name, self._key] = self._done
+        self._steps.control.note_cursor(self._name, self._key, self._done)
 
 
 class Wait:
     """One sleep, or one wait for an event, in this attempt."""
 
-    def __init__(
-        self,
-        steps: AttemptSteps,
-        kind: str,
-        name: str,
-        key: str,
-        after_s: float | None,
-        default: str,
-    ) -> None:
+    def __init__(self, steps: AttemptSteps, kind: str, name: str, key: str, **more: Any) -> None:
         self._steps = steps
         self._what = _described(kind, name, key)
-        self._request = {
-            "op": "wait", "kind": kind, "name": name, "key": key, "after_s": after_s,
-            "default": default,
-        }  # fmt: skip
+        self._request = {"op": "wait", "kind": kind, "name": name, "key": key, **more}
 
     @classmethod
     def sleep(cls, steps: AttemptSteps, seconds: float, key: str | int | None) -> Wait:
         """Return the wait of a `sleep`. Raises `StepRefused` for a bad time or key."""
         after_s, text = _seconds(seconds, "the time to sleep"), checked_key(key)
-        found = cls(steps, "sleep", "sleep", text, after_s, "null")
-        _use(steps, found._what, "call", "sleep", text)
+        found = cls(steps, "sleep", "sleep", text, after_s=after_s, default="null")
+        steps.use(found._what, "call", "sleep", text)
         return found
 
     @classmethod
@@ -229,7 +204,7 @@ class Wait:
         name = checked_name(name)
         after_s = None if timeout_s is None else _seconds(timeout_s, "'timeout_s'")
         text = payload.encode(default, f"default of event {name!r}")
-        return cls(steps, "event", name, checked_key(key), after_s, text)
+        return cls(steps, "event", name, checked_key(key), after_s=after_s, default=text)
 
     def ask(self) -> control.Answered:
         """Send the request."""
@@ -243,17 +218,6 @@ class Wait:
         return stored_value(found["output"], f"value of {self._what}")
 
 
-def _use(steps: AttemptSteps, what: str, calls: str, *identity: str) -> None:
-    """Raise `StepRefused` for a step, loop or sleep that this attempt has had already."""
-    if not steps.use(*identity):
-        known = "used" if calls == "loop" else "called"
-        example = ", such as the id of what it works on" if identity[0] == "step" else ""
-        raise errors.StepRefused(
-            f"{what} has been {known} before in this attempt: give each {calls} a key=... of its "
-            f"own{example}"
-        )
-
-
 def _described(kind: str, name: str, key: str) -> str:
     return f"{kind} {name!r}" + (f" (key {key!r:.120})" if key else "")
 
@@ -265,10 +229,9 @@ class StreamParts:
     batch under way, and is slowed down to what the database takes.
     """
 
-    def __init__(self, ask: control.Ask, notes: object) -> None:
-        """`notes`: its `send_later`, if it has one, sends what is left without a further call."""
+    def __init__(self, ask: control.Ask, control_: control.Control) -> None:
         self._ask = ask
-        self._notes = notes
+        self._control = control_
         self._lock = threading.Lock()
         self._names: list[str] = []
         self._parts: list[str] = []
@@ -297,10 +260,11 @@ class StreamParts:
             self._size += len(text)
             full = self._size >= BATCH_BYTES or len(self._parts) >= BATCH_PARTS
             if full or self._unanswered or time.monotonic() - self._sent_at >= EVERY_S:
-                return self._send()
+                self._unanswered = False
+                return self._ask(self._take())
             first = len(self._parts) == 1
-        if first and (later := getattr(self._notes, "send_later", None)) is not None:
-            later(self.take_later)
+        if first:
+            self._control.send_later(self.take_later)
         return None
 
     def _check(self, name: str, size: int) -> None:
@@ -323,7 +287,10 @@ class StreamParts:
     def rest(self) -> control.Answered | None:
         """Send what is left; return the answer that shows that all is stored; None: it is."""
         with self._lock:
-            return self._send() if self._parts or self._unanswered else None
+            if not (self._parts or self._unanswered):
+                return None
+            self._unanswered = False
+            return self._ask(self._take())
 
     def take_later(self) -> JsonDict | None:
         """Return the request for what is left, for a sender that does not wait; None: nothing."""
@@ -336,11 +303,6 @@ class StreamParts:
             return self._take()
         finally:
             self._lock.release()
-
-    def _send(self) -> control.Answered:
-        request = self._take()
-        self._unanswered = False
-        return self._ask(request)
 
     def _take(self) -> JsonDict:
         """Return the request for what is left, which then is not left."""
@@ -358,10 +320,11 @@ class StreamParts:
 
 def checked_name(given: Any) -> str:
     """Return the name of a step. Raises `StepRefused` unless it is a short, printable text."""
-    if not isinstance(given, str) or not 1 <= len(given) <= NAME_LENGTH or not _is_plain(given):
+    is_plain = isinstance(given, str) and given.isprintable() and payload.is_storable(given)
+    if not is_plain or not 1 <= len(given) <= NAME_LENGTH:
         raise errors.StepRefused(
             f"the name of a step must be a printable text of 1 to {NAME_LENGTH} characters, not "
-            f"{_shown(given)}"
+            f"{ascii(given)[:80]}"
         )
     return given
 
@@ -371,30 +334,21 @@ def checked_key(given: Any) -> str:
     if given is None:
         return ""
     text = str(given) if type(given) is int else given
-    if not isinstance(text, str) or not text or not _is_plain(text):
-        raise errors.StepRefused(
-            f"'key' must be a whole number or a printable text, not {_shown(given)}"
-        )
+    shown = ascii(given)[:80]
+    if not (isinstance(text, str) and text and text.isprintable() and payload.is_storable(text)):
+        raise errors.StepRefused(f"'key' must be a whole number or a printable text, not {shown}")
     if len(text.encode()) > KEY_BYTES:
-        raise errors.StepRefused(f"'key' is longer than {KEY_BYTES:,} bytes: {_shown(given)}")
+        raise errors.StepRefused(f"'key' is longer than {KEY_BYTES:,} bytes: {shown}")
     return text
 
 
 def _seconds(given: Any, what: str) -> float:
     """Return a time to wait. Raises `StepRefused` for anything but 0 s to 366 days."""
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise errors.StepRefused(f"{what} must be a number, not {_shown(given)}")
+        raise errors.StepRefused(f"{what} must be a number, not {ascii(given)[:80]}")
     if not 0 <= given <= policy.MAX_WAIT_S:
         raise errors.StepRefused(f"{what} must be 0 s to 366 days, not {given!r:.40} s")
     return float(given)
-
-
-def _is_plain(text: str) -> bool:
-    return text.isprintable() and payload.is_storable(text)
-
-
-def _shown(given: Any) -> str:
-    return ascii(given)[:80]
 
 
 def _digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
@@ -429,7 +383,7 @@ def _text(value: Any) -> str:
     try:
         return json.dumps(value, default=_plain, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
-        return f"<{_type(value)}>"
+        return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
 def _plain(value: Any) -> Any:
@@ -440,11 +394,7 @@ def _plain(value: Any) -> Any:
     try:
         return payload.plain(value, "argument")
     except errors.InvalidPayload:
-        return f"<{_type(value)}>"
-
-
-def _type(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+        return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
 def stored_value(text: str | None, what: str) -> Any:

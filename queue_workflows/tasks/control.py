@@ -27,12 +27,16 @@ class Control(Protocol):
 
     def report_progress(self, value: Any) -> None:
         """Report activity, and progress if the value is 0 to 1, a text or a dict."""
-        ...
+
+    def note_cursor(self, name: str, key: str, position: int) -> None:
+        """Report how many items of a cursor are done."""
+
+    def send_later(self, take: Callable[[], JsonDict | None]) -> None:
+        """Send the request that `take` returns, soon, without a wait for its answer."""
 
     @property
     def interrupted(self) -> str | None:
         """Return why the handler is to end (`cancelled`, `shutdown`), or None."""
-        ...
 
     @property
     def cancel_requested(self) -> bool:
@@ -41,7 +45,6 @@ class Control(Protocol):
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
         """Set the function to call on an interrupt, at once if it came before; None removes it."""
-        ...
 
 
 class NoControl:
@@ -50,11 +53,9 @@ class NoControl:
     interrupted: str | None = None
     cancel_requested = False
 
-    def report_progress(self, value: Any) -> None:
-        """Do nothing."""
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Do nothing."""
+    report_progress = note_cursor = send_later = when_interrupted = _ignore
 
 
 class EventControl:
@@ -81,8 +82,9 @@ class EventControl:
         """Return whether the job or its run was cancelled."""
         return self._cancel_event.is_set()
 
-    def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Do nothing: nobody watches the event."""
+    def _ignore(self, *_: Any, **__: Any) -> None: ...
+
+    note_cursor = send_later = when_interrupted = _ignore
 
 
 class Interrupted(Exception):

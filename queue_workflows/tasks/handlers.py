@@ -38,13 +38,27 @@ stuck: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
 class Runner:
     """Run handlers on the calling thread, async ones on an event loop of its own.
 
-    The loop is kept until `close`, and does not run while no async handler runs. `alone`: see
-    `Loop`.
+    The loop is made on first use and kept until `close`. `alone`: a child that a handler forks ends
+    where it would serve this loop, too.
     """
 
     def __init__(self, *, alone: bool = False) -> None:
         self._alone = alone
-        self._loop: Loop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = False
+        self._served: set[asyncio.Task[None]] = set()
+        """The running handlers: an event loop itself keeps only weak references."""
+
+    @property
+    def inner(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of asyncio."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            if self._alone:
+                _end_children(self._loop)
+            self._loop.set_task_factory(_make_task)
+            self.keep()
+        return self._loop
 
     def run(self, value: Any, control_: control.Control) -> Any:
         """Return the result of a handler; `value` is what calling the task returned.
@@ -58,16 +72,90 @@ class Runner:
             return _follow(cast("Generator[Any, None, Any]", value), control_)
         if not isinstance(value, (Awaitable, AsyncGenerator)):
             return value
-        if self._loop is None:
-            self._loop = Loop(alone=self._alone)
         handler = cast("Awaitable[Any] | AsyncGenerator[Any, None]", value)
-        return self._loop.run(lambda: run_async(handler, control_))
+        return _run_without_loop(lambda: self._run(run_async(handler, control_)))
+
+    def _run(self, handler: Coroutine[Any, Any, T]) -> T:
+        task = self.inner.create_task(handler)
+        try:
+            return self.inner.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                # A task that the handler had started called sys.exit, which ends the loop's run.
+                task.cancel()
+                self.inner.run_until_complete(asyncio.wait([task]))
+            if not task.cancelled():
+                task.exception()  # it is handled, and asyncio must not log it again
+            raise
+        finally:
+            self.reset()
 
     def close(self) -> None:
         """Cancel leftover tasks of async handlers on the loop, and close it."""
         if self._loop is not None:
-            self._loop.close()
+            _run_without_loop(self._close)
             self._loop = None
+
+    def _close(self) -> None:
+        async def tidy() -> None:
+            await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
+            await asyncio.get_running_loop().shutdown_asyncgens()
+
+        try:
+            self.inner.run_until_complete(tidy())
+        finally:
+            self.inner.close()
+
+    def keep(self) -> None:
+        """Let `reset` undo what changes about the event loop from now on."""
+        self._kept = self._settings()
+
+    def _settings(self) -> tuple[Any, ...]:
+        own = self.inner
+        how = own.get_debug(), own.slow_callback_duration
+        return *how, own.get_exception_handler(), own.get_task_factory()
+
+    def reset(self) -> None:
+        """Undo what a handler has changed about the event loop."""
+        if self._settings() != self._kept:
+            debug, self.inner.slow_callback_duration, on_error, factory = self._kept
+            self.inner.set_debug(debug)
+            self.inner.set_exception_handler(on_error)
+            self.inner.set_task_factory(factory)
+
+    # --- A loop that serves many async handlers.
+
+    def serve(self) -> None:
+        """Run what `spawn` is given until `end`, then close the loop.
+
+        A handler may stop the loop, or raise SystemExit in a task, which also ends the loop's run.
+        The other handlers continue.
+        """
+        try:
+            while not self._over:
+                try:
+                    self.inner.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    _log.warning(
+                        "a task that a handler had started raised %s", type(error).__name__
+                    )
+        finally:
+            self._close()
+
+    def spawn(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start this coroutine on the loop that another thread serves, or is about to."""
+
+        def begin() -> None:
+            task = self.inner.create_task(handler())
+            self._served.add(task)
+            task.add_done_callback(self._served.discard)
+
+        self.inner.call_soon_threadsafe(begin)
+
+    def end(self) -> None:
+        """Let `serve` end; callable from any thread, once."""
+        self._over = True
+        self.inner.call_soon_threadsafe(self.inner.stop)
 
 
 def _follow(handler: Generator[Any, None, Any], control_: control.Control) -> Any:
@@ -120,128 +208,28 @@ def unless_signal(value: Any) -> Any:
     return value
 
 
-def is_async(task: Callable[..., Any]) -> bool:
-    """Return whether calling the task returns a coroutine or an async generator."""
-    found = _function(task)
-    return inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+def is_async(task: Callable[..., Any], *, or_generator: bool = False) -> bool:
+    """Return whether calling the task returns a coroutine or an async generator.
 
-
-def can_be_ended(task: Callable[..., Any]) -> bool:
-    """Return whether the task yields or awaits, so that a worker can end it there."""
-    return is_async(task) or inspect.isgeneratorfunction(_function(task))
-
-
-def _function(task: Callable[..., Any]) -> Callable[..., Any]:
+    `or_generator`: or any other generator; a worker can end all of them at a yield or await.
+    """
     while isinstance(task, functools.partial):
         task = task.func
-    if inspect.isroutine(task) or inspect.isclass(task):
-        return task
-    return type(task).__call__
+    if not (inspect.isroutine(task) or inspect.isclass(task)):
+        task = type(task).__call__
+    if inspect.isgeneratorfunction(task):
+        return or_generator
+    return inspect.iscoroutinefunction(task) or inspect.isasyncgenfunction(task)
 
 
 # --- Async handlers.
 
 
-class Loop:
-    """An event loop on the calling thread that is reused for every handler until `close`."""
-
-    def __init__(self, *, alone: bool = False) -> None:
-        """`alone`: a child that a handler forks ends where it would serve this loop, too."""
-        self._loop = asyncio.new_event_loop()
-        if alone:
-            _end_children(self._loop)
-        self._loop.set_task_factory(_make_task)
-        self.keep()
-        self._over = False
-        self._served: set[asyncio.Task[None]] = set()
-        """The running handlers: an event loop itself keeps only weak references."""
-
-    @property
-    def inner(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop of asyncio."""
-        return self._loop
-
-    def keep(self) -> None:
-        """Let `reset` undo what changes about the event loop from now on."""
-        self._kept = self._settings()
-
-    def _settings(self) -> tuple[Any, ...]:
-        own = self._loop
-        how = own.get_debug(), own.slow_callback_duration
-        return *how, own.get_exception_handler(), own.get_task_factory()
-
-    def reset(self) -> None:
-        """Undo what a handler has changed about the event loop."""
-        if self._settings() != self._kept:
-            debug, self._loop.slow_callback_duration, on_error, factory = self._kept
-            self._loop.set_debug(debug)
-            self._loop.set_exception_handler(on_error)
-            self._loop.set_task_factory(factory)
-
-    def serve(self) -> None:
-        """Run what `spawn` is given until `end`, then close the loop.
-
-        A handler may stop the loop, or raise SystemExit in a task, which also ends the loop's run.
-        The other handlers continue.
-        """
-        try:
-            while not self._over:
-                try:
-                    self._loop.run_forever()
-                except (SystemExit, KeyboardInterrupt) as error:
-                    _log.warning(
-                        "a task that a handler had started raised %s", type(error).__name__
-                    )
-        finally:
-            self._close()
-
-    def spawn(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start this coroutine on the loop that another thread serves, or is about to."""
-        self._loop.call_soon_threadsafe(self._begin, handler)
-
-    def _begin(self, handler: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = self._loop.create_task(handler())
-        self._served.add(task)
-        task.add_done_callback(self._served.discard)
-
-    def end(self) -> None:
-        """Let `serve` end; callable from any thread, once."""
-        self._over = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def run(self, handler: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run the coroutine and return its value, or raise its error."""
-        return _run_without_loop(lambda: self._run(handler()))
-
-    def _run(self, handler: Coroutine[Any, Any, T]) -> T:
-        task = self._loop.create_task(handler)
-        try:
-            return self._loop.run_until_complete(task)
-        except BaseException:
-            if not task.done():
-                # A task that the handler had started called sys.exit, which ends the loop's run.
-                task.cancel()
-                self._loop.run_until_complete(asyncio.wait([task]))
-            if not task.cancelled():
-                task.exception()  # it is handled, and asyncio must not log it again
-            raise
-        finally:
-            self.reset()
-
-    def close(self) -> None:
-        """Cancel leftover tasks of handlers, and close the loop."""
-        _run_without_loop(self._close)
-
-    def _close(self) -> None:
-        try:
-            self._loop.run_until_complete(_cancel_leftovers())
-        finally:
-            self._loop.close()
-
-
 def _run_without_loop(call: Callable[[], T]) -> T:
     """Call it here, or on another thread if a loop runs here already (an app's async test)."""
-    if not _runs_here():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return call()
     context, ended = contextvars.copy_context(), concurrent.futures.Future[T]()
 
@@ -255,14 +243,6 @@ def _run_without_loop(call: Callable[[], T]) -> T:
         return ended.result()
 
 
-def _runs_here() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     left = {*tasks}
     for task in left:
@@ -270,11 +250,6 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     if left:
         _, late = await asyncio.wait(left, timeout=TIDY_S)
         stuck.update(late)
-
-
-async def _cancel_leftovers() -> None:
-    await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
-    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 def _end_children(loop: Any) -> None:

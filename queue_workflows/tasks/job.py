@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -20,29 +19,15 @@ class Job:
     In a node it is a `NodeJob`.
     """
 
-    __slots__ = (
-        "_ask",
-        "_control",
-        "_notes",
-        "_parts",
-        "_row",
-        "_steps",
-        "logged_error",
-        "result_set",
-    )
+    __slots__ = ("_ask", "_control", "_parts", "_row", "_steps", "logged_error", "result_set")
 
     def __init__(
-        self,
-        row: Row,
-        control_: control.Control,
-        ask: control.Ask = control.refuse,
-        notes: object = None,
+        self, row: Row, control_: control.Control, ask: control.Ask = control.refuse
     ) -> None:
-        """`ask` sends what the handler asks about its steps; `notes`: see `AttemptSteps`."""
+        """`ask` sends what the handler asks about its steps."""
         self._row = row
         self._control = control_
         self._ask = ask
-        self._notes = control_ if notes is None else notes
         self._steps: attempt_requests.AttemptSteps | None = None
         self._parts: attempt_requests.StreamParts | None = None
         self.result_set: Any = None
@@ -69,14 +54,14 @@ class Job:
     def steps(self) -> attempt_requests.AttemptSteps:
         """Return what `queue_workflows.steps` needs of this attempt."""
         if self._steps is None:
-            self._steps = attempt_requests.AttemptSteps(self._ask, self._notes)
+            self._steps = attempt_requests.AttemptSteps(self._ask, self._control)
         return self._steps
 
     @property
     def parts(self) -> attempt_requests.StreamParts:
         """Return what `queue_workflows.streams` needs of this attempt."""
         if self._parts is None:
-            self._parts = attempt_requests.StreamParts(self._ask, self._notes)
+            self._parts = attempt_requests.StreamParts(self._ask, self._control)
         return self._parts
 
     def store_rest(self) -> None:
@@ -182,19 +167,19 @@ class Job:
 class NodeJob(Job):
     """The node job that runs, for the node's function: `queue_workflows.current_job()`."""
 
-    __slots__ = ("_inputs", "takes_result")
+    __slots__ = ("_inputs", "_report", "takes_result")
 
     def __init__(
         self,
         row: Row,
         inputs: Mapping[str, Any],
-        cancel_event: threading.Event,
+        control_: control.Control,
         status_callback: Callable[..., object],
         ask: control.Ask = control.refuse,
-        notes: object = None,
     ) -> None:
-        super().__init__(row, control.EventControl(cancel_event, status_callback), ask, notes)
+        super().__init__(row, control_, ask)
         self._inputs = inputs
+        self._report = status_callback
         self.takes_result = False
         """Whether the node's function is an async generator, which can return no result."""
 
@@ -222,6 +207,10 @@ class NodeJob(Job):
     def args(self) -> dict[str, Any]:
         """Return the node's inputs with their refs resolved, as JSON has them."""
         return dict(self._inputs)
+
+    def report(self, value: Any = None) -> None:
+        """Report a value as `status_callback` would: activity, and progress."""
+        self._report(value)
 
     def set_result(self, value: Any) -> None:
         """Set the result of an async generator. Raises `InvalidConfig` in any other function."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 from queue_workflows import config, errors, tasks
 from queue_workflows.dag import payload, policy
 from queue_workflows.runtime import identity, trace_context
 from queue_workflows.types import JobId, Row
 
+T = TypeVar("T")
 DEFAULT_PRIORITY = 100
 MAX_KEY_BYTES = 1000
 """The longest key, as UTF-8. Keys are indexed, and an index entry takes 2,704 bytes at most."""
-Option = Callable[[Any, str, str], Any]
-"""Checks a given value; takes its name and the words for the job in messages."""
 
 
 class NewJob(NamedTuple):
@@ -99,23 +99,14 @@ def has_options(job: NewJob) -> bool:
     return job[_OPTIONS] != _NO_OPTIONS
 
 
-def plain_row(job: NewJob) -> dict[str, Any]:
-    """Return the columns of a job without options, its args as JSON text.
-
-    Raises `UnknownQueue`, `UnknownTask`, `InvalidJob`, `ArgsRefused` or `InvalidPayload`, all of
-    them ValueErrors.
-    """
-    return {**base_columns(job), "args": encode_args(job.task_name, job.args)}
-
-
 def batches(jobs: Iterable[NewJob], *, whole: bool = False) -> list[Batch]:
     """Return the jobs as batches of about `payload.PART_BYTES` each; no batch for no jobs.
 
     Returns one batch if `whole`, or if any job has an idempotency key: a clash must undo all jobs.
-    Raises as `plain_row` does; the message names the job if there are several.
+    Raises as `base_columns` and `encode_args` do; the message names the job if there are several.
     """
     rows = [with_task_defaults(job) for job in jobs]
-    texts = list(_rows(rows))
+    texts = [_row(rows[0])] if len(rows) == 1 else _each(_row, rows)
     keys = [job.idempotency_key for job in rows]
     whole = bool(texts) and (whole or any(key is not None for key in keys))
     found: list[Batch] = []
@@ -153,22 +144,30 @@ _OF_ONE_JOB = (errors.InvalidJob, errors.ArgsRefused, errors.InvalidPayload)
 """Raise errors about one job; for one of several jobs the message has its place."""
 
 
-def _rows(jobs: Sequence[NewJob]) -> Iterator[str]:
-    """Yield each job as a JSON object with a member per column."""
-    for place, job in enumerate(jobs):
+def _each(make: Callable[[T], str], given: Iterable[T]) -> list[str]:
+    """Return what is made of each member; an error names its place, from 0."""
+    texts: list[str] = []
+    for place, one in enumerate(given):
         try:
-            yield _row(job)
+            texts.append(make(one))
         except _OF_ONE_JOB as error:
-            if len(jobs) == 1:
-                raise
             raise type(error)(f"job {place}: {error}") from None
+    return texts
 
 
 def _row(job: NewJob) -> str:
-    columns = base_columns(job)
+    """Return a job as a JSON object with a member per column."""
+    columns, given = base_columns(job), job._asdict()
     where = f"job of task {job.task_name!r}"
     if has_options(job):
-        columns |= _checked_options(job._asdict(), where)
+        columns |= {
+            name: checked(given[name], name, where)
+            for name, checked in _CHECKS.items()
+            if given[name] is not None
+        }
+        if job.idempotency_window_s is not None and job.idempotency_key is None:
+            raise errors.InvalidJob(f"{where}: 'idempotency_window_s' without an 'idempotency_key'")
+        columns |= _failure_policy(job, where)
     args = encode_args(job.task_name, job.args)
     return f'{payload.encode(columns, where)[:-1]}, "args": {args}}}'
 
@@ -221,39 +220,16 @@ def encode_args_of_each(task_name: str, args: Iterable[Mapping[str, Any]]) -> li
 
     The message names the place of the job in the call, from 0.
     """
-    texts: list[str] = []
-    for place, one in enumerate(args):
-        try:
-            texts.append(encode_args(task_name, one))
-        except _OF_ONE_JOB as error:
-            raise type(error)(f"job {place}: {error}") from None
-    return texts
+    return _each(functools.partial(encode_args, task_name), args)
 
 
 # --- Options: keys, times, headers and the failure policy.
 
 
-def _checked_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the columns of these options; None counts as not given.
-
-    `where` begins each message. Raises `InvalidJob` (a ValueError).
-    """
-    columns = {
-        name: checked(given[name], name, where)
-        for name, checked in _CHECKS.items()
-        if given[name] is not None
-    }
-    if given["idempotency_window_s"] is not None and given["idempotency_key"] is None:
-        raise errors.InvalidJob(f"{where}: 'idempotency_window_s' without an 'idempotency_key'")
-    return columns | _failure_policy(given, where)
-
-
-def _failure_policy(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _failure_policy(job: NewJob, where: str) -> dict[str, Any]:
     """Return the columns that decide on failures; the code for nodes checks them."""
-    most_attempts = given["max_attempts"]
-    asked = {"backoff": given["backoff"], "timeout_s": given["timeout_s"]}
-    if most_attempts is None and not any(value is not None for value in asked.values()):
-        return {}
+    most_attempts: Any = job.max_attempts
+    asked: dict[str, Any] = {"backoff": job.backoff, "timeout_s": job.timeout_s}
     if most_attempts is not None:
         limit = policy.MAX_RETRIES + 1
         if type(most_attempts) is bool or most_attempts not in range(1, limit + 1):
@@ -314,7 +290,7 @@ def _headers(given: Any, name: str, where: str) -> dict[str, str]:
     return members
 
 
-_CHECKS: dict[str, Option] = {
+_CHECKS: dict[str, Callable[[Any, str, str], Any]] = {
     "idempotency_key": _key,
     "idempotency_window_s": _window_s,
     "lock_key": _key,

@@ -8,7 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, overload
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload, typed_values
@@ -20,27 +20,46 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class TaskPolicy(TypedDict, total=False):
-    """Defaults for the jobs of a task, as in a node's policy; a job's row overrides them.
+class Backoff(TypedDict, total=False):
+    """The growth of the wait before another attempt; `jitter` is its random share."""
 
-    `max_attempts` is `retries` + 1. `queue` takes jobs whose enqueuer names no queue. `retry_on`
-    and `discard_on` name errors by class or name. `isolation="process"`: each job has a fresh
-    process, in a worker with slots.
+    kind: Literal["constant", "linear", "exponential"]
+    base_s: float
+    cap_s: float
+    jitter: float
+
+
+class JobPolicy(TypedDict, total=False):
+    """The policy of the jobs of a node or a task; each key is stored as it is given.
+
+    `retry_on`, `discard_on`: errors by class or name; a class is stored by its name.
     """
 
-    queue: str
     retries: int
-    max_attempts: int
-    backoff: float | Mapping[str, Any]
     timeout_s: float
     retry_on: str | type[BaseException] | Iterable[str | type[BaseException]]
     discard_on: str | type[BaseException] | Iterable[str | type[BaseException]]
     priority: int
     lock_key: str
+
+
+class Policy(JobPolicy, total=False):
+    """The policy of a node's jobs."""
+
+    backoff: float | Backoff
+
+
+class TaskPolicy(JobPolicy, total=False):
+    """Defaults for the jobs of a task; a job's row overrides them.
+
+    `max_attempts` is `retries` + 1. `queue` takes jobs whose enqueuer names no queue.
+    `isolation="process"`: each job has a fresh process, in a worker with slots.
+    """
+
+    backoff: float | Mapping[str, Any]
+    queue: str
+    max_attempts: int
     isolation: str | None
-
-
-_OPTIONS = frozenset(TaskPolicy.__annotations__)
 
 
 @overload
@@ -56,13 +75,16 @@ def register_ingest_task(
     both or neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) with the fault.
     """
     where = f"ingest task {name!r}"
-    found, queue = _checked(policy, where), _queue(policy.get("queue"), where)
-    isolation = policy.get("isolation")
+    options: dict[str, Any] = {
+        "policy": _checked(policy, where),
+        "queue": _queue(policy.get("queue"), where),
+        "isolation": policy.get("isolation"),
+    }
 
     def register(task: F) -> F:
-        config.register_ingest_task(name, task, policy=found, queue=queue, isolation=isolation)
+        config.register_ingest_task(name, task, **options)
         if callable_ is None:
-            _decorated[name] = task, {"policy": found, "queue": queue, "isolation": isolation}
+            _decorated[name] = task, options
         return task
 
     return register if callable_ is None else register(callable_)
@@ -79,13 +101,24 @@ def register_decorated() -> None:
             config.register_ingest_task(name, task, **options)
 
 
-def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+def named_errors(options: Mapping[str, Any], kind: Any, where: str) -> dict[str, Any]:
+    """Return options, errors by their names. Raises `InvalidConfig` for one that `kind` lacks."""
+    known = sorted(kind.__annotations__)
     for key in options:
-        if key not in _OPTIONS:
+        if key not in known:
             raise errors.InvalidConfig(
-                f"{where}: unknown option {key!r}; known are {', '.join(sorted(_OPTIONS))}"
-                f"{policies.hint(key, _OPTIONS)}"
+                f"{where}: unknown option {key!r}; known are {', '.join(known)}"
+                f"{policies.hint(key, known)}"
             )
+    listed = {key: options.get(key) for key in ("retry_on", "discard_on")}
+    return {
+        **options,
+        **{key: policies.error_names(each) for key, each in listed.items() if each is not None},
+    }
+
+
+def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    options = named_errors(options, TaskPolicy, where)
     entry = {key: value for key, value in options.items() if key in policies.KEYS}
     if (most := options.get("max_attempts")) is not None:
         if entry.get("retries") is not None:
@@ -93,9 +126,6 @@ def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise errors.InvalidConfig(f"{where}: max_attempts must be 1 or more, not {most!r:.40}")
         entry["retries"] = most - 1
-    for key in ("retry_on", "discard_on"):
-        if entry.get(key) is not None:
-            entry[key] = policies.error_names(entry[key])
     try:
         return policies.read(entry, {}, where) or {}
     except errors.InvalidWorkflow as error:
@@ -165,11 +195,12 @@ class TaskCaller:
         if self.args and places:
             kind = kinds[0 if self._args_first or len(places) == 1 else 1]
             self._record = kind if any(map(typed_values.is_record, _members(kind))) else None
-        named = [
-            p.replace(annotation=_readable(p.annotation, scope))
-            for p in found
-            if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
-        ]
+        named: list[inspect.Parameter] = []
+        for p in found:
+            if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD):
+                kind = typed_values.read(p.annotation, scope)
+                is_unread = isinstance(kind, typed_values.Unread)  # a type checker may know it
+                named.append(p.replace(annotation=Any if is_unread else kind))
         # Apps of 0.3.0 have tasks with args and `(reason, *, client=...)`, which drop the args.
         strict = not self.reason or any(p.default is p.empty for p in named)
         self._keywords = typed_values.Keywords([] if self.args else named, scope, strict=strict)
@@ -233,12 +264,6 @@ def _members(kind: Any) -> list[Any]:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return [each for each in typing.get_args(kind) if each is not type(None)]
     return [kind]
-
-
-def _readable(annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Return an annotation; `Any` for one that only a type checker knows, as tasks may have."""
-    kind = typed_values.read(annotation, scope)
-    return Any if isinstance(kind, typed_values.Unread) else kind
 
 
 def caller_of(task: Callable[..., Any]) -> TaskCaller:

@@ -77,7 +77,7 @@ def _stop_task(lease: job_tables.Lease, job: Row) -> None:
     jobs.cancel(job["id"])
     task = config.get_config().ingest_task_map.get(job["task_name"])
     outcome = outcomes.Outcome("cancelled", 0.0)
-    if task is not None and handlers.can_be_ended(task):
+    if task is not None and handlers.is_async(task, or_generator=True):
         outcome = ingest_executor.run_task(job, _Cancelled())
     with db.transaction() as conn:
         record.record(conn, lease, outcome)
