@@ -36,6 +36,7 @@ STORED_AT_ONCE = 50
 RETRY_S = 30.0
 """Seconds after which names that another app has, and unknown tasks, are tried again."""
 _DATABASE_ERRORS = (db.Error, OSError)
+_Now = Callable[[db.Connection], datetime]
 
 ScheduleEntry = entries.ScheduleEntry
 _log = logging.getLogger("queue_workflows.scheduler")
@@ -128,23 +129,20 @@ class _CodeSchedules:
     does not name any more.
     """
 
-    def __init__(self, given: list[Any] | None, now_fn: Callable[[], datetime] | None) -> None:
+    def __init__(self, given: list[Any] | None, now_fn: _Now, *, has_clock: bool) -> None:
         self._given = given
-        self._clock = now_fn
+        self._now = now_fn
+        self._has_clock = has_clock
         self._seen: list[Any] | None = None
-        self._wanted: list[tuple[definition.Schedule, str, bool]] = []
-        """Each schedule with its digest, and whether it was an old-style entry."""
+        self.wanted: list[tuple[definition.Schedule, str, bool]] = []
+        """Each schedule of the code with its digest, and whether it was an old-style entry."""
         self._left_out: set[str] = set()
         self._retry_at: float | None = None
         self._logged: set[str] = set()
 
-    def is_empty(self) -> bool:
-        """Return whether the code names no schedule."""
-        return not self._wanted
-
     def scope(self) -> schedule_rows.Scope:
         """Return which schedules this process fires."""
-        names = None if self._given is None else [one.name for one, *_ in self._wanted]
+        names = None if self._given is None else [one.name for one, *_ in self.wanted]
         known = [*config.get_config().ingest_task_map]
         return schedule_rows.Scope(app_loading.app_name(), known, names)
 
@@ -163,7 +161,7 @@ class _CodeSchedules:
         with db.transaction() as conn:
             statements.schedule_definitions.end_clashes(conn, app=app, names=[*refused])
             if self._given is None and (seen or app_loading.names_app()):
-                kept = {one.name for one, *_ in self._wanted} | self._left_out
+                kept = {one.name for one, *_ in self.wanted} | self._left_out
                 for name in statements.schedule_definitions.mark_gone(
                     conn, app=app, names=sorted(kept)
                 ):
@@ -176,22 +174,22 @@ class _CodeSchedules:
         """Note which schedules can be stored, and log which ones are left out and why."""
         old, new = entries.split(chosen)
         usable: list[ScheduleEntry] = []
-        self._left_out, self._wanted = set(), []
+        self._left_out, self.wanted = set(), []
         for one in old:
             try:
                 usable += _check_entries([one])
             except (errors.UnknownQueue, errors.UnknownTask) as error:
-                self._leave_out(one.name, f"schedule entry {one.name!r} is left out: {error}")
+                self._leave_out(one.name, error, "schedule entry")
         for is_old, part in ((True, entries.converted(usable)), (False, new)):
             for one in part:
                 try:
-                    self._wanted.append((one, schedule_rows.encoded(one)[1], is_old))
+                    self.wanted.append((one, schedule_rows.encoded(one)[1], is_old))
                 except errors.QueueWorkflowsError as error:
-                    self._leave_out(one.name, f"schedule {one.name!r} is left out: {error}")
+                    self._leave_out(one.name, error)
 
-    def _leave_out(self, name: str, text: str) -> None:
+    def _leave_out(self, name: str, why: object, what: str = "schedule") -> None:
         self._left_out.add(name)
-        self._log_once(text)
+        self._log_once(f"{what} {name!r} is left out: {why}")
 
     def _put(self, app: str) -> list[str]:
         """Store what differs; return the names that the table or another app has."""
@@ -200,7 +198,7 @@ class _CodeSchedules:
                 row["name"]: row["definition_hash"]
                 for row in statements.schedule_definitions.stored(conn, app=app)
             }
-        changed = [each for each in self._wanted if known.get(each[0].name) != each[1]]
+        changed = [each for each in self.wanted if known.get(each[0].name) != each[1]]
         # In one order, so that schedulers that start together cannot deadlock.
         changed.sort(key=lambda each: each[0].name)
         refused: list[str] = []
@@ -220,8 +218,7 @@ class _CodeSchedules:
         except db.Error as error:
             if not row_isolation.is_of_row(error):
                 raise
-            why = row_isolation.described(error)
-            self._leave_out(one.name, f"schedule {one.name!r} is left out: {why}")
+            self._leave_out(one.name, row_isolation.described(error))
             return True
         except errors.InvalidConfig as error:
             statements.schedule_definitions.clash(conn, name=one.name, app=app)
@@ -229,7 +226,7 @@ class _CodeSchedules:
             return False
         if found is not None:
             _log.info("schedule %r is stored", one.name)
-            if self._clock is not None:
+            if self._has_clock:
                 statements.schedule_definitions.begin(conn, name=one.name, now=self._now(conn))
             if is_old and found["inserted"]:
                 statements.schedule_definitions.adopt(conn, name=one.name, now=self._now(conn))
@@ -244,7 +241,7 @@ class _CodeSchedules:
         app, ids = app_loading.app_name(), list[str]()
         names = sorted(
             one.name
-            for one, _, is_old in self._wanted
+            for one, _, is_old in self.wanted
             if is_old and "freshness" not in (one.task_name or "")
         )
         for start in range(0, len(names), schedule_rows.BATCH):
@@ -261,9 +258,6 @@ class _CodeSchedules:
         if ids:
             _log.info("boot kick: %d jobs queued", len(ids))
         return ids
-
-    def _now(self, conn: db.Connection) -> datetime:
-        return expression.as_utc(self._clock() if self._clock else statements.schedules.now(conn))
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
@@ -292,8 +286,8 @@ class Ticker:
     ) -> None:
         given = None if schedule is None else [*schedule]
         entries.split(given or ())
-        self._now = now_fn
-        self._code = _CodeSchedules(given, now_fn)
+        self._now_fn = now_fn
+        self._code = _CodeSchedules(given, self._now, has_clock=now_fn is not None)
         self._stopping = signals.Flag()
         channels = (schedule_rows.CHANNEL,) if listens else ()
         self._pause_s = 0.0
@@ -330,7 +324,7 @@ class Ticker:
         while more and not self._stopping.is_set():
             with db.transaction() as conn:
                 seen_at = time.monotonic()
-                now = self._database_now(conn)
+                now = self._now(conn)
                 self._check_clock(conn, now)
                 batch = schedule_rows.Batch(conn, now, scope)
                 batch.run(self._isolation)
@@ -339,14 +333,23 @@ class Ticker:
             queued += batch.queued
             self._wake_at = wake["wake_at"]
             more, self._seen, self._seen_at = batch.more, now, seen_at
-            self._report(batch.missed, is_empty=not wake["any"] and self._code.is_empty())
+            for name, *instants in batch.missed:
+                first, last = (at.isoformat() for at in instants)
+                what = f"instant {first}" if first == last else f"instants from {first} to {last}"
+                _log.warning("schedule %r missed its %s", name, what)
+            if not (wake["any"] or self._code.wanted or self._logged_empty):
+                self._logged_empty = True
+                _log.info(
+                    "the schedule is empty, waiting: schedules.set([...]) in the app (--app) fills "
+                    "it, or a row of the table schedules"
+                )
         if self._boot_kick and not self._stopping.is_set():
             queued += self._code.boot()
             self._boot_kick = False
         return queued
 
-    def _database_now(self, conn: db.Connection) -> datetime:
-        return expression.as_utc(self._now() if self._now else statements.schedules.now(conn))
+    def _now(self, conn: db.Connection) -> datetime:
+        return expression.as_utc(self._now_fn() if self._now_fn else statements.schedules.now(conn))
 
     def _check_clock(self, conn: db.Connection, now: datetime) -> None:
         behind_s = 0.0 if self._seen is None else (self._seen - now).total_seconds()
@@ -355,19 +358,6 @@ class Ticker:
         if self._seen is None or behind_s > CLOCK_STEP_S:
             poll_s, every = schedule_rows.OVERLAP_POLL_S, self._seen is not None
             statements.schedule_rows.plan_again(conn, now=now, all=every, poll_s=poll_s)
-
-    def _report(self, missed: list[tuple[str, datetime, datetime]], *, is_empty: bool) -> None:
-        """Log what a committed batch found: the place for everything that follows from it."""
-        for name, *instants in missed:
-            first, last = (at.isoformat() for at in instants)
-            what = f"instant {first}" if first == last else f"instants from {first} to {last}"
-            _log.warning("schedule %r missed its %s", name, what)
-        if is_empty and not self._logged_empty:
-            self._logged_empty = True
-            _log.info(
-                "the schedule is empty, waiting: schedules.set([...]) in the app (--app) fills it, "
-                "or a row of the table schedules"
-            )
 
     def run_forever(self) -> None:
         """Call `run_once` at every due instant until `stop()`; wait while the database is away.
@@ -459,17 +449,13 @@ class Service:
         if self._count:
             _log.info("following %d schedule entries", self._count)
         if boot_kick:
-            _boot_kick()
+            try:
+                _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
+            except _DATABASE_ERRORS as error:
+                _log.error("boot kick left out: %s", masking.mask(str(error)))
         alerts = self._alerts
         with sender.Sender(alerts) if alerts.wanted else contextlib.nullcontext():
             self.ticker.run_forever()
-
-
-def _boot_kick() -> None:
-    try:
-        _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
-    except _DATABASE_ERRORS as error:
-        _log.error("boot kick left out: %s", masking.mask(str(error)))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ LEFT_KEYS_S: Final = 1.0
 COUNT_STEPS: Final = 20
 """With the default interval that is faster than a server makes transactions."""
 FLAG: Final = "flag of model"
-UNFLAG: Final = "end of the flag of model"
 
 
 class Availability:
@@ -129,7 +128,6 @@ class PeriodicTasks:
 
     def tasks(self) -> list[service.Task]:
         """Return every task with its interval; `inf`: it runs only when `check` wakes it."""
-        dead_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
 
         def lost_s() -> float:
             return config.STALE_WORKER_AFTER_S.read() / 3
@@ -137,6 +135,11 @@ class PeriodicTasks:
         def stalled_s() -> float:
             return STALLED_NEXT_S if self._stalled.after else STALLED_S
 
+        def keys_s() -> float:
+            most_s = self._lock_keys_s
+            return min(LEFT_KEYS_S, most_s) if self._found_left_keys else most_s
+
+        dead_s = config.DEAD_WORKER_SWEEP_INTERVAL_S.read
         return [
             service.Task("check", self._check_s, self.check),
             service.Task("reclaim", math.inf, self.reclaim),
@@ -148,12 +151,9 @@ class PeriodicTasks:
             service.Task("metrics", history.COUNT_EVERY_S, self.count_events),
             service.Task("events", EVENTS_S, self.wake_waiting),
             service.Task("input-timeouts", math.inf, self.expire_inputs),
-            service.Task("lock-keys", self._lock_keys_every_s, self.repair_lock_queues),
+            service.Task("lock-keys", keys_s, self.repair_lock_queues),
             service.Task("limits", math.inf, self.repair_partition_queues),
         ]
-
-    def _lock_keys_every_s(self) -> float:
-        return min(LEFT_KEYS_S, self._lock_keys_s) if self._found_left_keys else self._lock_keys_s
 
     def check(self) -> None:
         """Wake the frequent tasks that have something to do, found by one statement for all."""
@@ -287,39 +287,26 @@ class PeriodicTasks:
             wanting = [model for model, row in rows.items() if row["reason"]]
             self._unserved = {model: self._unserved.get(model, now) for model in wanting}
             for model, row in rows.items():
-                if row["reason"] is None:
-                    self._rows.attempt(UNFLAG, model, lambda model=model: _unflag(conn, model))
-                elif now - self._unserved[model] >= stale_after_s:
-                    self._rows.attempt(FLAG, model, lambda row=row: _flag(conn, row))
+                if row["reason"] is None or now - self._unserved[model] >= stale_after_s:
+                    self._rows.attempt(FLAG, model, lambda row=row: _note_service(conn, row))
 
 
-def _flag(conn: db.Connection, row: Row) -> None:
-    """Flag a model of `unserved`, with an event for the first 100 of its jobs; log it if new."""
+def _note_service(conn: db.Connection, row: Row) -> None:
+    """Flag a model of `unserved`, or end its flag; log it if that is new.
+
+    The first 100 of its waiting jobs get an event.
+    """
+    model, is_unserved = row["model"], row["reason"] is not None
+    values = {**row, "event": "unassignable" if is_unserved else "assignable"}
+    values["detail"] = row["detail"] if is_unserved else None
+    change = statements.models.flag if is_unserved else statements.models.unflag
+    log = statements.models.log_for_model if model else statements.models.log_without_model
     with conn.transaction():
-        is_new = statements.models.flag(conn, **row) > 0
+        is_new = change(conn, **values) > 0
         if is_new:
-            _record(conn, row | {"event": "unassignable"})
-    if is_new:
-        _log.warning("no live worker can take %s: %s", _of_model(row["model"]), row["detail"])
-
-
-def _unflag(conn: db.Connection, model: str) -> None:
-    """Delete the flag of a model, with an event for the first 100 of its jobs that still wait."""
-    values: Row = {"model": model, "event": "assignable", "reason": None, "detail": None}
-    with conn.transaction():
-        was_flagged = statements.models.unflag(conn, **values) > 0
-        if was_flagged:
-            _record(conn, values)
-    if was_flagged:
-        _log.info("%s: no job waits any more that no worker can take", _of_model(model))
-
-
-def _record(conn: db.Connection, values: Row) -> None:
-    if values["model"]:
-        statements.models.log_for_model(conn, **values)
-    else:
-        statements.models.log_without_model(conn, **values)
-
-
-def _of_model(model: str) -> str:
-    return f"model {model}" if model else "gpu jobs without a model"
+            log(conn, **values)
+    what = f"model {model}" if model else "gpu jobs without a model"
+    if is_new and is_unserved:
+        _log.warning("no live worker can take %s: %s", what, row["detail"])
+    elif is_new:
+        _log.info("%s: no job waits any more that no worker can take", what)

@@ -60,10 +60,7 @@ def recover_at_start(pause: Callable[[float], bool]) -> bool:
 
 
 def reclaim(
-    conn: db.Connection,
-    rows: row_isolation.Isolation | None = None,
-    *,
-    had_s: float | None = None,
+    conn: db.Connection, rows: row_isolation.Isolation | None = None, *, had_s: float | None = None
 ) -> None:
     """Take back all jobs whose lease has lapsed, one transaction per batch.
 
@@ -75,9 +72,9 @@ def reclaim(
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         if had_s is not None:
             while taken := recovery.hand_back_lapsed(conn, table, had_s=had_s, rows=kept):
-                _log_lapsed(taken, "lease lapsed while the database was away")
+                _log_taken(taken, "lease lapsed while the database was away")
         while taken := recovery.reclaim_lapsed(conn, table, had_s=had_s, rows=kept):
-            _log_lapsed(taken, "lease lapsed")
+            _log_taken(taken, "lease lapsed")
 
 
 def reclaim_lost_sessions(
@@ -85,13 +82,8 @@ def reclaim_lost_sessions(
 ) -> None:
     """Take back jobs whose worker's session has ended and that were not renewed for `silent_s`."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-        for row in recovery.reclaim_gone(conn, table, silent_s, rows=rows):
-            _log.warning(
-                "job %s: the session of its worker is gone, now %s",
-                row["id"],
-                row["status"],
-                extra=log_context.ids_of_job(row),
-            )
+        taken = recovery.reclaim_gone(conn, table, silent_s, rows=rows)
+        _log_taken(taken, "the session of its worker is gone")
 
 
 def cancel_orphans(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> None:
@@ -164,13 +156,9 @@ def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:
         statements.runs.lock(conn, run_id=run_id)
         if not statements.runs.is_stalled(conn, run_id=run_id):
             return True
-        found = statements.runs.stopper(conn, run_id=run_id) or {
-            "node_id": "?",
-            "status": "missing",
-            "error": None,
-        }
-        node_id, status = found["node_id"], found["status"]
-        if status == "failed":
+        found = statements.runs.stopper(conn, run_id=run_id)
+        node_id, status = (found["node_id"], found["status"]) if found else ("?", "missing")
+        if found and status == "failed":
             reason = advance.node_failure(node_id, found["error"])
         elif status in ("cancelled", "deleted"):
             reason = f"node {node_id} was {status}"
@@ -184,12 +172,12 @@ def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:
     return True
 
 
-def _log_lapsed(rows: list[Row], what: str) -> None:
+def _log_taken(rows: list[Row], what: str) -> None:
+    """Log the jobs that were taken back, and why."""
     for row in rows:
+        name = f"ingest job {row['id']}"
         if "node_id" in row:
             name = f"node {row['node_id']} of run {row['run_id']}"
-        else:
-            name = f"ingest job {row['id']}"
         _log.warning("%s: %s, now %s", name, what, row["status"], extra=log_context.ids_of_job(row))
 
 
@@ -261,21 +249,14 @@ def _expire(conn: db.Connection, job: Row) -> None:
             error = str(refused)
     error = payload.error_text(error)
     if default is not None:
-        ended = statements.input_answers.complete_node(
-            conn, job=job["id"], result=default, by="timeout"
-        )
+        end = statements.input_answers.complete_node
+        ended = end(conn, job=job["id"], result=default, by="timeout")
     else:
         ended = statements.input_timeouts.fail_node(conn, job=job["id"], error=error)
     if ended is not None:  # else the first answer has won
         effect = "takes its default" if default is not None else "fails"
-        _log.warning(
-            "node %s of run %s: %s; it %s",
-            job["node_id"],
-            job["run_id"],
-            error,
-            effect,
-            extra=log_context.ids_of_job(job),
-        )
+        name = f"node {job['node_id']} of run {job['run_id']}"
+        _log.warning("%s: %s; it %s", name, error, effect, extra=log_context.ids_of_job(job))
 
 
 def _seconds_text(seconds: object) -> str:

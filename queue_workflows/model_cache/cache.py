@@ -6,7 +6,9 @@ A cache of an app is used as a `ModelCache`, too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -37,17 +39,15 @@ class ResidentModel(NamedTuple):
     held_s: float
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Change:
     """A load or unload in progress. It takes its place until it is over."""
 
-    __slots__ = ("error", "is_load", "over", "size_gb")
-
-    def __init__(self, spec: model_registry.ModelSpec, *, is_load: bool) -> None:
-        self.size_gb = spec.est_vram_gb
-        self.is_load = is_load
-        self.over = False
-        self.error: BaseException | None = None
-        """Why a load has failed, for all who wait for it."""
+    size_gb: float
+    is_load: bool
+    over: bool = False
+    error: BaseException | None = None
+    """Why a load has failed, for all who wait for it."""
 
 
 class _Local(threading.local):
@@ -84,7 +84,8 @@ class ModelCache:
             raise errors.InvalidConfig(f"capacity={capacity!r}: a cache holds at least one model")
         if capacity_gb is not None and not capacity_gb > 0:
             raise errors.InvalidConfig(f"capacity_gb={capacity_gb!r}: it must be more than 0")
-        self._capacity, self._capacity_gb = capacity, capacity_gb
+        self._capacity = math.inf if capacity is None else capacity
+        self._capacity_gb = math.inf if capacity_gb is None else capacity_gb
         self._publish_current_model = publish_current_model
         self._idle_ttl_s = idle_ttl_s
         self._register_builtins = register_builtins
@@ -95,12 +96,14 @@ class ModelCache:
         self._changes: dict[str, _Change] = {}
         self._current: loading.Loaded | None = None
         """The last of `_resident`."""
-        self._loading: str | None = None
+        self.loading_model: str | None = None
+        """The id of the model that is being loaded or waits for an unload."""
+        self.last_load_seconds = 0.0
+        """How long the last `require_model` was loading; 0.0 if the model was loaded before."""
         self._local = _Local()
         self._reaping = False
         self._busy = 0
         self._used_at = now_fn()
-        self._last_load_seconds = 0.0
 
     @property
     def current_model(self) -> str | None:
@@ -118,11 +121,6 @@ class ModelCache:
         return current.handle if current else None
 
     @property
-    def last_load_seconds(self) -> float:
-        """Return the seconds that the last `require_model` spent loading; 0.0 if it was loaded."""
-        return self._last_load_seconds
-
-    @property
     def resident(self) -> ResidentModel | None:
         """Return the model that was required last; None if none is loaded, and during a swap."""
         current = self._current
@@ -137,11 +135,6 @@ class ModelCache:
     def _described(self, model: loading.Loaded) -> ResidentModel:
         held_s = self._now() - model.at
         return ResidentModel(model.spec.id, model.spec.est_vram_gb, model.load_s, held_s)
-
-    @property
-    def loading_model(self) -> str | None:
-        """Return the id of the model that is being loaded or waits for an unload; or None."""
-        return self._loading
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
         """Call this function on each change from now on; None calls nothing."""
@@ -188,11 +181,16 @@ class ModelCache:
             raise errors.ModelLoadFailed(
                 f"the loader of {self._local.loading!r} asked for model {model_id!r}: {alone}"
             )
-        self._last_load_seconds = 0.0
+        self.last_load_seconds = 0.0
         while (model := self._resident.get(model_id)) is None:
             if (change := self._changes.get(model_id)) is not None:
-                self._wait_for(model_id, change)
-                continue
+                self._changed.wait_for(lambda change=change: change.over)
+                if change.error is None:
+                    continue
+                raise errors.ModelLoadFailed(
+                    f"loading model {model_id!r} failed in another thread: "
+                    f"{loading.reason(change.error)}"
+                ) from change.error
             spec = loading.find(model_id, self._register_builtins)
             evicted = self._evicted_for(spec)
             if evicted is not None:
@@ -206,15 +204,6 @@ class ModelCache:
         self._touch(model)
         return model
 
-    def _wait_for(self, model_id: str, change: _Change) -> None:
-        """Wait for a change of this model by another thread; raise if it was a failed load."""
-        self._changed.wait_for(lambda: change.over)
-        if change.error is not None:
-            why = loading.reason(change.error)
-            raise errors.ModelLoadFailed(
-                f"loading model {model_id!r} failed in another thread: {why}"
-            ) from change.error
-
     def _touch(self, model: loading.Loaded) -> None:
         """Note that a model was used now."""
         self._used_at = model.used_at = self._now()
@@ -226,10 +215,10 @@ class ModelCache:
 
         Raises `ModelLoadFailed` for a model that is larger than the cache.
         """
-        needed_gb, most_gb = spec.est_vram_gb, self._capacity_gb
-        if most_gb is not None and needed_gb > most_gb:
+        needed_gb = spec.est_vram_gb
+        if needed_gb > self._capacity_gb:
             raise errors.ModelLoadFailed(
-                f"model {spec.id!r} needs {needed_gb:g} GB: the cache has {most_gb:g} GB"
+                f"model {spec.id!r} needs {needed_gb:g} GB: the cache has {self._capacity_gb:g} GB"
             )
         # Each unload makes room for a load that has its place already, so it counts as over.
         loads = [each.size_gb for each in self._changes.values() if each.is_load]
@@ -246,14 +235,8 @@ class ModelCache:
 
     def _holds(self, sizes_gb: list[float]) -> bool:
         """Return whether models of these sizes fit."""
-        return (self._capacity is None or len(sizes_gb) <= self._capacity) and (
-            self._capacity_gb is None or sum(sizes_gb) <= self._capacity_gb + ROUNDING_GB
-        )
-
-    def _fits(self) -> bool:
-        """Return whether the models have room, with those that are loaded or unloaded now."""
-        sizes = [each.size_gb for each in self._changes.values()]
-        return self._holds([*sizes, *(each.spec.est_vram_gb for each in self._resident.values())])
+        fits = sum(sizes_gb) <= self._capacity_gb + ROUNDING_GB
+        return fits and len(sizes_gb) <= self._capacity
 
     def drop_cache(self) -> None:
         """Unload every resident model, even in the middle of a job; waits for loads.
@@ -278,68 +261,54 @@ class ModelCache:
             self._busy = max(0, self._busy - 1)
             self._used_at = self._now()
 
-    def is_idle_too_long(self) -> bool:
-        """Return whether a model is loaded and none was used by a job for the TTL."""
-        with self._changed:
-            return bool(self._idle_models())
-
-    def _idle_models(self) -> list[loading.Loaded]:
-        """Return the models that no job has used for the TTL."""
-        ttl_s = self._idle_ttl_s
-        if ttl_s is None:
-            ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
-        active, now = self._busy > 0 or bool(self._changes), self._now()
-        latest = self._current
-        # A job's end counts for the model that it used last.
-        return [
-            each
-            for each in self._resident.values()
-            if gpu_should_unload(
-                True,
-                active or each.users > 0,
-                now - (max(self._used_at, each.used_at) if each is latest else each.used_at),
-                ttl_s,
-            )
-        ]
-
     def reap_idle_once(self) -> bool:
-        """Unload the models that have been idle for the TTL; return whether any was unloaded.
+        """Unload the models that no job has used for the TTL; return whether any was unloaded.
 
         False at once while a load or unload is in progress. A failing unloader is logged.
         """
+        ttl_s, now = self._idle_ttl_s, self._now()
+        if ttl_s is None:
+            ttl_s = config.GPU_MODEL_IDLE_TTL_S.read()
         if not self._changed.acquire(blocking=False):
             return False
+        active, idle = self._busy > 0 or bool(self._changes), list[loading.Loaded]()
         try:
-            idle = self._idle_models()
-            if not idle:
-                return False
-            names = ", ".join(each.spec.id for each in idle)
-            idle_s = self._now() - max(each.used_at for each in idle)
-            _log.info("model %s unloaded after %.0f s without a job", names, idle_s)
-            self._reaping = True
-            try:
+            for each in self._resident.values():
+                # A job's end counts for the model that it used last.
+                used_at = max(each.used_at, self._used_at if each is self._current else 0.0)
+                if gpu_should_unload(True, active or each.users > 0, now - used_at, ttl_s):
+                    idle.append(each)
+            if idle:
+                names = ", ".join(each.spec.id for each in idle)
+                idle_s = now - max(each.used_at for each in idle)
+                _log.info("model %s unloaded after %.0f s without a job", names, idle_s)
+                self._reaping = True
                 with contextlib.suppress(errors.ModelLoadFailed):  # _unload has logged it
                     self._unload(idle)
-            finally:
-                self._reaping = False
-                self._changed.notify_all()
-            return True
         finally:
+            self._reaping = False
+            self._changed.notify_all()
             self._changed.release()
+        return bool(idle)
 
     def _swap(
         self, spec: model_registry.ModelSpec, evicted: list[loading.Loaded]
     ) -> loading.Loaded:
         """Evict models and load another one; the lock is held, but not while app code runs."""
-        self._changes[spec.id] = change = _Change(spec, is_load=True)
-        self._loading = spec.id
+        self._changes[spec.id] = change = _Change(spec.est_vram_gb, is_load=True)
+        self.loading_model = spec.id
         try:
             if evicted:
                 self._unload(evicted)
             else:
                 self._publish(self.current_model)
             # A model that another thread evicts has its memory until its unload is over.
-            self._changed.wait_for(self._fits)
+            self._changed.wait_for(
+                lambda: self._holds(
+                    [each.size_gb for each in self._changes.values()]
+                    + [each.spec.est_vram_gb for each in self._resident.values()]
+                )
+            )
             model = self._load(spec)
         except BaseException as error:
             change.error = error
@@ -360,7 +329,7 @@ class ModelCache:
         change.over = True
         if change.is_load:
             loads = [name for name, each in self._changes.items() if each.is_load]
-            self._loading = loads[-1] if loads else None
+            self.loading_model = loads[-1] if loads else None
         self._changed.notify_all()
 
     def _load(self, spec: model_registry.ModelSpec) -> loading.Loaded:
@@ -371,14 +340,15 @@ class ModelCache:
                 handle = loading.load(spec)
         finally:
             self._local.loading = None
-            self._last_load_seconds = self._now() - started
-        return loading.Loaded(spec, handle, self._last_load_seconds, self._now())
+            self.last_load_seconds = self._now() - started
+        now = self._now()
+        return loading.Loaded(spec, handle, self.last_load_seconds, now, used_at=now)
 
     def _unload(self, models: list[loading.Loaded]) -> None:
         """Unload models one after the other; raise the first error once all are unloaded."""
         failed: BaseException | None = None
         # All at once: while one is unloaded, other threads could use or evict the next.
-        changes = [_Change(model.spec, is_load=False) for model in models]
+        changes = [_Change(model.spec.est_vram_gb, is_load=False) for model in models]
         for model, change in zip(models, changes, strict=True):
             self._changes[model.spec.id] = change
             del self._resident[model.spec.id]
@@ -422,7 +392,7 @@ class RequiresModels(Protocol):
 
 
 class _AppCache(ModelCache):
-    """A model cache of an app, of whose members only `require_model` has to exist."""
+    """A model cache of an app, as far as workers use one; only `require_model` has to exist."""
 
     def __init__(self, cache: RequiresModels) -> None:
         super().__init__()
@@ -430,21 +400,14 @@ class _AppCache(ModelCache):
         self._loaded = (0.0, 0.0)
         """How long the resident model's load took, and when it ended."""
 
-    def _has(self, name: str) -> Any:
+    def _call(self, name: str, *given: Any) -> Any:
+        """Call a method of the app's cache; return None if it lacks the method."""
         member = getattr(self._app, name, None)
-        return member if callable(member) else None
-
-    def _call(self, name: str) -> Any:
-        member = self._has(name)
-        return member() if member is not None else None
+        return member(*given) if callable(member) else None
 
     @property
     def current_model(self) -> str | None:
         return getattr(self._app, "current_model", None)
-
-    @property
-    def current_handle(self) -> Any:
-        return getattr(self._app, "current_handle", None)
 
     @property
     def resident(self) -> ResidentModel | None:
@@ -456,30 +419,21 @@ class _AppCache(ModelCache):
 
     def set_publisher(self, publish_current_model: Callable[[str | None], object] | None) -> None:
         self._publish_current_model = publish_current_model
-        if (setter := self._has("set_publisher")) is not None:
-            setter(publish_current_model)
+        self._call("set_publisher", publish_current_model)
 
     def require_model(self, model_id: str) -> Any:
         started, before = self._now(), self.current_model
-        self._loading = None if before == model_id else model_id
+        self.loading_model = None if before == model_id else model_id
         try:
             return self._app.require_model(model_id)
         finally:
-            self._loading = None
-            self._last_load_seconds = 0.0 if before == model_id else self._now() - started
+            self.loading_model = None
+            self.last_load_seconds = 0.0 if before == model_id else self._now() - started
             if before != model_id:
-                self._loaded = (self._last_load_seconds, self._now())
-            if before != self.current_model and self._has("set_publisher") is None:
+                self._loaded = (self.last_load_seconds, self._now())
+            publishes = callable(getattr(self._app, "set_publisher", None))
+            if before != self.current_model and not publishes:
                 self._publish(self.current_model)
-
-    @contextlib.contextmanager
-    def using(self, model_id: str) -> Generator[Any]:
-        yield self.require_model(model_id)
-
-    @property
-    def residents(self) -> list[ResidentModel]:
-        resident = self.resident
-        return [resident] if resident else []
 
     def drop_cache(self) -> None:
         self._call("drop_cache")
@@ -489,9 +443,6 @@ class _AppCache(ModelCache):
 
     def mark_idle(self) -> None:
         self._call("mark_idle")
-
-    def is_idle_too_long(self) -> bool:
-        return bool(self._call("is_idle_too_long"))
 
     def reap_idle_once(self) -> bool:
         return bool(self._call("reap_idle_once"))

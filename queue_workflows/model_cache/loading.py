@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import logging
 import re
@@ -24,19 +25,16 @@ _NO_GPU: Final = re.compile(
 _NO_MEMORY: Final = re.compile("out of memory|RESOURCE_EXHAUSTED|OutOfMemory", re.IGNORECASE)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Loaded:
-    """A resident model."""
+    """A resident model, and when it was loaded and used last."""
 
-    __slots__ = ("at", "handle", "load_s", "spec", "used_at", "users")
-
-    def __init__(
-        self, spec: model_registry.ModelSpec, handle: Any, load_s: float, at: float
-    ) -> None:
-        self.spec = spec
-        self.handle = handle
-        self.load_s = load_s
-        self.at = self.used_at = at
-        self.users = 0
+    spec: model_registry.ModelSpec
+    handle: Any
+    load_s: float
+    at: float
+    used_at: float
+    users: int = 0
 
 
 def find(model_id: str, registrar: Callable[[], object] | None) -> model_registry.ModelSpec:

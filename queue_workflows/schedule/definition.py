@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from queue_workflows import errors
 from queue_workflows.schedule import expression
@@ -59,8 +59,12 @@ class Schedule:
 
     def __post_init__(self, every: Any) -> None:
         check_name(self.name)
+        if every is not None and self.expression != "":
+            raise self._refused("expression or every: give one of them")
+        if every is not None and not isinstance(every, str):
+            raise self._refused(f"every is a text such as '10s' or '1h30m', not {every!r:.60}")
         if every is not None:
-            self._set_interval(every)
+            object.__setattr__(self, "expression", f"every {every}")
         if (self.task_name is None) == (self.workflow_name is None):
             raise self._refused("task_name or workflow_name: give one of them")
         self._check_fields()
@@ -71,13 +75,6 @@ class Schedule:
             self.parsed()
         except errors.InvalidConfig as error:
             raise self._refused(str(error)) from None
-
-    def _set_interval(self, every: Any) -> None:
-        if self.expression != "":
-            raise self._refused("expression or every: give one of them")
-        if not isinstance(every, str):
-            raise self._refused(f"every is a text such as '10s' or '1h30m', not {every!r:.60}")
-        object.__setattr__(self, "expression", f"every {every}")
 
     def _check_fields(self) -> None:
         for field in ("task_name", "workflow_name", "queue", "idempotency_key"):
@@ -121,16 +118,14 @@ def _seconds(least: float) -> Callable[[Any], bool]:
     )
 
 
-def _is_text(given: Any) -> bool:
-    return isinstance(given, str)
-
-
-def _is_mapping(given: Any) -> bool:
-    return isinstance(given, Mapping)
+def _is_a(kind: type) -> Callable[[Any], bool]:
+    return lambda given: isinstance(given, kind)
 
 
 def _has_texts(given: Any) -> bool:
-    return isinstance(given, Mapping) and all(map(_is_text, given.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+    return isinstance(given, Mapping) and all(
+        isinstance(each, str) for each in cast("Mapping[Any, Any]", given).values()
+    )
 
 
 def _is_aware(given: Any) -> bool:
@@ -138,10 +133,10 @@ def _is_aware(given: Any) -> bool:
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "expression": (_is_text, "a text such as '0 3 * * *'"),
-    "tz": (_is_text, "a text such as 'Europe/Warsaw'"),
-    "args": (_is_mapping, "a mapping"),
-    "inputs": (_is_mapping, "a mapping"),
+    "expression": (_is_a(str), "a text such as '0 3 * * *'"),
+    "tz": (_is_a(str), "a text such as 'Europe/Warsaw'"),
+    "args": (_is_a(Mapping), "a mapping"),
+    "inputs": (_is_a(Mapping), "a mapping"),
     "headers": (_has_texts, "a mapping of texts"),
     "priority": (_whole(-32768, 32767), "a whole number -32768 to 32767"),
     "on_failure": (callable, "a function"),
@@ -209,8 +204,7 @@ def first_after(row: Mapping[str, Any], after: datetime) -> datetime | None:
 def due(row: Mapping[str, Any], now: datetime) -> list[datetime]:
     """Return the instants of a row from `next_at` to `now` that its catch-up policy fires."""
     late_s = {"none": GRACE_S, "all": row["catch_up_within_s"]}.get(row["catch_up"])
-    count = row["catch_up_max"] if row["catch_up"] == "all" else 1
-    return _passed(row, now, late_s, count)
+    return _passed(row, now, late_s, row["catch_up_max"] if row["catch_up"] == "all" else 1)
 
 
 def last_until(row: Mapping[str, Any], now: datetime) -> datetime | None:

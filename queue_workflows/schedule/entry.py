@@ -13,7 +13,7 @@ from typing import Any
 from queue_workflows import errors
 from queue_workflows.schedule import definition, expression
 
-_HOUR, _TICK = timedelta(hours=1), timedelta(microseconds=1)
+_HOUR = timedelta(hours=1)
 CATCH_UP_S = 3600.0
 """Seconds after which an instant does not fire any more: one period of an hourly entry."""
 
@@ -53,19 +53,18 @@ class ScheduleEntry:
 
     def next_fire_at(self, now: datetime) -> datetime:
         """Return the first instant strictly after `now`, aware, in UTC; a naive `now` is UTC."""
-        return self._first(expression.as_utc(now) + _TICK, _HOUR)
+        after, hours = expression.as_utc(now), range(24) if self.hours is None else self.hours
+        at = after.replace(minute=self.minute, second=0, microsecond=0)
+        while at <= after or at.hour not in hours:
+            at += _HOUR
+        return at
 
     def previous_fire_at(self, now: datetime) -> datetime:
         """Return the last instant at or before `now`, aware, in UTC; a naive `now` is UTC."""
-        return self._first(expression.as_utc(now), -_HOUR)
-
-    def _first(self, since: datetime, step: timedelta) -> datetime:
-        """Return the first instant from `since` on, or back with a negative step."""
-        at = since.replace(minute=self.minute, second=0, microsecond=0)
-        is_passed = at < since if step > timedelta(0) else at > since
-        at += step if is_passed else timedelta(0)
-        while self.hours is not None and at.hour not in self.hours:
-            at += step
+        until, hours = expression.as_utc(now), range(24) if self.hours is None else self.hours
+        at = until.replace(minute=self.minute, second=0, microsecond=0)
+        while at > until or at.hour not in hours:
+            at -= _HOUR
         return at
 
 

@@ -113,30 +113,22 @@ class Cron(Expression):
 
     def next_after(self, after: datetime) -> datetime | None:
         """Return the first instant after `after`; None if there is none in 50 years."""
-        at = max(as_utc(after), _FIRST)
-        change = last_change(self._zone, at)
+        start = max(as_utc(after), _FIRST)
+        change = last_change(self._zone, start)
         try:
-            wall = at.replace(tzinfo=None) + _offset(self._zone, at)
+            wall = start.replace(tzinfo=None) + _offset(self._zone, start)
             if change is not None:
                 wall = max(wall, self._first_wall(change) - _SECOND)
-            return self._search(at, wall, change)
+            while (found := self._walls(wall)) is not None:  # in each stretch of one offset
+                offset = change.after if change else _offset(self._zone, start)
+                fire_at = max(start, found.replace(tzinfo=UTC) - offset)
+                change = next_change(self._zone, start, fire_at)
+                if change is None:
+                    return fire_at
+                start, wall = change.at, self._first_wall(change) - _SECOND
         except OverflowError:
-            return None
-
-    def _search(self, at: datetime, wall: datetime, change: Change | None) -> datetime | None:
-        """Search each stretch of one offset in turn, from the local time after `wall`."""
-        start = at
-        while True:
-            found = self._walls(wall)
-            if found is None:
-                return None
-            offset = change.after if change else _offset(self._zone, start)
-            fire_at = max(start, found.replace(tzinfo=UTC) - offset)
-            change = next_change(self._zone, start, fire_at)
-            if change is None:
-                return fire_at
-            start = change.at
-            wall = self._first_wall(change) - _SECOND
+            pass
+        return None
 
     def _first_wall(self, change: Change) -> datetime:
         """Return the local time at which the search of the stretch after a change begins."""
@@ -149,19 +141,15 @@ class Cron(Expression):
         while True:
             fire_at = self.next_after(at)
             end = until if fire_at is None else min(fire_at, until)
-            if not self._once:
-                yield from self._swallowed(at, end)
+            change = None if self._once else next_change(self._zone, at, end)
+            while change is not None:
+                for wall in self._skipped(change):
+                    yield Occurrence(change.at, f"{wall:%H:%M:%S} does not exist", fires=False)
+                change = next_change(self._zone, change.at, end)
             if fire_at is None or fire_at > until:
                 return
             yield Occurrence(fire_at, self._note(fire_at))
             at = fire_at
-
-    def _swallowed(self, after: datetime, until: datetime) -> Iterator[Occurrence]:
-        change = next_change(self._zone, after, until)
-        while change is not None:
-            for wall in self._skipped(change):
-                yield Occurrence(change.at, f"{wall:%H:%M:%S} does not exist", fires=False)
-            change = next_change(self._zone, change.at, until)
 
     def _skipped(self, change: Change) -> Iterator[datetime]:
         start = change.at.replace(tzinfo=None)
@@ -322,17 +310,14 @@ def _changes(zone: tzinfo, year: int) -> tuple[Change, ...]:
     day, end = datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)
     while day < end:
         before, after = _offset(zone, day), _offset(zone, day + _DAY)
+        low, high = day, day + _DAY
+        while before != after and high - low > _SECOND:
+            middle = low + timedelta(seconds=(high - low) // _SECOND // 2)
+            low, high = (low, middle) if _offset(zone, middle) == after else (middle, high)
         if before != after:
-            found.append(Change(_first_with(zone, after, day, day + _DAY), before, after))
+            found.append(Change(high, before, after))
         day += _DAY
     return tuple(found)
-
-
-def _first_with(zone: tzinfo, wanted: timedelta, low: datetime, high: datetime) -> datetime:
-    while high - low > _SECOND:
-        middle = low + timedelta(seconds=(high - low) // _SECOND // 2)
-        low, high = (low, middle) if _offset(zone, middle) == wanted else (middle, high)
-    return high
 
 
 def as_utc(moment: datetime) -> datetime:

@@ -98,6 +98,15 @@ def test_a_new_schedule_waits_for_its_next_instant_and_fires_it_once(db: ModuleT
     assert job["headers"] == {"x": "y", "schedule": "s", "fire_at": "2024-05-01T11:05:00+00:00"}
 
 
+def test_what_is_due_fires_the_earliest_first_and_then_by_name(db: ModuleType):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly("b"), hourly("a"), hourly("c", "4 * * * *"))
+    ids = after(ticker, clock, 6)
+    names = {row["job_id"]: row["name"] for row in rows("SELECT * FROM schedule_fires")}
+    assert [names[job_id] for job_id in ids] == ["c", "a", "b"]
+    assert [job["id"] for job in jobs()] == ids
+
+
 def test_three_schedulers_that_race_fire_each_instant_once(db: ModuleType):
     clock = Clock(TEN)
     wanted = [hourly(f"s{n}", f"{n} * * * *", overlap="allow") for n in range(0, 60, 5)]

@@ -77,6 +77,15 @@ def test_enqueue_due_queues_each_instant_once(db: ModuleType):
     assert fire_at.minute == 5
 
 
+def test_fires_come_in_one_order_whatever_order_the_schedule_has(db: ModuleType):
+    minute = (database_now().astimezone(UTC) - 2 * MINUTE).minute
+    five, four = minute, (minute - 1) % 60
+    ids = scheduler.enqueue_due([entry("b", five), entry("a", five), entry("c", four)])
+    names = {row["job_id"]: row["name"] for row in rows("SELECT * FROM schedule_fires")}
+    assert [names[job_id] for job_id in ids] == ["c", "a", "b"]
+    assert [job["id"] for job in jobs()] == ids
+
+
 def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
     now = database_now().astimezone(UTC)
     half_past = entry("a", (now - 30 * MINUTE).minute)
