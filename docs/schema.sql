@@ -442,13 +442,13 @@ BEGIN
     END IF;
     EXECUTE format($q$
         WITH RECURSIVE line (key) AS (
-            (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
-                AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
-            UNION ALL
-            SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
-                       AND w.blocked_reason = 'locked' AND w.lock_key > line.key
-                     ORDER BY w.lock_key LIMIT 1)
-              FROM line WHERE line.key IS NOT NULL)
+    (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
+        AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
+               AND w.blocked_reason = 'locked' AND w.lock_key > line.key
+             ORDER BY w.lock_key LIMIT 1)
+      FROM line WHERE line.key IS NOT NULL)
         SELECT array_agg(c.key) FROM (
             SELECT line.key FROM line CROSS JOIN LATERAL (
                 SELECT j.queue::text FROM %1$I j
@@ -502,9 +502,9 @@ CREATE FUNCTION public.queue_workflows_bound_job() RETURNS trigger
     AS $$
 BEGIN
     IF NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
-       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
+OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR NEW.created_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.lock_key), octet_length(NEW.partition_key)) > 1000 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));
@@ -658,150 +658,6 @@ BEGIN
        FROM gone g WHERE g.parent_run_id IS NOT NULL;
     RETURN NULL;
 END $$;
-
-CREATE FUNCTION public.queue_workflows_claim_apart(p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_promote boolean, p_models text[] DEFAULT NULL::text[], p_lane smallint DEFAULT NULL::smallint, p_versions text[] DEFAULT NULL::text[], OUT job_id text, OUT aside jsonb) RETURNS record
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET jit TO 'off'
-    AS $_$
-DECLARE
-    c_window CONSTANT integer := 100;
-    v_nodes   boolean := p_jobs = 'workflow_node_jobs';
-    v_limited boolean := NOT v_nodes AND EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
-    v_vram    integer;
-    v_id      text;
-    v_status  text;
-    v_state   text;
-    v_message text;
-    v_ids     text[] := '{}';
-    v_states  text[] := '{}';
-    v_messages text[] := '{}';
-    v_became  text;
-    v_locked  text;
-BEGIN
-    aside := '[]';
-    IF (p_obey AND EXISTS (
-            SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-               AND queue_workflows_is_off(c.desired_state, c.until_at)))
-       OR EXISTS (SELECT FROM queue_settings s
-                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
-        RETURN;
-    END IF;
-    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
-    FOR v_id IN EXECUTE format(
-        'SELECT l.id FROM %I l WHERE l.id = ANY (ARRAY(SELECT j.id FROM %I j WHERE $1 AND j.status = ''queued'''
-        ' AND j.blocked_reason IS NOT NULL AND j.available_at <= now() AND j.blocked_reason = ''not_due'''
-        ' AND j.queue = $2 ORDER BY j.available_at LIMIT $3)'
-        ' || ARRAY(SELECT k.id FROM %I k WHERE k.resume_host = $4 AND k.queue = $2 AND k.resume_at <= now()'
-        ' AND k.status = ''queued'' AND k.blocked_reason = ''not_due'' AND k.resume_until = k.available_at'
-        ' AND k.lock_key IS NULL ORDER BY k.resume_host, k.queue, k.resume_at LIMIT $3))'
-        ' AND (l.status = ''queued'' AND l.blocked_reason = ''not_due'') IS TRUE FOR UPDATE SKIP LOCKED',
-        p_jobs, p_jobs, p_jobs) USING p_promote, p_queue, c_window, p_host
-    LOOP
-        BEGIN
-            EXECUTE format('UPDATE %I SET blocked_reason = NULL, available_at = NULL WHERE id = $1', p_jobs)
-              USING v_id;
-        EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-            IF queue_workflows_is_systemic(v_state) THEN
-                RAISE;
-            END IF;
-            v_ids := v_ids || v_id;
-            v_states := v_states || v_state;
-            v_messages := v_messages || v_message;
-        END;
-    END LOOP;
-    IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
-        RETURN;
-    END IF;
-    IF p_queue = 'gpu' THEN
-        SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
-    END IF;
-    FOR v_id IN EXECUTE CASE
-        WHEN NOT v_nodes THEN
-            'SELECT j.id FROM ingest_jobs j WHERE j.queue = $1 AND j.status = ''queued'''
-            ' AND j.blocked_reason IS NULL ORDER BY j.priority, j.seq LIMIT $2'
-        ELSE
-            'SELECT q.id FROM (SELECT j.id, j.run_id, j.required_model FROM workflow_node_jobs j'
-            ' WHERE j.queue = $1 AND j.status = ''queued'' AND j.blocked_reason IS NULL'
-            ' AND (j.required_version IS NULL OR j.required_version = ANY ($6))'
-            ' ORDER BY j.priority, j.seq LIMIT 10 * $2) q'
-            ' WHERE EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id'
-            ' AND r.status NOT IN (''completed'', ''failed'', ''cancelled'') OFFSET 0)'
-            ' AND ($1 <> ''gpu'' OR queue_workflows_gpu_misfit($3, $4, $5, q.required_model) IS NULL) LIMIT $2'
-        END USING p_queue, c_window, p_host, p_models, v_vram, p_versions
-    LOOP
-        -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
-        EXECUTE format('SELECT id FROM %I WHERE id = $1 AND status = ''queued'' AND blocked_reason IS NULL'
-                       ' FOR UPDATE SKIP LOCKED', p_jobs) INTO v_locked USING v_id;
-        CONTINUE WHEN v_locked IS NULL;
-        BEGIN
-            IF v_nodes THEN
-                UPDATE workflow_node_jobs j
-                   SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-                       host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
-                       lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-                       started_at = now(), available_at = NULL, error = NULL, progress = NULL,
-                       resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
-                 WHERE j.id = v_id RETURNING j.status INTO v_status;
-                INSERT INTO workflow_node_events
-                       (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id,
-                        claim_no)
-                SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), 'claimed', p_host, j.queue, j.required_model,
-                       p_worker, j.claim_no FROM workflow_node_jobs j WHERE j.id = v_id AND v_status = 'running';
-            ELSE
-                UPDATE ingest_jobs j
-                   SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-                       lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-                       started_at = now(), available_at = NULL, error = NULL, progress = NULL
-                 WHERE j.id = v_id RETURNING j.status INTO v_status;
-                INSERT INTO ingest_job_events
-                       (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
-                SELECT j.id, j.attempts, 'claimed', j.claim_no, p_worker, p_host, j.queue
-                  FROM ingest_jobs j WHERE j.id = v_id AND v_status = 'running';
-            END IF;
-        EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-            IF queue_workflows_is_systemic(v_state) THEN
-                RAISE;
-            END IF;
-            v_ids := v_ids || v_id;
-            v_states := v_states || v_state;
-            v_messages := v_messages || v_message;
-            v_status := NULL;
-        END;
-        IF v_status = 'running' THEN
-            job_id := v_id;
-            EXIT;
-        END IF;  -- else it raised, or its partition's limits have blocked it
-    END LOOP;
-    IF v_limited AND job_id IS NOT NULL THEN
-        PERFORM queue_workflows_note_starts(p_queue, 1);
-    END IF;
-    FOR v_at IN 1..cardinality(v_ids) LOOP
-        IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_states[v_at]) THEN
-            v_became := queue_workflows_set_aside(
-                p_jobs, v_ids[v_at], left('the database refuses its claim: ' || v_messages[v_at], 8000));
-        ELSE
-            BEGIN
-                EXECUTE format('UPDATE %I SET blocked_reason = ''not_due'','
-                               ' available_at = now() + interval ''1 minute'' WHERE id = $1', p_jobs)
-                  USING v_ids[v_at];
-                v_became := 'postponed';
-            EXCEPTION WHEN OTHERS THEN
-                v_became := NULL;
-            END;
-        END IF;
-        aside := aside || jsonb_build_array(jsonb_build_object(
-            'id', v_ids[v_at], 'became', coalesce(v_became, 'skipped'), 'error', left(v_messages[v_at], 1000),
-            'run_id', CASE WHEN v_nodes THEN (
-                SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_ids[v_at]) END));
-    END LOOP;
-END $_$;
 
 CREATE FUNCTION public.queue_workflows_close_run() RETURNS trigger
     LANGUAGE plpgsql
@@ -1086,25 +942,6 @@ BEGIN
     RETURN v_count > 0;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_first_node_crashed(p_queue text) RETURNS boolean
-    LANGUAGE plpgsql STABLE
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET jit TO 'off'
-    AS $$
-BEGIN
-    RETURN (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM workflow_node_jobs q
-             WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-               AND q.required_version IS NULL
-               AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                           AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-             ORDER BY q.required_version, q.priority, q.seq LIMIT 1);
-END $$;
-
 CREATE FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -1136,11 +973,11 @@ CREATE FUNCTION public.queue_workflows_give_turns(p_jobs text, p_keys text[]) RE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
-    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_count bigint;
@@ -1148,52 +985,52 @@ BEGIN
     -- Once for each table: dynamic SQL for both would be planned again at each commit that has a lock key.
     IF p_jobs = 'ingest_jobs' THEN
         WITH behind AS MATERIALIZED (
-            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT j.id FROM ingest_jobs j
-                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-                   AND j.blocked_reason IS NULL
-                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
-                   AND EXISTS (SELECT FROM (
-                       SELECT w.priority, w.seq FROM ingest_jobs w
-                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                          AND w.blocked_reason = 'locked'
-                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
-                   FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE ingest_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
-        WITH heads AS MATERIALIZED (
-            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT w.id FROM ingest_jobs w
-                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                   AND w.blocked_reason = 'locked'
-                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-             WHERE NOT EXISTS (SELECT FROM ingest_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE ingest_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
-        GET DIAGNOSTICS v_count = ROW_COUNT;
+    SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT j.id FROM ingest_jobs j
+         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
+           AND j.blocked_reason IS NULL
+           -- Compare with the first waiter only: a search for any earlier one may read all waiters.
+           AND EXISTS (SELECT FROM (
+               SELECT w.priority, w.seq FROM ingest_jobs w
+                WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                  AND w.blocked_reason = 'locked'
+                ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
+           FOR UPDATE OF j SKIP LOCKED) b)
+UPDATE ingest_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
+WITH heads AS MATERIALIZED (
+    SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT w.id FROM ingest_jobs w
+         WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+           AND w.blocked_reason = 'locked'
+         ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
+     WHERE NOT EXISTS (SELECT FROM ingest_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+              AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+UPDATE ingest_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+GET DIAGNOSTICS v_count = ROW_COUNT;
     ELSE
         WITH behind AS MATERIALIZED (
-            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT j.id FROM workflow_node_jobs j
-                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-                   AND j.blocked_reason IS NULL
-                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
-                   AND EXISTS (SELECT FROM (
-                       SELECT w.priority, w.seq FROM workflow_node_jobs w
-                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                          AND w.blocked_reason = 'locked'
-                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
-                   FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE workflow_node_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
-        WITH heads AS MATERIALIZED (
-            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT w.id FROM workflow_node_jobs w
-                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                   AND w.blocked_reason = 'locked'
-                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-             WHERE NOT EXISTS (SELECT FROM workflow_node_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE workflow_node_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
-        GET DIAGNOSTICS v_count = ROW_COUNT;
+    SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT j.id FROM workflow_node_jobs j
+         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
+           AND j.blocked_reason IS NULL
+           -- Compare with the first waiter only: a search for any earlier one may read all waiters.
+           AND EXISTS (SELECT FROM (
+               SELECT w.priority, w.seq FROM workflow_node_jobs w
+                WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                  AND w.blocked_reason = 'locked'
+                ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
+           FOR UPDATE OF j SKIP LOCKED) b)
+UPDATE workflow_node_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
+WITH heads AS MATERIALIZED (
+    SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT w.id FROM workflow_node_jobs w
+         WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+           AND w.blocked_reason = 'locked'
+         ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
+     WHERE NOT EXISTS (SELECT FROM workflow_node_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+              AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+UPDATE workflow_node_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+GET DIAGNOSTICS v_count = ROW_COUNT;
     END IF;
     RETURN v_count;
 END $$;
@@ -1346,11 +1183,11 @@ CREATE FUNCTION public.queue_workflows_gpu_line(p_model text, p_versions text[] 
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
-    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_priority smallint;
@@ -1362,32 +1199,20 @@ BEGIN
     IF p_model = '' THEN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL
          ORDER BY j.required_model, j.seq LIMIT 1;
     ELSE
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model
          ORDER BY j.required_model, j.seq LIMIT 1;
     END IF;
     IF v_seq IS NOT NULL THEN
@@ -1444,11 +1269,11 @@ CREATE FUNCTION public.queue_workflows_gpu_next(p_worker text, p_host text, p_mo
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
-    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_choice text;
@@ -1477,34 +1302,27 @@ BEGIN
                              WHERE (k.required_model, k.priority) >= (m.model, j.priority)
                                AND (k.required_model, k.priority) <= (m.model, j.priority)
                                AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (k.required_version IS NULL OR k.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
                         ELSE -(
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
                                AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (k.required_version IS NULL OR k.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
               FROM unnest(p_models) AS m(model)
              CROSS JOIN LATERAL (
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
                        AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                       AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (k.required_version IS NULL OR k.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
                        AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                        AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                       AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                       AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;
@@ -1548,11 +1366,11 @@ CREATE FUNCTION public.queue_workflows_gpu_take(p_model text, p_how text, p_band
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
-    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_id text;
@@ -1560,51 +1378,33 @@ BEGIN
     IF p_how = 'oldest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL AND j.seq <= p_seq
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.seq <= p_seq
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'oldest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND (j.required_model, j.priority) >= (p_model, p_band)
-           AND (j.required_model, j.priority) <= (p_model, p_band)
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+           AND (j.required_model, j.priority) >= (p_model, p_band) AND (j.required_model, j.priority) <= (p_model, p_band)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSE
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     END IF;
     RETURN v_id;
@@ -1656,11 +1456,11 @@ CREATE FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
-    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_jobs   integer;
@@ -1670,10 +1470,7 @@ BEGIN
       INTO v_jobs, v_waited
       FROM (SELECT j.created_at FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_model BETWEEN p_model AND p_model
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
     jobs := v_jobs;
     waited_s := v_waited;
@@ -1774,10 +1571,10 @@ CREATE FUNCTION public.queue_workflows_hold_ingest() RETURNS trigger
     SET search_path TO 'public', 'pg_temp'
     AS $$
 BEGIN
-    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
-       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
+    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
+OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at, NEW.admitted_at) > '9999-12-31+00'
        OR least(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
@@ -1802,24 +1599,24 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.progress, 'ingest_jobs.progress');
     END IF;
     IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
-        IF NEW.lease_expires_at > now() + interval '7 days' THEN
-            RAISE EXCEPTION 'ingest_jobs.lease_expires_at of a running job is over 7 days ahead'
-                USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
-        END IF;
-        NEW.claim_no := greatest(NEW.claim_no, 1);
-        NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
-        NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
-    ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
-        NEW.worker_id := NULL;
-        NEW.lease_expires_at := NULL;
+    -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
+    IF NEW.lease_expires_at > now() + interval '7 days' THEN
+        RAISE EXCEPTION '%.lease_expires_at of a running job is over 7 days ahead', TG_TABLE_NAME
+            USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
     END IF;
-    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
-        -- Only a handler that waits lets a job be kept for its host.
-        NEW.resume_host := NULL;
-        NEW.resume_at := NULL;
-        NEW.resume_until := NULL;
-    END IF;
+    NEW.claim_no := greatest(NEW.claim_no, 1);
+    NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
+    NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
+ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
+    NEW.worker_id := NULL;
+    NEW.lease_expires_at := NULL;
+END IF;
+IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+    -- Only a handler that waits lets a job be kept for its host.
+    NEW.resume_host := NULL;
+    NEW.resume_at := NULL;
+    NEW.resume_until := NULL;
+END IF;
     IF coalesce(NEW.partition_key, NEW.lock_key, NEW.idempotency_key) IS NULL
        AND (NEW.available_at > now()) IS NOT TRUE THEN
         RETURN NEW;
@@ -1834,11 +1631,11 @@ BEGIN
         END IF;
     END IF;
     IF NEW.lock_key IS NOT NULL AND NEW.status = 'queued' THEN
-        IF NEW.blocked_reason IS NULL THEN
-            NEW.blocked_reason := 'locked';
-        END IF;
-        PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
+    IF NEW.blocked_reason IS NULL THEN
+        NEW.blocked_reason := 'locked';
     END IF;
+    PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
+END IF;
     IF NEW.idempotency_key IS NOT NULL AND NOT NEW.idempotency_released THEN
         PERFORM queue_workflows_release_key(NEW.idempotency_key);
     END IF;
@@ -1861,10 +1658,10 @@ CREATE FUNCTION public.queue_workflows_hold_until_due() RETURNS trigger
     SET search_path TO 'public', 'pg_temp'
     AS $$
 BEGIN
-    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
-       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
+    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
+OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at) > '9999-12-31+00'
        OR least(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
@@ -1876,24 +1673,24 @@ BEGIN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
     IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
-        IF NEW.lease_expires_at > now() + interval '7 days' THEN
-            RAISE EXCEPTION 'workflow_node_jobs.lease_expires_at of a running job is over 7 days ahead'
-                USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
-        END IF;
-        NEW.claim_no := greatest(NEW.claim_no, 1);
-        NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
-        NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
-    ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
-        NEW.worker_id := NULL;
-        NEW.lease_expires_at := NULL;
+    -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
+    IF NEW.lease_expires_at > now() + interval '7 days' THEN
+        RAISE EXCEPTION '%.lease_expires_at of a running job is over 7 days ahead', TG_TABLE_NAME
+            USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
     END IF;
-    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
-        -- Only a handler that waits lets a job be kept for its host.
-        NEW.resume_host := NULL;
-        NEW.resume_at := NULL;
-        NEW.resume_until := NULL;
-    END IF;
+    NEW.claim_no := greatest(NEW.claim_no, 1);
+    NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
+    NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
+ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
+    NEW.worker_id := NULL;
+    NEW.lease_expires_at := NULL;
+END IF;
+IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+    -- Only a handler that waits lets a job be kept for its host.
+    NEW.resume_host := NULL;
+    NEW.resume_at := NULL;
+    NEW.resume_until := NULL;
+END IF;
     IF NEW.required_model = '' THEN
         NEW.required_model := NULL;
     END IF;
@@ -1901,12 +1698,124 @@ BEGIN
         NEW.blocked_reason := 'not_due';
     END IF;
     IF NEW.lock_key IS NOT NULL AND NEW.status = 'queued' THEN
-        IF NEW.blocked_reason IS NULL THEN
-            NEW.blocked_reason := 'locked';
-        END IF;
-        PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
+    IF NEW.blocked_reason IS NULL THEN
+        NEW.blocked_reason := 'locked';
     END IF;
+    PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
+END IF;
     RETURN NEW;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_ingest_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) RETURNS record
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    c_window CONSTANT integer := 100;
+    v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
+    v_raised  jsonb := '[]';
+    v_id      text;
+    v_status  text;
+    v_state   text;
+    v_message text;
+    v_became  text;
+    v_one     record;
+BEGIN
+    aside := '[]';
+    IF p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at))
+       OR EXISTS (SELECT FROM queue_settings s
+                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
+        RETURN;
+    END IF;
+    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
+    FOR v_id IN
+        SELECT l.id FROM ingest_jobs l
+         WHERE l.id = ANY (ARRAY(SELECT j.id FROM ingest_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT c_window)
+                           || ARRAY(SELECT k.id FROM ingest_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
+                                     ORDER BY k.resume_host, k.queue, k.resume_at LIMIT c_window))
+           AND (l.status = 'queued' AND l.blocked_reason = 'not_due') IS TRUE FOR UPDATE SKIP LOCKED
+    LOOP
+        BEGIN
+            UPDATE ingest_jobs SET blocked_reason = NULL, available_at = NULL WHERE id = v_id;
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
+        END;
+    END LOOP;
+    IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
+        RETURN;
+    END IF;
+    FOR v_id IN
+        SELECT q.id FROM (
+            SELECT j.* FROM ingest_jobs j
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+             ORDER BY j.priority, j.seq LIMIT 10 * c_window) q
+         LIMIT c_window
+    LOOP
+        -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
+        PERFORM FROM ingest_jobs j
+          WHERE j.id = v_id AND queue_workflows_is_claimable(j.status, j.blocked_reason) IS TRUE FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        BEGIN
+            UPDATE ingest_jobs j SET
+status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
+available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+
+             WHERE j.id = v_id RETURNING j.status INTO v_status;
+
+INSERT INTO ingest_job_events
+       (
+        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
+SELECT
+       j.attempts,
+       j.id, 'claimed', j.claim_no, p_worker, p_host, j.queue
+ FROM ingest_jobs j WHERE j.id = v_id AND v_status = 'running';
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
+            v_status := NULL;
+        END;
+        IF v_status = 'running' THEN
+            job_id := v_id;
+            EXIT;
+        END IF;  -- else it raised, or its partition's limits have blocked it
+    END LOOP;
+    IF v_limited AND job_id IS NOT NULL THEN
+        PERFORM queue_workflows_note_starts(p_queue, 1);
+    END IF;
+    FOR v_one IN SELECT * FROM jsonb_to_recordset(v_raised) AS r (id text, state text, message text) LOOP
+        IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_one.state) THEN
+            v_became := queue_workflows_ingest_set_aside(
+                v_one.id, left('the database refuses its claim: ' || v_one.message, 8000));
+        ELSE
+            BEGIN
+                UPDATE ingest_jobs SET blocked_reason = 'not_due', available_at = now() + interval '1 minute'
+                 WHERE id = v_one.id;
+                v_became := 'postponed';
+            EXCEPTION WHEN OTHERS THEN
+                v_became := NULL;
+            END;
+        END IF;
+        aside := aside || jsonb_build_object(
+            'id', v_one.id, 'became', coalesce(v_became, 'skipped'), 'error', left(v_one.message, 1000), 'run_id',
+            (SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_one.id));
+    END LOOP;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
@@ -1932,9 +1841,8 @@ BEGIN
     END IF;
     SELECT least(
                (SELECT k.resume_at FROM ingest_jobs k
-                 WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at > now() AND k.resume_at <= v_until
-                   AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-                   AND k.lock_key IS NULL
+                 WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at > now() AND k.resume_at <= v_until
                  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1),
                (SELECT d.available_at
                   FROM (SELECT j.queue, j.blocked_reason, j.available_at FROM ingest_jobs j
@@ -1945,6 +1853,106 @@ BEGIN
       INTO v_at;
     -- greatest() ignores NULL.
     RETURN CASE WHEN v_at IS NOT NULL THEN greatest(0, extract(epoch FROM v_at - clock_timestamp())) END;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_ingest_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) RETURNS text[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_any  boolean := true;  -- whether a model matters
+    v_vram integer;
+    v_band smallint;
+    v_id   text;
+    v_ids  text[] := '{}';
+    v_job  record;
+BEGIN
+    IF p_other IS NOT NULL THEN
+        SELECT j.priority INTO v_band FROM ingest_jobs j WHERE j.id = p_other;
+    ELSIF p_queue <> 'gpu' THEN
+        SELECT j.priority INTO v_band FROM ingest_jobs j
+         WHERE
+j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+
+ORDER BY
+j.priority, j.seq LIMIT 1
+;
+    END IF;
+    IF p_queue = 'gpu' THEN
+        SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
+        v_any := NOT FOUND AND p_models IS NULL;
+    END IF;
+    FOR v_job IN
+        SELECT k.*, greatest(k.crash_count, k.lapse_count) > 0 AS is_alone
+          FROM (SELECT i.* FROM ingest_jobs i
+                 WHERE i.resume_host = p_host AND i.queue = p_queue
+AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at AND i.lock_key IS NULL AND i.resume_at <= now()
+                 ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
+         WHERE k.priority <= coalesce(v_band, k.priority)
+           AND (k.partition_key IS NULL OR NOT EXISTS (
+                SELECT FROM queue_partition_limits l WHERE l.queue = p_queue OFFSET 0))
+         ORDER BY k.priority, k.seq
+    LOOP
+        CONTINUE WHEN v_job.is_alone AND v_ids <> '{}';
+        SELECT j.id INTO v_id FROM ingest_jobs j
+         WHERE j.id = v_job.id AND (j.resume_host = p_host AND j.queue = p_queue
+AND j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at AND j.lock_key IS NULL AND j.resume_at <= now()) IS TRUE
+           FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        v_ids := v_ids || v_id;
+        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.is_alone;
+    END LOOP;
+    RETURN v_ids;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_ingest_set_aside(p_id text, p_error text, p_worker text DEFAULT NULL::text, p_claim_no bigint DEFAULT NULL::bigint) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_job     ingest_jobs;
+    v_state   text;
+    v_message text;
+BEGIN
+    BEGIN
+        UPDATE ingest_jobs j
+           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL, worker_id = NULL,
+               lease_expires_at = NULL
+         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
+                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END RETURNING * INTO v_job;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        IF p_worker IS NOT NULL THEN
+        -- A trigger records the end of a queued ingest job.
+        PERFORM queue_workflows_record(v_job, 'failed', worker => p_worker, detail => '{"by": "database"}');
+        END IF;
+        RETURN 'failed';
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+    END;
+    BEGIN
+        UPDATE ingest_jobs j
+           SET status = 'queued', blocked_reason = 'set_aside', available_at = NULL, worker_id = NULL,
+               lease_expires_at = NULL
+         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
+                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END;
+        RETURN CASE WHEN FOUND THEN 'set_aside' END;
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+    END;
+    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS TABLE(id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb, claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer, crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text, wait_s double precision, due_s double precision)
@@ -1959,26 +1967,25 @@ CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p
     AS $$
 #variable_conflict use_column
 DECLARE
-    v_count   bigint;
-    v_row     ingest_jobs;
+    v_count   bigint := 0;
     v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
     v_room    integer := p_claim;
     v_wait_s  double precision;
     v_due_s   double precision;
     v_held    boolean;
     v_past    text;
-    v_kept    text[] := '{}';
+    v_ids     text[] := '{}';
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
             SELECT * FROM jsonb_to_recordset(p_done) AS d (
                 id text, claim_no bigint, result jsonb, seconds float8)),
         done AS (
-            UPDATE ingest_jobs j
-               SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
-                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
-                                   ELSE '1' END
+            UPDATE ingest_jobs j SET
+status = 'completed', error = NULL, seconds = f.seconds, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+result = f.result,
+progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
+
               FROM f
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
@@ -1997,19 +2004,15 @@ BEGIN
               WHERE s.queue = p_queue AND s.max_running IS NOT NULL;
         END IF;
     END IF;
-    IF p_claim < 1 OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
+    IF p_claim < 1 OR p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN
         RETURN;
     END IF;
     IF p_promote THEN
         WITH due AS MATERIALIZED (
-            SELECT j.id FROM ingest_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-        UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
-         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+    SELECT j.id FROM ingest_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
     IF v_limited THEN
         SELECT r.room, r.wait_s INTO v_room, v_wait_s FROM queue_workflows_queue_room(p_queue, p_claim) r;
@@ -2021,67 +2024,59 @@ BEGIN
             v_room := CASE WHEN v_past IS NULL THEN 0 ELSE 1 END;
         END IF;
     END IF;
-    v_count := 0;
-    IF v_room > 0 AND v_past IS NULL AND (
-        SELECT true FROM ingest_jobs k
-         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-           AND k.lock_key IS NULL
-         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
-        v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
-        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (greatest(k.crash_count, k.lapse_count) > 0) IS TRUE) THEN
-            v_room := 1;
-        END IF;
+    IF v_past IS NOT NULL THEN
+        v_ids := ARRAY[v_past];
+    ELSIF v_room > 0 AND (SELECT true FROM ingest_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
+  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+        v_ids := queue_workflows_ingest_kept(p_worker, p_host, p_queue, NULL, NULL, NULL, v_room);
     END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
-    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
-        UPDATE ingest_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
-         WHERE j.id = coalesce(v_past, v_kept[1], (SELECT q.id FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                        ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED))
-        RETURNING * INTO v_row;
-        IF v_row.status = 'running' THEN
-            v_count := 1;
-            INSERT INTO ingest_job_events
-                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
-            VALUES (v_row.id, v_row.attempts, 'claimed', v_row.claim_no, p_worker, p_host, v_row.queue);
-            RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue::text, v_row.reason, v_row.priority,
-                v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
-                v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
-                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8, NULL::float8;
-        ELSIF v_row.id IS NOT NULL THEN
-            v_wait_s := 0;  -- its partition has limits by now: the trigger has blocked it
-        END IF;
-    ELSIF v_room > 1 THEN
+    IF v_room > 1 AND (CASE WHEN v_ids = '{}' THEN
+(SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
+WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+
+ORDER BY
+q.priority, q.seq LIMIT 1
+)
+ ELSE (
+                            SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM ingest_jobs k WHERE k.id = v_ids[1]) END) THEN
+        v_room := 1;
+    END IF;
+    IF v_room > cardinality(v_ids) THEN
+        SELECT v_ids || array_agg(p.id) INTO v_ids FROM (
+            SELECT q.id FROM ingest_jobs q
+             WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+ AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
+             ORDER BY q.priority, q.seq LIMIT v_room - cardinality(v_ids) FOR UPDATE SKIP LOCKED) p;
+    END IF;
+    IF v_ids <> '{}' THEN
         RETURN QUERY
-        WITH picked AS MATERIALIZED (
-            SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND greatest(j.crash_count, j.lapse_count) <= 0
-             ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
-        changed AS (
-            UPDATE ingest_jobs j
-               SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-                   lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-                   started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
-             WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
-            RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
-                      j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
-                      j.timeout_s, j.headers, j.partition_key, j.lock_key, j.status),
+        WITH changed AS (
+            UPDATE ingest_jobs j SET
+status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
+available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+
+             WHERE j.id = ANY (v_ids) RETURNING j.*),
         claimed AS (SELECT * FROM changed c WHERE c.status = 'running'),
         logged AS (
-            INSERT INTO ingest_job_events
-                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
-            SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
-        SELECT d.id, d.task_name, d.queue, d.reason, d.priority, d.seq, d.args, d.claim_no, d.worker_id,
-               d.claimed_by, d.attempts, d.max_attempts, d.crash_count, d.timeout_s, d.headers,
-               d.partition_key, d.lock_key, NULL::float8, NULL::float8 FROM claimed d;
+INSERT INTO ingest_job_events
+       (
+        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
+SELECT
+       c.attempts,
+       c.id, 'claimed', c.claim_no, p_worker, p_host, c.queue
+ FROM claimed c)
+        SELECT c.id, c.task_name, c.queue::text, c.reason, c.priority, c.seq, c.args, c.claim_no, c.worker_id,
+               c.claimed_by, c.attempts, c.max_attempts, c.crash_count, c.timeout_s, c.headers, c.partition_key,
+               c.lock_key, NULL::float8, NULL::float8 FROM claimed c;
         GET DIAGNOSTICS v_count = ROW_COUNT;
+        IF v_count = 0 AND v_room = 1 THEN
+            v_wait_s := 0;  -- its partition has limits by now: the trigger has blocked it
+        END IF;
     END IF;
     IF v_limited AND v_count > 0 THEN
         PERFORM queue_workflows_note_starts(p_queue, v_count::integer);
@@ -2095,10 +2090,16 @@ BEGIN
          WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
     END IF;
     -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
-    IF v_count > 0 AND v_room > 0 AND p_claim > 1 AND (
-        greatest(v_row.crash_count, v_row.lapse_count) > 0 OR (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
+    IF v_count > 0 AND p_claim > 1 AND (
+           (SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM ingest_jobs k WHERE k.id = v_ids[1]) OR
+(SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
+WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+
+ORDER BY
+q.priority, q.seq LIMIT 1
+)
+) THEN
         v_due_s := 0;
     ELSIF v_count < v_room THEN
         v_due_s := queue_workflows_ingest_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
@@ -2111,6 +2112,53 @@ BEGIN
             NULL, NULL, NULL::integer, NULL::integer, NULL::integer, NULL::float8, NULL::jsonb, NULL, NULL,
             v_wait_s, v_due_s;
     END IF;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
+    AS $$
+DECLARE
+    v_timeout text := current_setting('lock_timeout');
+    v_steps   bigint[];
+    v_queues  text[];
+BEGIN
+    IF p_name IS NOT NULL THEN
+        BEGIN
+            PERFORM set_config('lock_timeout', '1s', true);
+            PERFORM FROM job_steps s JOIN ingest_jobs j ON j.id = s.job_id
+              WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;  -- which also sets lock_timeout back
+        END;
+    END IF;
+    WITH found AS MATERIALIZED (
+        SELECT s.id
+          FROM job_steps s
+          JOIN ingest_jobs j ON j.id = s.job_id
+         WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
+           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
+         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
+    woken AS (
+        UPDATE job_steps s SET state = 'running' WHERE s.id = ANY (ARRAY(SELECT id FROM found)) RETURNING s.id)
+    SELECT array_agg(w.id) INTO v_steps FROM woken w;
+    WITH woken AS (
+        UPDATE ingest_jobs j
+           SET (available_at, resume_at, resume_until) = (
+                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
+                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+          FROM job_steps s
+         WHERE s.id = ANY (v_steps) AND j.id = s.job_id AND j.claim_no = s.claim_no
+           AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
+     RETURNING j.queue, j.available_at)
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
+    PERFORM pg_notify('ingest_job_ready', q) FROM unnest(v_queues) q;
+    RETURN coalesce(cardinality(v_steps), 0);
 END $$;
 
 CREATE FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) RETURNS bigint
@@ -2493,113 +2541,6 @@ BEGIN
               HINT = 'NODE_EVENT_RETENTION_DAYS sets when they are deleted; `queue-workflows prune` deletes them now.';
 END $$;
 
-CREATE FUNCTION public.queue_workflows_kept_jobs(p_host text, p_queue text, p_most integer) RETURNS text[]
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET jit TO 'off'
-    AS $$
-DECLARE
-    v_band smallint;
-    v_id   text;
-    v_ids  text[] := '{}';
-    v_job  record;
-BEGIN
-    SELECT j.priority INTO v_band FROM ingest_jobs j
-     WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-     ORDER BY j.priority, j.seq LIMIT 1;
-    FOR v_job IN
-        SELECT k.id, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, greatest(i.crash_count, i.lapse_count) AS crash_count, i.partition_key FROM ingest_jobs i
-                 WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
-                   AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
-                   AND i.lock_key IS NULL
-                 ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
-         WHERE k.priority <= coalesce(v_band, k.priority)
-           AND (k.partition_key IS NULL OR NOT EXISTS (
-                SELECT FROM queue_partition_limits l WHERE l.queue = p_queue OFFSET 0))
-         ORDER BY k.priority, k.seq
-    LOOP
-        CONTINUE WHEN v_job.crash_count > 0 AND v_ids <> '{}';
-        SELECT j.id INTO v_id FROM ingest_jobs j
-         WHERE j.id = v_job.id
-           AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
-                AND j.resume_host = p_host AND j.queue = p_queue AND j.resume_at <= now()
-                AND j.lock_key IS NULL) IS TRUE
-           FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        v_ids := v_ids || v_id;
-        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.crash_count > 0;
-    END LOOP;
-    RETURN v_ids;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_kept_nodes(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) RETURNS text[]
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET jit TO 'off'
-    AS $$
-DECLARE
-    v_any  boolean := true;  -- whether a model matters
-    v_vram integer;
-    v_band smallint;
-    v_id   text;
-    v_ids  text[] := '{}';
-    v_job  record;
-BEGIN
-    IF p_other IS NOT NULL THEN
-        SELECT j.priority INTO v_band FROM workflow_node_jobs j WHERE j.id = p_other;
-    ELSIF p_queue <> 'gpu' THEN
-        SELECT j.priority INTO v_band FROM workflow_node_jobs j
-         WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_version IS NULL
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-         ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
-    END IF;
-    IF p_queue = 'gpu' THEN
-        SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
-        v_any := NOT FOUND AND p_models IS NULL;
-    END IF;
-    FOR v_job IN
-        SELECT k.id, k.required_model, k.crash_count
-          FROM (SELECT i.id, i.priority, i.seq, i.run_id, i.required_model, i.required_version, greatest(i.crash_count, i.lapse_count) AS crash_count
-                  FROM workflow_node_jobs i
-                 WHERE i.resume_host = p_host AND i.queue = p_queue AND i.resume_at <= now()
-                   AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at
-                   AND i.lock_key IS NULL
-                 ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
-         WHERE k.priority <= coalesce(v_band, k.priority)
-           AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-         ORDER BY k.priority, k.seq
-    LOOP
-        CONTINUE WHEN v_job.crash_count > 0 AND v_ids <> '{}';
-        CONTINUE WHEN p_queue = 'gpu' AND NOT v_any
-                  AND queue_workflows_gpu_misfit(p_host, p_models, v_vram, v_job.required_model) IS NOT NULL;
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.id = v_job.id
-           AND (j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at
-                AND j.resume_host = p_host AND j.queue = p_queue AND j.resume_at <= now()
-                AND j.lock_key IS NULL) IS TRUE
-           FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        v_ids := v_ids || v_id;
-        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.crash_count > 0;
-    END LOOP;
-    RETURN v_ids;
-END $$;
-
 CREATE FUNCTION public.queue_workflows_kept_until(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql STABLE
     AS $$
@@ -2800,8 +2741,7 @@ BEGIN
                AND NOT EXISTS (
                    SELECT FROM ingest_jobs j
                     WHERE j.queue = p.queue AND j.partition_key = p.partition_key
-                      AND j.partition_key IS NOT NULL AND (j.status = 'running' OR (
-                          j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL))))
+                      AND j.partition_key IS NOT NULL AND (j.status = 'running' OR (j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL))))
              LIMIT 1000) l;
     FOR v_queue IN SELECT l.queue FROM queue_partition_limits l ORDER BY l.queue LOOP
         EXIT WHEN v_moved >= 1000;
@@ -2822,13 +2762,13 @@ BEGIN
     PERFORM queue_workflows_demand('UPDATE', p_jobs, 'status');
     EXECUTE format($q$
         WITH RECURSIVE line (key) AS (
-            (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
-                AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
-            UNION ALL
-            SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
-                       AND w.blocked_reason = 'locked' AND w.lock_key > line.key
-                     ORDER BY w.lock_key LIMIT 1)
-              FROM line WHERE line.key IS NOT NULL)
+    (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
+        AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
+               AND w.blocked_reason = 'locked' AND w.lock_key > line.key
+             ORDER BY w.lock_key LIMIT 1)
+      FROM line WHERE line.key IS NOT NULL)
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
@@ -2953,6 +2893,118 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_node_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) RETURNS record
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    c_window CONSTANT integer := 100;
+    v_vram    integer := (SELECT w.vram_total_mb FROM workers w WHERE w.worker_id = p_worker);
+    v_raised  jsonb := '[]';
+    v_id      text;
+    v_status  text;
+    v_state   text;
+    v_message text;
+    v_became  text;
+    v_one     record;
+BEGIN
+    aside := '[]';
+    IF p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at))
+       OR EXISTS (SELECT FROM queue_settings s
+                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
+        RETURN;
+    END IF;
+    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
+    FOR v_id IN
+        SELECT l.id FROM workflow_node_jobs l
+         WHERE l.id = ANY (ARRAY(SELECT j.id FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT c_window)
+                           || ARRAY(SELECT k.id FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
+                                     ORDER BY k.resume_host, k.queue, k.resume_at LIMIT c_window))
+           AND (l.status = 'queued' AND l.blocked_reason = 'not_due') IS TRUE FOR UPDATE SKIP LOCKED
+    LOOP
+        BEGIN
+            UPDATE workflow_node_jobs SET blocked_reason = NULL, available_at = NULL WHERE id = v_id;
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
+        END;
+    END LOOP;
+    FOR v_id IN
+        SELECT q.id FROM (
+            SELECT j.* FROM workflow_node_jobs j
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
+             ORDER BY j.priority, j.seq LIMIT 10 * c_window) q
+         WHERE EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND (p_queue <> 'gpu'
+               OR queue_workflows_gpu_misfit(p_host, p_models, v_vram, q.required_model) IS NULL)
+         LIMIT c_window
+    LOOP
+        -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
+        PERFORM FROM workflow_node_jobs j
+          WHERE j.id = v_id AND queue_workflows_is_claimable(j.status, j.blocked_reason) IS TRUE FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        BEGIN
+            UPDATE workflow_node_jobs j SET
+status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
+host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
+resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END,
+available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+
+             WHERE j.id = v_id RETURNING j.status INTO v_status;
+
+INSERT INTO workflow_node_events
+       (
+        run_id, node_id, model,
+        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
+SELECT
+       j.run_id, j.node_id, j.required_model, greatest(0, least(j.attempts, 32767)),
+       j.id, 'claimed', j.claim_no, p_worker, p_host, j.queue
+ FROM workflow_node_jobs j WHERE j.id = v_id AND v_status = 'running';
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
+            v_status := NULL;
+        END;
+        IF v_status = 'running' THEN
+            job_id := v_id;
+            EXIT;
+        END IF;  -- else it raised, or its partition's limits have blocked it
+    END LOOP;
+    FOR v_one IN SELECT * FROM jsonb_to_recordset(v_raised) AS r (id text, state text, message text) LOOP
+        IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_one.state) THEN
+            v_became := queue_workflows_node_set_aside(
+                v_one.id, left('the database refuses its claim: ' || v_one.message, 8000));
+        ELSE
+            BEGIN
+                UPDATE workflow_node_jobs SET blocked_reason = 'not_due', available_at = now() + interval '1 minute'
+                 WHERE id = v_one.id;
+                v_became := 'postponed';
+            EXCEPTION WHEN OTHERS THEN
+                v_became := NULL;
+            END;
+        END IF;
+        aside := aside || jsonb_build_object(
+            'id', v_one.id, 'became', coalesce(v_became, 'skipped'), 'error', left(v_one.message, 1000), 'run_id',
+            (SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_one.id));
+    END LOOP;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
@@ -2976,9 +3028,8 @@ BEGIN
     END IF;
     SELECT least(
                (SELECT k.resume_at FROM workflow_node_jobs k
-                 WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at > now() AND k.resume_at <= v_until
-                   AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-                   AND k.lock_key IS NULL
+                 WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at > now() AND k.resume_at <= v_until
                  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1),
                (SELECT d.available_at
                   FROM (SELECT j.queue, j.blocked_reason, j.available_at FROM workflow_node_jobs j
@@ -2989,6 +3040,107 @@ BEGIN
       INTO v_at;
     -- greatest() ignores NULL.
     RETURN CASE WHEN v_at IS NOT NULL THEN greatest(0, extract(epoch FROM v_at - clock_timestamp())) END;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_node_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) RETURNS text[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_any  boolean := true;  -- whether a model matters
+    v_vram integer;
+    v_band smallint;
+    v_id   text;
+    v_ids  text[] := '{}';
+    v_job  record;
+BEGIN
+    IF p_other IS NOT NULL THEN
+        SELECT j.priority INTO v_band FROM workflow_node_jobs j WHERE j.id = p_other;
+    ELSIF p_queue <> 'gpu' THEN
+        SELECT j.priority INTO v_band FROM workflow_node_jobs j
+         WHERE
+j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+AND j.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
+ORDER BY
+j.required_version,
+j.priority, j.seq LIMIT 1
+;
+    END IF;
+    IF p_queue = 'gpu' THEN
+        SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
+        v_any := NOT FOUND AND p_models IS NULL;
+    END IF;
+    FOR v_job IN
+        SELECT k.*, greatest(k.crash_count, k.lapse_count) > 0 AS is_alone
+          FROM (SELECT i.* FROM workflow_node_jobs i
+                 WHERE i.resume_host = p_host AND i.queue = p_queue
+AND i.status = 'queued' AND i.blocked_reason = 'not_due' AND i.resume_until = i.available_at AND i.lock_key IS NULL AND i.resume_at <= now()
+                 ORDER BY i.resume_host, i.queue, i.resume_at LIMIT 100) k
+         WHERE k.priority <= coalesce(v_band, k.priority)
+           AND (k.required_version IS NULL OR k.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         ORDER BY k.priority, k.seq
+    LOOP
+        CONTINUE WHEN v_job.is_alone AND v_ids <> '{}';
+        CONTINUE WHEN p_queue = 'gpu' AND NOT v_any
+                  AND queue_workflows_gpu_misfit(p_host, p_models, v_vram, v_job.required_model) IS NOT NULL;
+        SELECT j.id INTO v_id FROM workflow_node_jobs j
+         WHERE j.id = v_job.id AND (j.resume_host = p_host AND j.queue = p_queue
+AND j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.available_at AND j.lock_key IS NULL AND j.resume_at <= now()) IS TRUE
+           FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        v_ids := v_ids || v_id;
+        EXIT WHEN cardinality(v_ids) >= p_most OR v_job.is_alone;
+    END LOOP;
+    RETURN v_ids;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_node_set_aside(p_id text, p_error text, p_worker text DEFAULT NULL::text, p_claim_no bigint DEFAULT NULL::bigint) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_job     workflow_node_jobs;
+    v_state   text;
+    v_message text;
+BEGIN
+    BEGIN
+        UPDATE workflow_node_jobs j
+           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL, worker_id = NULL,
+               lease_expires_at = NULL
+         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
+                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END RETURNING * INTO v_job;
+        IF NOT FOUND THEN
+            RETURN NULL;
+        END IF;
+        -- A trigger records the end of a queued ingest job.
+        PERFORM queue_workflows_record(v_job, 'failed', worker => p_worker, detail => '{"by": "database"}');
+        RETURN 'failed';
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+    END;
+    BEGIN
+        UPDATE workflow_node_jobs j
+           SET status = 'queued', blocked_reason = 'set_aside', available_at = NULL, worker_id = NULL,
+               lease_expires_at = NULL
+         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
+                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END;
+        RETURN CASE WHEN FOUND THEN 'set_aside' END;
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+    END;
+    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS json
@@ -3011,14 +3163,14 @@ DECLARE
     v_only  text;  -- the one node that follows, for which no other worker has to be woken if it is claimed here
 BEGIN
     IF p_job IS NOT NULL THEN
-        UPDATE workflow_node_jobs
-           SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
-               vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
-               finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
-               progress = CASE WHEN jsonb_typeof(progress) IN ('object', 'string') THEN progress ELSE '1' END
-         WHERE id = p_job AND (worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
-                               AND status = 'running') IS TRUE
-        RETURNING run_id, node_id, generation, attempts, claimed_by, queue, required_model, started_at
+        UPDATE workflow_node_jobs j SET
+status = 'completed', error = NULL, seconds = p_seconds, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+context_delta = p_delta, vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, j.resolved_inputs),
+progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
+
+         WHERE j.id = p_job AND (j.worker_id IS NOT DISTINCT FROM p_worker AND j.claim_no = p_claim_no
+                                 AND j.status = 'running') IS TRUE
+        RETURNING j.run_id, j.node_id, j.generation, j.attempts, j.claimed_by, j.queue, j.required_model, j.started_at
           INTO v_old;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'claim % of job % is no longer held', p_claim_no, p_job
@@ -3052,21 +3204,15 @@ BEGIN
             END IF;
         END IF;
         IF v_ahead AND p_end THEN
-            UPDATE workflow_runs
-               SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
-                   updated_at = now()
-             WHERE id = v_old.run_id;
+            UPDATE workflow_runs SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL, updated_at = now() WHERE id = v_old.run_id;
         END IF;
     END IF;
     IF p_claim THEN
         IF p_promote THEN
             WITH due AS MATERIALIZED (
-                SELECT j.id FROM workflow_node_jobs j
-                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-                   AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-                 ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-            UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
-             WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+    SELECT j.id FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
         END IF;
         IF p_queue = 'gpu' THEN
             v_id := queue_workflows_pick_gpu(p_worker, p_host, p_model, p_models, p_newest,
@@ -3074,13 +3220,10 @@ BEGIN
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
-        IF (
-            SELECT true FROM workflow_node_jobs k
-             WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-               AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-               AND k.lock_key IS NULL
-             ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
-            v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
+        IF (SELECT true FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
+  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+            v_kept := (queue_workflows_node_kept(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
             IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
                 PERFORM pg_notify('node_job_ready', p_queue);  -- of the job that this transaction has locked in vain
             END IF;
@@ -3088,47 +3231,46 @@ BEGIN
         END IF;
         IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_version IS NULL
+             WHERE
+j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+AND j.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
                                   WHERE k.queue = p_queue AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                                     AND k.required_version IS NULL
-                                  ORDER BY k.required_version, k.priority, k.seq LIMIT 1)
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+ORDER BY
+k.required_version,
+k.priority, k.seq LIMIT 1
+)
              ORDER BY j.required_version DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         -- An overflow host finds no job of its priority if all are locked or belong to ended runs.
-        UPDATE workflow_node_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
-               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL,
-               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+        UPDATE workflow_node_jobs j SET
+status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
+host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
+resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END,
+available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+
          WHERE j.id = (
-               SELECT CASE WHEN p_obey AND EXISTS (
-                                SELECT FROM worker_controls c
-                                 WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-                                   AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN NULL
+               SELECT CASE WHEN p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN NULL
                            WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
-                                  WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                                    AND q.required_version IS NULL
-                                    AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                                                AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-                                  ORDER BY q.required_version, q.priority, q.seq LIMIT 1
-                                    FOR UPDATE OF q SKIP LOCKED) END)
-        RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
-                  j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
-                  j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
-                  j.input_template, j.ref_heads,
-                  (SELECT json_build_object(
-                              'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                              'generation', r.generation, 'revision', r.revision,
-                              'born', queue_workflows_born(r.created_at),
-                              'traceparent', r.headers ->> 'traceparent')
-                     FROM workflow_runs r WHERE r.id = j.run_id),
-                  NULL::jsonb
+                                  WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+AND q.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
+ORDER BY
+q.required_version,
+q.priority, q.seq LIMIT 1
+ FOR UPDATE OF q SKIP LOCKED) END)
+        RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status, j.pipeline_name, j.priority, j.seq,
+j.claim_no, j.worker_id, j.claimed_by, j.generation, j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries,
+j.timeout_s, j.inputs, j.input_template, j.ref_heads, (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name, 'generation', r.generation,
+                          'revision', r.revision, 'born', queue_workflows_born(r.created_at),
+                          'traceparent', r.headers ->> 'traceparent')
+   FROM workflow_runs r WHERE r.id = j.run_id), NULL::jsonb
           INTO v_new;
     END IF;
     IF v_only IS NOT NULL THEN
@@ -3149,14 +3291,66 @@ BEGIN
         END IF;
         RETURN CASE WHEN v_due_s IS NOT NULL THEN json_build_object('due_s', v_due_s) END;
     END IF;
-    INSERT INTO workflow_node_events
-           (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-    VALUES (v_new.run_id, v_new.node_id, v_new.id, greatest(0, least(v_new.attempts, 32767)), 'claimed', p_host, v_new.queue,
-            v_new.required_model, p_worker, v_new.claim_no);
+
+INSERT INTO workflow_node_events
+       (
+        run_id, node_id, model,
+        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
+SELECT
+       v_new.run_id, v_new.node_id, v_new.required_model, greatest(0, least(v_new.attempts, 32767)),
+       v_new.id, 'claimed', v_new.claim_no, p_worker, p_host, v_new.queue
+;
     IF v_new.ref_heads <> '{}' THEN
         v_new.context := queue_workflows_context_of(v_new.run_id, v_new.ref_heads);
     END IF;
     RETURN row_to_json(v_new);
+END $$;
+
+CREATE FUNCTION public.queue_workflows_node_wake(p_name text, p_key text, p_most integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_custom_plan'
+    AS $$
+DECLARE
+    v_timeout text := current_setting('lock_timeout');
+    v_steps   bigint[];
+    v_queues  text[];
+BEGIN
+    IF p_name IS NOT NULL THEN
+        BEGIN
+            PERFORM set_config('lock_timeout', '1s', true);
+            PERFORM FROM job_steps s JOIN workflow_node_jobs j ON j.id = s.job_id
+              WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;  -- which also sets lock_timeout back
+        END;
+    END IF;
+    WITH found AS MATERIALIZED (
+        SELECT s.id
+          FROM job_steps s
+          JOIN workflow_node_jobs j ON j.id = s.job_id
+         WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
+           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
+         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
+    woken AS (
+        UPDATE job_steps s SET state = 'running' WHERE s.id = ANY (ARRAY(SELECT id FROM found)) RETURNING s.id)
+    SELECT array_agg(w.id) INTO v_steps FROM woken w;
+    WITH woken AS (
+        UPDATE workflow_node_jobs j
+           SET (available_at, resume_at, resume_until) = (
+                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
+                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+          FROM job_steps s
+         WHERE s.id = ANY (v_steps) AND j.id = s.job_id AND j.claim_no = s.claim_no
+           AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
+     RETURNING j.queue, j.available_at)
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
+    PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
+    RETURN coalesce(cardinality(v_steps), 0);
 END $$;
 
 CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[] DEFAULT NULL::text[], p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS SETOF json
@@ -3185,12 +3379,11 @@ BEGIN
                 id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
                 generation integer, revision integer)),
         done AS (
-            UPDATE workflow_node_jobs j
-               SET status = 'completed', context_delta = f.result, error = NULL, seconds = f.seconds,
-                   vm_rss_mb_peak = f.rss_mb, resolved_inputs = coalesce(f.received, j.resolved_inputs),
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
-                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
-                                   ELSE '1' END
+            UPDATE workflow_node_jobs j SET
+status = 'completed', error = NULL, seconds = f.seconds, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+context_delta = f.result, vm_rss_mb_peak = f.rss_mb, resolved_inputs = coalesce(f.received, j.resolved_inputs),
+progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
+
               FROM f
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
@@ -3233,10 +3426,7 @@ BEGIN
                 PERFORM queue_workflows_insert_nodes(v_next.run_id, v_next.rows);
             END IF;
             IF v_next.complete THEN
-                UPDATE workflow_runs
-                   SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
-                       updated_at = now()
-                 WHERE id = v_next.run_id;
+                UPDATE workflow_runs SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL, updated_at = now() WHERE id = v_next.run_id;
             END IF;
         END LOOP;
     END IF;
@@ -3262,71 +3452,85 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    IF p_claim < 1 OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
+    IF p_claim < 1 OR p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN
         RETURN;
     END IF;
     IF p_promote THEN
         WITH due AS MATERIALIZED (
-            SELECT j.id FROM workflow_node_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-        UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
-         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+    SELECT j.id FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
-    IF (
-        SELECT true FROM workflow_node_jobs k
-         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-           AND k.lock_key IS NULL
-         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
-        v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
+    IF (SELECT true FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
+  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
+        v_kept := queue_workflows_node_kept(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
-    IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN queue_workflows_first_node_crashed(p_queue) ELSE (
+    IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN
+(SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM workflow_node_jobs q
+WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+AND q.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
+ORDER BY
+q.required_version,
+q.priority, q.seq LIMIT 1
+)
+ ELSE (
                              SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
         v_room := 1;
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
-         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-           AND q.required_version IS NULL AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
-           AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                       AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
+         WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+AND q.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+ AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
          ORDER BY q.required_version, q.priority, q.seq LIMIT v_room - cardinality(v_kept)
            FOR UPDATE OF q SKIP LOCKED),
     claimed AS (
-        UPDATE workflow_node_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               host_label = p_host, lease_expires_at = now() + p_lease_s * interval '1 second',
-               heartbeat_at = now(), started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL,
-               progress = NULL,
-               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+        UPDATE workflow_node_jobs j SET
+status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
+lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
+host_label = p_host, worker_lane = coalesce(NULL, j.worker_lane),
+resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END,
+available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+
          WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
         RETURNING j.*),
     logged AS (
-        INSERT INTO workflow_node_events
-               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-        SELECT c.run_id, c.node_id, c.id, greatest(0, least(c.attempts, 32767)), 'claimed', p_host, c.queue,
-               c.required_model, p_worker, c.claim_no
-          FROM claimed c)
-    SELECT row_to_json(ROW(
-               c.id, c.run_id, c.node_id, c.node_module, c.queue, c.required_model, c.status, c.pipeline_name,
-               c.priority, c.seq, c.claim_no, c.worker_id, c.claimed_by, c.generation, c.attempts,
-               c.max_attempts, c.crash_count, c.watchdog_retries, c.timeout_s, c.inputs, c.input_template,
-               c.ref_heads,
-               (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                                         'generation', r.generation, 'revision', r.revision,
-                                         'born', queue_workflows_born(r.created_at))
-                  FROM workflow_runs r WHERE r.id = c.run_id),
+INSERT INTO workflow_node_events
+       (
+        run_id, node_id, model,
+        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
+SELECT
+       c.run_id, c.node_id, c.required_model, greatest(0, least(c.attempts, 32767)),
+       c.id, 'claimed', c.claim_no, p_worker, p_host, c.queue
+ FROM claimed c)
+    SELECT row_to_json(ROW(c.id, c.run_id, c.node_id, c.node_module, c.queue, c.required_model, c.status, c.pipeline_name, c.priority, c.seq,
+c.claim_no, c.worker_id, c.claimed_by, c.generation, c.attempts, c.max_attempts, c.crash_count, c.watchdog_retries,
+c.timeout_s, c.inputs, c.input_template, c.ref_heads, (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name, 'generation', r.generation,
+                          'revision', r.revision, 'born', queue_workflows_born(r.created_at),
+                          'traceparent', r.headers ->> 'traceparent')
+   FROM workflow_runs r WHERE r.id = c.run_id),
                CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
            )::queue_workflows_claimed_node)
       FROM claimed c ORDER BY c.priority, c.seq;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
-        IF p_claim > 1 AND v_count > 0 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
+        IF p_claim > 1 AND v_count > 0 AND (v_room = 1 OR
+(SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM workflow_node_jobs q
+WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+AND q.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
+ORDER BY
+q.required_version,
+q.priority, q.seq LIMIT 1
+)
+) THEN
             v_due_s := 0;
         ELSE
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);
@@ -3425,34 +3629,28 @@ CREATE FUNCTION public.queue_workflows_partitions(p_queue text, p_in_line boolea
 BEGIN
     IF p_in_line THEN
         RETURN QUERY WITH RECURSIVE line (queue, key) AS (
-            (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-              WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason = 'limited'
-                AND j.queue >= coalesce(p_queue, '')
-              ORDER BY j.queue, j.partition_key LIMIT 1)
-            UNION ALL
-            SELECT n.queue, n.partition_key FROM line CROSS JOIN LATERAL (
-                SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-                 WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason = 'limited'
-                   AND (j.queue, j.partition_key) > (line.queue, line.key)
-                 ORDER BY j.queue, j.partition_key LIMIT 1) n
-             WHERE p_queue IS NULL OR line.queue = p_queue)
-        SELECT l.queue, l.key FROM line l WHERE p_queue IS NULL OR l.queue = p_queue;
+    (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
+      WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason = 'limited' AND j.queue >= coalesce(p_queue, '')
+      ORDER BY j.queue, j.partition_key LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.partition_key FROM line CROSS JOIN LATERAL (
+        SELECT j.queue::text, j.partition_key FROM ingest_jobs j
+         WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason = 'limited' AND (j.queue, j.partition_key) > (line.queue, line.key)
+         ORDER BY j.queue, j.partition_key LIMIT 1) n
+     WHERE p_queue IS NULL OR line.queue = p_queue)
+SELECT l.queue, l.key FROM line l WHERE p_queue IS NULL OR l.queue = p_queue;
     ELSE
-        RETURN QUERY WITH RECURSIVE held (queue, key) AS (
-            (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-              WHERE j.partition_key IS NOT NULL AND (j.status = 'running' OR (
-                    j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)))
-                AND j.queue >= coalesce(p_queue, '')
-              ORDER BY j.queue, j.partition_key LIMIT 1)
-            UNION ALL
-            SELECT n.queue, n.partition_key FROM held CROSS JOIN LATERAL (
-                SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-                 WHERE j.partition_key IS NOT NULL AND (j.status = 'running' OR (
-                       j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)))
-                   AND (j.queue, j.partition_key) > (held.queue, held.key)
-                 ORDER BY j.queue, j.partition_key LIMIT 1) n
-             WHERE p_queue IS NULL OR held.queue = p_queue)
-        SELECT h.queue, h.key FROM held h WHERE p_queue IS NULL OR h.queue = p_queue;
+        RETURN QUERY WITH RECURSIVE line (queue, key) AS (
+    (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
+      WHERE j.partition_key IS NOT NULL AND (j.status = 'running' OR (j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL))) AND j.queue >= coalesce(p_queue, '')
+      ORDER BY j.queue, j.partition_key LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.partition_key FROM line CROSS JOIN LATERAL (
+        SELECT j.queue::text, j.partition_key FROM ingest_jobs j
+         WHERE j.partition_key IS NOT NULL AND (j.status = 'running' OR (j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL))) AND (j.queue, j.partition_key) > (line.queue, line.key)
+         ORDER BY j.queue, j.partition_key LIMIT 1) n
+     WHERE p_queue IS NULL OR line.queue = p_queue)
+SELECT l.queue, l.key FROM line l WHERE p_queue IS NULL OR l.queue = p_queue;
     END IF;
 END $$;
 
@@ -3506,11 +3704,11 @@ CREATE FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_mo
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
-    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_vram   integer;
@@ -3529,63 +3727,35 @@ BEGIN
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
          ORDER BY j.priority, j.seq LIMIT 1;
         IF v_band IS NULL THEN
             RETURN NULL;
         END IF;
-        IF p_model IS NOT NULL AND p_newest THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_model, j.priority) >= (p_model, v_band)
-               AND (j.required_model, j.priority) <= (p_model, v_band)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        IF p_newest THEN
+            v_id := queue_workflows_gpu_take(coalesce(p_model, ''), 'newest', v_band, NULL, p_versions);
         ELSIF p_model IS NOT NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_model, j.priority) >= (p_model, v_band)
-               AND (j.required_model, j.priority) <= (p_model, v_band)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+               AND (j.required_model, j.priority) >= (p_model, v_band) AND (j.required_model, j.priority) <= (p_model, v_band)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        ELSIF p_newest THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.priority = v_band
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.priority = v_band
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         RETURN v_id;
@@ -3642,34 +3812,28 @@ BEGIN
         END IF;
         IF p_newest THEN
             SELECT j.priority INTO v_priority FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_version IS NULL
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
+             WHERE
+j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+AND j.required_version IS NULL AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
+ORDER BY
+j.required_version,
+j.priority, j.seq LIMIT 1
+;
             IF v_priority < v_band THEN
                 RETURN NULL;
             END IF;
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_version, j.priority) >= (v_version, v_band)
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND (j.required_version, j.priority) >= (v_version, v_band)
                AND (j.required_version, j.priority) <= (v_version, v_band)
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_version DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_version IS NULL AND (j.priority, j.seq) < (v_band, v_seq)
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_version IS NULL AND (j.priority, j.seq) < (v_band, v_seq)
              ORDER BY j.required_version, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
             IF v_id IS NULL THEN
                 SELECT j.id INTO v_id FROM workflow_node_jobs j
-                 WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                   AND j.required_version BETWEEN v_version AND v_version
-                   AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                               AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                 WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_version BETWEEN v_version AND v_version
                  ORDER BY j.required_version, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
             END IF;
         END IF;
@@ -4112,69 +4276,6 @@ CREATE FUNCTION public.queue_workflows_served_queues(p_stale_s double precision)
             WHERE s.queue = q.queue AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 $$;
 
-CREATE FUNCTION public.queue_workflows_set_aside(p_jobs text, p_id text, p_error text, p_worker text DEFAULT NULL::text, p_claim_no bigint DEFAULT NULL::bigint) RETURNS text
-    LANGUAGE plpgsql
-    AS $_$
-DECLARE
-    c_this CONSTANT text := ' WHERE id = $1 AND CASE WHEN $2::text IS NULL THEN status = ''queued'''
-                            ' ELSE status = ''running'' AND worker_id = $2 AND claim_no = $3 END';
-    v_node   workflow_node_jobs;
-    v_ingest ingest_jobs;
-    v_count  bigint;
-    v_state  text;
-BEGIN
-    BEGIN
-        IF p_jobs = 'workflow_node_jobs' THEN
-            EXECUTE 'UPDATE workflow_node_jobs SET status = ''failed'', error = $4, finished_at = now(),'
-                    ' blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL' || c_this || ' RETURNING *'
-               INTO v_node USING p_id, p_worker, p_claim_no, p_error;
-            IF v_node.id IS NULL THEN
-                RETURN NULL;
-            END IF;
-            INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
-            VALUES (v_node.run_id, v_node.node_id, 'failed', p_id, v_node.claim_no, v_node.generation);
-            INSERT INTO workflow_node_events
-                   (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no,
-                    error, detail)
-            VALUES (v_node.run_id, v_node.node_id, p_id, greatest(0, least(v_node.attempts, 32767)), 'failed', v_node.claimed_by,
-                    v_node.queue, v_node.required_model, p_worker, v_node.claim_no, p_error,
-                    '{"by": "database"}');
-        ELSE
-            EXECUTE 'UPDATE ingest_jobs SET status = ''failed'', error = $4, finished_at = now(),'
-                    ' blocked_reason = NULL, worker_id = NULL, lease_expires_at = NULL' || c_this || ' RETURNING *'
-               INTO v_ingest USING p_id, p_worker, p_claim_no, p_error;
-            IF v_ingest.id IS NULL THEN
-                RETURN NULL;
-            END IF;
-            IF p_worker IS NOT NULL THEN  -- a trigger records the end of a queued job
-                INSERT INTO ingest_job_events
-                       (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error, detail)
-                VALUES (p_id, v_ingest.attempts, 'failed', v_ingest.claim_no, p_worker, v_ingest.claimed_by,
-                        v_ingest.queue, p_error, '{"by": "database"}');
-            END IF;
-        END IF;
-        RETURN 'failed';
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE;
-        IF queue_workflows_is_systemic(v_state) THEN
-            RAISE;
-        END IF;
-    END;
-    BEGIN
-        EXECUTE format('UPDATE %I SET status = ''queued'', blocked_reason = ''set_aside'', available_at = NULL,'
-                       ' worker_id = NULL, lease_expires_at = NULL', p_jobs) || c_this
-          USING p_id, p_worker, p_claim_no;
-        GET DIAGNOSTICS v_count = ROW_COUNT;
-        RETURN CASE WHEN v_count > 0 THEN 'set_aside' END;
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE;
-        IF queue_workflows_is_systemic(v_state) THEN
-            RAISE;
-        END IF;
-    END;
-    RETURN NULL;
-END $_$;
-
 CREATE FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids text[], p_reason text) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -4574,10 +4675,7 @@ DECLARE
 BEGIN
     WHILE v_at <= cardinality(v_asked) LOOP
         SELECT j.required_version, j.priority, j.seq INTO v_version, v_priority, v_seq FROM workflow_node_jobs j
-         WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_version >= v_asked[v_at]
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_version >= v_asked[v_at]
          ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
         EXIT WHEN NOT FOUND;
         WHILE v_asked[v_at] < v_version LOOP
@@ -4593,87 +4691,13 @@ BEGIN
     END LOOP;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_wake_jobs(p_steps bigint[]) RETURNS void
-    LANGUAGE plpgsql
-    AS $$
-DECLARE
-    v_queues text[];
-BEGIN
-    WITH woken AS (
-        UPDATE ingest_jobs j
-           SET (available_at, resume_at, resume_until) = (
-                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
-                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
-          FROM job_steps s
-         WHERE s.id = ANY (p_steps) AND s.job_table = 'ingest_jobs' AND j.id = s.job_id AND j.claim_no = s.claim_no
-           AND j.status = 'queued' AND j.blocked_reason = 'not_due'
-           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
-     RETURNING j.queue, j.available_at)
-    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
-    PERFORM pg_notify('ingest_job_ready', q) FROM unnest(v_queues) q;
-    WITH woken AS (
-        UPDATE workflow_node_jobs j
-           SET (available_at, resume_at, resume_until) = (
-                   SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
-                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
-          FROM job_steps s
-         WHERE s.id = ANY (p_steps) AND s.job_table = 'workflow_node_jobs' AND j.id = s.job_id
-           AND j.claim_no = s.claim_no AND j.status = 'queued' AND j.blocked_reason = 'not_due'
-           AND (j.resume_until = j.available_at AND j.resume_at <= now()) IS NOT TRUE
-     RETURNING j.queue, j.available_at)
-    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w WHERE w.available_at IS NOT NULL;
-    PERFORM pg_notify('node_job_ready', q) FROM unnest(v_queues) q;
-END $$;
-
 CREATE FUNCTION public.queue_workflows_wake_waiting(p_name text, p_key text, p_most integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
-    SET enable_seqscan TO 'off'
-    SET plan_cache_mode TO 'force_custom_plan'
     SET search_path TO 'public', 'pg_temp'
     AS $$
-DECLARE
-    v_timeout text := current_setting('lock_timeout');
-    v_steps   bigint[];
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', 'ingest_jobs', 'status');
-    IF p_name IS NOT NULL THEN
-        BEGIN
-            PERFORM set_config('lock_timeout', '1s', true);
-            PERFORM FROM job_steps s JOIN ingest_jobs j ON j.id = s.job_id
-              WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
-                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
-            PERFORM FROM job_steps s JOIN workflow_node_jobs j ON j.id = s.job_id
-              WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
-                AND (s.name, s.key) = (p_name, p_key) AND j.status = 'running' FOR NO KEY UPDATE OF j;
-            PERFORM set_config('lock_timeout', v_timeout, true);
-        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            NULL;  -- which also sets lock_timeout back
-        END;
-    END IF;
-    WITH of_ingest AS MATERIALIZED (
-        SELECT s.id
-          FROM job_steps s
-          JOIN ingest_jobs j ON j.id = s.job_id
-         WHERE s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
-           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
-           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
-    of_nodes AS MATERIALIZED (
-        SELECT s.id
-          FROM job_steps s
-          JOIN workflow_node_jobs j ON j.id = s.job_id
-         WHERE s.job_table = 'workflow_node_jobs' AND s.kind = 'event' AND s.state = 'waiting'
-           AND (p_name IS NULL OR (s.name, s.key) = (p_name, p_key))
-           AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key OFFSET 0)
-         LIMIT p_most FOR UPDATE OF s, j SKIP LOCKED),
-    woken AS (
-        UPDATE job_steps s SET state = 'running'
-         WHERE s.id = ANY (ARRAY(SELECT id FROM of_ingest UNION ALL SELECT id FROM of_nodes)) RETURNING s.id)
-    SELECT array_agg(w.id) INTO v_steps FROM woken w;
-    IF v_steps IS NOT NULL THEN
-        PERFORM queue_workflows_wake_jobs(v_steps);
-    END IF;
-    RETURN coalesce(cardinality(v_steps), 0);
+    RETURN queue_workflows_ingest_wake(p_name, p_key, p_most) + queue_workflows_node_wake(p_name, p_key, p_most);
 END $$;
 
 CREATE TABLE public.event_export_runs (
@@ -5762,8 +5786,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_child_ended() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_children_gone() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_claim_apart(p_jobs text, p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_promote boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_close_run() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_context_of(p_run text, p_heads text[]) FROM PUBLIC;
@@ -5785,8 +5807,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs json
 REVOKE ALL ON FUNCTION public.queue_workflows_event_sent() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_fail_map(p_run text, p_map text, p_error text) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_first_node_crashed(p_queue text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) FROM PUBLIC;
 
@@ -5840,9 +5860,17 @@ REVOKE ALL ON FUNCTION public.queue_workflows_hold_node(p_run text, p_node text)
 
 REVOKE ALL ON FUNCTION public.queue_workflows_hold_until_due() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_set_aside(p_id text, p_error text, p_worker text, p_claim_no bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) FROM PUBLIC;
 
@@ -5872,10 +5900,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_jobs_gone() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_keep_events() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_kept_jobs(p_host text, p_queue text, p_most integer) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_kept_nodes(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_kept_until(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) FROM PUBLIC;
@@ -5900,9 +5924,17 @@ REVOKE ALL ON FUNCTION public.queue_workflows_next_wake(p_app text, p_names text
 
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_node_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_node_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_node_set_aside(p_id text, p_error text, p_worker text, p_claim_no bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_node_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb, p_versions text[], p_look_ahead_s double precision) FROM PUBLIC;
 
@@ -5954,8 +5986,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_schedule_failed() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_served_queues(p_stale_s double precision) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_set_aside(p_jobs text, p_id text, p_error text, p_worker text, p_claim_no bigint) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids text[], p_reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[]) FROM PUBLIC;
@@ -5975,8 +6005,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_unblock_served(p_jobs text, p_serv
 REVOKE ALL ON FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high bigint, p_old pg_snapshot, p_new pg_snapshot, p_since timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_version_heads(p_queue text, p_versions text[]) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_wake_jobs(p_steps bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_wake_waiting(p_name text, p_key text, p_most integer) FROM PUBLIC;
 

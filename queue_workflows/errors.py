@@ -19,6 +19,13 @@ class QueueWorkflowsError(Exception):
     """The root of all errors. The text names what is wrong and, if there is one, the remedy."""
 
 
+class _Missing(QueueWorkflowsError):
+    """A KeyError too, whose text a KeyError would show in quotes."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 class InvalidConfig(QueueWorkflowsError, ValueError):
     """A setting, hook or command line option that cannot be used."""
 
@@ -67,25 +74,16 @@ class UnknownWorker(QueueWorkflowsError, LookupError):
     """There is no live worker with this host label or id; the text lists the live workers."""
 
 
-class UnknownModel(QueueWorkflowsError, KeyError):
+class UnknownModel(_Missing, KeyError):
     """A model id that is not in the registry; the text lists those that are."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
-
-class UnknownJob(QueueWorkflowsError, KeyError):
+class UnknownJob(_Missing, KeyError):
     """No such node job, ingest job or run."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
-
-class UnknownSchedule(QueueWorkflowsError, KeyError):
+class UnknownSchedule(_Missing, KeyError):
     """There is no schedule of this name."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class ArgsRefused(QueueWorkflowsError, ValueError):
@@ -158,11 +156,8 @@ class UnknownColumn(QueueWorkflowsError, ValueError):
     """A column that the table does not have or that the caller may not write."""
 
 
-class RefNotFound(QueueWorkflowsError, KeyError):
+class RefNotFound(_Missing, KeyError):
     """A `$from` path with a segment that the context does not have."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class InvalidRef(QueueWorkflowsError, ValueError):

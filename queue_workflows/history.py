@@ -378,18 +378,16 @@ def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
     if kind == "runs":
         return row_isolation.Duty(
             "deletion of run",
+            statements.retention.old_runs,
             statements.retention.delete_runs,
-            statements.retention.find_runs,
-            statements.retention.delete_runs_by_id,
             _stays,
             lambda: given,
             set_timeout,
         )
     return row_isolation.Duty(
         "deletion of ingest job",
+        statements.retention.old_jobs,
         statements.retention.delete_jobs,
-        statements.retention.find_jobs,
-        statements.retention.delete_jobs_by_id,
         _stays,
         lambda: given,
         statements.retention.mark,

@@ -1,7 +1,7 @@
 """Keep the 0.3.0 functions for node jobs and ingest jobs.
 
-Most call the present API. Those without a present name claim, change and requeue jobs for a caller
-that is no worker. Its length: apps import all of them from here.
+Some are functions of the present API, under their old names. The others claim, change and requeue
+jobs for a caller that is no worker.
 """
 
 from __future__ import annotations
@@ -19,59 +19,17 @@ _IN_BRIEF = ("id", "run_id", "node_id", "status")
 
 # --- node jobs ---------------------------------------------------------------------------------
 
-
-def enqueue_node_job(
-    *,
-    run_id: str,
-    node_id: str,
-    node_module: str,
-    queue: str,
-    required_model: str | None = None,
-    inputs: dict[str, Any] | None = None,
-    priority: int = 100,
-    pipeline_name: str | None = None,
-) -> str:
-    """Call `runs.add_node`."""
-    return runs.add_node(
-        run_id,
-        node_id,
-        node_module=node_module,
-        queue=queue,
-        required_model=required_model,
-        inputs=inputs,
-        priority=priority,
-        pipeline_name=pipeline_name,
-    )
-
-
-def insert_skipped_job(
-    *,
-    run_id: str,
-    node_id: str,
-    node_module: str | None = None,
-    queue: str = "cpu",
-    required_model: str | None = None,
-    pipeline_name: str | None = None,
-) -> str:
-    """Call `runs.add_skipped_node`."""
-    return runs.add_skipped_node(
-        run_id,
-        node_id,
-        node_module=node_module,
-        queue=queue,
-        required_model=required_model,
-        pipeline_name=pipeline_name,
-    )
+enqueue_node_job = runs.add_node
+insert_skipped_job = runs.add_skipped_node
+list_jobs_for_run = runs.nodes
+record_node_event = history.record_event
+prune_node_events = history.prune_events
+snapshot = queues.running_and_queued
 
 
 def get_node_job(job_id: str) -> NodeJob | None:
     """Call `jobs.get` for a node's job."""
     return jobs.get(job_id, kind="node")
-
-
-def list_jobs_for_run(run_id: str) -> list[NodeJob]:
-    """Call `runs.nodes`."""
-    return runs.nodes(run_id)
 
 
 def claim_next_cpu_job(
@@ -189,21 +147,31 @@ def _brief(rows: list[Row]) -> list[Row]:
 
 def requeue_job_for_retry(job_id: str) -> NodeJob | None:
     """Queue a running job at the front and count a watchdog retry; None if it does not run."""
-    with db.transaction() as conn:
-        return cast("NodeJob | None", statements.manual_changes.requeue_node(conn, job=job_id))
+    rows = _requeue(job_tables.NODE_JOBS, job=job_id, counted=True)
+    return cast("NodeJob | None", rows[0] if rows else None)
 
 
 def reclaim_all_running_for_resume() -> list[Row]:
     """Queue every running node job at the front, uncounted; as `reclaim_expired_leases`."""
-    with db.transaction() as conn:
-        return _brief(statements.manual_changes.requeue_all_nodes(conn))
+    return _brief(_requeue(job_tables.NODE_JOBS))
 
 
 def requeue_running_for_worker(host_label: str, queue: str) -> int:
     """Queue a host's running jobs of a queue at the front, uncounted; return how many."""
-    requeue = statements.manual_changes.requeue_of_host[job_tables.of_queue(queue).name]
+    return len(_requeue(job_tables.of_queue(queue), host=host_label, queue=queue))
+
+
+def _requeue(
+    table: job_tables.JobTable,
+    *,
+    job: str | None = None,
+    host: str | None = None,
+    queue: str | None = None,
+    counted: bool = False,
+) -> list[Row]:
+    requeue = statements.manual_changes.requeue[table.name]
     with db.transaction() as conn:
-        return len(requeue(conn, host=host_label, queue=queue))
+        return requeue(conn, job=job, host=host, queue=queue, counted=counted)
 
 
 def cancel_queued_jobs_for_run(run_id: str) -> int:
@@ -224,82 +192,16 @@ def count_unprocessed_dispatch_events() -> int:
         return statements.outbox.count_unprocessed(conn)
 
 
-def record_node_event(
-    *,
-    run_id: str,
-    node_id: str,
-    event_type: str,
-    job_id: str | None = None,
-    attempt: int = 0,
-    host_label: str | None = None,
-    queue: str | None = None,
-    model: str | None = None,
-    elapsed_s: float | None = None,
-    error: str | None = None,
-    detail: dict[str, Any] | None = None,
-) -> int | None:
-    """Call `history.record_event`."""
-    return history.record_event(
-        run_id=run_id,
-        node_id=node_id,
-        event_type=event_type,
-        job_id=job_id,
-        attempt=attempt,
-        host_label=host_label,
-        queue=queue,
-        model=model,
-        elapsed_s=elapsed_s,
-        error=error,
-        detail=detail,
-    )
-
-
-def prune_node_events(older_than_days: float = 30) -> int:
-    """Call `history.prune_events`."""
-    return history.prune_events(older_than_days)
-
-
-def snapshot() -> dict[str, Any]:
-    """Call `queues.running_and_queued`."""
-    return queues.running_and_queued()
-
-
 # --- workers -----------------------------------------------------------------------------------
 
-
-def upsert_worker_heartbeat(
-    *,
-    host_label: str,
-    queue: str,
-    concurrency: int,
-    current_model: str | None = None,
-    known_models: Iterable[str] | None = None,
-    update_current_model: bool = True,
-) -> None:
-    """Call `workers.heartbeat`."""
-    return workers.heartbeat(
-        host_label,
-        queue,
-        concurrency=concurrency,
-        current_model=current_model,
-        known_models=known_models,
-        update_current_model=update_current_model,
-    )
-
-
-def clear_worker_current_model(
-    host_label: str, queue: str, *, mark_stale: bool = True
-) -> Row | None:
-    """Call `workers.clear_model`."""
-    return workers.clear_model(host_label, queue, mark_stale=mark_stale)
-
-
-def flag_stale_workers_holding_running_jobs(*, stale_after_s: float | None = None) -> list[Row]:
-    """Call `workers.flag_stale`."""
-    return workers.flag_stale(stale_after_s=stale_after_s)
+upsert_worker_heartbeat = workers.heartbeat
+clear_worker_current_model = workers.clear_model
+flag_stale_workers_holding_running_jobs = workers.flag_stale
 
 
 # --- ingest jobs -------------------------------------------------------------------------------
+
+ingest_snapshot = queues.ingest_counts
 
 
 def enqueue_ingest_job(
@@ -353,8 +255,3 @@ def reclaim_expired_ingest_leases() -> list[Row]:
     with db.statement() as conn:
         isolation = row_isolation.Isolation()
         return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS, rows=isolation)
-
-
-def ingest_snapshot() -> dict[str, Any]:
-    """Call `queues.ingest_counts`."""
-    return queues.ingest_counts()

@@ -136,10 +136,44 @@ class Upgrade(TypedDict):
     """New and changed nodes whose code no live worker has."""
 
 
-class NodeJob(TypedDict):
-    """A row of `workflow_node_jobs`."""
+class Job(TypedDict):
+    """The columns that the rows of both job families have."""
 
     id: str
+    priority: int
+    error: str | None
+    seconds: float | None
+    created_at: datetime.datetime
+    started_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+    claimed_by: str | None
+    lease_expires_at: datetime.datetime | None
+    watchdog_retries: int
+    seq: int
+    claim_no: int
+    worker_id: str | None
+    generation: int
+    attempts: int
+    max_attempts: int
+    crash_count: int
+    available_at: datetime.datetime | None
+    blocked_reason: str | None
+    cancel_requested_at: datetime.datetime | None
+    heartbeat_at: datetime.datetime | None
+    progress: Any
+    timeout_s: float | None
+    policy: Any
+    lock_key: str | None
+    partition_key: str | None
+    resume_host: str | None
+    resume_at: datetime.datetime | None
+    resume_until: datetime.datetime | None
+    lapse_count: int
+
+
+class NodeJob(Job):
+    """A row of `workflow_node_jobs`."""
+
     run_id: str
     node_id: str
     node_module: str
@@ -148,7 +182,6 @@ class NodeJob(TypedDict):
     required_model: str | None
     required_version: str | None
     status: NodeStatus
-    priority: int
     worker_lane: int | None
     inputs: Any
     resolved_inputs: Any
@@ -156,124 +189,60 @@ class NodeJob(TypedDict):
     context_delta: Any
     host_label: str | None
     celery_task_id: str | None
-    error: str | None
     vm_rss_mb_peak: int | None
-    seconds: float | None
-    created_at: datetime.datetime
-    started_at: datetime.datetime | None
-    finished_at: datetime.datetime | None
-    claimed_by: str | None
-    lease_expires_at: datetime.datetime | None
-    watchdog_retries: int
-    seq: int
-    claim_no: int
-    worker_id: str | None
-    generation: int
-    attempts: int
-    max_attempts: int
-    crash_count: int
-    available_at: datetime.datetime | None
-    blocked_reason: str | None
-    cancel_requested_at: datetime.datetime | None
-    heartbeat_at: datetime.datetime | None
-    progress: Any
-    timeout_s: float | None
-    policy: Any
-    lock_key: str | None
-    partition_key: str | None
     input_template: Any
     ref_heads: list[str] | None
     child_run_id: str | None
-    resume_host: str | None
-    resume_at: datetime.datetime | None
-    resume_until: datetime.datetime | None
-    lapse_count: int
 
 
-class IngestJob(TypedDict):
+class IngestJob(Job):
     """A row of `ingest_jobs`."""
 
-    id: str
     task_name: str
     queue: str
     reason: str
     status: JobStatus
-    priority: int
     result: Any
-    error: str | None
-    seconds: float | None
-    claimed_by: str | None
-    lease_expires_at: datetime.datetime | None
-    created_at: datetime.datetime
-    started_at: datetime.datetime | None
-    finished_at: datetime.datetime | None
     args: Any
-    seq: int
-    claim_no: int
-    worker_id: str | None
-    generation: int
-    attempts: int
-    max_attempts: int
-    crash_count: int
-    watchdog_retries: int
-    available_at: datetime.datetime | None
-    blocked_reason: str | None
-    cancel_requested_at: datetime.datetime | None
-    heartbeat_at: datetime.datetime | None
-    progress: Any
-    timeout_s: float | None
-    policy: Any
-    lock_key: str | None
-    partition_key: str | None
     idempotency_key: str | None
     headers: Any
     idempotency_window_s: float | None
     idempotency_released: bool
     admitted_at: datetime.datetime | None
-    resume_host: str | None
-    resume_at: datetime.datetime | None
-    resume_until: datetime.datetime | None
-    lapse_count: int
 
 
-class NodeEvent(TypedDict):
-    """A row of `workflow_node_events`."""
+class Event(TypedDict):
+    """The columns that the histories of both job families have."""
 
     id: int
+    attempt: int
+    host_label: str | None
+    queue: str | None
+    elapsed_s: float | None
+    error: str | None
+    detail: Any
+    created_at: datetime.datetime
+    worker_id: str | None
+    claim_no: int | None
+    xid: int | None
+
+
+class NodeEvent(Event):
+    """A row of `workflow_node_events`."""
+
     run_id: str
     node_id: str
     job_id: str | None
-    attempt: int
     event_type: NodeEventType
-    host_label: str | None
-    queue: str | None
     model: str | None
-    elapsed_s: float | None
-    error: str | None
-    detail: Any
-    created_at: datetime.datetime
-    worker_id: str | None
-    claim_no: int | None
-    xid: int | None
 
 
-class IngestEvent(TypedDict):
+class IngestEvent(Event):
     """A row of `ingest_job_events`."""
 
-    id: int
     job_id: str
-    attempt: int
     event_type: str
-    claim_no: int | None
-    worker_id: str | None
-    host_label: str | None
-    queue: str | None
-    elapsed_s: float | None
-    error: str | None
-    detail: Any
-    created_at: datetime.datetime
     actor: str | None
-    xid: int | None
 
 
 class OutboxEvent(TypedDict):

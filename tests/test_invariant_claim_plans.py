@@ -23,15 +23,14 @@ FUNCTIONS = (
     "queue_workflows_gpu_queued",
     "queue_workflows_gpu_next",
     "queue_workflows_version_heads",
-    "queue_workflows_kept_jobs",
-    "queue_workflows_kept_nodes",
-    "queue_workflows_first_node_crashed",
+    "queue_workflows_ingest_kept",
+    "queue_workflows_node_kept",
     "queue_workflows_ingest_due_in",
     "queue_workflows_node_due_in",
     "queue_workflows_pick_version",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[4:14]
+READING = FUNCTIONS[4:13]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 TABLES = (*JOB_TABLES, "workflow_runs")
 WAITING = {

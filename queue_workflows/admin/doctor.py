@@ -9,6 +9,7 @@ import psycopg
 from psycopg import errors, pq
 
 from queue_workflows import db
+from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
 
 RENEWED = {
@@ -86,14 +87,16 @@ def rows_out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
 
 
 def _found(conn: db.Connection, prefix: str, limit: int) -> list[BadRow]:
-    """Return what the statements of this prefix find: ingest jobs by name, else rows of a run."""
+    """Return the rows that the statements of this prefix find: ingest jobs, or rows of a run."""
     found: list[BadRow] = []
     for name, query in vars(statements.bad_rows).items():
-        if name.startswith(prefix):
+        if not name.startswith(prefix):
+            continue
+        for table, of_table in (query if isinstance(query, dict) else {"": query}).items():
             kind, command = "run", "cancel"
-            if name.endswith("_ingest_jobs"):
+            if table == job_tables.INGEST_JOBS.name:
                 kind, command = "job", "jobs cancel" if "lapsed" in name else "jobs delete"
-            for row in query(conn, limit=limit, late_s=LATE_S, examined=EXAMINED):
+            for row in of_table(conn, limit=limit, late_s=LATE_S, examined=EXAMINED):
                 # The id is one word of a shell command; the display escapes control characters.
                 words = f"queue-workflows {command} {shlex.quote(row['id'])}"
                 found.append(BadRow(kind, row["id"], row["text"], words))

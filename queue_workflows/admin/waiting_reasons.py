@@ -24,10 +24,10 @@ DEPENDENCIES = 3
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return what `jobs.explain` returns of a job, or None if there is no such job."""
-    table, row = job_tables.NODE_JOBS, statements.waiting_facts.node_job(conn, job=job_id)
-    if row is None:
-        table, row = job_tables.INGEST_JOBS, statements.waiting_facts.ingest_job(conn, job=job_id)
-    return None if row is None else _explained(conn, table.name, row) | {"lost": row["lost"]}
+    for table in reversed(statements.JOB_TABLES):
+        if (row := statements.waiting_facts.job[table](conn, job=job_id)) is not None:
+            return _explained(conn, table, row) | {"lost": row["lost"]}
+    return None
 
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
@@ -65,10 +65,11 @@ def _of_run(row: Row) -> str | None:
 
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
+    table = job_tables.NODE_JOBS.name
     if job["status"] == "queued" and (
-        found := statements.waiting_facts.node_job(conn, job=job["id"])
+        found := statements.waiting_facts.job[table](conn, job=job["id"])
     ):
-        return _explained(conn, job_tables.NODE_JOBS.name, found)
+        return _explained(conn, table, found)
     if job["child_run_id"] is not None:
         child = statements.waiting_facts.run(conn, run=job["child_run_id"])
         state = child["status"] if child else "gone"
@@ -360,8 +361,7 @@ def _by_place(
     newest = bool(stored_json.mapping(worker["claim"]).get("newest")) and in_run
     given: Row = {key: row[key] for key in ("queue", "priority", "seq")}
     given |= {"newest": newest, "models": models, "most": COUNTED}
-    facts = statements.waiting_facts
-    ahead = (facts.node_jobs_ahead if in_run else facts.ingest_jobs_ahead)(conn, **given)
+    ahead = statements.waiting_facts.jobs_ahead[table](conn, **given)
     if not ahead["every"]:
         return "next", "it is next in line"
     if ahead["better"]:

@@ -19,9 +19,8 @@ _MOST_COUNTED = 10_000
 def _promotion(table: job_tables.JobTable) -> row_isolation.Duty:
     return row_isolation.Duty(
         f"promotion of {table.name}",
-        statements.promotion.promote_jobs[table.name],
         statements.promotion.due_jobs[table.name],
-        statements.promotion.promote_these_jobs[table.name],
+        statements.promotion.promote_jobs[table.name],
         recovery.ENDING[table.name],
     )
 
@@ -31,9 +30,8 @@ PROMOTIONS = (
     _promotion(job_tables.INGEST_JOBS),
     row_isolation.Duty(
         "promotion of workflow_runs",
-        statements.promotion.promote_runs,
         statements.promotion.due_runs,
-        statements.promotion.promote_these_runs,
+        statements.promotion.promote_runs,
         recovery.fail_run,
     ),
 )

@@ -179,14 +179,12 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
     each, with the command that removes it. One statement tries at most 100 rows, and a second one
     reads the job that it has claimed.
     """
-    row = yield from statements.claim_isolation.claim_apart.script(
-        table=table.name,
+    row = yield from statements.claim_isolation.claim_apart[table.name].script(
         worker=who.worker_id,
         host=who.host,
         queue=who.queue,
         lease_s=who.lease_s,
         obey=who.obey,
-        promote=True,
         models=who.models,
         lane=who.lane,
         versions=who.versions,
@@ -195,11 +193,10 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
         _log.warning("%s", _describe(table, each))
     if row["job_id"] is None:
         return []
-    text = statements.claimed_jobs.ingest_rows.text
-    if table.in_run:
-        text = statements.claimed_jobs.node_rows.text
+    isolation = statements.claim_isolation
+    claimed = isolation.claimed_node if table.in_run else isolation.claimed_ingest
     given = {"job": row["job_id"], "worker": who.worker_id}
-    return (yield db.Statement(text, given, is_raw=True))
+    return (yield db.Statement(claimed.text, given, is_raw=True))
 
 
 _BECAME = {

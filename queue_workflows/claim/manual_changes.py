@@ -6,6 +6,8 @@ takes part in the transaction of its connection.
 
 from __future__ import annotations
 
+from typing import Any
+
 from queue_workflows import db, errors
 from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
@@ -25,14 +27,10 @@ def complete(
 
     `rss_mb`: the peak memory of a node.
     """
-    if table.in_run:
-        return statements.manual_changes.complete_node(
-            conn, job=job_id, result=result, seconds=seconds, rss=rss_mb
-        )
-    _lock_ingest_job(conn, job_id)
-    return statements.manual_changes.complete_ingest_job(
-        conn, job=job_id, result=result, seconds=seconds
-    )
+    if not table.in_run:
+        _lock(conn, table, job_id)
+    given: dict[str, Any] = {"job": job_id, "result": result, "seconds": seconds, "rss": rss_mb}
+    return statements.manual_changes.complete[table.name](conn, **given)
 
 
 def fail(
@@ -44,19 +42,19 @@ def fail(
     seconds: float | None = None,
 ) -> Row | None:
     """Fail a job; return its row, or None if it was over."""
-    if table.in_run:
-        return statements.manual_changes.fail_node(conn, job=job_id, error=error, seconds=seconds)
-    _lock_ingest_job(conn, job_id)
-    return statements.manual_changes.fail_ingest_job(conn, job=job_id, error=error, seconds=seconds)
+    if not table.in_run:
+        _lock(conn, table, job_id)
+    change = statements.manual_changes.fail[table.name]
+    return change(conn, job=job_id, error=error, seconds=seconds)
 
 
-def _lock_ingest_job(conn: db.Connection, job_id: str) -> None:
-    """Lock a job, as the statement that follows records the event only of a job that runs.
+def _lock(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> None:
+    """Lock a job until the transaction ends, so that the next statement sees it as it is.
 
-    A trigger records the others. Without the lock the statement could see the job before its claim
-    and change it after it.
+    That of an ingest job records the event only of a job that runs, as a trigger records the
+    others. One that is handed back between two statements would miss both.
     """
-    statements.manual_changes.lock_ingest_job(conn, job=job_id)
+    statements.cancellation.lock_job[table.name](conn, job=job_id)
 
 
 def cancel(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Row | None:
@@ -64,17 +62,9 @@ def cancel(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Row 
 
     Returns None if there is no such job, and if it is over.
     """
-    # Without the lock, a job that is handed back between the two statements would miss both.
-    statements.cancellation.lock_job[table.name](conn, job=job_id)
-    waiting = (
-        statements.cancellation.cancel_waiting_node
-        if table.in_run
-        else statements.cancellation.cancel_waiting_ingest_job
-    )
-    row = waiting(conn, job=job_id)
-    if row is not None:
-        return row
-    return statements.cancellation.request_end[table.name](conn, job=job_id)
+    _lock(conn, table, job_id)
+    row = statements.cancellation.cancel_waiting[table.name](conn, job=job_id)
+    return row or statements.cancellation.request_end[table.name](conn, job=job_id)
 
 
 def lock_over(conn: db.Connection, run_id: str) -> Row:

@@ -73,7 +73,7 @@ def take(table: job_tables.JobTable, job: Row) -> Row | None:
     """
     if job.get("status") == "queued":
         who = _claimant(job["queue"], None, LEASE_S)
-        claim = statements.claims.claim_node if table.in_run else statements.claims.claim_ingest
+        claim = statements.claims.claim[table.name]
         given: dict[str, Any] = {
             "job": job["id"],
             "worker": who.worker_id,

@@ -86,10 +86,7 @@ def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
 
 def has_recorded(lease: job_tables.Lease, events: list[str]) -> db.Script[bool]:
     """Return whether this very claim has left one of these events: its write was committed."""
-    in_run = lease.table.in_run
-    recorded = (
-        statements.claims.has_recorded_node if in_run else statements.claims.has_recorded_ingest
-    )
+    recorded = statements.claims.has_recorded[lease.table.name]
     row = yield from recorded.script(**job_tables.fence(lease, events=events))
     return row is not None
 
@@ -388,5 +385,5 @@ def set_aside(lease: job_tables.Lease, *, error: str) -> db.Script[str | None]:
     Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
     about it can be written.
     """
-    parameters = job_tables.fence(lease, table=lease.table.name, error=error)
-    return statements.claim_isolation.set_aside.script(**parameters)
+    set_aside = statements.claim_isolation.set_aside[lease.table.name]
+    return set_aside.script(**job_tables.fence(lease, error=error))

@@ -83,11 +83,9 @@ def reclaim_lapsed(
     duty = row_isolation.Duty(
         f"reclaim in {table.name}",
         statements.recovery.lapsed[table.name],
-        statements.recovery.lapsed[table.name],
-        statements.recovery.lapsed_among[table.name],
+        statements.recovery.count_lapse[table.name],
         ENDING[table.name],
         lambda: _lapse_parameters(None) | {"had_s": had_s},
-        change=statements.recovery.count_lapse[table.name],
     )
     return row_isolation.batch(conn, duty, rows)
 
@@ -109,11 +107,9 @@ def hand_back_lapsed(
     duty = row_isolation.Duty(
         f"hand-back in {table.name}",
         statements.recovery.unwatched[table.name],
-        statements.recovery.unwatched[table.name],
-        statements.recovery.unwatched_among[table.name],
+        statements.recovery.hand_back[table.name],
         ENDING[table.name],
         lambda: {"had_s": had_s, "detail": detail, "band": record.FRONT_PRIORITY},
-        change=statements.recovery.hand_back[table.name],
     )
     return row_isolation.batch(conn, duty, rows)
 
@@ -134,11 +130,9 @@ def reclaim_gone(
     duty = row_isolation.Duty(
         f"reclaim of gone workers in {table.name}",
         statements.recovery.gone[table.name],
-        statements.recovery.gone[table.name],
-        statements.recovery.gone_among[table.name],
+        statements.recovery.count_lapse[table.name],
         ENDING[table.name],
         lambda: _lapse_parameters(evidence) | {"silent_s": silent_s, "lock": LIFE_LOCK},
-        change=statements.recovery.count_lapse[table.name],
     )
     return row_isolation.batch(conn, duty, rows)
 

@@ -102,33 +102,33 @@ def is_about_data(error: Exception) -> bool:
 
 
 class Duty(NamedTuple):
-    """One set-based change in parts, so that a row that raises can be left out of it.
+    """One change of many rows, in parts, so that a row that raises can be left out of it.
 
-    `many` does a whole batch and returns the changed rows. `due` returns the `id`s that `many`
-    would pick, without those of `%(aside)s`. `some` does those of `%(ids)s` that are still due.
-    Where `change` is given, `many` and `some` only lock and return the `id`s, and `change` does it
-    to those of `%(ids)s`. All take what `given` returns. `rest` ends a row that keeps failing.
+    `pick` locks a batch of rows that are due, of `%(ids)s` (NULL: of all) and none of `%(aside)s`,
+    and returns their `id`s. `change` changes those of `%(ids)s` and returns the rows. Both take
+    what `given` returns. `rest` ends a row that keeps failing.
     """
 
     kind: str
-    many: Change
-    due: Change
-    some: Change
+    pick: Change
+    change: Change
     rest: Ending
     given: Callable[[], dict[str, Any]] = dict
     prepare: Callable[[db.Connection], object] = lambda _: None
     """Called first in each transaction, for settings that are local to it."""
-    change: Change | None = None
+
+    def picked(
+        self, conn: db.Connection, aside: list[str], ids: list[str] | None = None
+    ) -> list[str]:
+        """Lock a batch of rows, or those of `ids` that are still due, and return their ids."""
+        rows = self.pick(conn, **self.given(), aside=aside, ids=ids)
+        return [row["id"] for row in rows]
 
     def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
         """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
         self.prepare(conn)
-        given = self.given() | {"aside": [], "ids": ids}
-        rows = (self.many if ids is None else self.some)(conn, **given)
-        if self.change is None or not rows:
-            return rows
-        given["ids"] = [row["id"] for row in rows]
-        return self.change(conn, **given)
+        found = self.picked(conn, [], ids)
+        return self.change(conn, **self.given() | {"ids": found}) if found else []
 
 
 class _Failures(NamedTuple):
@@ -196,8 +196,8 @@ class Isolation:
                     raise
                 _log.warning("%s row by row, as one raises: %s", duty.kind, _one_line(error))
         with conn.transaction():
-            rows = duty.due(conn, **duty.given() | {"aside": aside})
-        return self._parts(conn, duty, [row["id"] for row in rows])
+            ids = duty.picked(conn, aside)
+        return self._parts(conn, duty, ids)
 
     def _parts(self, conn: db.Connection, duty: Duty, ids: list[str]) -> list[Row]:
         """Change the rows of these ids; on an error, halve them until the failing row is alone."""

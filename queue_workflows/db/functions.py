@@ -72,7 +72,10 @@ def parts() -> tuple[Part, Part]:
     rights = filled((texts.FOLDER / "privileges.sql").read_text("utf-8"))
     triggers = sorted((texts.FOLDER / "triggers").glob("*.sql"))
     return (
-        Part("functions", "\n".join([*(p.read_text("utf-8") for p in functions), rights])),
+        Part(
+            "functions",
+            texts.written("\n".join([*(p.read_text("utf-8") for p in functions), rights])),
+        ),
         Part("triggers", "\n".join(path.read_text("utf-8") for path in triggers)),
     )
 
@@ -221,7 +224,7 @@ INTERNAL = (
     "queue_workflows_give_turns_singly",
     "queue_workflows_leave_partition", "queue_workflows_limit_gate", "queue_workflows_partitions",
     "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
-    "queue_workflows_take_locks", "queue_workflows_wake_jobs",
+    "queue_workflows_ingest_wake", "queue_workflows_node_wake", "queue_workflows_take_locks",
 )  # fmt: skip
 """Functions that only functions of the tables' owner call: nobody is granted them."""
 

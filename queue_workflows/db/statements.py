@@ -4,7 +4,8 @@ A file `sql/queries/<noun>.sql` holds complete statements with parameters of psy
 below a line `-- name: <name> <kind>` (see `KINDS`) and a comment. A further word `prepared` lets
 its first call prepare it; `unprepared` keeps connections from keeping a plan. A second line
 `-- tables: ingest_jobs workflow_node_jobs` makes one statement for each job family, and its
-attribute a mapping by table name. Type checkers read the stub that `tests.support.stubgen` makes.
+attribute a mapping by table name. `sql.written` says what else a text may stand for. Type checkers
+read the stub that `tests.support.stubgen` makes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,8 @@ from queue_workflows import sql
 from queue_workflows.db import scripts
 from queue_workflows.types import Row
 
-JOB_TABLES = ("ingest_jobs", "workflow_node_jobs")
-_NODE_NAMES = {"ingest_jobs": "workflow_node_jobs", "ingest_job_events": "workflow_node_events"}
-_INGEST_NAME = re.compile(r"\b(?:ingest_jobs|ingest_job_events)\b")
+JOB_TABLES = sql.JOB_TABLES
 _NAME = re.compile(r"^-- name: ([^\n]*)\n", re.MULTILINE)
-_TABLES = f"-- tables: {' '.join(JOB_TABLES)}\n"
 _COMMENT = re.compile(r"(?:--[^\n]*\n)*")
 _PREPARED: Final[dict[tuple[str, ...], bool | None]] = {
     (): None,
@@ -98,7 +96,7 @@ def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]:
     Raises ValueError for text before the first name, a name that is taken, an unknown kind, and a
     statement that is empty or has no comment.
     """
-    before, *parts = _NAME.split(source)
+    before, *parts = _NAME.split(sql.written(source))
     if _COMMENT.sub("", before).strip():
         raise ValueError(f"{file}: there is text before the first `-- name:` line")
     found: dict[str, Named | dict[str, Named]] = {}
@@ -107,8 +105,8 @@ def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]:
         prepare = tuple(more[:-2])
         if kind not in KINDS or prepare not in _PREPARED:
             raise ValueError(f"{file}: `-- name: {line}` lacks a kind, which is one of {[*KINDS]}")
-        shared = rest.startswith(_TABLES)
-        commented = rest.removeprefix(_TABLES)
+        shared = rest.startswith(sql.TABLES_LINE)
+        commented = rest.removeprefix(sql.TABLES_LINE)
         comment = _COMMENT.match(commented)
         assert comment is not None
         text = commented[comment.end() :].strip().removesuffix(";")
@@ -116,18 +114,13 @@ def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]:
         if name in found or not text or not any(lines):
             raise ValueError(f"{file}: {name} is there twice, or has no comment, or no text")
         of_table = {
-            table: Named(_named(text, table), "\n".join(lines), kind, _PREPARED[prepare])
+            table: Named(
+                sql.of_table(text, table).encode(), "\n".join(lines), kind, _PREPARED[prepare]
+            )
             for table in (JOB_TABLES if shared else JOB_TABLES[:1])
         }
         found[name] = of_table if shared else of_table[JOB_TABLES[0]]
     return found
-
-
-def _named(text: str, table: str) -> bytes:
-    """Return a statement over `ingest_jobs` as the one over `table`."""
-    if table == "ingest_jobs":
-        return text.encode()
-    return _INGEST_NAME.sub(lambda match: _NODE_NAMES[match[0]], text).encode()
 
 
 @cache

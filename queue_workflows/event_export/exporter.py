@@ -203,8 +203,7 @@ def _events_of(
 ) -> list[list[Row]]:
     """Return the events of each of these claims, the oldest first, with what names the attempt."""
     found: dict[tuple[str, int], list[Row]] = {}
-    own = statements.event_exports
-    statement = own.node_attempts if table.in_run else own.ingest_attempts
+    statement = statements.event_exports.attempts[table.name]
     for start in range(0, len(claims), CHUNK):
         part = claims[start : start + CHUNK]
         given: dict[str, Any] = {
@@ -290,11 +289,10 @@ class Follower:
             # In this order: an id that is drawn now belongs to a transaction that runs now.
             self._drawn = Positions(**statements.event_exports.last_ids(conn))
             self._running = set(statements.event_exports.transactions(conn))
-        own = statements.event_exports
         found: dict[job_tables.JobTable, list[Row]] = {}
         for table, position in self._positions.items():
             lows, highs = zip(*position.ranges, strict=True)
-            read = own.node_events if table.in_run else own.ingest_events
+            read = statements.event_exports.events[table.name]
             found[table] = read(conn, lows=[*lows], highs=[*highs], batch=BATCH)
             self._unread[table] = [row["id"] for row in found[table]]
         return found

@@ -24,9 +24,8 @@ RUNS_AT_ONCE: Final = 20
 """How many of them one statement looks at: each may have many nodes, and all of them are read."""
 ORPHANS: Final = row_isolation.Duty(
     "cancel of node job",
-    statements.cancellation.cancel_orphans,
     statements.cancellation.orphans,
-    statements.cancellation.cancel_these_orphans,
+    statements.cancellation.cancel_nodes,
     recovery.ENDING[job_tables.NODE_JOBS.name],
 )
 """Cancels nodes that wait although their run is over, and leaves out rows that raise."""

@@ -1,6 +1,6 @@
 DROP FUNCTION IF EXISTS queue_workflows_kept_until(timestamptz, timestamptz, timestamptz),
-    queue_workflows_kept_jobs(text, text, integer),
-    queue_workflows_kept_nodes(text, text, text, text, text[], text[], integer);
+    queue_workflows_ingest_kept(text, text, text, text, text[], text[], integer),
+    queue_workflows_node_kept(text, text, text, text, text[], text[], integer);
 ALTER TABLE ingest_jobs DROP COLUMN resume_until, DROP COLUMN resume_at, DROP COLUMN resume_host;
 ALTER TABLE workflow_node_jobs DROP COLUMN resume_until, DROP COLUMN resume_at, DROP COLUMN resume_host;
 DROP DOMAIN queue_workflows_resume_time, queue_workflows_resume_host;

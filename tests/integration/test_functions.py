@@ -93,7 +93,7 @@ def test_every_function_and_trigger_of_the_database_has_one_text(own: str) -> No
         )
     assert there - OF_0_3_0 - {"worker_control_notify"} == set(named)
     assert {part: len(names) for part, names in of_parts.items()} == {
-        "functions": 130,
+        "functions": 132,
         "triggers": 39,
     }
 
@@ -224,7 +224,8 @@ STEPS = {
     ("functions", "queue_workflows_forget_steps(text,text[])"),
     ("functions", "queue_workflows_forget_parts(text,text[])"),
     ("functions", "queue_workflows_event_sent()"),
-    ("functions", "queue_workflows_wake_jobs(bigint[])"),
+    ("functions", "queue_workflows_ingest_wake(text,text,integer)"),
+    ("functions", "queue_workflows_node_wake(text,text,integer)"),
     ("functions", "queue_workflows_wake_waiting(text,text,integer)"),
 }
 """What steps and events need, beside the tables of migrations 0020 and 0021."""
@@ -261,8 +262,8 @@ KEPT = {
     *(("functions", f"queue_workflows_{name}") for name in (
         "due_at(timestamp with time zone,timestamp with time zone,timestamp with time zone)",
         "kept_until(timestamp with time zone,timestamp with time zone,timestamp with time zone)",
-        "kept_jobs(text,text,integer)",
-        "kept_nodes(text,text,text,text,text[],text[],integer)",
+        "ingest_kept(text,text,text,text,text[],text[],integer)",
+        "node_kept(text,text,text,text,text[],text[],integer)",
         "ingest_due_in(text,text,double precision,boolean)",
         "node_due_in(text,text,double precision,boolean)",
         "hold_until_due()",
@@ -277,10 +278,11 @@ LAPSES = {
 }
 """What migration 0024 adds, and the triggers that know it."""
 CLAIMING = frozenset(f"queue_workflows_{name}" for name in (
-    "claim_apart", "gpu_choose", "gpu_line", "gpu_next", "gpu_take", "gpu_weigh", "ingest_step",
-    "node_step", "pick_gpu",
+    "claim_apart", "gpu_choose", "gpu_line", "gpu_next", "gpu_take", "gpu_weigh",
+    "ingest_claim_apart", "ingest_set_aside", "ingest_step", "node_claim_apart", "node_set_aside",
+    "node_step", "pick_gpu", "set_aside",
 ))  # fmt: skip
-"""Functions with other arguments since then: the worker's versions, how far a claim looks ahead."""
+"""Functions with other arguments since then, or one for each family."""
 _OF_MAPS = (
     "workflow_run_maps", "workflow_map_items", "queue_workflows_item_", "-.queue_workflows_item_",
     "queue_workflows_open_map(", "queue_workflows_step_map(", "queue_workflows_end_map(",
@@ -298,6 +300,8 @@ CHANGED = {
     "queue_workflows_born(timestamp with time zone)",  # STABLE, so that it is inlined
     "queue_workflows_refuse(text,jsonb,jsonb)",  # messages that name the range
     "queue_workflows_gpu_unserved()",  # messages that name machines and GPUs
+    "queue_workflows_mend_lines()",  # its walk over the keys is a fragment
+    "queue_workflows_partitions(text,boolean)",  # and so is its walk
 }
 
 

@@ -27,7 +27,7 @@ RUN_S = 150.0
 BASELINE_S = 900.0
 """How long the tests of the whole list may take without a mutant."""
 _PYTEST = ("-p", "no:randomly", "-m", "", f"--timeout={TEST_S}")
-_NEXT_PART = re.compile(r"^(?:CREATE |-- name: )", re.MULTILINE)
+_NEXT_PART = re.compile(r"^(?:CREATE |-- name: |-- fragment: )", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", re.MULTILINE)
 _NO_SQL = re.compile(
     r"syntax error at|(?:column|relation|variable) \S+ does not exist|(?:function|operator)[^\n]*"

@@ -86,7 +86,7 @@ def _no_self_fence() -> None:
 
 def _no_fence(conn: Conn) -> None:
     """Let the finish of a node require only that the node is running."""
-    held = r"worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no\s+AND status ="
+    held = r"worker_id IS NOT DISTINCT FROM p_worker AND j\.claim_no = p_claim_no\s+AND j\.status ="
     edit(conn, "queue_workflows_node_step", (held, "status ="))
 
 
@@ -239,7 +239,7 @@ def _accept_all() -> None:
 
 def _claim_cancelled(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
-    nodes = ("node_step", "nodes_step", "kept_nodes")
+    nodes = ("node_step", "nodes_step", "node_kept")
     for function in (*nodes, "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
         edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
 

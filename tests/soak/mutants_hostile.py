@@ -66,13 +66,10 @@ def _follow_anywhere() -> None:
 def _wake_in_the_transaction(conn: Conn) -> None:
     """Let whoever inserts an event write the rows of the jobs that wait for it."""
     body = (
-        "WITH arrived AS (UPDATE job_steps s SET state = 'running' FROM added e"
-        " WHERE s.kind = 'event' AND s.state = 'waiting' AND s.name = e.name AND s.key = e.key"
-        " RETURNING s.id)"
-        " SELECT array_agg(a.id) INTO v_steps FROM arrived a;"
-        " IF v_steps IS NOT NULL THEN PERFORM queue_workflows_wake_jobs(v_steps); END IF;"
+        "PERFORM queue_workflows_ingest_wake(e.name, e.key, 1000),"
+        " queue_workflows_node_wake(e.name, e.key, 1000) FROM added e;"
     )
-    changes = (r"BEGIN\s", f"DECLARE v_steps bigint[]; BEGIN {body} RETURN NULL; ")
+    changes = (r"BEGIN\s", f"BEGIN {body} RETURN NULL; ")
     edit(conn, "queue_workflows_event_sent", changes)
 
 

@@ -436,7 +436,7 @@ def claimed_row(number: int) -> Row:
 
 def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
     """Return a job as `claim_apart` reads it after its claim; None: the worker does not hold it."""
-    claimed = statements.claimed_jobs
-    read = claimed.node_rows if kind_of(job) == "node" else claimed.ingest_rows
+    claimed = statements.claim_isolation
+    read = claimed.claimed_node if kind_of(job) == "node" else claimed.claimed_ingest
     rows = read(conn, job=job["id"], worker=worker_id)
     return rows[0]["body"] if rows else None

@@ -155,13 +155,13 @@ class FakeDatabase:
         answers: dict[bytes, Callable[[Any], list[Any]]] = {
             known.claims.ingest_rows.text: self._step,
             known.claims.renew[TABLE].text: self._renew,
-            known.claims.has_recorded_ingest.text: self._recorded,
+            known.claims.has_recorded["ingest_jobs"].text: self._recorded,
             known.job_steps.begin[TABLE].text: self._begin_step,
-            known.claim_isolation.claim_apart.text: self._claim_apart,
-            known.claim_isolation.set_aside.text: lambda given: [
+            known.claim_isolation.claim_apart[TABLE].text: self._claim_apart,
+            known.claim_isolation.set_aside[TABLE].text: lambda given: [
                 {"became": self._fail(given) or None}
             ],
-            known.claimed_jobs.ingest_rows.text: lambda given: [self._row(given["job"])],
+            known.claim_isolation.claimed_ingest.text: lambda given: [self._row(given["job"])],
             known.controls.off_policy.text: lambda given: [
                 {"policy": self.off.get(given["queue"])}
             ],

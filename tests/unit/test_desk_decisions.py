@@ -198,7 +198,7 @@ def test_a_result_whose_reply_is_lost_is_looked_for_before_it_is_recorded_again(
     world.request().lost()
     world.request().done([])  # claims that it does not know
     script = world.request().script
-    assert next(script).text == statements.claims.has_recorded_ingest.text
+    assert next(script).text == statements.claims.has_recorded["ingest_jobs"].text
     assert script.send([]).text == statements.claims.ingest_rows.text
 
 
@@ -213,7 +213,7 @@ def test_an_event_of_a_model_whose_reply_is_lost_is_written_again_unless_it_is_t
     for lost in (True, False):
         request = world.request()
         script = request.script
-        assert next(script).text == statements.claims.has_recorded_node.text
+        assert next(script).text == statements.claims.has_recorded["workflow_node_jobs"].text
         if row:
             with pytest.raises(StopIteration):
                 script.send(row)

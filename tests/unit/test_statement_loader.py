@@ -43,6 +43,51 @@ def test_a_statement_for_both_families_is_given_for_each_table() -> None:
     assert b"ingest" not in node
 
 
+def test_a_line_for_one_family_is_left_out_of_the_text_for_the_other() -> None:
+    text = "SELECT 1\n  , 2  -- nodes only\n  , 3  -- ingest only\n"
+    assert sql.of_table(text, "ingest_jobs") == "SELECT 1\n  , 3\n"
+    assert sql.of_table(text, "workflow_node_jobs") == "SELECT 1\n  , 2\n"
+
+
+def test_what_stands_once_for_both_tables_is_joined_by_a_union() -> None:
+    both = "SELECT (\n    -- both:\n    SELECT id FROM ingest_jobs\n    -- end\n)"
+    ingest, nodes = "    SELECT id FROM ingest_jobs\n", "    SELECT id FROM workflow_node_jobs\n"
+    assert sql.written(both) == f"SELECT (\n{ingest}UNION ALL\n{nodes})"
+
+
+def test_a_function_for_both_families_is_written_for_each() -> None:
+    named = "CREATE OR REPLACE FUNCTION queue_workflows_{}_x() RETURNS text LANGUAGE sql AS $$\n"
+    body = "    SELECT id FROM {}\n$$;\n"
+    text = f"-- tables: ingest_jobs workflow_node_jobs\n-- A comment.\n{named}{body}"
+    of_ingest = f"-- A comment.\n{named}{body}".format("ingest", "ingest_jobs")
+    of_nodes = f"-- A comment.\n{named}{body}".format("node", "workflow_node_jobs")
+    assert sql.written(text.format("ingest", "ingest_jobs")) == f"{of_ingest}\n{of_nodes}"
+
+
+def test_a_fragment_is_written_out_with_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {
+        "waits": (["row"], "row.status = 'queued'"),
+        "first": (["row", "which"], "SELECT row.id FROM ingest_jobs row WHERE which"),
+    }
+    monkeypatch.setattr(sql, "_fragments", lambda: known)
+    waits = "SELECT j.id FROM {} j WHERE j.status = 'queued'"
+    assert sql.written("{first(j, {waits(j)})}") == waits.format("ingest_jobs")
+    assert sql.written("{node:first(j, {waits(j)})}") == waits.format("workflow_node_jobs")
+    assert sql.written("'{a}' {} {1,2}") == "'{a}' {} {1,2}", "what is no fragment stays"
+    with pytest.raises(KeyError):
+        sql.written("{unknown(j)}")
+    with pytest.raises(ValueError, match="shorter"):
+        sql.written("{first(j)}")
+
+
+def test_every_fragment_is_used() -> None:
+    source = (sql.FOLDER / "fragments.sql").read_text("utf-8")
+    texts = source + "".join(path.read_text("utf-8") for path in sql.FOLDER.glob("*/*.sql"))
+    names = re.findall(r"^-- fragment: (\w+)", source, re.MULTILINE)
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"[{{:]{name}\(", texts)] == []
+
+
 def test_invalid_statement_files_are_refused() -> None:
     cases: list[Any] = [
         "SELECT 1;\n-- name: one row\n-- Return 1.\nSELECT 1;\n",

@@ -92,10 +92,7 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_bound_job() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    IF NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
-       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
+    IF {bad_counters()}
        OR NEW.created_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
        OR greatest(octet_length(NEW.id), octet_length(NEW.lock_key), octet_length(NEW.partition_key)) > 1000 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, to_jsonb(OLD), to_jsonb(NEW));

@@ -17,31 +17,24 @@ RETURNS TABLE (
     crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text,
     wait_s double precision, due_s double precision)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 #variable_conflict use_column
 DECLARE
-    v_count   bigint;
-    v_row     ingest_jobs;
+    v_count   bigint := 0;
     v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
     v_room    integer := p_claim;
     v_wait_s  double precision;
     v_due_s   double precision;
     v_held    boolean;
     v_past    text;
-    v_kept    text[] := '{}';
+    v_ids     text[] := '{}';
 BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
             SELECT * FROM jsonb_to_recordset(p_done) AS d (
                 id text, claim_no bigint, result jsonb, seconds float8)),
         done AS (
-            UPDATE ingest_jobs j
-               SET status = 'completed', result = f.result, error = NULL, seconds = f.seconds,
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
-                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
-                                   ELSE '1' END
+            UPDATE ingest_jobs j SET {ingest:to_completed(j, f.result, f.seconds, 0, 0)}
               FROM f
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
@@ -60,19 +53,11 @@ BEGIN
               WHERE s.queue = p_queue AND s.max_running IS NOT NULL;
         END IF;
     END IF;
-    IF p_claim < 1 OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
+    IF p_claim < 1 OR p_obey AND {is_off(p_host, p_queue)} THEN
         RETURN;
     END IF;
     IF p_promote THEN
-        WITH due AS MATERIALIZED (
-            SELECT j.id FROM ingest_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-        UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL
-         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+        {ingest:promote_due()}
     END IF;
     IF v_limited THEN
         SELECT r.room, r.wait_s INTO v_room, v_wait_s FROM queue_workflows_queue_room(p_queue, p_claim) r;
@@ -84,67 +69,36 @@ BEGIN
             v_room := CASE WHEN v_past IS NULL THEN 0 ELSE 1 END;
         END IF;
     END IF;
-    v_count := 0;
-    IF v_room > 0 AND v_past IS NULL AND (
-        SELECT true FROM ingest_jobs k
-         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-           AND k.lock_key IS NULL
-         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
-        v_kept := queue_workflows_kept_jobs(p_host, p_queue, v_room);
-        IF v_room > 1 AND EXISTS (SELECT FROM ingest_jobs k WHERE k.id = v_kept[1] AND (greatest(k.crash_count, k.lapse_count) > 0) IS TRUE) THEN
-            v_room := 1;
-        END IF;
+    IF v_past IS NOT NULL THEN
+        v_ids := ARRAY[v_past];
+    ELSIF v_room > 0 AND {ingest:any_kept()} THEN
+        v_ids := queue_workflows_ingest_kept(p_worker, p_host, p_queue, NULL, NULL, NULL, v_room);
     END IF;
     -- A job that may have killed its worker is claimed alone, so that no other job dies with it.
-    IF v_room = 1 OR (v_room > 1 AND v_kept = '{}' AND (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
-        UPDATE ingest_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
-         WHERE j.id = coalesce(v_past, v_kept[1], (SELECT q.id FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                        ORDER BY q.priority, q.seq LIMIT 1 FOR UPDATE SKIP LOCKED))
-        RETURNING * INTO v_row;
-        IF v_row.status = 'running' THEN
-            v_count := 1;
-            INSERT INTO ingest_job_events
-                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
-            VALUES (v_row.id, v_row.attempts, 'claimed', v_row.claim_no, p_worker, p_host, v_row.queue);
-            RETURN QUERY SELECT v_row.id, v_row.task_name, v_row.queue::text, v_row.reason, v_row.priority,
-                v_row.seq, v_row.args, v_row.claim_no, v_row.worker_id, v_row.claimed_by,
-                v_row.attempts, v_row.max_attempts, v_row.crash_count, v_row.timeout_s,
-                v_row.headers, v_row.partition_key, v_row.lock_key, NULL::float8, NULL::float8;
-        ELSIF v_row.id IS NOT NULL THEN
+    IF v_room > 1 AND (CASE WHEN v_ids = '{}' THEN {ingest:first_may_kill()} ELSE (
+                            SELECT {may_kill(k)} FROM ingest_jobs k WHERE k.id = v_ids[1]) END) THEN
+        v_room := 1;
+    END IF;
+    IF v_room > cardinality(v_ids) THEN
+        SELECT v_ids || array_agg(p.id) INTO v_ids FROM (
+            SELECT q.id FROM ingest_jobs q
+             WHERE {ingest:claimable(q)} AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
+             ORDER BY q.priority, q.seq LIMIT v_room - cardinality(v_ids) FOR UPDATE SKIP LOCKED) p;
+    END IF;
+    IF v_ids <> '{}' THEN
+        RETURN QUERY
+        WITH changed AS (
+            UPDATE ingest_jobs j SET {ingest:to_running(j, p_worker, p_host, p_lease_s, 0)}
+             WHERE j.id = ANY (v_ids) RETURNING j.*),
+        claimed AS (SELECT * FROM changed c WHERE c.status = 'running'),
+        logged AS ({ingest:note_claim(c)} FROM claimed c)
+        SELECT c.id, c.task_name, c.queue::text, c.reason, c.priority, c.seq, c.args, c.claim_no, c.worker_id,
+               c.claimed_by, c.attempts, c.max_attempts, c.crash_count, c.timeout_s, c.headers, c.partition_key,
+               c.lock_key, NULL::float8, NULL::float8 FROM claimed c;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        IF v_count = 0 AND v_room = 1 THEN
             v_wait_s := 0;  -- its partition has limits by now: the trigger has blocked it
         END IF;
-    ELSIF v_room > 1 THEN
-        RETURN QUERY
-        WITH picked AS MATERIALIZED (
-            SELECT j.id FROM ingest_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND greatest(j.crash_count, j.lapse_count) <= 0
-             ORDER BY j.priority, j.seq LIMIT v_room - cardinality(v_kept) FOR UPDATE SKIP LOCKED),
-        changed AS (
-            UPDATE ingest_jobs j
-               SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-                   lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-                   started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
-             WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
-            RETURNING j.id, j.task_name, j.queue::text, j.reason, j.priority, j.seq, j.args, j.claim_no,
-                      j.worker_id, j.claimed_by, j.attempts, j.max_attempts, j.crash_count,
-                      j.timeout_s, j.headers, j.partition_key, j.lock_key, j.status),
-        claimed AS (SELECT * FROM changed c WHERE c.status = 'running'),
-        logged AS (
-            INSERT INTO ingest_job_events
-                   (job_id, attempt, event_type, claim_no, worker_id, host_label, queue)
-            SELECT d.id, d.attempts, 'claimed', d.claim_no, p_worker, p_host, d.queue FROM claimed d)
-        SELECT d.id, d.task_name, d.queue, d.reason, d.priority, d.seq, d.args, d.claim_no, d.worker_id,
-               d.claimed_by, d.attempts, d.max_attempts, d.crash_count, d.timeout_s, d.headers,
-               d.partition_key, d.lock_key, NULL::float8, NULL::float8 FROM claimed d;
-        GET DIAGNOSTICS v_count = ROW_COUNT;
     END IF;
     IF v_limited AND v_count > 0 THEN
         PERFORM queue_workflows_note_starts(p_queue, v_count::integer);
@@ -158,10 +112,8 @@ BEGIN
          WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
     END IF;
     -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
-    IF v_count > 0 AND v_room > 0 AND p_claim > 1 AND (
-        greatest(v_row.crash_count, v_row.lapse_count) > 0 OR (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
-                        WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                        ORDER BY q.priority, q.seq LIMIT 1)) THEN
+    IF v_count > 0 AND p_claim > 1 AND (
+           (SELECT {may_kill(k)} FROM ingest_jobs k WHERE k.id = v_ids[1]) OR {ingest:first_may_kill()}) THEN
         v_due_s := 0;
     ELSIF v_count < v_room THEN
         v_due_s := queue_workflows_ingest_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);

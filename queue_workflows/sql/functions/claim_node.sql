@@ -40,9 +40,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL,
     p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL)
 RETURNS json LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 DECLARE
     v_id  text;
     v_old record;
@@ -53,14 +51,10 @@ DECLARE
     v_only  text;  -- the one node that follows, for which no other worker has to be woken if it is claimed here
 BEGIN
     IF p_job IS NOT NULL THEN
-        UPDATE workflow_node_jobs
-           SET status = 'completed', context_delta = p_delta, error = NULL, seconds = p_seconds,
-               vm_rss_mb_peak = p_rss, resolved_inputs = coalesce(p_resolved, resolved_inputs),
-               finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
-               progress = CASE WHEN jsonb_typeof(progress) IN ('object', 'string') THEN progress ELSE '1' END
-         WHERE id = p_job AND (worker_id IS NOT DISTINCT FROM p_worker AND claim_no = p_claim_no
-                               AND status = 'running') IS TRUE
-        RETURNING run_id, node_id, generation, attempts, claimed_by, queue, required_model, started_at
+        UPDATE workflow_node_jobs j SET {node:to_completed(j, p_delta, p_seconds, p_rss, p_resolved)}
+         WHERE j.id = p_job AND (j.worker_id IS NOT DISTINCT FROM p_worker AND j.claim_no = p_claim_no
+                                 AND j.status = 'running') IS TRUE
+        RETURNING j.run_id, j.node_id, j.generation, j.attempts, j.claimed_by, j.queue, j.required_model, j.started_at
           INTO v_old;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'claim % of job % is no longer held', p_claim_no, p_job
@@ -94,21 +88,12 @@ BEGIN
             END IF;
         END IF;
         IF v_ahead AND p_end THEN
-            UPDATE workflow_runs
-               SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
-                   updated_at = now()
-             WHERE id = v_old.run_id;
+            UPDATE workflow_runs SET {run_completed()} WHERE id = v_old.run_id;
         END IF;
     END IF;
     IF p_claim THEN
         IF p_promote THEN
-            WITH due AS MATERIALIZED (
-                SELECT j.id FROM workflow_node_jobs j
-                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-                   AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-                 ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-            UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
-             WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+            {node:promote_due()}
         END IF;
         IF p_queue = 'gpu' THEN
             v_id := queue_workflows_pick_gpu(p_worker, p_host, p_model, p_models, p_newest,
@@ -116,13 +101,8 @@ BEGIN
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
-        IF (
-            SELECT true FROM workflow_node_jobs k
-             WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-               AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-               AND k.lock_key IS NULL
-             ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
-            v_kept := (queue_workflows_kept_nodes(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
+        IF {node:any_kept()} THEN
+            v_kept := (queue_workflows_node_kept(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
             IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
                 PERFORM pg_notify('node_job_ready', p_queue);  -- of the job that this transaction has locked in vain
             END IF;
@@ -130,47 +110,21 @@ BEGIN
         END IF;
         IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_version IS NULL
+             WHERE {node:claimable(j)}
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k
                                   WHERE k.queue = p_queue AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                                    AND k.required_version IS NULL
-                                  ORDER BY k.required_version, k.priority, k.seq LIMIT 1)
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                                    AND k.required_version IS NULL {node:first(k)})
              ORDER BY j.required_version DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         -- An overflow host finds no job of its priority if all are locked or belong to ended runs.
-        UPDATE workflow_node_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
-               lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(),
-               started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL,
-               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+        UPDATE workflow_node_jobs j SET {node:to_running(j, p_worker, p_host, p_lease_s, p_lane)}
          WHERE j.id = (
-               SELECT CASE WHEN p_obey AND EXISTS (
-                                SELECT FROM worker_controls c
-                                 WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-                                   AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN NULL
+               SELECT CASE WHEN p_obey AND {is_off(p_host, p_queue)} THEN NULL
                            WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
-                                  WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-                                    AND q.required_version IS NULL
-                                    AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                                                AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-                                  ORDER BY q.required_version, q.priority, q.seq LIMIT 1
-                                    FOR UPDATE OF q SKIP LOCKED) END)
-        RETURNING j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status,
-                  j.pipeline_name, j.priority, j.seq, j.claim_no, j.worker_id, j.claimed_by, j.generation,
-                  j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries, j.timeout_s, j.inputs,
-                  j.input_template, j.ref_heads,
-                  (SELECT json_build_object(
-                              'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                              'generation', r.generation, 'revision', r.revision,
-                              'born', queue_workflows_born(r.created_at),
-                              'traceparent', r.headers ->> 'traceparent')
-                     FROM workflow_runs r WHERE r.id = j.run_id),
-                  NULL::jsonb
+                                  WHERE {node:claimable(q)}
+                                  {node:first(q)} FOR UPDATE OF q SKIP LOCKED) END)
+        RETURNING {claimed_columns(j)}, {run_of(j)}, NULL::jsonb
           INTO v_new;
     END IF;
     IF v_only IS NOT NULL THEN
@@ -191,29 +145,11 @@ BEGIN
         END IF;
         RETURN CASE WHEN v_due_s IS NOT NULL THEN json_build_object('due_s', v_due_s) END;
     END IF;
-    INSERT INTO workflow_node_events
-           (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-    VALUES (v_new.run_id, v_new.node_id, v_new.id, greatest(0, least(v_new.attempts, 32767)), 'claimed', p_host, v_new.queue,
-            v_new.required_model, p_worker, v_new.claim_no);
+    {node:note_claim(v_new)};
     IF v_new.ref_heads <> '{}' THEN
         v_new.context := queue_workflows_context_of(v_new.run_id, v_new.ref_heads);
     END IF;
     RETURN row_to_json(v_new);
-END $$;
-
--- Return whether the node that is next in a queue, of those without a version, may have killed its worker.
-CREATE OR REPLACE FUNCTION queue_workflows_first_node_crashed(p_queue text) RETURNS boolean
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
-BEGIN
-    RETURN (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM workflow_node_jobs q
-             WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-               AND q.required_version IS NULL
-               AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                           AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
-             ORDER BY q.required_version, q.priority, q.seq LIMIT 1);
 END $$;
 
 -- Do for several nodes of one worker what queue_workflows_node_step() does for one, in statements that each
@@ -226,9 +162,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_nodes_step(
     p_claim integer, p_obey boolean, p_promote boolean, p_newest boolean, p_done jsonb,
     p_versions text[] DEFAULT NULL, p_look_ahead_s double precision DEFAULT NULL)
 RETURNS SETOF json LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 DECLARE
     v_count bigint;
     v_held  text[];
@@ -245,12 +179,7 @@ BEGIN
                 id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
                 generation integer, revision integer)),
         done AS (
-            UPDATE workflow_node_jobs j
-               SET status = 'completed', context_delta = f.result, error = NULL, seconds = f.seconds,
-                   vm_rss_mb_peak = f.rss_mb, resolved_inputs = coalesce(f.received, j.resolved_inputs),
-                   finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
-                   progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
-                                   ELSE '1' END
+            UPDATE workflow_node_jobs j SET {node:to_completed(j, f.result, f.seconds, f.rss_mb, f.received)}
               FROM f
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
@@ -293,10 +222,7 @@ BEGIN
                 PERFORM queue_workflows_insert_nodes(v_next.run_id, v_next.rows);
             END IF;
             IF v_next.complete THEN
-                UPDATE workflow_runs
-                   SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
-                       updated_at = now()
-                 WHERE id = v_next.run_id;
+                UPDATE workflow_runs SET {run_completed()} WHERE id = v_next.run_id;
             END IF;
         END LOOP;
     END IF;
@@ -322,71 +248,37 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    IF p_claim < 1 OR (p_obey AND EXISTS (
-        SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND queue_workflows_is_off(c.desired_state, c.until_at))) THEN
+    IF p_claim < 1 OR p_obey AND {is_off(p_host, p_queue)} THEN
         RETURN;
     END IF;
     IF p_promote THEN
-        WITH due AS MATERIALIZED (
-            SELECT j.id FROM workflow_node_jobs j
-             WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-               AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-             ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
-        UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL
-         WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+        {node:promote_due()}
     END IF;
-    IF (
-        SELECT true FROM workflow_node_jobs k
-         WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at <= now()
-           AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-           AND k.lock_key IS NULL
-         ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
-        v_kept := queue_workflows_kept_nodes(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
+    IF {node:any_kept()} THEN
+        v_kept := queue_workflows_node_kept(p_worker, p_host, p_queue, NULL, NULL, p_versions, p_claim);
     END IF;
-    IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN queue_workflows_first_node_crashed(p_queue) ELSE (
-                             SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
+    IF p_claim > 1 AND (CASE WHEN v_kept = '{}' THEN {node:first_may_kill()} ELSE (
+                             SELECT {may_kill(k)} FROM workflow_node_jobs k WHERE k.id = v_kept[1]) END) THEN
         v_room := 1;
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT q.id FROM workflow_node_jobs q
-         WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
-           AND q.required_version IS NULL AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
-           AND EXISTS (SELECT FROM workflow_runs o WHERE o.id = q.run_id
-                       AND NOT queue_workflows_is_terminal_run(o.status) OFFSET 0)
+         WHERE {node:claimable(q)} AND (v_room = 1 OR greatest(q.crash_count, q.lapse_count) <= 0)
          ORDER BY q.required_version, q.priority, q.seq LIMIT v_room - cardinality(v_kept)
            FOR UPDATE OF q SKIP LOCKED),
     claimed AS (
-        UPDATE workflow_node_jobs j
-           SET status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-               host_label = p_host, lease_expires_at = now() + p_lease_s * interval '1 second',
-               heartbeat_at = now(), started_at = now(), available_at = NULL, blocked_reason = NULL, error = NULL,
-               progress = NULL,
-               resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+        UPDATE workflow_node_jobs j SET {node:to_running(j, p_worker, p_host, p_lease_s, NULL)}
          WHERE j.id = ANY (v_kept || ARRAY(SELECT p.id FROM picked p))
         RETURNING j.*),
-    logged AS (
-        INSERT INTO workflow_node_events
-               (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, worker_id, claim_no)
-        SELECT c.run_id, c.node_id, c.id, greatest(0, least(c.attempts, 32767)), 'claimed', p_host, c.queue,
-               c.required_model, p_worker, c.claim_no
-          FROM claimed c)
-    SELECT row_to_json(ROW(
-               c.id, c.run_id, c.node_id, c.node_module, c.queue, c.required_model, c.status, c.pipeline_name,
-               c.priority, c.seq, c.claim_no, c.worker_id, c.claimed_by, c.generation, c.attempts,
-               c.max_attempts, c.crash_count, c.watchdog_retries, c.timeout_s, c.inputs, c.input_template,
-               c.ref_heads,
-               (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
-                                         'generation', r.generation, 'revision', r.revision,
-                                         'born', queue_workflows_born(r.created_at))
-                  FROM workflow_runs r WHERE r.id = c.run_id),
+    logged AS ({node:note_claim(c)} FROM claimed c)
+    SELECT row_to_json(ROW({claimed_columns(c)}, {run_of(c)},
                CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
            )::queue_workflows_claimed_node)
       FROM claimed c ORDER BY c.priority, c.seq;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF p_look_ahead_s IS NOT NULL AND v_count < p_claim THEN
-        IF p_claim > 1 AND v_count > 0 AND (v_room = 1 OR queue_workflows_first_node_crashed(p_queue)) THEN
+        IF p_claim > 1 AND v_count > 0 AND (v_room = 1 OR {node:first_may_kill()}) THEN
             v_due_s := 0;
         ELSE
             v_due_s := queue_workflows_node_due_in(p_host, p_queue, p_look_ahead_s, NOT p_promote);

@@ -1,5 +1,6 @@
 -- When an idle worker should claim again: a claim that finds nothing returns when the next delayed job of its queue is due.
 
+-- tables: ingest_jobs workflow_node_jobs
 -- Return in how many seconds the next delayed job of a queue is due, or NULL if none is known to be due within
 -- `p_within_s` seconds (at most a day). For jobs that are kept for `p_host` the end of their wait counts. `p_overdue`:
 -- return 0 if one is due already, which a claim without promotion has left. The index of delayed jobs has those of all queues:
@@ -7,9 +8,7 @@
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_due_in(
     p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 DECLARE
     v_until timestamptz := now() + greatest(0, least(p_within_s, 86400)) * interval '1 second';
     v_at    timestamptz;
@@ -23,47 +22,10 @@ BEGIN
     END IF;
     SELECT least(
                (SELECT k.resume_at FROM ingest_jobs k
-                 WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at > now() AND k.resume_at <= v_until
-                   AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-                   AND k.lock_key IS NULL
+                 WHERE {kept(k)} AND k.resume_at > now() AND k.resume_at <= v_until
                  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1),
                (SELECT d.available_at
                   FROM (SELECT j.queue, j.blocked_reason, j.available_at FROM ingest_jobs j
-                         WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
-                           AND j.available_at > now() AND j.available_at <= v_until
-                         ORDER BY j.available_at LIMIT 100) d
-                 WHERE d.queue = p_queue AND d.blocked_reason = 'not_due' ORDER BY d.available_at LIMIT 1))
-      INTO v_at;
-    -- greatest() ignores NULL.
-    RETURN CASE WHEN v_at IS NOT NULL THEN greatest(0, extract(epoch FROM v_at - clock_timestamp())) END;
-END $$;
-
--- Do the same for nodes.
-CREATE OR REPLACE FUNCTION queue_workflows_node_due_in(
-    p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
-DECLARE
-    v_until timestamptz := now() + greatest(0, least(p_within_s, 86400)) * interval '1 second';
-    v_at    timestamptz;
-BEGIN
-    IF p_overdue AND EXISTS (
-        SELECT FROM (SELECT j.queue, j.blocked_reason FROM workflow_node_jobs j
-                      WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-                      ORDER BY j.available_at LIMIT 100) d
-         WHERE d.queue = p_queue AND d.blocked_reason = 'not_due') THEN
-        RETURN 0;
-    END IF;
-    SELECT least(
-               (SELECT k.resume_at FROM workflow_node_jobs k
-                 WHERE k.resume_host = p_host AND k.queue = p_queue AND k.resume_at > now() AND k.resume_at <= v_until
-                   AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at
-                   AND k.lock_key IS NULL
-                 ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1),
-               (SELECT d.available_at
-                  FROM (SELECT j.queue, j.blocked_reason, j.available_at FROM workflow_node_jobs j
                          WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL
                            AND j.available_at > now() AND j.available_at <= v_until
                          ORDER BY j.available_at LIMIT 100) d

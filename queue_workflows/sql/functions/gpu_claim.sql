@@ -5,60 +5,34 @@
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_take(
     p_model text, p_how text, p_band smallint, p_seq bigint, p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_id text;
 BEGIN
     IF p_how = 'oldest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL AND j.seq <= p_seq
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model IS NULL AND j.seq <= p_seq
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'oldest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
          ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND (j.required_model, j.priority) >= (p_model, p_band)
-           AND (j.required_model, j.priority) <= (p_model, p_band)
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)}
+           AND (j.required_model, j.priority) >= (p_model, p_band) AND (j.required_model, j.priority) <= (p_model, p_band)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model IS NULL
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSE
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     END IF;
     RETURN v_id;
@@ -71,9 +45,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_vram   integer;
     v_listed   boolean;
@@ -90,64 +62,31 @@ BEGIN
        AND NOT (v_listed AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
                                     WHERE l.known_models IS NOT NULL)) THEN
         SELECT j.priority INTO v_band FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)}
          ORDER BY j.priority, j.seq LIMIT 1;
         IF v_band IS NULL THEN
             RETURN NULL;
         END IF;
-        IF p_model IS NOT NULL AND p_newest THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_model, j.priority) >= (p_model, v_band)
-               AND (j.required_model, j.priority) <= (p_model, v_band)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        IF p_newest THEN
+            v_id := queue_workflows_gpu_take(coalesce(p_model, ''), 'newest', v_band, NULL, p_versions);
         ELSIF p_model IS NOT NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_model, j.priority) >= (p_model, v_band)
-               AND (j.required_model, j.priority) <= (p_model, v_band)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE {for_gpu(j)}
+               AND (j.required_model, j.priority) >= (p_model, v_band) AND (j.required_model, j.priority) <= (p_model, v_band)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        ELSIF p_newest THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE {for_gpu(j)} AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.priority = v_band
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE {for_gpu(j)} AND j.priority = v_band
              ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE {for_gpu(j)}
              ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         RETURN v_id;

@@ -34,9 +34,7 @@ $$;
 -- priority, and the oldest job. Return no row if nothing waits.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_line(p_model text, p_versions text[] DEFAULT NULL)
 RETURNS SETOF queue_workflows_gpu_line LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_priority smallint;
     v_seq      bigint;
@@ -46,33 +44,17 @@ DECLARE
 BEGIN
     IF p_model = '' THEN
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model IS NULL
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model IS NULL
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model IS NULL
          ORDER BY j.required_model, j.seq LIMIT 1;
     ELSE
         SELECT j.priority, j.seq, j.created_at INTO v_priority, v_seq, v_at FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model
          ORDER BY j.required_model, j.priority, j.seq LIMIT 1;
         SELECT j.seq, j.created_at INTO v_oldest, v_since FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_model BETWEEN p_model AND p_model
-           AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model
          ORDER BY j.required_model, j.seq LIMIT 1;
     END IF;
     IF v_seq IS NOT NULL THEN
@@ -90,9 +72,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_gpu_weigh(
     OUT jobs integer, OUT waited_s double precision, OUT load_s double precision,
     OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean)
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_jobs   integer;
     v_waited float8;
@@ -100,11 +80,7 @@ BEGIN
     SELECT count(*), coalesce(sum(queue_workflows_age_s(w.created_at)), 0)
       INTO v_jobs, v_waited
       FROM (SELECT j.created_at FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_model BETWEEN p_model AND p_model
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model
              ORDER BY j.required_model, j.priority, j.seq LIMIT 16) w;
     jobs := v_jobs;
     waited_s := v_waited;
@@ -202,9 +178,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_gpu_next(
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[],
     OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text)
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_incremental_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_choice text;
     v_band   smallint;
@@ -231,35 +205,25 @@ BEGIN
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE (k.required_model, k.priority) >= (m.model, j.priority)
                                AND (k.required_model, k.priority) <= (m.model, j.priority)
-                               AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                               AND {for_gpu(k)}
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1)
                         ELSE -(
                             SELECT k.seq FROM workflow_node_jobs k
                              WHERE k.required_model IS NULL AND k.priority BETWEEN j.priority AND j.priority
-                               AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                               AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                               AND {for_gpu(k)}
                              ORDER BY k.required_model DESC, k.priority DESC, k.seq DESC LIMIT 1) END AS place
               FROM unnest(p_models) AS m(model)
              CROSS JOIN LATERAL (
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model <> '' AND k.required_model BETWEEN m.model AND m.model
-                       AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                       AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                       AND {for_gpu(k)}
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
                      WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
                        AND queue_workflows_is_claimable(k.status, k.blocked_reason)
                        AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                       AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id
-                                   AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                       AND {live(k)}
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;

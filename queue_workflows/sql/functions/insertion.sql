@@ -6,10 +6,7 @@
 CREATE OR REPLACE FUNCTION queue_workflows_hold_until_due() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
-       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
+    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12 OR {bad_counters()}
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at) > '9999-12-31+00'
        OR least(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
@@ -20,37 +17,14 @@ BEGIN
                    octet_length(NEW.worker_id)) > 1000 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
-    IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
-        IF NEW.lease_expires_at > now() + interval '7 days' THEN
-            RAISE EXCEPTION 'workflow_node_jobs.lease_expires_at of a running job is over 7 days ahead'
-                USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
-        END IF;
-        NEW.claim_no := greatest(NEW.claim_no, 1);
-        NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
-        NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
-    ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
-        NEW.worker_id := NULL;
-        NEW.lease_expires_at := NULL;
-    END IF;
-    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
-        -- Only a handler that waits lets a job be kept for its host.
-        NEW.resume_host := NULL;
-        NEW.resume_at := NULL;
-        NEW.resume_until := NULL;
-    END IF;
+    {settle_inserted()}
     IF NEW.required_model = '' THEN
         NEW.required_model := NULL;
     END IF;
     IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
         NEW.blocked_reason := 'not_due';
     END IF;
-    IF NEW.lock_key IS NOT NULL AND NEW.status = 'queued' THEN
-        IF NEW.blocked_reason IS NULL THEN
-            NEW.blocked_reason := 'locked';
-        END IF;
-        PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
-    END IF;
+    {wait_for_lock()}
     RETURN NEW;
 END $$;
 
@@ -67,10 +41,7 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_hold_ingest() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seq NOT BETWEEN 1 AND 1000000000000000
-       OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
-       OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
-       OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12
+    IF NEW.claim_no NOT BETWEEN 0 AND 1000000000 OR NEW.seconds NOT BETWEEN -1e12 AND 1e12 OR {bad_counters()}
        OR greatest(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
                    NEW.finished_at, NEW.cancel_requested_at, NEW.admitted_at) > '9999-12-31+00'
        OR least(NEW.created_at, NEW.available_at, NEW.lease_expires_at, NEW.heartbeat_at, NEW.started_at,
@@ -94,25 +65,7 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.result, 'ingest_jobs.result');
         PERFORM queue_workflows_check_payload(NEW.progress, 'ingest_jobs.progress');
     END IF;
-    IF NEW.status = 'running' THEN
-        -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
-        IF NEW.lease_expires_at > now() + interval '7 days' THEN
-            RAISE EXCEPTION 'ingest_jobs.lease_expires_at of a running job is over 7 days ahead'
-                USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
-        END IF;
-        NEW.claim_no := greatest(NEW.claim_no, 1);
-        NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
-        NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
-    ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
-        NEW.worker_id := NULL;
-        NEW.lease_expires_at := NULL;
-    END IF;
-    IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
-        -- Only a handler that waits lets a job be kept for its host.
-        NEW.resume_host := NULL;
-        NEW.resume_at := NULL;
-        NEW.resume_until := NULL;
-    END IF;
+    {settle_inserted()}
     IF coalesce(NEW.partition_key, NEW.lock_key, NEW.idempotency_key) IS NULL
        AND (NEW.available_at > now()) IS NOT TRUE THEN
         RETURN NEW;
@@ -126,12 +79,7 @@ BEGIN
             NEW := queue_workflows_limit_gate(NULL, NEW);
         END IF;
     END IF;
-    IF NEW.lock_key IS NOT NULL AND NEW.status = 'queued' THEN
-        IF NEW.blocked_reason IS NULL THEN
-            NEW.blocked_reason := 'locked';
-        END IF;
-        PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
-    END IF;
+    {wait_for_lock()}
     IF NEW.idempotency_key IS NOT NULL AND NOT NEW.idempotency_released THEN
         PERFORM queue_workflows_release_key(NEW.idempotency_key);
     END IF;

@@ -63,60 +63,15 @@ END $$;
 -- has marked their notes; no row is waited for.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
     -- Once for each table: dynamic SQL for both would be planned again at each commit that has a lock key.
     IF p_jobs = 'ingest_jobs' THEN
-        WITH behind AS MATERIALIZED (
-            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT j.id FROM ingest_jobs j
-                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-                   AND j.blocked_reason IS NULL
-                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
-                   AND EXISTS (SELECT FROM (
-                       SELECT w.priority, w.seq FROM ingest_jobs w
-                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                          AND w.blocked_reason = 'locked'
-                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
-                   FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE ingest_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
-        WITH heads AS MATERIALIZED (
-            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT w.id FROM ingest_jobs w
-                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                   AND w.blocked_reason = 'locked'
-                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-             WHERE NOT EXISTS (SELECT FROM ingest_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE ingest_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
-        GET DIAGNOSTICS v_count = ROW_COUNT;
+        {give_turns(ingest_jobs)}
     ELSE
-        WITH behind AS MATERIALIZED (
-            SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT j.id FROM workflow_node_jobs j
-                 WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-                   AND j.blocked_reason IS NULL
-                   -- Compare with the first waiter only: a search for any earlier one may read all waiters.
-                   AND EXISTS (SELECT FROM (
-                       SELECT w.priority, w.seq FROM workflow_node_jobs w
-                        WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                          AND w.blocked_reason = 'locked'
-                        ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
-                   FOR UPDATE OF j SKIP LOCKED) b)
-        UPDATE workflow_node_jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
-        WITH heads AS MATERIALIZED (
-            SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
-                SELECT w.id FROM workflow_node_jobs w
-                 WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
-                   AND w.blocked_reason = 'locked'
-                 ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-             WHERE NOT EXISTS (SELECT FROM workflow_node_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-                      AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
-        UPDATE workflow_node_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
-        GET DIAGNOSTICS v_count = ROW_COUNT;
+        {give_turns(workflow_node_jobs)}
     END IF;
     RETURN v_count;
 END $$;
@@ -292,14 +247,7 @@ DECLARE
 BEGIN
     PERFORM queue_workflows_demand('UPDATE', p_jobs, 'status');
     EXECUTE format($q$
-        WITH RECURSIVE line (key) AS (
-            (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
-                AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
-            UNION ALL
-            SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
-                       AND w.blocked_reason = 'locked' AND w.lock_key > line.key
-                     ORDER BY w.lock_key LIMIT 1)
-              FROM line WHERE line.key IS NOT NULL)
+        {keys_with_waiters()}
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key

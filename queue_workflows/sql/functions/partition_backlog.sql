@@ -9,35 +9,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 BEGIN
     IF p_in_line THEN
-        RETURN QUERY WITH RECURSIVE line (queue, key) AS (
-            (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-              WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason = 'limited'
-                AND j.queue >= coalesce(p_queue, '')
-              ORDER BY j.queue, j.partition_key LIMIT 1)
-            UNION ALL
-            SELECT n.queue, n.partition_key FROM line CROSS JOIN LATERAL (
-                SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-                 WHERE j.partition_key IS NOT NULL AND j.status = 'queued' AND j.blocked_reason = 'limited'
-                   AND (j.queue, j.partition_key) > (line.queue, line.key)
-                 ORDER BY j.queue, j.partition_key LIMIT 1) n
-             WHERE p_queue IS NULL OR line.queue = p_queue)
-        SELECT l.queue, l.key FROM line l WHERE p_queue IS NULL OR l.queue = p_queue;
+        RETURN QUERY {partitions_of(j.status = 'queued' AND j.blocked_reason = 'limited')};
     ELSE
-        RETURN QUERY WITH RECURSIVE held (queue, key) AS (
-            (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-              WHERE j.partition_key IS NOT NULL AND (j.status = 'running' OR (
-                    j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)))
-                AND j.queue >= coalesce(p_queue, '')
-              ORDER BY j.queue, j.partition_key LIMIT 1)
-            UNION ALL
-            SELECT n.queue, n.partition_key FROM held CROSS JOIN LATERAL (
-                SELECT j.queue::text, j.partition_key FROM ingest_jobs j
-                 WHERE j.partition_key IS NOT NULL AND (j.status = 'running' OR (
-                       j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)))
-                   AND (j.queue, j.partition_key) > (held.queue, held.key)
-                 ORDER BY j.queue, j.partition_key LIMIT 1) n
-             WHERE p_queue IS NULL OR held.queue = p_queue)
-        SELECT h.queue, h.key FROM held h WHERE p_queue IS NULL OR h.queue = p_queue;
+        RETURN QUERY {partitions_of({has_place(j)})};
     END IF;
 END $$;
 
@@ -46,9 +20,7 @@ END $$;
 -- transaction commits; no row is waited for.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_back(p_queue text, p_look integer, p_most integer)
 RETURNS integer LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off
+{by_index()}
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_all   boolean;
@@ -80,9 +52,7 @@ END $$;
 -- that nobody waits until the rest is blocked. id NULL: claim nothing now.
 CREATE OR REPLACE FUNCTION queue_workflows_past_lines(p_queue text, OUT held boolean, OUT id text)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 #variable_conflict use_column
 DECLARE
     c_most  CONSTANT integer := 500;
@@ -141,8 +111,7 @@ BEGIN
                AND NOT EXISTS (
                    SELECT FROM ingest_jobs j
                     WHERE j.queue = p.queue AND j.partition_key = p.partition_key
-                      AND j.partition_key IS NOT NULL AND (j.status = 'running' OR (
-                          j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL))))
+                      AND j.partition_key IS NOT NULL AND {has_place(j)})
              LIMIT 1000) l;
     FOR v_queue IN SELECT l.queue FROM queue_partition_limits l ORDER BY l.queue LOOP
         EXIT WHEN v_moved >= 1000;

@@ -140,9 +140,7 @@ END $$;
 -- key in ORDER BY, force the indexes by partition.
 CREATE OR REPLACE FUNCTION queue_workflows_admit(p_queue text, p_key text, p_starts integer) RETURNS void
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 DECLARE
     c_ahead   CONSTANT integer := 256;  -- admitted and not claimed: as many as a worker's batch may need
     v_paused  boolean;

@@ -6,9 +6,7 @@
 CREATE OR REPLACE FUNCTION queue_workflows_queue_room(
     p_queue text, p_wanted integer, OUT room integer, OUT wait_s double precision)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off
+{by_index()}
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_set   queue_settings;

@@ -95,14 +95,7 @@ BEGIN
         RETURN 0;
     END IF;
     EXECUTE format($q$
-        WITH RECURSIVE line (key) AS (
-            (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
-                AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
-            UNION ALL
-            SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
-                       AND w.blocked_reason = 'locked' AND w.lock_key > line.key
-                     ORDER BY w.lock_key LIMIT 1)
-              FROM line WHERE line.key IS NOT NULL)
+        {keys_with_waiters()}
         SELECT array_agg(c.key) FROM (
             SELECT line.key FROM line CROSS JOIN LATERAL (
                 SELECT j.queue::text FROM %1$I j

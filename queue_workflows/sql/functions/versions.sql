@@ -4,9 +4,7 @@
 -- to the next one that is asked for, so it reads neither the jobs of other versions nor asks for each in turn.
 CREATE OR REPLACE FUNCTION queue_workflows_version_heads(p_queue text, p_versions text[])
 RETURNS TABLE (version text, priority smallint, seq bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 DECLARE
     v_asked    text[] := ARRAY(SELECT DISTINCT a FROM unnest(p_versions) a WHERE a IS NOT NULL ORDER BY a);
     v_at       integer := 1;
@@ -16,10 +14,7 @@ DECLARE
 BEGIN
     WHILE v_at <= cardinality(v_asked) LOOP
         SELECT j.required_version, j.priority, j.seq INTO v_version, v_priority, v_seq FROM workflow_node_jobs j
-         WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND j.required_version >= v_asked[v_at]
-           AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                       AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+         WHERE {versioned(j)} AND j.required_version >= v_asked[v_at]
          ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
         EXIT WHEN NOT FOUND;
         WHILE v_asked[v_at] < v_version LOOP
@@ -40,9 +35,7 @@ END $$;
 -- jobs with a version go first, the newest of its version.
 CREATE OR REPLACE FUNCTION queue_workflows_pick_version(p_queue text, p_versions text[], p_newest boolean)
 RETURNS text LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 DECLARE
     v_versions text[] := p_versions;
     v_version  text;
@@ -59,34 +52,21 @@ BEGIN
         END IF;
         IF p_newest THEN
             SELECT j.priority INTO v_priority FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_version IS NULL
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.required_version, j.priority, j.seq LIMIT 1;
+             WHERE {node:claimable(j)} {node:first(j)};
             IF v_priority < v_band THEN
                 RETURN NULL;
             END IF;
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_version, j.priority) >= (v_version, v_band)
+             WHERE {versioned(j)} AND (j.required_version, j.priority) >= (v_version, v_band)
                AND (j.required_version, j.priority) <= (v_version, v_band)
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
              ORDER BY j.required_version DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND j.required_version IS NULL AND (j.priority, j.seq) < (v_band, v_seq)
-               AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                           AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+             WHERE {versioned(j)} AND j.required_version IS NULL AND (j.priority, j.seq) < (v_band, v_seq)
              ORDER BY j.required_version, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
             IF v_id IS NULL THEN
                 SELECT j.id INTO v_id FROM workflow_node_jobs j
-                 WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                   AND j.required_version BETWEEN v_version AND v_version
-                   AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id
-                               AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                 WHERE {versioned(j)} AND j.required_version BETWEEN v_version AND v_version
                  ORDER BY j.required_version, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
             END IF;
         END IF;

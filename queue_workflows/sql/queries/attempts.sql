@@ -30,22 +30,15 @@ WITH done AS (
                 CROSS JOIN LATERAL (SELECT made < most AND %(retry)s::boolean AS again) AS decided),
            error = %(error)s, seconds = %(seconds)s::float8,
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
- RETURNING queue_workflows_record(
-               j, CASE j.status WHEN 'queued' THEN 'retried' ELSE j.status END,
-               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
-               worker => %(worker)s, seconds => %(seconds)s, error => %(error)s,
-               detail => %(detail)s) AS job)
-SELECT (job).* FROM done;
+     WHERE {held(j)}
+ {recorded(j, {unless_queued('retried')}, worker => %(worker)s, seconds => %(seconds)s, error => %(error)s, detail => %(detail)s)};
 
 -- name: store_received none
 -- Store the inputs that a node has received, so that its history shows them although it
 -- failed.
 UPDATE workflow_node_jobs j
    SET resolved_inputs = %(received)s::jsonb
- WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-   AND j.status = 'running';
+ WHERE {held(j)};
 
 -- name: end_by_watchdog one
 -- tables: ingest_jobs workflow_node_jobs
@@ -67,14 +60,8 @@ WITH done AS (
                       ) AS counted),
            error = %(error)s, seconds = %(seconds)s::float8,
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
- RETURNING queue_workflows_record(
-               j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
-               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
-               worker => %(worker)s, seconds => %(seconds)s, error => %(error)s,
-               detail => %(detail)s) AS job)
-SELECT (job).* FROM done;
+     WHERE {held(j)}
+ {recorded(j, {unless_queued('requeued')}, worker => %(worker)s, seconds => %(seconds)s, error => %(error)s, detail => %(detail)s)};
 
 -- name: park one
 -- Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
@@ -86,9 +73,7 @@ WITH done AS (
                       CASE WHEN must_end THEN now() END
                  FROM queue_workflows_must_end(j) AS must_end),
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
- RETURNING queue_workflows_record(
-               j, CASE j.status WHEN 'awaiting_input' THEN 'parked' ELSE j.status END,
-               worker => %(worker)s) AS job)
+     WHERE {held(j)}
+ RETURNING queue_workflows_record(j, CASE j.status WHEN 'awaiting_input' THEN 'parked' ELSE j.status END,
+                                  worker => %(worker)s) AS job)
 SELECT (job).* FROM done;

@@ -20,36 +20,22 @@ SELECT set_config('transaction_read_only', 'on', true),
 WITH found (id, text) AS MATERIALIZED (
     -- Events do not tell the generations of a retried job apart. An event that an app recorded
     -- carries no claim.
-    SELECT e.job_id, e.event_type || ' after ' || x.event_type
-      FROM workflow_node_events e
-      JOIN workflow_node_events x
-        ON x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id AND x.id < e.id
-      JOIN workflow_node_jobs j ON j.id = e.job_id AND j.generation = 0
-     WHERE e.created_at >= %(since)s::timestamptz AND x.claim_no IS NOT NULL
-       AND x.event_type IN ('completed', 'failed', 'cancelled')
-       AND (e.event_type = 'claimed' OR e.claim_no IS NOT NULL AND e.event_type IN
-            ('completed', 'failed', 'cancelled', 'requeued', 'reclaimed', 'retried', 'parked'))
-    UNION ALL
+    -- both:
     SELECT e.job_id, e.event_type || ' after ' || x.event_type
       FROM ingest_job_events e
-      JOIN ingest_job_events x ON x.job_id = e.job_id AND x.id < e.id
+      JOIN ingest_job_events x ON {same_job(x, e)} x.id < e.id
       JOIN ingest_jobs j ON j.id = e.job_id AND j.generation = 0
      WHERE e.created_at >= %(since)s::timestamptz AND x.claim_no IS NOT NULL
        AND x.event_type IN ('completed', 'failed', 'cancelled')
        AND (e.event_type = 'claimed' OR e.claim_no IS NOT NULL AND e.event_type IN
-            ('completed', 'failed', 'cancelled', 'requeued', 'reclaimed', 'retried', 'parked')))
+            ('completed', 'failed', 'cancelled', 'requeued', 'reclaimed', 'retried', 'parked'))
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: one_finalisation many
 -- A job is finalised at most once per generation, by its highest claim.
-WITH sent AS NOT MATERIALIZED (
-    -- No index has the age of an outbox row, but ids rise with it: walk back to the first row that
-    -- is too old. The hour more is for a long transaction, whose `created_at` is its start.
-    SELECT * FROM workflow_dispatch_events
-     WHERE id > coalesce((
-           SELECT id FROM workflow_dispatch_events
-            WHERE created_at < %(since)s::timestamptz - interval '1 hour'
-            ORDER BY id DESC LIMIT 1), 0)),
+WITH sent AS NOT MATERIALIZED ({recently_sent()}),
 found (id, text) AS MATERIALIZED (
     SELECT job_id, count(*) || ' finalisations in the outbox'
       FROM sent
@@ -61,21 +47,16 @@ found (id, text) AS MATERIALIZED (
       JOIN workflow_node_jobs j ON j.id = d.job_id AND j.generation = d.generation
      WHERE d.kind IN ('completed', 'failed') AND d.claim_no <> j.claim_no
     UNION ALL
-    SELECT j.id, 'finalised ' || count(*) || ' times, last by claim ' || max(e.claim_no)
-           || ' of ' || j.claim_no
-      FROM workflow_node_events e
-      JOIN workflow_node_jobs j ON j.id = e.job_id AND j.generation = 0
-     WHERE e.created_at >= %(since)s::timestamptz AND e.claim_no IS NOT NULL
-       AND e.event_type IN ('completed', 'failed')
-     GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no
-    UNION ALL
+    -- both:
     SELECT j.id, 'finalised ' || count(*) || ' times, last by claim ' || max(e.claim_no)
            || ' of ' || j.claim_no
       FROM ingest_job_events e
       JOIN ingest_jobs j ON j.id = e.job_id AND j.generation = 0
      WHERE e.created_at >= %(since)s::timestamptz AND e.claim_no IS NOT NULL
        AND e.event_type IN ('completed', 'failed')
-     GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no)
+     GROUP BY j.id, j.claim_no HAVING count(*) > 1 OR max(e.claim_no) <> j.claim_no
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: claims_counted many
@@ -83,26 +64,7 @@ SELECT id, text FROM found LIMIT %(limit)s;
 WITH found (id, text) AS MATERIALIZED (
     -- A claim by a plain UPDATE leaves no event. The sweep that takes such a claim back leaves
     -- one without a worker, which fills the gap.
-    SELECT e.job_id, 'claim ' || e.claim_no || ' after ' || e.before
-      FROM (SELECT c.*, lag(claim_no) OVER (PARTITION BY job_id ORDER BY id) AS before
-              FROM workflow_node_events c
-             WHERE event_type = 'claimed' AND claim_no IS NOT NULL
-               AND created_at >= %(since)s::timestamptz) e
-     WHERE e.claim_no <> e.before + 1
-       AND (SELECT count(DISTINCT x.claim_no) FROM workflow_node_events x
-             WHERE x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id
-               AND x.worker_id IS NULL AND x.claim_no > e.before AND x.claim_no < e.claim_no)
-           <> e.claim_no - e.before - 1
-    UNION ALL
-    SELECT j.id, 'claim ' || j.claim_no || ', its last event ' || max(e.claim_no)
-      FROM workflow_node_events e
-      JOIN workflow_node_jobs j ON j.id = e.job_id
-     WHERE e.event_type = 'claimed' AND e.created_at >= %(since)s::timestamptz
-     GROUP BY j.id, j.claim_no, j.status, j.worker_id
-    HAVING max(e.claim_no) > j.claim_no
-        OR max(e.claim_no) < j.claim_no AND j.status = 'running'
-       AND NOT starts_with(j.worker_id, 'legacy:')
-    UNION ALL
+    -- both:
     SELECT e.job_id, 'claim ' || e.claim_no || ' after ' || e.before
       FROM (SELECT c.*, lag(claim_no) OVER (PARTITION BY job_id ORDER BY id) AS before
               FROM ingest_job_events c
@@ -110,8 +72,8 @@ WITH found (id, text) AS MATERIALIZED (
                AND created_at >= %(since)s::timestamptz) e
      WHERE e.claim_no <> e.before + 1
        AND (SELECT count(DISTINCT x.claim_no) FROM ingest_job_events x
-             WHERE x.job_id = e.job_id
-               AND x.worker_id IS NULL AND x.claim_no > e.before AND x.claim_no < e.claim_no)
+             WHERE {same_job(x, e)}
+                   x.worker_id IS NULL AND x.claim_no > e.before AND x.claim_no < e.claim_no)
            <> e.claim_no - e.before - 1
     UNION ALL
     SELECT j.id, 'claim ' || j.claim_no || ', its last event ' || max(e.claim_no)
@@ -121,76 +83,43 @@ WITH found (id, text) AS MATERIALIZED (
      GROUP BY j.id, j.claim_no, j.status, j.worker_id
     HAVING max(e.claim_no) > j.claim_no
         OR max(e.claim_no) < j.claim_no AND j.status = 'running'
-       AND NOT starts_with(j.worker_id, 'legacy:'))
+       AND NOT starts_with(j.worker_id, 'legacy:')
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: own_claim_only many
 -- No accepted write carries the claim of another worker.
 WITH found (id, text) AS MATERIALIZED (
-    SELECT e.job_id, e.event_type || ' by ' || e.worker_id || ' under claim ' || x.claim_no
-           || ' of ' || x.worker_id
-      FROM workflow_node_events e
-      JOIN workflow_node_events x
-        ON x.run_id = e.run_id AND x.node_id = e.node_id AND x.job_id = e.job_id
-       AND x.claim_no = e.claim_no AND x.event_type = 'claimed'
-     WHERE e.created_at >= %(since)s::timestamptz AND e.worker_id <> x.worker_id
-    UNION ALL
+    -- both:
     SELECT e.job_id, e.event_type || ' by ' || e.worker_id || ' under claim ' || x.claim_no
            || ' of ' || x.worker_id
       FROM ingest_job_events e
-      JOIN ingest_job_events x
-        ON x.job_id = e.job_id AND x.claim_no = e.claim_no AND x.event_type = 'claimed'
-     WHERE e.created_at >= %(since)s::timestamptz AND e.worker_id <> x.worker_id)
+      JOIN ingest_job_events x ON {same_job(x, e)} x.claim_no = e.claim_no AND x.event_type = 'claimed'
+     WHERE e.created_at >= %(since)s::timestamptz AND e.worker_id <> x.worker_id
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: running_is_claimed many
 -- A job is running if and only if its claim, lease and worker are all set.
-WITH touched_nodes (id) AS (
-    -- The jobs that left an event in the window, and those that wait or run. UNION, as a condition
-    -- with OR would keep the planner from the partial indexes.
-    SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
-    UNION SELECT job_id FROM workflow_node_events
-     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT id FROM workflow_node_jobs
-     WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
-touched_ingest_jobs (id) AS (
-    SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
-    UNION SELECT job_id FROM ingest_job_events
-     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
-    UNION SELECT id FROM ingest_jobs WHERE status = 'running'
-    UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
-found (id, text) AS MATERIALIZED (
+WITH found (id, text) AS MATERIALIZED (
+    -- both:
     SELECT j.id, j.status || ', worker ' || coalesce(j.worker_id, '-') || ', claim ' || j.claim_no
            || ', lease ' || coalesce(j.lease_expires_at::text, '-')
-      FROM touched_nodes t
-      JOIN workflow_node_jobs j ON j.id = t.id
-     WHERE j.status = 'running'
-       AND (j.worker_id IS NULL OR j.lease_expires_at IS NULL OR j.claim_no < 1)
-        OR j.status <> 'running' AND (j.worker_id IS NOT NULL OR j.lease_expires_at IS NOT NULL)
-    UNION ALL
-    SELECT j.id, j.status || ', worker ' || coalesce(j.worker_id, '-') || ', claim ' || j.claim_no
-           || ', lease ' || coalesce(j.lease_expires_at::text, '-')
-      FROM touched_ingest_jobs t
+      FROM ({touched(id, job_id)}) t
       JOIN ingest_jobs j ON j.id = t.id
      WHERE j.status = 'running'
        AND (j.worker_id IS NULL OR j.lease_expires_at IS NULL OR j.claim_no < 1)
-        OR j.status <> 'running' AND (j.worker_id IS NOT NULL OR j.lease_expires_at IS NOT NULL))
+        OR j.status <> 'running' AND (j.worker_id IS NOT NULL OR j.lease_expires_at IS NOT NULL)
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: dependencies_first many
 -- A node is queued once per run, and only after all its dependencies are completed or skipped.
 WITH touched_runs (id) AS NOT MATERIALIZED (
-    SELECT id FROM workflow_runs WHERE %(whole)s::boolean
-    UNION SELECT run_id FROM workflow_node_events
-     WHERE NOT %(whole)s::boolean AND created_at >= %(since)s::timestamptz
-    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT run_id FROM workflow_node_jobs
-     WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT run_id FROM workflow_node_jobs
-     WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+    SELECT id FROM workflow_runs WHERE %(whole)s::boolean UNION {node:touched(run_id, run_id)}),
 found (id, text) AS MATERIALIZED (
     SELECT x.id, x.node_id || ' of ' || t.id || ' is ' || x.status || ' before ' || x.dep
       FROM touched_runs t
@@ -226,20 +155,8 @@ SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: outbox_agrees many
 -- A completed or failed node has exactly one outbox event of that kind, from the same commit.
-WITH touched (id) AS (
-    SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
-    UNION SELECT job_id FROM workflow_node_events
-     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT id FROM workflow_node_jobs
-     WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
-sent AS NOT MATERIALIZED (
-    SELECT * FROM workflow_dispatch_events
-     WHERE id > coalesce((
-           SELECT id FROM workflow_dispatch_events
-            WHERE created_at < %(since)s::timestamptz - interval '1 hour'
-            ORDER BY id DESC LIMIT 1), 0)),
+WITH touched (id) AS ({node:touched(id, job_id)}),
+sent AS NOT MATERIALIZED ({recently_sent()}),
 found (id, text) AS MATERIALIZED (
     SELECT j.id, j.status || ' with ' || count(d.id) || ' such outbox rows'
       FROM touched t
@@ -264,14 +181,7 @@ SELECT id, text FROM found LIMIT %(limit)s;
 -- A completed run has only completed or skipped nodes, but for items that may fail, and no node
 -- waits under a terminal run after a sweep.
 WITH touched_runs (id) AS NOT MATERIALIZED (
-    SELECT id FROM workflow_runs WHERE %(whole)s::boolean
-    UNION SELECT run_id FROM workflow_node_events
-     WHERE NOT %(whole)s::boolean AND created_at >= %(since)s::timestamptz
-    UNION SELECT run_id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT run_id FROM workflow_node_jobs
-     WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT run_id FROM workflow_node_jobs
-     WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+    SELECT id FROM workflow_runs WHERE %(whole)s::boolean UNION {node:touched(run_id, run_id)}),
 found (id, text) AS MATERIALIZED (
     SELECT r.id, r.status || ' with node ' || j.node_id || ' ' || j.status
       FROM touched_runs t
@@ -311,13 +221,7 @@ SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: one_job_per_key many
 -- One idempotency key gives one job.
-WITH touched (id) AS (
-    SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
-    UNION SELECT job_id FROM ingest_job_events
-     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
-    UNION SELECT id FROM ingest_jobs WHERE status = 'running'
-    UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
+WITH touched (id) AS ({ingest:touched(id, job_id)}),
 found (id, text) AS MATERIALIZED (
     SELECT max(j.id), count(*) || ' jobs have the key ' || j.idempotency_key
       FROM touched t
@@ -342,58 +246,26 @@ SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: attempts_bounded many
 -- The attempts, crashes and lapses of a job stay within their limits.
-WITH touched_nodes (id) AS (
-    SELECT id FROM workflow_node_jobs WHERE %(whole)s::boolean
-    UNION SELECT job_id FROM workflow_node_events
-     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'running'
-    UNION SELECT id FROM workflow_node_jobs
-     WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT id FROM workflow_node_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
-touched_ingest_jobs (id) AS (
-    SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
-    UNION SELECT job_id FROM ingest_job_events
-     WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
-    UNION SELECT id FROM ingest_jobs WHERE status = 'running'
-    UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
-    UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL),
-found (id, text) AS MATERIALIZED (
+WITH found (id, text) AS MATERIALIZED (
+    -- both:
     SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts
            || '), ' || j.crash_count || ' crashes and ' || j.lapse_count || ' lapses in a row'
-      FROM touched_nodes t
-      JOIN workflow_node_jobs j ON j.id = t.id
-     WHERE j.attempts > greatest(j.max_attempts, 1)
-        OR j.crash_count > %(max_crashes)s::integer OR j.lapse_count > %(max_lapses)s::integer
-        OR j.status IN ('queued', 'running')
-       AND (j.attempts >= greatest(j.max_attempts, 1)
-            OR j.crash_count >= %(max_crashes)s::integer
-            OR j.lapse_count >= %(max_lapses)s::integer)
-    UNION ALL
-    SELECT j.id, j.status || ' after ' || j.attempts || ' attempts (of ' || j.max_attempts
-           || '), ' || j.crash_count || ' crashes and ' || j.lapse_count || ' lapses in a row'
-      FROM touched_ingest_jobs t
+      FROM ({touched(id, job_id)}) t
       JOIN ingest_jobs j ON j.id = t.id
      WHERE j.attempts > greatest(j.max_attempts, 1)
         OR j.crash_count > %(max_crashes)s::integer OR j.lapse_count > %(max_lapses)s::integer
         OR j.status IN ('queued', 'running')
        AND (j.attempts >= greatest(j.max_attempts, 1)
             OR j.crash_count >= %(max_crashes)s::integer
-            OR j.lapse_count >= %(max_lapses)s::integer))
+            OR j.lapse_count >= %(max_lapses)s::integer)
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: off_holds many
 -- A worker that is switched OFF claims nothing.
 WITH found (id, text) AS MATERIALIZED (
-    SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' at '
-           || e.created_at::text || ', OFF since ' || c.updated_at::text
-      FROM worker_controls c
-      JOIN workflow_node_events e
-        ON e.host_label = c.host_label AND c.queue IN (e.queue, 'all') AND e.event_type = 'claimed'
-       AND e.created_at >= %(since)s::timestamptz
-       AND e.created_at > c.updated_at + %(commit_s)s::float8 * interval '1 second'
-       AND (c.until_at IS NULL OR e.created_at < c.until_at)
-     WHERE c.desired_state = 'off'
-    UNION ALL
+    -- both:
     SELECT e.job_id, 'claimed on ' || e.host_label || ' ' || e.queue || ' at '
            || e.created_at::text || ', OFF since ' || c.updated_at::text
       FROM worker_controls c
@@ -402,7 +274,9 @@ WITH found (id, text) AS MATERIALIZED (
        AND e.created_at >= %(since)s::timestamptz
        AND e.created_at > c.updated_at + %(commit_s)s::float8 * interval '1 second'
        AND (c.until_at IS NULL OR e.created_at < c.until_at)
-     WHERE c.desired_state = 'off')
+     WHERE c.desired_state = 'off'
+    -- end
+)
 SELECT id, text FROM found LIMIT %(limit)s;
 
 -- name: runs_advance many
@@ -464,11 +338,7 @@ found (id, text) AS MATERIALIZED (
     SELECT p.id, 'it has parts of claim ' || p.claim_no || ', its last claim is '
            || coalesce(j.claim_no::text, 'none')
       FROM parts p
-      LEFT JOIN LATERAL (
-           SELECT i.claim_no FROM ingest_jobs i WHERE p.job_table = 'ingest_jobs' AND i.id = p.id
-            UNION ALL
-           SELECT n.claim_no FROM workflow_node_jobs n
-            WHERE p.job_table = 'workflow_node_jobs' AND n.id = p.id) j ON true
+      LEFT JOIN LATERAL ({claim_of(p.job_table, p.id)}) j ON true
      WHERE j.claim_no IS NULL OR p.claim_no > j.claim_no
     UNION ALL
     SELECT p.id, 'a part of claim ' || p.claim_no || ' at ' || p.at::text || ', which ended at '
@@ -499,12 +369,7 @@ WITH found (id, text) AS MATERIALIZED (
                    THEN ' has ' || s.crashes || ' crashes in ' || s.attempts || ' attempts'
                    ELSE ' is done without an end' END
       FROM job_steps s
-      LEFT JOIN LATERAL (
-           SELECT i.claim_no FROM ingest_jobs i
-            WHERE s.job_table = 'ingest_jobs' AND i.id = s.job_id
-            UNION ALL
-           SELECT n.claim_no FROM workflow_node_jobs n
-            WHERE s.job_table = 'workflow_node_jobs' AND n.id = s.job_id) j ON true
+      LEFT JOIN LATERAL ({claim_of(s.job_table, s.job_id)}) j ON true
      WHERE (%(whole)s::boolean OR s.started_at >= %(since)s::timestamptz
             OR s.ended_at >= %(since)s::timestamptz)
        AND (j.claim_no IS NULL OR s.claim_no NOT BETWEEN 1 AND j.claim_no OR s.crashes > s.attempts

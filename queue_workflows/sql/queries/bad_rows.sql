@@ -47,50 +47,36 @@ SELECT coalesce(j.run_id, t.job_id) AS id,
  WHERE t.due_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_delayed_nodes many
--- Return runs with a delayed node that is due.
-SELECT run_id AS id, 'node ' || node_id || ' is due and could not be promoted' AS text
-  FROM workflow_node_jobs
- WHERE status = 'queued' AND blocked_reason = 'not_due'
-   AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
- LIMIT %(limit)s;
-
--- name: stuck_delayed_ingest_jobs many
--- Return delayed ingest jobs that are due.
-SELECT id, 'it is due and could not be promoted' AS text
+-- name: stuck_delayed many
+-- tables: ingest_jobs workflow_node_jobs
+-- Return delayed ingest jobs that are due, or the runs of such nodes.
+SELECT
+       id, 'it'  -- ingest only
+       run_id AS id, 'node ' || node_id  -- nodes only
+       || ' is due and could not be promoted' AS text
   FROM ingest_jobs
  WHERE status = 'queued' AND blocked_reason = 'not_due'
    AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
  LIMIT %(limit)s;
 
--- name: stuck_set_aside_nodes many
--- Return runs with a node that no claim finds, as it could neither run nor fail.
-SELECT run_id AS id,
-       'node ' || node_id || ' is blocked as set_aside: the database refuses to run it and to'
-       || ' fail it' AS text
-  FROM workflow_node_jobs
- WHERE status = 'queued' AND blocked_reason = 'set_aside'
- LIMIT %(limit)s;
-
--- name: stuck_set_aside_ingest_jobs many
--- Return ingest jobs that no claim finds, as they could neither run nor fail.
-SELECT id,
-       'it is blocked as set_aside: the database refuses to run it and to fail it' AS text
+-- name: stuck_set_aside many
+-- tables: ingest_jobs workflow_node_jobs
+-- Return ingest jobs, or the runs of nodes, that no claim finds, as they could neither run nor fail.
+SELECT
+       id, 'it'  -- ingest only
+       run_id AS id, 'node ' || node_id  -- nodes only
+       || ' is blocked as set_aside: the database refuses to run it and to fail it' AS text
   FROM ingest_jobs
  WHERE status = 'queued' AND blocked_reason = 'set_aside'
  LIMIT %(limit)s;
 
--- name: stuck_lapsed_nodes many
--- Return runs with a running node whose lease lapsed.
-SELECT run_id AS id, 'the lapsed lease of node ' || node_id || ' could not be taken back' AS text
-  FROM workflow_node_jobs
- WHERE status = 'running'
-   AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
- LIMIT %(limit)s;
-
--- name: stuck_lapsed_ingest_jobs many
--- Return running ingest jobs whose lease lapsed.
-SELECT id, 'its lapsed lease could not be taken back' AS text
+-- name: stuck_lapsed many
+-- tables: ingest_jobs workflow_node_jobs
+-- Return running ingest jobs whose lease lapsed, or the runs of such nodes.
+SELECT
+       id, 'its lapsed lease'  -- ingest only
+       run_id AS id, 'the lapsed lease of node ' || node_id  -- nodes only
+       || ' could not be taken back' AS text
   FROM ingest_jobs
  WHERE status = 'running'
    AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
@@ -100,90 +86,46 @@ SELECT id, 'its lapsed lease could not be taken back' AS text
 -- Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
 -- of them.
 SELECT b.id, b.text
-  FROM (SELECT t.id AS id, coalesce(
+  FROM (SELECT t.id, coalesce(
               (SELECT c.name || ' is out of range: ' || c.value
                  FROM (VALUES ('created_at', t.created_at), ('queued_at', t.queued_at),
-                              ('available_at', t.available_at), ('started_at', t.started_at))
-                      c (name, value)
-                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
-                LIMIT 1),
+                              ('available_at', t.available_at), ('started_at', t.started_at)) c (name, value)
+                WHERE {is_no_time(c.value)} LIMIT 1),
               (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('generation', t.generation),
-                              ('start_attempts', t.start_attempts)) c (name, value)
-                WHERE c.value NOT BETWEEN 0 AND 1000000000
-                LIMIT 1),
+                 FROM (VALUES ('generation', t.generation), ('start_attempts', t.start_attempts)) c (name, value)
+                WHERE {is_no_count(c.value)} LIMIT 1),
               (SELECT c.name || ' is nested too deep, or has a number of too many digits'
                  FROM (VALUES ('context', t.context), ('definition', t.definition)) c (name, value)
-                -- A text this short holds neither 200 levels nor a number of 4,300 digits.
-                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
-                      jsonb_path_exists(c.value, 'strict $.**{201}')
-                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
-                LIMIT 1)) AS text
-          FROM (SELECT *
-                  FROM workflow_runs
+                WHERE {is_too_deep(c.value)} LIMIT 1)) AS text
+          FROM (SELECT * FROM workflow_runs
                  WHERE mode = 'node' AND NOT queue_workflows_is_terminal_run(status)
                  LIMIT %(examined)s) t) b
  WHERE b.text IS NOT NULL
  LIMIT %(limit)s;
 
--- name: out_of_range_nodes many
--- As `out_of_range_runs`, for live nodes. Returns the runs that they belong to.
+-- name: out_of_range_jobs many
+-- tables: ingest_jobs workflow_node_jobs
+-- As `out_of_range_runs`, for ingest jobs and nodes that have not ended. Of nodes returns the runs.
 SELECT b.id, b.text
-  FROM (SELECT t.run_id AS id, coalesce(
+  FROM (SELECT
+               t.run_id AS  -- nodes only
+               id, coalesce(
               (SELECT c.name || ' is out of range: ' || c.value
                  FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
-                              ('started_at', t.started_at),
-                              ('lease_expires_at', t.lease_expires_at)) c (name, value)
-                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
-                LIMIT 1),
+                              ('started_at', t.started_at), ('lease_expires_at', t.lease_expires_at)) c (name, value)
+                WHERE {is_no_time(c.value)} LIMIT 1),
               (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts),
-                              ('crash_count', t.crash_count), ('lapse_count', t.lapse_count),
-                              ('generation', t.generation))
-                      c (name, value)
-                WHERE c.value NOT BETWEEN 0 AND 1000000000
-                LIMIT 1),
+                 FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts), ('crash_count', t.crash_count),
+                              ('lapse_count', t.lapse_count), ('generation', t.generation)) c (name, value)
+                WHERE {is_no_count(c.value)} LIMIT 1),
               (SELECT c.name || ' is nested too deep, or has a number of too many digits'
-                 FROM (VALUES ('inputs', t.inputs), ('input_template', t.input_template),
+                 FROM (VALUES
+                              ('args', t.args), ('headers', t.headers),  -- ingest only
+                              ('inputs', t.inputs), ('input_template', t.input_template),  -- nodes only
                               ('policy', t.policy)) c (name, value)
-                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
-                      jsonb_path_exists(c.value, 'strict $.**{201}')
-                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
-                LIMIT 1)) AS text
-          FROM (SELECT *
-                  FROM workflow_node_jobs
+                WHERE {is_too_deep(c.value)} LIMIT 1)) AS text
+          FROM (SELECT * FROM ingest_jobs
                  WHERE status IN ('queued', 'running', 'awaiting_input')
-                 LIMIT %(examined)s) t) b
- WHERE b.text IS NOT NULL
- LIMIT %(limit)s;
-
--- name: out_of_range_ingest_jobs many
--- As `out_of_range_runs`, for queued and running ingest jobs.
-SELECT b.id, b.text
-  FROM (SELECT t.id AS id, coalesce(
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
-                              ('started_at', t.started_at),
-                              ('lease_expires_at', t.lease_expires_at)) c (name, value)
-                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
-                LIMIT 1),
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts),
-                              ('crash_count', t.crash_count), ('lapse_count', t.lapse_count),
-                              ('generation', t.generation))
-                      c (name, value)
-                WHERE c.value NOT BETWEEN 0 AND 1000000000
-                LIMIT 1),
-              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
-                 FROM (VALUES ('args', t.args), ('headers', t.headers),
-                              ('policy', t.policy)) c (name, value)
-                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
-                      jsonb_path_exists(c.value, 'strict $.**{201}')
-                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
-                LIMIT 1)) AS text
-          FROM (SELECT *
-                  FROM ingest_jobs
-                 WHERE status IN ('queued', 'running')
                  LIMIT %(examined)s) t) b
  WHERE b.text IS NOT NULL
  LIMIT %(limit)s;
@@ -196,20 +138,11 @@ SELECT b.id, b.text
               (SELECT c.name || ' is out of range: ' || c.value
                  FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
                               ('claimed_at', t.claimed_at)) c (name, value)
-                WHERE c.value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
-                LIMIT 1),
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('attempts', t.attempts)) c (name, value)
-                WHERE c.value NOT BETWEEN 0 AND 1000000000
-                LIMIT 1),
-              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
-                 FROM (VALUES ('value', t.value)) c (name, value)
-                WHERE CASE WHEN octet_length(c.value::text) > 400 THEN
-                      jsonb_path_exists(c.value, 'strict $.**{201}')
-                      OR jsonb_path_exists(c.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
-                LIMIT 1)) AS text
-          FROM (SELECT *
-                  FROM workflow_input_submissions
+                WHERE {is_no_time(c.value)} LIMIT 1),
+              CASE WHEN {is_no_count(t.attempts)} THEN 'attempts is out of range: ' || t.attempts END,
+              CASE WHEN {is_too_deep(t.value)}
+                   THEN 'value is nested too deep, or has a number of too many digits' END) AS text
+          FROM (SELECT * FROM workflow_input_submissions
                  WHERE status IN ('pending', 'processing')
                  LIMIT %(examined)s) t) b
  WHERE b.text IS NOT NULL

@@ -5,22 +5,18 @@
 -- Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile.
 SELECT FROM ingest_jobs WHERE id = %(job)s FOR UPDATE;
 
--- name: cancel_waiting_node one
--- Cancel a node that is queued or waits for an answer. No row: it is neither.
-WITH done AS (
-    UPDATE workflow_node_jobs j
+-- name: cancel_waiting one
+-- tables: ingest_jobs workflow_node_jobs
+-- Cancel a job that is queued, or a node that waits for an answer; a trigger records the event of an ingest job. No row: it
+-- does not wait.
+WITH done AS (  -- nodes only
+    UPDATE ingest_jobs j
        SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
      WHERE j.id = %(job)s AND j.status IN ('queued', 'awaiting_input')
- RETURNING queue_workflows_record(
-               j, 'cancelled',
-               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id)) AS job)
-SELECT (job).* FROM done;
-
--- name: cancel_waiting_ingest_job one
--- Cancel a queued ingest job; a trigger records the event. No row: it is not queued.
-UPDATE ingest_jobs SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
- WHERE id = %(job)s AND status = 'queued'
-RETURNING *;
+ RETURNING j.*  -- ingest only
+ RETURNING queue_workflows_record(j, 'cancelled', {host_before(j)}) AS job)  -- nodes only
+SELECT (job).* FROM done  -- nodes only
+;
 
 -- name: request_end one
 -- tables: ingest_jobs workflow_node_jobs
@@ -36,55 +32,26 @@ WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
      WHERE j.status = 'queued' AND j.run_id = %(run_id)s
- RETURNING queue_workflows_record(
-               j, 'cancelled',
-               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id)) AS job)
-SELECT (job).* FROM done;
-
--- name: cancel_orphans many
--- Cancel up to 500 nodes that wait although their run is over: they were inserted while the run
--- ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare each
--- job with every run.
-WITH chosen AS MATERIALIZED (
-    SELECT q.id FROM workflow_node_jobs q
-     WHERE q.status IN ('queued', 'awaiting_input')
-       AND EXISTS (SELECT FROM workflow_runs r
-                    WHERE r.id = q.run_id AND r.mode = 'node'
-                      AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
-     LIMIT 500 FOR UPDATE OF q SKIP LOCKED),
-done AS (
-    UPDATE workflow_node_jobs j
-       SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
-     WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))
- RETURNING queue_workflows_record(
-               j, 'cancelled',
-               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id)) AS job)
+ RETURNING queue_workflows_record(j, 'cancelled', {node:host_before(j)}) AS job)
 SELECT (job).* FROM done;
 
 -- name: orphans many
--- Return the ids of up to 500 nodes that `cancel_orphans` would cancel, without those of `aside`.
+-- Lock and return up to 500 nodes that wait although their run is over, of `ids` (NULL: of all) and none of `aside`: they
+-- were inserted while the run ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare
+-- each job with every run.
 SELECT q.id FROM workflow_node_jobs q
  WHERE q.status IN ('queued', 'awaiting_input')
    AND EXISTS (SELECT FROM workflow_runs r
                 WHERE r.id = q.run_id AND r.mode = 'node'
                   AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
-   AND q.id <> ALL (%(aside)s::text[])
- LIMIT 500;
+   AND {chosen(q)}
+ LIMIT 500 FOR UPDATE OF q SKIP LOCKED;
 
--- name: cancel_these_orphans many
--- Cancel those of these nodes that `cancel_orphans` would cancel.
-WITH chosen AS MATERIALIZED (
-    SELECT q.id FROM workflow_node_jobs q
-     WHERE q.id = ANY (%(ids)s::text[]) AND q.status IN ('queued', 'awaiting_input')
-       AND EXISTS (SELECT FROM workflow_runs r
-                    WHERE r.id = q.run_id AND r.mode = 'node'
-                      AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
-       FOR UPDATE OF q SKIP LOCKED),
-done AS (
+-- name: cancel_nodes many
+-- Cancel nodes that wait, which the caller has locked.
+WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
-     WHERE j.id = ANY (ARRAY(SELECT id FROM chosen))
- RETURNING queue_workflows_record(
-               j, 'cancelled',
-               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id)) AS job)
+     WHERE j.id = ANY (%(ids)s::text[])
+ RETURNING queue_workflows_record(j, 'cancelled', {node:host_before(j)}) AS job)
 SELECT (job).* FROM done;

@@ -5,45 +5,30 @@
 -- Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
 -- without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
 -- job is due. Raises QW001 if the claim to record is lost.
-SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
-       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
+{claimed_rows()}
   FROM (SELECT queue_workflows_node_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
-           %(claim)s::boolean AND NOT EXISTS (
-               SELECT FROM queue_settings s
-                WHERE s.queue = %(queue)s::text
-                  AND queue_workflows_is_paused(s.paused_at, s.paused_until)),
+           %(claim)s::boolean AND NOT {is_queue_paused()},
            %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(model)s::text,
            %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
            %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
            %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
            %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
            %(revision)s::integer, %(look_ahead_s)s::float8) AS job OFFSET 0) s
- CROSS JOIN LATERAL json_to_record(s.job)
-       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
-             run_id text, node_id text, required_model text, run json, due_s float8)
+ {claimed_record()}
  WHERE s.job IS NOT NULL;
 
 -- name: nodes_rows many
 -- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
 -- Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
 -- Raises QW001 if one of the claims to record is lost.
-SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
-       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
+{claimed_rows()}
   FROM queue_workflows_nodes_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
-           CASE WHEN NOT EXISTS (
-               SELECT FROM queue_settings s
-                WHERE s.queue = %(queue)s::text
-                  AND queue_workflows_is_paused(s.paused_at, s.paused_until))
-               THEN %(claim)s::integer ELSE 0 END,
+           CASE WHEN {is_queue_paused()} THEN 0 ELSE %(claim)s::integer END,
            %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
            %(versions)s::text[], %(look_ahead_s)s::float8) AS s (job)
- CROSS JOIN LATERAL json_to_record(s.job)
-       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
-             run_id text, node_id text, required_model text, run json, due_s float8);
+ {claimed_record()};
 
 -- name: ingest_rows many
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
@@ -86,49 +71,18 @@ renewed AS (
 SELECT mine.id, mine.claim_no, mine.cancel, renewed.id IS NOT NULL AS renewed
   FROM mine LEFT JOIN renewed USING (id);
 
--- name: claim_node value
--- Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
+-- name: claim value
+-- tables: ingest_jobs workflow_node_jobs
+-- Claim this job, wherever it stands in its queue; return its id. No row: it is not queued, it is
 -- blocked, its run is over, its queue is paused or limited, or the host is OFF.
 WITH claimed AS (
-    UPDATE workflow_node_jobs j
-       SET status = 'running', claim_no = j.claim_no + 1, worker_id = %(worker)s,
-           claimed_by = %(host)s, host_label = %(host)s,
-           lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second',
-           heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL,
-           progress = NULL,
-           resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END
+    UPDATE ingest_jobs j SET {to_running(j, %(worker)s, %(host)s, %(lease_s)s::float8, NULL)}
      WHERE j.id = %(job)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-       AND (j.required_version IS NULL OR j.required_version = ANY (%(versions)s::text[]))
-       AND EXISTS (SELECT FROM workflow_runs r
-                    WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status))
+       AND (j.required_version IS NULL OR j.required_version = ANY (%(versions)s::text[])) AND {live(j)}  -- nodes only
        AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = j.queue
                           AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
                                OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL))
-       AND NOT (%(obey)s::boolean AND EXISTS (
-               SELECT FROM worker_controls c
-                WHERE c.host_label = %(host)s AND c.queue IN (j.queue, 'all')
-                  AND queue_workflows_is_off(c.desired_state, c.until_at)))
- RETURNING CASE j.status
-           WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
-SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
-
--- name: claim_ingest value
--- Claim this ingest job, as `claim_node` does.
-WITH claimed AS (
-    UPDATE ingest_jobs j
-       SET status = 'running', claim_no = j.claim_no + 1, worker_id = %(worker)s,
-           claimed_by = %(host)s,
-           lease_expires_at = now() + %(lease_s)s::float8 * interval '1 second',
-           heartbeat_at = now(), started_at = now(), available_at = NULL, error = NULL,
-           progress = NULL
-     WHERE j.id = %(job)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-       AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = j.queue
-                          AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
-                               OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL))
-       AND NOT (%(obey)s::boolean AND EXISTS (
-               SELECT FROM worker_controls c
-                WHERE c.host_label = %(host)s AND c.queue IN (j.queue, 'all')
-                  AND queue_workflows_is_off(c.desired_state, c.until_at)))
+       AND NOT (%(obey)s::boolean AND {is_off(%(host)s, j.queue)})
  RETURNING CASE j.status
            WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
 SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
@@ -137,25 +91,16 @@ SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
 -- tables: ingest_jobs workflow_node_jobs
 -- Return one row without columns if this claim still holds its job.
 SELECT FROM ingest_jobs j
- WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-   AND j.status = 'running';
+ WHERE {held(j)};
 
--- name: has_recorded_ingest one
+-- name: has_recorded one
+-- tables: ingest_jobs workflow_node_jobs
 -- Return one row if this claim has left one of the events in the history: its write was
--- committed.
+-- committed. The events of a node are found by run and node, which are indexed.
 SELECT 1 AS recorded
   FROM ingest_job_events e
  WHERE e.job_id = %(job)s AND e.claim_no = %(claim)s AND e.worker_id = %(worker)s
-   AND e.event_type = ANY (%(events)s::text[])
- LIMIT 1;
-
--- name: has_recorded_node one
--- Return the same for a node job. Its events are found by run and node, which are indexed.
-SELECT 1 AS recorded
-  FROM workflow_node_events e
- WHERE (e.run_id, e.node_id) = (
-           SELECT j.run_id, j.node_id FROM workflow_node_jobs j WHERE j.id = %(job)s)
-   AND e.job_id = %(job)s AND e.claim_no = %(claim)s AND e.worker_id = %(worker)s
+   AND (e.run_id, e.node_id) = (SELECT j.run_id, j.node_id FROM workflow_node_jobs j WHERE j.id = %(job)s)  -- nodes only
    AND e.event_type = ANY (%(events)s::text[])
  LIMIT 1;
 

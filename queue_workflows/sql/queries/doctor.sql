@@ -86,8 +86,7 @@ SELECT DISTINCT host_label
 
 -- name: outbox one
 -- Return the oldest open event that is due, and for how long it has been. No row: none is due.
-SELECT extract(epoch FROM now() - greatest(least(greatest(created_at, available_at),
-           timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8 AS lag_s,
+SELECT {age_s(greatest(created_at, available_at))} AS lag_s,
        run_id, error
   FROM workflow_dispatch_events
  WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())
@@ -97,8 +96,7 @@ SELECT extract(epoch FROM now() - greatest(least(greatest(created_at, available_
 -- name: waiting_runs one
 -- Return the run that has waited longest for its start, and whether others were started within
 -- the last minute. No row: none waits.
-SELECT extract(epoch FROM now() - greatest(least(queued_at,
-           timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8 AS wait_s,
+SELECT {age_s(queued_at)} AS wait_s,
        id AS run_id,
        EXISTS (SELECT FROM workflow_runs
                 WHERE status = 'running' AND mode = 'node'
@@ -117,8 +115,7 @@ SELECT count(*) AS n, min(run_id) AS run_id
 -- name: lapsed row
 -- Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
 SELECT count(*) AS n,
-       max(extract(epoch FROM now() - greatest(least(lease_expires_at,
-           timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8) AS since_s
+       max({age_s(lease_expires_at)}) AS since_s
   FROM (SELECT lease_expires_at FROM workflow_node_jobs WHERE status = 'running'
         UNION ALL
         SELECT lease_expires_at FROM ingest_jobs WHERE status = 'running') running
@@ -129,34 +126,8 @@ SELECT count(*) AS n,
 -- `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
 -- and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry.
 WITH RECURSIVE
-node_queues (queue) AS (
-    (SELECT queue::text
-       FROM workflow_node_jobs
-      WHERE queue_workflows_is_claimable(status, blocked_reason)
-      ORDER BY workflow_node_jobs.queue
-      LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue::text
-              FROM workflow_node_jobs j
-             WHERE queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.queue > q.queue
-             ORDER BY j.queue
-             LIMIT 1)
-      FROM node_queues q
-     WHERE q.queue IS NOT NULL),
-ingest_queues (queue) AS (
-    (SELECT queue
-       FROM ingest_jobs
-      WHERE queue_workflows_is_claimable(status, blocked_reason)
-      ORDER BY queue
-      LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.queue
-              FROM ingest_jobs j
-             WHERE queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.queue > q.queue
-             ORDER BY j.queue
-             LIMIT 1)
-      FROM ingest_queues q
-     WHERE q.queue IS NOT NULL),
+node_queues (queue) AS ({queues_of(workflow_node_jobs, node_queues)}),
+ingest_queues (queue) AS ({queues_of(ingest_jobs, ingest_queues)}),
 heads (queue, n, created_at) AS (
     SELECT q.queue,
            (SELECT count(*)
@@ -193,8 +164,7 @@ heads (queue, n, created_at) AS (
       FROM ingest_queues q
      WHERE q.queue IS NOT NULL)
 SELECT h.queue, h.n,
-       extract(epoch FROM now() - greatest(least(h.created_at,
-           timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8 AS wait_s,
+       {age_s(h.created_at)} AS wait_s,
        (SELECT count(*)
           FROM workers w
          WHERE w.queue = h.queue AND w.state NOT IN ('stopped', 'dead')
@@ -223,8 +193,7 @@ SELECT q.queue, v.version,
                 AND queue_workflows_is_claimable(j.status, j.blocked_reason)
               ORDER BY j.required_version, j.priority, j.seq
               LIMIT 3) AS jobs,
-       (SELECT extract(epoch FROM now() - greatest(least(j.created_at,
-                   timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
+       (SELECT {age_s(j.created_at)}
           FROM workflow_node_jobs j
          WHERE j.queue = q.queue AND j.required_version = v.version
            AND queue_workflows_is_claimable(j.status, j.blocked_reason)

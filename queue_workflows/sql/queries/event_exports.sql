@@ -43,63 +43,41 @@ SELECT DISTINCT virtualtransaction AS id FROM pg_locks
  WHERE locktype IN ('virtualxid', 'transactionid') AND mode = 'ExclusiveLock' AND granted
    AND pid IS DISTINCT FROM pg_backend_pid();
 
--- name: node_events many
--- Return up to `batch` events of nodes whose ids are in one of the ranges.
-SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.claim_no,
-       e.worker_id, e.host_label, e.queue::text, e.model, e.elapsed_s, left(e.error, 2000) AS error,
-       e.created_at
-  FROM unnest(%(lows)s::bigint[], %(highs)s::bigint[]) AS g (low, high)
-       CROSS JOIN LATERAL (SELECT * FROM workflow_node_events o
-                            WHERE o.id BETWEEN g.low AND g.high ORDER BY o.id LIMIT %(batch)s) e
- ORDER BY e.id LIMIT %(batch)s;
-
--- name: ingest_events many
--- Return the same of ingest jobs, with who made the change.
-SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label,
-       e.queue::text, e.elapsed_s, left(e.error, 2000) AS error, e.actor, e.created_at
+-- name: events many
+-- tables: ingest_jobs workflow_node_jobs
+-- Return up to `batch` events whose ids are in one of the ranges.
+SELECT
+       e.actor,  -- ingest only
+       e.run_id, e.node_id, e.model,  -- nodes only
+       {exported(e)}
   FROM unnest(%(lows)s::bigint[], %(highs)s::bigint[]) AS g (low, high)
        CROSS JOIN LATERAL (SELECT * FROM ingest_job_events o
                             WHERE o.id BETWEEN g.low AND g.high ORDER BY o.id LIMIT %(batch)s) e
  ORDER BY e.id LIMIT %(batch)s;
 
--- name: node_attempts many
--- Return the events of these claims of nodes, the oldest first, with the workflow and the trace
--- of the run. `waited_from`: when the claim before ended, else when the job was queued.
-SELECT e.id, e.run_id, e.node_id, e.job_id, e.attempt, e.event_type::text, e.claim_no,
-       e.worker_id, e.host_label, e.queue::text, e.model, e.elapsed_s, left(e.error, 2000) AS error,
-       CASE WHEN octet_length(e.detail::text) <= 16000 THEN e.detail END AS detail, e.created_at,
-       left(r.workflow_name, 500) AS name, r.headers ->> 'traceparent' AS traceparent,
-       coalesce((SELECT max(p.created_at) FROM workflow_node_events p
-                  WHERE p.run_id = e.run_id AND p.node_id = e.node_id AND p.job_id = e.job_id
-                    AND p.claim_no < e.claim_no
-                    AND p.event_type IN ('completed', 'failed', 'cancelled', 'retried',
-                                         'requeued', 'reclaimed')),
-                (SELECT j.created_at FROM workflow_node_jobs j WHERE j.id = e.job_id))
-           AS waited_from
-  FROM unnest(%(runs)s::text[], %(nodes)s::text[], %(jobs)s::text[], %(claims)s::bigint[])
-           AS c (run_id, node_id, job_id, claim_no)
-       JOIN workflow_node_events e
-         ON e.run_id = c.run_id AND e.node_id = c.node_id AND e.job_id = c.job_id
-        AND e.claim_no = c.claim_no AND e.event_type <> ALL (%(without)s::text[])
-       LEFT JOIN workflow_runs r ON r.id = e.run_id
- ORDER BY e.id;
-
--- name: ingest_attempts many
--- Return the same of ingest jobs; `name` is the task.
-SELECT e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label,
-       e.queue::text, e.elapsed_s, left(e.error, 2000) AS error,
-       CASE WHEN octet_length(e.detail::text) <= 16000 THEN e.detail END AS detail, e.created_at,
-       left(j.task_name, 500) AS name, j.headers ->> 'traceparent' AS traceparent,
+-- name: attempts many
+-- tables: ingest_jobs workflow_node_jobs
+-- Return the events of these claims, the oldest first, with the name of the task or workflow and the trace of the job or
+-- run. `waited_from`: when the claim before ended, else when the job was queued.
+SELECT
+       e.run_id, e.node_id, e.model, left(r.workflow_name, 500) AS name, r.headers ->> 'traceparent' AS traceparent,  -- nodes only
+       left(j.task_name, 500) AS name, j.headers ->> 'traceparent' AS traceparent,  -- ingest only
+       {exported(e)}, CASE WHEN octet_length(e.detail::text) <= 16000 THEN e.detail END AS detail,
        coalesce((SELECT max(p.created_at) FROM ingest_job_events p
-                  WHERE p.job_id = e.job_id AND p.claim_no < e.claim_no
+                  WHERE {same_job(p, e)} p.claim_no < e.claim_no
                     AND p.event_type IN ('completed', 'failed', 'cancelled', 'retried',
                                          'requeued', 'reclaimed')),
                 j.created_at) AS waited_from
-  FROM unnest(%(jobs)s::text[], %(claims)s::bigint[]) AS c (job_id, claim_no)
+  FROM unnest(
+              %(runs)s::text[], %(nodes)s::text[],  -- nodes only
+              %(jobs)s::text[], %(claims)s::bigint[])
+           AS c (
+              run_id, node_id,  -- nodes only
+              job_id, claim_no)
        JOIN ingest_job_events e
-         ON e.job_id = c.job_id AND e.claim_no = c.claim_no
-        AND e.event_type <> ALL (%(without)s::text[])
+         ON {same_job(e, c)} e.claim_no = c.claim_no AND e.event_type <> ALL (%(without)s::text[])
        LEFT JOIN ingest_jobs j ON j.id = e.job_id
+       LEFT JOIN workflow_runs r ON r.id = e.run_id  -- nodes only
  ORDER BY e.id;
 
 -- name: add_runs none

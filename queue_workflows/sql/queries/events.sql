@@ -36,19 +36,13 @@ WITH arrived AS MATERIALIZED (
 found AS MATERIALIZED (
     SELECT s.state, s.output::text AS output
       FROM job_steps s
-     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s
-       AND s.name = %(name)s AND s.key = %(key)s),
+     WHERE {this_step(s)}),
 free AS MATERIALIZED (
     SELECT s.id
       FROM job_steps s
-     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s
-       AND s.name = %(name)s AND s.key = %(key)s
+     WHERE {this_step(s)}
        FOR UPDATE SKIP LOCKED),
-held AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
-       FOR SHARE),
+held AS MATERIALIZED (SELECT j.id FROM ingest_jobs j WHERE {held(j)} FOR SHARE),
 begun AS (
     INSERT INTO job_steps AS s
            (job_table, job_id, kind, name, key, state, output, claim_no, attempts, due_at, ended_at)
@@ -120,10 +114,5 @@ done AS (
                                        + least(%(keep_s)s::float8, 86400) * interval '1 second'
                              END AS until) AS kept),
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
- RETURNING queue_workflows_record(
-               j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
-               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
-               worker => %(worker)s, detail => %(detail)s) AS job)
-SELECT (job).* FROM done;
+     WHERE {held(j)}
+ {recorded(j, {unless_queued('requeued')}, worker => %(worker)s, detail => %(detail)s)};

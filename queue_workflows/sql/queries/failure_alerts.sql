@@ -37,16 +37,14 @@ RETURNING kind, subject, sent_at IS NOT NULL AS is_sent, claims;
 -- senders for `patience_s`.
 SELECT count(*) AS n
   FROM (SELECT FROM failure_alerts
-         WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
-           AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s)) LIMIT 2) w;
+         WHERE {may_take()} LIMIT 2) w;
 
 -- name: take one
 -- Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
 -- the next oldest each time, and take them all.
 WITH oldest AS MATERIALIZED (
     SELECT id FROM failure_alerts
-     WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
-       AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s))
+     WHERE {may_take()}
      ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 UPDATE failure_alerts a
    SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
@@ -63,8 +61,7 @@ WITH taken AS (
        SET claims = a.claims + 1, taken_by = %(token)s, taken_at = clock_timestamp(),
            taken_until = now() + make_interval(secs => %(lease_s)s)
       FROM (SELECT id FROM failure_alerts
-             WHERE sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
-               AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s))
+             WHERE {may_take()}
                FOR UPDATE SKIP LOCKED) waiting
      WHERE a.id = waiting.id
     RETURNING a.kind, coalesce(a.name, a.subject) AS name, a.failed_at)

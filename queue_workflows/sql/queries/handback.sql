@@ -27,11 +27,7 @@ WITH done AS (
            AS held (id, claim_no, worker)
      WHERE j.id = held.id AND j.claim_no = held.claim_no AND j.worker_id = held.worker
        AND j.status = 'running'
- RETURNING queue_workflows_record(
-               j, CASE j.status WHEN 'queued' THEN 'requeued' ELSE j.status END,
-               host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id),
-               worker => held.worker, detail => %(detail)s) AS job)
-SELECT (job).* FROM done;
+ {recorded(j, {unless_queued('requeued')}, worker => held.worker, detail => %(detail)s)};
 
 -- name: strays many
 -- tables: ingest_jobs workflow_node_jobs

@@ -10,13 +10,7 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
 
 -- name: nodes many
 -- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
-SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
-       crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
-       queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
-       cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
-       now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
-       coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec,
-       vm_rss_mb_peak, child_run_id, queue_workflows_is_lost(status, lease_expires_at) AS lost
+SELECT {shown_node()}
   FROM workflow_node_jobs
  WHERE run_id = %(run_id)s
    AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
@@ -24,24 +18,13 @@ SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, 
 
 -- name: node one
 -- Return one node job, with the columns of `nodes`.
-SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
-       crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
-       queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
-       cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
-       now() AS read_at, run_id, node_id, node_module, pipeline_name, required_model,
-       coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec,
-       vm_rss_mb_peak, child_run_id, queue_workflows_is_lost(status, lease_expires_at) AS lost
+SELECT {shown_node()}
   FROM workflow_node_jobs WHERE id = %(job)s;
 
 -- name: ingest_job one
 -- Return one ingest job.
-SELECT id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
-       crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
-       queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
-       cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
-       now() AS read_at, task_name, reason, args AS inputs, result AS output, lock_key,
-       partition_key, idempotency_key, headers, timeout_s,
-       queue_workflows_is_lost(status, lease_expires_at) AS lost
+SELECT {shown_job()}, task_name, reason, args AS inputs, result AS output, lock_key,
+       partition_key, idempotency_key, headers, timeout_s
   FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: node_events many

@@ -88,8 +88,4 @@ WITH done AS (
            progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
                            ELSE '1' END
      WHERE j.id = %(job)s AND j.status = 'awaiting_input'
- RETURNING queue_workflows_record(
-               j, 'completed',
-               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),
-               detail => jsonb_build_object('by', %(by)s::text)) AS job)
-SELECT (job).* FROM done;
+ {node:recorded(j, 'completed', detail => jsonb_build_object('by', %(by)s::text))};

@@ -44,8 +44,4 @@ UPDATE workflow_input_timeouts SET due_at = now() + %(more_s)s * interval '1 sec
 WITH done AS (
     UPDATE workflow_node_jobs j SET status = 'failed', error = %(error)s, finished_at = now()
      WHERE j.id = %(job)s AND j.status = 'awaiting_input'
- RETURNING queue_workflows_record(
-               j, 'failed',
-               host => (SELECT o.claimed_by FROM workflow_node_jobs o WHERE o.id = j.id),
-               detail => '{"by": "timeout"}') AS job)
-SELECT (job).* FROM done;
+ {node:recorded(j, 'failed', detail => '{"by": "timeout"}')};

@@ -6,11 +6,7 @@
 -- whether the claim holds, and whether the parts before are stored: if not, nothing is added. The
 -- first part of a claim deletes those of all earlier claims but the last two that have any, so a job
 -- that runs again and again stores no more than three attempts.
-WITH held AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
-       FOR SHARE),
+WITH held AS MATERIALIZED (SELECT j.id FROM ingest_jobs j WHERE {held(j)} FOR SHARE),
 stored AS MATERIALIZED (
     SELECT coalesce(max(s.seq), 0) AS last FROM job_parts s
      WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.claim_no = %(claim)s),

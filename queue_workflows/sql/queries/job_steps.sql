@@ -8,13 +8,8 @@
 WITH found AS MATERIALIZED (
     SELECT s.state, s.output::text AS output, s.arguments_hash, s.arguments, s.position
       FROM job_steps s
-     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s
-       AND s.name = %(name)s AND s.key = %(key)s),
-held AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
-       FOR SHARE),
+     WHERE {this_step(s)}),
+held AS MATERIALIZED (SELECT j.id FROM ingest_jobs j WHERE {held(j)} FOR SHARE),
 begun AS (
     INSERT INTO job_steps AS s
            (job_table, job_id, kind, name, key, arguments_hash, arguments, state, claim_no, attempts)
@@ -39,11 +34,7 @@ SELECT found.*, begun.attempts,
 -- tables: ingest_jobs workflow_node_jobs
 -- Record how a step ended that this claim has begun, and return its output as it is stored. No row:
 -- the claim is lost, or another one has begun the step again.
-WITH held AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j
-     WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s
-       AND j.status = 'running'
-       FOR SHARE)
+WITH held AS MATERIALIZED (SELECT j.id FROM ingest_jobs j WHERE {held(j)} FOR SHARE)
 UPDATE job_steps s
    SET state = %(state)s, output = %(output)s::jsonb, error = %(error)s, ended_at = now(),
        position = greatest(s.position, %(position)s::bigint)

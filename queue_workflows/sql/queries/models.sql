@@ -45,25 +45,13 @@ DELETE FROM gpu_unassignable WHERE model = %(model)s;
 -- name: log_for_model none
 -- Write an event into the history of the first 100 waiting jobs of a model. BETWEEN keeps the
 -- walk in the order of the claim's index.
-INSERT INTO workflow_node_events
-       (run_id, node_id, job_id, attempt, event_type, queue, model, error, detail)
-SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event)s, j.queue,
-       j.required_model, %(detail)s,
-       jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))
-  FROM workflow_node_jobs j
- WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+{log_waiting()}
    AND j.required_model BETWEEN %(model)s AND %(model)s
  ORDER BY j.required_model, j.seq LIMIT 100;
 
 -- name: log_without_model none
 -- Write an event into the history of the first 100 waiting gpu jobs that require no model.
-INSERT INTO workflow_node_events
-       (run_id, node_id, job_id, attempt, event_type, queue, model, error, detail)
-SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event)s, j.queue,
-       j.required_model, %(detail)s,
-       jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))
-  FROM workflow_node_jobs j
- WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+{log_waiting()}
    AND j.required_model IS NULL
  ORDER BY j.required_model, j.seq LIMIT 100;
 

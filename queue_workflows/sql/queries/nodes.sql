@@ -37,28 +37,18 @@ SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s ORDER BY created_at, seq;
 
 -- name: done_among column prepared
--- Return which of these nodes are completed or skipped. LIMIT 1 keeps it a look-up per node: without
--- statistics, PostgreSQL 15 reads all rows of the run instead.
-SELECT j.node_id
-  FROM unnest(%(nodes)s::text[]) AS n (id)
- CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
-                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+-- Return which of these nodes are completed or skipped.
+{among_nodes()}
  WHERE j.status IN ('completed', 'skipped');
 
 -- name: running_among column
 -- Return which of these nodes run now, by a look-up per node.
-SELECT j.node_id
-  FROM unnest(%(nodes)s::text[]) AS n (id)
- CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
-                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+{among_nodes()}
  WHERE j.status = 'running';
 
 -- name: present_among column prepared
 -- Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node.
-SELECT j.node_id
-  FROM unnest(%(nodes)s::text[]) AS n (id)
- CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
-                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+{among_nodes()}
  WHERE j.status NOT IN ('failed', 'cancelled');
 
 -- name: all_done column prepared

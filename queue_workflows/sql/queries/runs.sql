@@ -41,38 +41,23 @@ DELETE FROM workflow_runs WHERE id = %(run_id)s;
 -- status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
 -- A column that is not given keeps its stored value as it is, also a large one.
 UPDATE workflow_runs SET
-       parcel_id = CASE WHEN 'parcel_id' = ANY (%(given)s::text[])
-                   THEN %(parcel_id)s::text ELSE parcel_id END,
-       workflow_name = CASE WHEN 'workflow_name' = ANY (%(given)s::text[])
-                       THEN %(workflow_name)s::text ELSE workflow_name END,
-       status = CASE WHEN 'status' = ANY (%(given)s::text[])
-                THEN %(status)s::text ELSE status END,
-       priority = CASE WHEN 'priority' = ANY (%(given)s::text[])
-                  THEN %(priority)s::smallint ELSE priority END,
-       current_step_id = CASE WHEN 'current_step_id' = ANY (%(given)s::text[])
-                         THEN %(current_step_id)s::text ELSE current_step_id END,
-       progress_pct = CASE WHEN 'progress_pct' = ANY (%(given)s::text[])
-                      THEN %(progress_pct)s::real ELSE progress_pct END,
-       steps_done = CASE WHEN 'steps_done' = ANY (%(given)s::text[])
-                    THEN %(steps_done)s::jsonb ELSE steps_done END,
-       context = CASE WHEN 'context' = ANY (%(given)s::text[])
-                 THEN %(context)s::jsonb ELSE context END,
-       input_spec = CASE WHEN 'input_spec' = ANY (%(given)s::text[])
-                    THEN %(input_spec)s::jsonb ELSE input_spec END,
-       error = CASE WHEN 'error' = ANY (%(given)s::text[]) THEN %(error)s::text ELSE error END,
-       out_dir = CASE WHEN 'out_dir' = ANY (%(given)s::text[])
-                 THEN %(out_dir)s::text ELSE out_dir END,
-       mode = CASE WHEN 'mode' = ANY (%(given)s::text[]) THEN %(mode)s::text ELSE mode END,
-       resume_count = CASE WHEN 'resume_count' = ANY (%(given)s::text[])
-                      THEN %(resume_count)s::smallint ELSE resume_count END,
-       queued_at = CASE WHEN 'queued_at' = ANY (%(given)s::text[])
-                   THEN %(queued_at)s::timestamptz ELSE queued_at END,
-       started_at = CASE WHEN 'started_at' = ANY (%(given)s::text[])
-                    THEN %(started_at)s::timestamptz ELSE started_at END,
-       finished_at = CASE WHEN 'finished_at' = ANY (%(given)s::text[])
-                     THEN %(finished_at)s::timestamptz ELSE finished_at END,
-       available_at = CASE WHEN 'available_at' = ANY (%(given)s::text[])
-                      THEN %(available_at)s::timestamptz ELSE available_at END,
+       {given(parcel_id, text)},
+       {given(workflow_name, text)},
+       {given(status, text)},
+       {given(priority, smallint)},
+       {given(current_step_id, text)},
+       {given(progress_pct, real)},
+       {given(steps_done, jsonb)},
+       {given(context, jsonb)},
+       {given(input_spec, jsonb)},
+       {given(error, text)},
+       {given(out_dir, text)},
+       {given(mode, text)},
+       {given(resume_count, smallint)},
+       {given(queued_at, timestamptz)},
+       {given(started_at, timestamptz)},
+       {given(finished_at, timestamptz)},
+       {given(available_at, timestamptz)},
        updated_at = now()
  WHERE id = %(run_id)s
    AND (%(status)s::text IS NULL OR mode <> 'node' OR status = %(status)s::text
@@ -83,8 +68,7 @@ RETURNING *;
 -- name: startable many prepared
 -- Return the queued runs that may start now, in the order in which they should, as `head` returns
 -- them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
-       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born, xmin::text AS version
+SELECT {head()}, xmin::text AS version
   FROM workflow_runs
  WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
    AND (%(undefined)s OR definition IS NOT NULL) AND id <> ALL (%(set_aside)s::text[])
@@ -100,21 +84,18 @@ SELECT id FROM workflow_runs
 -- Return a run without its definition and context. No row: there is no such run. `born` never
 -- raises, as the cast of an infinite time would. Each change of the row gives it another `version`.
 -- A run that was deleted and submitted again has another `born`.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
-       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born, xmin::text AS version
+SELECT {head()}, xmin::text AS version
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: lock one prepared
 -- Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
 -- that reference the run pass this lock. No row: there is no such run.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
-       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+SELECT {head()}
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE;
 
 -- name: lock_if_free one prepared
 -- Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
-SELECT id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
-       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+SELECT {head()}
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: definition value prepared
@@ -170,9 +151,7 @@ RETURNING out_dir;
 
 -- name: complete count prepared
 -- Change a run that has started and is not over to completed.
-UPDATE workflow_runs
-   SET status = 'completed', finished_at = now(), progress_pct = 100, error = NULL,
-       updated_at = now()
+UPDATE workflow_runs SET {run_completed()}
  WHERE id = %(run_id)s AND status <> 'queued'
    AND NOT queue_workflows_is_terminal_run(status);
 

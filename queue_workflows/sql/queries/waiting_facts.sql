@@ -1,26 +1,20 @@
 -- Facts from which `queue-workflows why` explains why a job or a run waits.
 
--- name: node_job one
--- Return a node's job with the status of its run, when it is due, and whether it is due for its host
--- alone (`kept`). No row: no such job.
-SELECT j.*, r.status AS run_status, 'node job' AS kind,
+-- name: job one
+-- tables: ingest_jobs workflow_node_jobs
+-- Return a job, when it is due, and whether it is due for its host alone (`kept`), of a node also the status of its run.
+-- No row: no such job.
+SELECT j.*,
+       'ingest job'  -- ingest only
+       r.status AS run_status, 'node job'  -- nodes only
+       AS kind,
        CASE WHEN j.status = 'queued' AND j.blocked_reason = 'not_due'
             THEN queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) END AS due_at,
        (j.resume_until = j.available_at AND j.resume_at <= now() AND j.resume_host IS NOT NULL) IS TRUE AS kept,
        queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
-  FROM workflow_node_jobs j
-  JOIN workflow_runs r ON r.id = j.run_id
+  FROM ingest_jobs j
+  JOIN workflow_runs r ON r.id = j.run_id  -- nodes only
  WHERE j.id = %(job)s;
-
--- name: ingest_job one
--- Return an ingest job, when it is due, and whether it is due for its host alone (`kept`). No row: no
--- such job.
-SELECT j.*, 'ingest job' AS kind,
-       CASE WHEN j.status = 'queued' AND j.blocked_reason = 'not_due'
-            THEN queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) END AS due_at,
-       (j.resume_until = j.available_at AND j.resume_at <= now() AND j.resume_host IS NOT NULL) IS TRUE AS kept,
-       queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
-  FROM ingest_jobs j WHERE j.id = %(job)s;
 
 -- name: run one
 -- Return the facts that explain why a run waits. No row: no such run.
@@ -62,35 +56,21 @@ SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
    AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
  ORDER BY w.host_label, w.started_at, w.worker_id;
 
--- name: ingest_jobs_ahead row
--- Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
--- them, and those of a better priority.
+-- name: jobs_ahead row
+-- tables: ingest_jobs workflow_node_jobs
+-- Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
+-- of them, and those of a better priority. `models`: only nodes of one of these models or of none; NULL: of any.
 SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, count(*) AS every
   FROM (SELECT j.priority
           FROM ingest_jobs j
+          JOIN workflow_runs r ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)  -- nodes only
          WHERE j.queue = %(queue)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
            AND (j.priority < %(priority)s::smallint
                 OR j.priority = %(priority)s::smallint
                AND CASE WHEN %(newest)s::boolean THEN j.seq > %(seq)s::bigint
                         ELSE j.seq < %(seq)s::bigint END)
-         LIMIT %(most)s) ahead;
-
--- name: node_jobs_ahead row
--- Count the due jobs of live runs that stand before this one in the order of the claim, up to
--- `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
--- or of none; NULL: jobs of any.
-SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, count(*) AS every
-  FROM (SELECT j.priority
-          FROM workflow_node_jobs j
-          JOIN workflow_runs r
-            ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
-         WHERE j.queue = %(queue)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-           AND (j.priority < %(priority)s::smallint
-                OR j.priority = %(priority)s::smallint
-               AND CASE WHEN %(newest)s::boolean THEN j.seq > %(seq)s::bigint
-                        ELSE j.seq < %(seq)s::bigint END)
-           AND (%(models)s::text[] IS NULL OR j.required_model IS NULL
-                OR j.required_model = ANY (%(models)s::text[]))
+           AND (%(models)s::text[] IS NULL OR j.required_model IS NULL  -- nodes only
+                OR j.required_model = ANY (%(models)s::text[]))  -- nodes only
          LIMIT %(most)s) ahead;
 
 -- name: newer_gpu_job one

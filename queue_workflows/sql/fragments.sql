@@ -1,0 +1,400 @@
+-- Parts of functions and statements that stand in several of them: `{name(a, b)}` there is the text below the name
+-- here, with the arguments in the place of the parameters.
+
+-- fragment: by_index()
+-- Keep each query of a function to the order of an index, whatever the statistics say (decision 0019).
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
+
+-- fragment: live(j)
+-- The run of a node is not over. OFFSET 0 keeps this a look-up for each node.
+EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+
+-- fragment: claimable(j)
+-- A worker of the queue may claim the job, a node if it has no version.
+j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+AND j.required_version IS NULL AND {live(j)}  -- nodes only
+
+-- fragment: first(j)
+-- The order of claims, up to the first job.
+ORDER BY
+j.required_version,  -- nodes only
+j.priority, j.seq LIMIT 1
+
+-- fragment: versioned(j)
+-- A worker of the queue that has the code of the node may claim it.
+j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason) AND {live(j)}
+
+-- fragment: for_gpu(j)
+-- A gpu worker that has the code of the node may claim it, as far as the model does not matter.
+j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND {live(j)}
+
+-- fragment: may_kill(j)
+-- The job may have killed its worker, so that it is claimed alone.
+greatest(j.crash_count, j.lapse_count) > 0
+
+-- fragment: first_may_kill()
+-- Whether the job that is next in the queue is such a job.
+(SELECT {may_kill(q)} FROM ingest_jobs q
+WHERE {claimable(q)}
+{first(q)})
+
+-- fragment: kept(k)
+-- The job is kept for the host that ran it: from `resume_at` on that host may claim it.
+k.resume_host = p_host AND k.queue = p_queue
+AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL
+
+-- fragment: any_kept()
+-- Whether this host may claim a job that is kept for it.
+(SELECT true FROM ingest_jobs k WHERE {kept(k)} AND k.resume_at <= now()
+  ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1)
+
+-- fragment: due(j)
+-- The job was delayed, and its time has come.
+j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+
+-- fragment: promote_due()
+-- Make up to 100 such jobs of the queue claimable.
+WITH due AS MATERIALIZED (
+    SELECT j.id FROM ingest_jobs j WHERE {due(j)} ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
+
+-- fragment: is_off(machine, of_queue)
+-- The workers of this host and queue are switched off.
+EXISTS (SELECT FROM worker_controls c WHERE c.host_label = machine AND c.queue IN (of_queue, 'all')
+           AND queue_workflows_is_off(c.desired_state, c.until_at))
+
+-- fragment: to_running(j, worker, host, lease_s, lane)
+-- What a claim sets.
+status = 'running', claim_no = j.claim_no + 1, worker_id = worker, claimed_by = host,
+lease_expires_at = now() + lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
+host_label = host, worker_lane = coalesce(lane, j.worker_lane),  -- nodes only
+resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END,  -- nodes only
+available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
+
+-- fragment: note_claim(j)
+-- Record a claim in the history; FROM follows. An attempt is a smallint in the history of nodes.
+INSERT INTO ingest_job_events
+       (
+        run_id, node_id, model,  -- nodes only
+        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
+SELECT
+       j.run_id, j.node_id, j.required_model, greatest(0, least(j.attempts, 32767)),  -- nodes only
+       j.attempts,  -- ingest only
+       j.id, 'claimed', j.claim_no, p_worker, p_host, j.queue
+
+-- fragment: to_completed(j, output, took, peak, received)
+-- What the record of a completed job sets.
+status = 'completed', error = NULL, seconds = took, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
+result = output,  -- ingest only
+context_delta = output, vm_rss_mb_peak = peak, resolved_inputs = coalesce(received, j.resolved_inputs),  -- nodes only
+progress = {progress_at_end(j)}
+
+-- fragment: progress_at_end(j)
+-- The progress of a job that is completed: what its handler said, else all.
+CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
+
+-- fragment: claimed_columns(j)
+-- What a worker gets of a node; the run and the context follow.
+j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status, j.pipeline_name, j.priority, j.seq,
+j.claim_no, j.worker_id, j.claimed_by, j.generation, j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries,
+j.timeout_s, j.inputs, j.input_template, j.ref_heads
+
+-- fragment: run_of(j)
+-- What a worker gets of the run of a node.
+(SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name, 'generation', r.generation,
+                          'revision', r.revision, 'born', queue_workflows_born(r.created_at),
+                          'traceparent', r.headers ->> 'traceparent')
+   FROM workflow_runs r WHERE r.id = j.run_id)
+
+-- fragment: is_set_aside(j)
+-- The job is still what its caller set aside: queued, or under its claim.
+j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
+                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END
+
+-- fragment: run_completed()
+-- What the end of a completed run sets.
+status = 'completed', finished_at = now(), progress_pct = 100, error = NULL, updated_at = now()
+
+-- fragment: raise_systemic()
+-- Of a caught error get the state and the message; raise it again if it is not about the row.
+GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
+IF queue_workflows_is_systemic(v_state) THEN
+    RAISE;
+END IF;
+
+-- fragment: give_turns(jobs)
+-- The statements of queue_workflows_give_turns() for one table.
+WITH behind AS MATERIALIZED (
+    SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT j.id FROM jobs j
+         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
+           AND j.blocked_reason IS NULL
+           -- Compare with the first waiter only: a search for any earlier one may read all waiters.
+           AND EXISTS (SELECT FROM (
+               SELECT w.priority, w.seq FROM jobs w
+                WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+                  AND w.blocked_reason = 'locked'
+                ORDER BY w.priority, w.seq LIMIT 1) f WHERE (f.priority, f.seq) < (j.priority, j.seq))
+           FOR UPDATE OF j SKIP LOCKED) b)
+UPDATE jobs j SET blocked_reason = 'locked' WHERE j.id = ANY (ARRAY(SELECT b.id FROM behind b));
+WITH heads AS MATERIALIZED (
+    SELECT h.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
+        SELECT w.id FROM jobs w
+         WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
+           AND w.blocked_reason = 'locked'
+         ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
+     WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+              AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+UPDATE jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+GET DIAGNOSTICS v_count = ROW_COUNT;
+
+-- fragment: same_job(x, e)
+-- Both events are of one job; AND follows.
+x.run_id = e.run_id AND x.node_id = e.node_id AND  -- nodes only
+x.job_id = e.job_id AND
+
+-- fragment: recently_sent()
+-- The outbox rows of the window. No index has their age, but ids rise with it: walk back to the first row that is too
+-- old. The hour more is for a long transaction, whose `created_at` is its start.
+SELECT * FROM workflow_dispatch_events
+ WHERE id > coalesce((SELECT id FROM workflow_dispatch_events
+                       WHERE created_at < %(since)s::timestamptz - interval '1 hour' ORDER BY id DESC LIMIT 1), 0)
+
+-- fragment: touched(id, job_id)
+-- The jobs, or their runs, that left an event in the window, and those that wait or run. UNION, as a condition with OR
+-- would keep the planner from the partial indexes.
+SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
+UNION SELECT job_id FROM ingest_job_events
+ WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
+UNION SELECT id FROM ingest_jobs WHERE status = 'running'
+UNION SELECT id FROM ingest_jobs WHERE queue_workflows_is_claimable(status, blocked_reason)
+UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS NOT NULL
+
+-- fragment: claim_of(kind, job)
+-- The last claim of a job of either family.
+SELECT i.claim_no FROM ingest_jobs i WHERE kind = 'ingest_jobs' AND i.id = job
+ UNION ALL SELECT n.claim_no FROM workflow_node_jobs n WHERE kind = 'workflow_node_jobs' AND n.id = job
+
+-- fragment: is_no_time(value)
+-- The time is none that the engine writes.
+value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
+
+-- fragment: is_no_count(value)
+-- The number is none that the engine counts.
+value NOT BETWEEN 0 AND 1000000000
+
+-- fragment: is_too_deep(value)
+-- The JSON is nested too deep, or has a number of too many digits. A text this short has neither 200 levels nor a number
+-- of 4,300 digits.
+CASE WHEN octet_length(value::text) > 400 THEN jsonb_path_exists(value, 'strict $.**{201}')
+          OR jsonb_path_exists(value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+
+-- fragment: chosen(j)
+-- The row is one of `ids`, if there are any, and none of `aside`.
+(%(ids)s::text[] IS NULL OR j.id = ANY (%(ids)s::text[])) AND j.id <> ALL (%(aside)s::text[])
+
+-- fragment: held(j)
+-- This claim still holds the job.
+j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s AND j.status = 'running'
+
+-- fragment: host_before(j)
+-- The host that has had the job, for its event: a job that is queued has none.
+host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id)
+
+-- fragment: recorded(j, event, more)
+-- The end of a statement that changes jobs in `WITH done AS (UPDATE ...`: record each change, and return the rows.
+RETURNING queue_workflows_record(j, event, {host_before(j)}, more) AS job)
+SELECT (job).* FROM done
+
+-- fragment: recorded_if_run(j, event)
+-- As `recorded`, for a change by an operator. A trigger records the change of an ingest job that did not run.
+RETURNING
+CASE (SELECT o.status FROM ingest_jobs o WHERE o.id = j.id) WHEN 'running' THEN  -- ingest only
+queue_workflows_record(j, event, {host_before(j)}, seconds => %(seconds)s::float8, detail => '{"by": "operator"}')
+ELSE j END  -- ingest only
+AS job)
+SELECT (job).* FROM done
+
+-- fragment: unless_queued(event)
+-- The event of a job that is queued again, else of the state in which it ended.
+CASE j.status WHEN 'queued' THEN event ELSE j.status END
+
+-- fragment: count_loss(counter, losses, sentence)
+-- Take locked running jobs from their workers and count what was lost.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET (counter, status, finished_at, error, available_at) = (
+               SELECT CASE WHEN must_end THEN j.counter ELSE losses END,
+                      CASE WHEN must_end THEN 'cancelled'
+                           WHEN is_poison THEN 'failed' ELSE 'queued' END,
+                      CASE WHEN must_end OR is_poison THEN now() END,
+                      CASE WHEN is_poison AND NOT must_end
+                           THEN sentence || coalesce(j.worker_id, j.claimed_by, '?')
+                                || coalesce('; ' || %(error)s::text, '')
+                                || coalesce('; last beat ' || to_char(
+                                       j.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+                                       || ' UTC', '') END,
+                      CASE WHEN j.counter > 0 AND NOT is_poison AND NOT must_end
+                           THEN now() + losses * %(backoff_s)s::float8 * interval '1 second' END
+                 FROM queue_workflows_must_end(j) AS must_end
+                CROSS JOIN (SELECT least(greatest(j.counter, 0), 999999) + 1 AS losses) AS counted
+                CROSS JOIN LATERAL (SELECT losses >= %(cap)s::integer AS is_poison) AS decided),
+           priority = CASE WHEN j.counter <= 0 THEN least(j.priority, %(band)s::smallint)
+                           ELSE j.priority END,
+           worker_id = NULL, lease_expires_at = NULL
+     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
+ {recorded(j, {unless_queued('reclaimed')}, worker => %(worker)s, error => %(error)s)}
+
+-- fragment: is_queue_paused()
+-- The queue of a claim is paused.
+EXISTS (SELECT FROM queue_settings s
+         WHERE s.queue = %(queue)s::text AND queue_workflows_is_paused(s.paused_at, s.paused_until))
+
+-- fragment: claimed_rows()
+-- What a worker reads of a claimed node, with the whole for its handler; `claimed_record` follows.
+SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
+       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
+       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
+
+-- fragment: claimed_record()
+-- The members of a claimed node that a worker reads.
+CROSS JOIN LATERAL json_to_record(s.job)
+       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
+             run_id text, node_id text, required_model text, run json, due_s float8)
+
+-- fragment: bad_counters()
+-- A number of a job that only the engine counts, or its time limit, is out of its range.
+NEW.seq NOT BETWEEN 1 AND 1000000000000000
+OR greatest(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) > 1000000
+OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, NEW.generation) < 0
+OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
+
+-- fragment: settle_inserted()
+-- Give an inserted job the claim that its status needs, and nothing that only a handler may set.
+IF NEW.status = 'running' THEN
+    -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
+    IF NEW.lease_expires_at > now() + interval '7 days' THEN
+        RAISE EXCEPTION '%.lease_expires_at of a running job is over 7 days ahead', TG_TABLE_NAME
+            USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
+    END IF;
+    NEW.claim_no := greatest(NEW.claim_no, 1);
+    NEW.worker_id := coalesce(NEW.worker_id, 'legacy:' || coalesce(NEW.claimed_by, 'unknown'));
+    NEW.lease_expires_at := coalesce(NEW.lease_expires_at, now() + interval '600 seconds');
+ELSIF coalesce(NEW.worker_id, NEW.lease_expires_at::text) IS NOT NULL THEN
+    NEW.worker_id := NULL;
+    NEW.lease_expires_at := NULL;
+END IF;
+IF NEW.resume_host IS NOT NULL OR NEW.resume_at IS NOT NULL OR NEW.resume_until IS NOT NULL THEN
+    -- Only a handler that waits lets a job be kept for its host.
+    NEW.resume_host := NULL;
+    NEW.resume_at := NULL;
+    NEW.resume_until := NULL;
+END IF;
+
+-- fragment: wait_for_lock()
+-- Let an inserted job wait for its lock key.
+IF NEW.lock_key IS NOT NULL AND NEW.status = 'queued' THEN
+    IF NEW.blocked_reason IS NULL THEN
+        NEW.blocked_reason := 'locked';
+    END IF;
+    PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, NEW.lock_key);
+END IF;
+
+-- fragment: given(name, type)
+-- A column of a run that is set if `given` names it.
+name = CASE WHEN 'name' = ANY (%(given)s::text[]) THEN %(name)s::type ELSE name END
+
+-- fragment: head()
+-- A run without its definition and context.
+id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
+       definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
+
+-- fragment: shown_job()
+-- What the history shows of a job of either family.
+id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
+crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
+queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
+cancel_requested_at, progress, error, seconds, created_at, started_at, finished_at,
+now() AS read_at, queue_workflows_is_lost(status, lease_expires_at) AS lost
+
+-- fragment: shown_node()
+-- What the history shows of a node.
+{shown_job()}, run_id, node_id, node_module, pipeline_name, required_model,
+coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec, vm_rss_mb_peak, child_run_id
+
+-- fragment: age_s(at)
+-- The seconds since a time; an infinite one counts as the nearest that the server can subtract.
+extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
+
+-- fragment: queues_of(jobs, line)
+-- Walk from queue to queue of the jobs that can be claimed, however many they are.
+(SELECT queue::text FROM jobs WHERE queue_workflows_is_claimable(status, blocked_reason) ORDER BY jobs.queue LIMIT 1)
+UNION ALL
+SELECT (SELECT j.queue::text FROM jobs j
+         WHERE queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.queue > q.queue
+         ORDER BY j.queue LIMIT 1)
+  FROM line q WHERE q.queue IS NOT NULL
+
+-- fragment: may_take()
+-- A sender of the app may take the failure.
+sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
+AND (app IS NULL OR app = %(app)s OR failed_at < now() - make_interval(secs => %(patience_s)s))
+
+-- fragment: log_waiting()
+-- Write an event into the history of waiting gpu jobs; more conditions follow.
+INSERT INTO workflow_node_events
+       (run_id, node_id, job_id, attempt, event_type, queue, model, error, detail)
+SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event)s, j.queue,
+       j.required_model, %(detail)s,
+       jsonb_strip_nulls(jsonb_build_object('reason', %(reason)s::text))
+  FROM workflow_node_jobs j
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+
+-- fragment: among_nodes()
+-- Those of these nodes that have a job, by a look-up per node; more conditions follow. LIMIT 1 keeps it one: without
+-- statistics, PostgreSQL 15 reads all rows of the run instead.
+SELECT j.node_id
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+
+-- fragment: has_place(j)
+-- The job counts against the limits of its partition.
+(j.status = 'running' OR (j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)))
+
+-- fragment: partitions_of(condition)
+-- Walk from partition to partition of the ingest jobs with this condition, however many they are.
+WITH RECURSIVE line (queue, key) AS (
+    (SELECT j.queue::text, j.partition_key FROM ingest_jobs j
+      WHERE j.partition_key IS NOT NULL AND condition AND j.queue >= coalesce(p_queue, '')
+      ORDER BY j.queue, j.partition_key LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.partition_key FROM line CROSS JOIN LATERAL (
+        SELECT j.queue::text, j.partition_key FROM ingest_jobs j
+         WHERE j.partition_key IS NOT NULL AND condition AND (j.queue, j.partition_key) > (line.queue, line.key)
+         ORDER BY j.queue, j.partition_key LIMIT 1) n
+     WHERE p_queue IS NULL OR line.queue = p_queue)
+SELECT l.queue, l.key FROM line l WHERE p_queue IS NULL OR l.queue = p_queue
+
+-- fragment: keys_with_waiters()
+-- Walk from lock key to lock key that jobs wait for, however many wait; for format() with the table's name.
+WITH RECURSIVE line (key) AS (
+    (SELECT lock_key FROM %1$I WHERE lock_key IS NOT NULL AND status = 'queued'
+        AND blocked_reason = 'locked' ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT w.lock_key FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.status = 'queued'
+               AND w.blocked_reason = 'locked' AND w.lock_key > line.key
+             ORDER BY w.lock_key LIMIT 1)
+      FROM line WHERE line.key IS NOT NULL)
+
+-- fragment: exported(e)
+-- What is exported of an event of either family.
+e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label, e.queue::text, e.elapsed_s,
+left(e.error, 2000) AS error, e.created_at
+
+-- fragment: this_step(s)
+-- The step of a claimed job that a statement is about.
+s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s AND s.name = %(name)s AND s.key = %(key)s
