@@ -1319,10 +1319,9 @@ AND (k.required_version IS NULL OR k.required_version = ANY (p_versions)) AND EX
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
-                     WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
-                       AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                       AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
+                     WHERE m.model = '' AND k.required_model IS NULL
+                       AND k.queue = 'gpu' AND queue_workflows_is_claimable(k.status, k.blocked_reason)
+AND (k.required_version IS NULL OR k.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = k.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;
@@ -1377,19 +1376,19 @@ DECLARE
 BEGIN
     IF p_how = 'oldest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.seq <= p_seq
-         ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'oldest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
-         ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' AND p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
-         ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_how = 'newest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
@@ -1398,14 +1397,14 @@ AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EX
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_model = '' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL
-         ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSE
         SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model BETWEEN p_model AND p_model
-         ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     END IF;
     RETURN v_id;
 END $$;
@@ -1967,7 +1966,7 @@ CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p
     AS $$
 #variable_conflict use_column
 DECLARE
-    v_count   bigint := 0;
+    v_count   bigint;
     v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
     v_room    integer := p_claim;
     v_wait_s  double precision;
@@ -2024,6 +2023,7 @@ UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id =
             v_room := CASE WHEN v_past IS NULL THEN 0 ELSE 1 END;
         END IF;
     END IF;
+    v_count := 0;
     IF v_past IS NOT NULL THEN
         v_ids := ARRAY[v_past];
     ELSIF v_room > 0 AND (SELECT true FROM ingest_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
@@ -3742,15 +3742,15 @@ AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EX
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
-             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL AND p_newest THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+ WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.priority = v_band
-             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+ ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
@@ -4602,21 +4602,24 @@ CREATE FUNCTION public.queue_workflows_uncounted_events(p_low bigint, p_high big
     LANGUAGE sql STABLE
     AS $$
     WITH events AS (
-        SELECT 'node' AS family, e.id, e.run_id, e.node_id, e.job_id, e.event_type::text, e.queue, e.model,
-               e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
+        SELECT
+               'ingest' AS family, NULL AS run_id, NULL AS node_id, NULL AS model,
+               e.id, e.job_id, e.event_type::text, e.queue, e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
+               CASE WHEN e.event_type = 'requeued' THEN e.detail END AS detail
+          FROM ingest_job_events e
+         WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
+           AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
+                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END
+UNION ALL
+        SELECT
+               'node' AS family, e.run_id, e.node_id, e.model,
+               e.id, e.job_id, e.event_type::text, e.queue, e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
                CASE WHEN e.event_type = 'requeued' THEN e.detail END AS detail
           FROM workflow_node_events e
          WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
            AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
                                     AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END
-        UNION ALL
-        SELECT 'ingest', e.id, NULL, NULL, e.job_id, e.event_type, e.queue, NULL,
-               e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
-               CASE WHEN e.event_type = 'requeued' THEN e.detail END
-          FROM ingest_job_events e
-         WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
-           AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
-                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END)
+    )
     SELECT e.event_type, left(coalesce(e.queue, ''), 200), left(coalesce(e.model, ''), 200),
            e.worker_id IS NOT NULL, least(greatest(e.elapsed_s, 0), 1e9),
            least(greatest(extract(epoch FROM e.created_at)::float8

@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows import config, db, errors, gpu_model_cache, model_registry
-from queue_workflows.db import statements
+from queue_workflows import config, db, errors, gpu_model_cache, model_registry, workers
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import app_loading, entry_point, log_context, logs, signals
 from queue_workflows.types import ExitFn
@@ -25,7 +24,64 @@ if TYPE_CHECKING:  # It has all that executors need, and is imported late.
 budget_for = guards.budget_for
 
 
-class ClaimWorker:
+class _Stoppable:
+    """A worker that is made when it runs, and that another thread or a signal can stop."""
+
+    def __init__(
+        self,
+        host: str | None,
+        host_priority: int | None,
+        lease_s: float,
+        shutdown_timeout_s: float | None,
+    ) -> None:
+        shapes.check_times(lease_s, shutdown_timeout_s)
+        self.host = host or config.host_label()
+        self.host_priority = config.host_priority() if host_priority is None else host_priority
+        self.lease_s = lease_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._worker: process.Worker | None = None
+        self._stopped = False
+
+    @contextmanager
+    def _running(
+        self, launched: process.Launched | None, served: dict[str, shapes.Shape], **more: Any
+    ) -> Generator[process.Worker]:
+        """Make the worker, and stop it at once if `stop` was called before."""
+        from queue_workflows.worker import process
+
+        self._worker = worker = process.Worker(
+            launched,
+            served,
+            host=self.host,
+            newest=self.host_priority < 0,
+            lease_s=self.lease_s,
+            shutdown_timeout_s=self._shutdown_timeout_s,
+            **more,
+        )
+        if self._stopped:
+            worker.stop()
+        try:
+            yield worker
+        finally:
+            self._worker = None
+
+    def stop(self) -> None:
+        """Take no further job; those that run get the shutdown timeout, then they are given back.
+
+        Safe in a signal handler.
+        """
+        self._stopped = True
+        if self._worker is not None:
+            self._worker.stop()
+
+    def stop_now(self) -> None:
+        """Return the running jobs to their queues at once and exit."""
+        self._stopped = True
+        if self._worker is not None:
+            self._worker.stop_now()
+
+
+class ClaimWorker(_Stoppable):
     """A worker of one queue under an identity of its own.
 
     `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
@@ -51,19 +107,13 @@ class ClaimWorker:
         shutdown_timeout_s: float | None = None,
         on_exit: ExitFn = os._exit,
     ) -> None:
-        """Wire the parts. Its length: an argument is a line, and so is each part."""
         config.check_queue(queue)
-        shapes.check_times(lease_s, shutdown_timeout_s)
+        super().__init__(host, host_priority, lease_s, shutdown_timeout_s)
         self._shape = _shape(queue, batch, slots, async_jobs=async_jobs, inline=inline)
         self._ends_with_job, self._on_exit, self._batch = slots is None, on_exit, batch
         if slots is None and on_exit is not os._exit:
             self._shape = None
-        self._worker: process.Worker | None = None
-        self._stopped = False
-        self._shutdown_timeout_s = shutdown_timeout_s
-        label = host or config.host_label()
-        priority = config.host_priority() if host_priority is None else host_priority
-        self.queue, self.host, self.host_priority, self.lease_s = queue, label, priority, lease_s
+        self.queue = queue
         self.model_cache, self._cache = model_cache, adapted(model_cache)
         self._models: Callable[[], RequiresModels | None] = lambda: model_cache
         if queue == "gpu" and model_cache is None:
@@ -87,9 +137,8 @@ class ClaimWorker:
 
             launched = process.launch(lambda: None, self._models)
             if launched is not None:
-                with self._running(
-                    launched, self._shape, ends_with_job=self._ends_with_job
-                ) as worker:
+                served, ends = {self.queue: self._shape}, self._ends_with_job
+                with self._running(launched, served, ends_with_job=ends) as worker:
                     worker.run_forever()
                 if worker.exit_code:
                     self._on_exit(worker.exit_code)
@@ -102,31 +151,8 @@ class ClaimWorker:
         known = list(model_registry.known_ids()) or None if self._cache is not None else None
         shape = shapes.Shape(1, self._batch, gpu=self._cache is not None)
         inline = process.Inline(self._on_exit, once, known)
-        with self._running(None, shape, inline=inline) as worker:
+        with self._running(None, {self.queue: shape}, inline=inline) as worker:
             return worker.run_inline(self._cache)
-
-    @contextmanager
-    def _running(
-        self, launched: process.Launched | None, shape: shapes.Shape, **more: Any
-    ) -> Generator[process.Worker]:
-        """Make the worker, and stop it at once if `stop` was called before."""
-        from queue_workflows.worker import process
-
-        self._worker = worker = process.Worker(
-            launched,
-            {self.queue: shape},
-            host=self.host,
-            newest=self.host_priority < 0,
-            lease_s=self.lease_s,
-            shutdown_timeout_s=self._shutdown_timeout_s,
-            **more,
-        )
-        if self._stopped:
-            worker.stop()
-        try:
-            yield worker
-        finally:
-            self._worker = None
 
     @property
     def worker_id(self) -> str | None:
@@ -144,23 +170,7 @@ class ClaimWorker:
 
     def clear_model(self) -> None:
         """Record that this worker's model is unloaded and that its heartbeat has ended."""
-        with db.transaction() as conn:
-            statements.workers.clear_model(conn, host=self.host, queue=self.queue, mark_stale=True)
-
-    def stop(self) -> None:
-        """Take no further job; one that runs gets the shutdown timeout, then it is given back.
-
-        Safe in a signal handler.
-        """
-        self._stopped = True
-        if self._worker is not None:
-            self._worker.stop()
-
-    def stop_now(self) -> None:
-        """Return the running job to the queue at once and exit."""
-        self._stopped = True
-        if self._worker is not None:
-            self._worker.stop_now()
+        workers.clear_model(self.host, self.queue)
 
 
 class Heartbeat:
@@ -193,7 +203,7 @@ def _shape(
     return shape
 
 
-class WorkerPool:
+class WorkerPool(_Stoppable):
     """Several jobs at once of several ingest queues, in executors: see docs/pools.md.
 
     `workers`: `[{"queue": "load", "concurrency": 2}]` or its JSON text; default WORKERS_JSON. Its
@@ -210,7 +220,7 @@ class WorkerPool:
         lease_s: float = 600,
         shutdown_timeout_s: float | None = None,
     ) -> None:
-        shapes.check_times(lease_s, shutdown_timeout_s)
+        super().__init__(host, host_priority, lease_s, shutdown_timeout_s)
         if workers is None:
             entries = shapes.option(None)
         elif isinstance(workers, str):
@@ -219,13 +229,6 @@ class WorkerPool:
             entries = shapes.check([*workers], "workers")
         shapes.add_queues(entries)
         self._served = shapes.shapes_of(entries)
-        self._host = host or config.host_label()
-        priority = config.host_priority() if host_priority is None else host_priority
-        self._newest = priority < 0
-        self._lease_s = lease_s
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._worker: process.Worker | None = None
-        self._stopping = False
 
     def run_forever(self) -> None:
         """Run jobs until `stop`, and until the running ones have ended; call it once.
@@ -234,32 +237,9 @@ class WorkerPool:
         """
         from queue_workflows.worker import process
 
-        self._worker = worker = process.Worker(
-            process.launch(lambda: None, is_pool=True),
-            self._served,
-            host=self._host,
-            newest=self._newest,
-            lease_s=self._lease_s,
-            shutdown_timeout_s=self._shutdown_timeout_s,
-        )
-        if self._stopping:
-            worker.stop()
-        worker.run_forever()
-
-    def stop(self) -> None:
-        """Take no further job; those that run get the shutdown timeout, then they are given back.
-
-        Safe in a signal handler.
-        """
-        self._stopping = True
-        if self._worker is not None:
-            self._worker.stop()
-
-    def stop_now(self) -> None:
-        """Return the running jobs to their queues at once and leave."""
-        self._stopping = True
-        if self._worker is not None:
-            self._worker.stop_now()
+        launched = process.launch(lambda: None, is_pool=True)
+        with self._running(launched, self._served) as worker:
+            worker.run_forever()
 
 
 def _inline_worker(options: argparse.Namespace) -> ClaimWorker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -245,10 +246,8 @@ def prunable(*, conn: db.Connection | None = None) -> dict[str, int]:
 
 def prune_events(older_than_days: float = 30) -> int:
     """Delete node events that are older; return how many. Commits in batches."""
-
-    def delete(conn: db.Connection) -> int:
-        return statements.job_events.prune_nodes(conn, days=older_than_days, batch=PRUNE_BATCH)
-
+    prune_nodes = statements.job_events.prune_nodes
+    delete = functools.partial(prune_nodes, days=older_than_days, batch=PRUNE_BATCH)
     return sum(count for _, count in _again("node_events", delete, PRUNE_BATCH))
 
 
@@ -312,35 +311,26 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
 
 
 def _by_age(days: int) -> Iterator[tuple[str, _Steps]]:
-    most = PRUNE_BATCH
-
-    def delete_ingest_events(conn: db.Connection) -> int:
-        statements.retention.mark(conn)
-        return statements.retention.delete_ingest_events(conn, days=days, limit=most)
-
-    aged: dict[str, tuple[_Delete, int]] = {
-        "outbox": (
-            lambda conn: statements.retention.delete_outbox(conn, days=days, limit=most),
-            most,
-        ),
-        "node_events": (
-            lambda conn: statements.job_events.prune_nodes(conn, days=days, batch=most),
-            most,
-        ),
-        "ingest_job_events": (delete_ingest_events, most),
-        "logs": (lambda conn: statements.logs.prune(conn, days=days, batch=most), most),
-        "fires": (lambda conn: statements.schedules.prune(conn, days=days, batch=most), most),
-        "events": (lambda conn: statements.events.prune(conn, days=days, batch=most), most),
-        "heartbeats": (lambda conn: statements.retention.delete_heartbeats(conn, days=days), 0),
+    aged: dict[str, Callable[..., int]] = {
+        "outbox": statements.retention.delete_outbox,
+        "node_events": statements.job_events.prune_nodes,
+        "ingest_job_events": statements.retention.delete_ingest_events,
+        "logs": statements.logs.prune,
+        "fires": statements.schedules.prune,
+        "events": statements.events.prune,
     }
-    for kind, (delete, batch) in aged.items():
-        yield kind, _again(kind, delete, batch)
+    for kind, delete in aged.items():
+        of_age = functools.partial(delete, days=days, batch=PRUNE_BATCH)
+        yield kind, _again(kind, of_age, PRUNE_BATCH)
+    of_age = functools.partial(statements.retention.delete_heartbeats, days=days)
+    yield "heartbeats", _again("heartbeats", of_age, 0)
 
 
 def _again(kind: str, delete: _Delete, batch: int) -> _Steps:
     """Delete batch after batch while they are full; once for a kind without a batch size."""
     while True:
         with db.transaction() as conn:
+            statements.retention.mark(conn)
             count = delete(conn)
         yield kind, count
         if not batch or count < batch:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from queue_workflows import config, db, errors
 from queue_workflows.claim import job_tables, manual_claims, outcomes, record
@@ -20,9 +20,6 @@ from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
-READ_AGAIN_FIRST_S = 0.1
-READ_AGAIN_MAX_S = 5.0
-T = TypeVar("T")
 
 
 def _ignore(*_: object, **__: object) -> None:
@@ -116,23 +113,6 @@ def _context(job: Row, heads: list[str] | None) -> JsonDict:
             raise errors.UnreadableRow(f"run {job['run_id']}: {error}") from None
 
 
-def _read_despite_outages(read: Callable[[], T], cancel: threading.Event) -> T:
-    """Read for the engine while a handler runs; repeat the read if the database is unreachable.
-
-    An outage is not the node's failure. The wait is bounded by the lease, at whose end the worker
-    exits.
-    """
-    delay_s = READ_AGAIN_FIRST_S
-    while True:
-        try:
-            return read()
-        except (db.OperationalError, db.InterfaceError) as error:
-            _log.warning("waiting for the database: %s", str(error).strip())
-            if cancel.wait(delay_s):
-                raise
-            delay_s = min(READ_AGAIN_MAX_S, delay_s * 2)
-
-
 def _full_rows(job: Row) -> dict[str, Row]:
     with db.transaction() as conn:
         full = statements.nodes.get(conn, job=job["id"])
@@ -157,7 +137,8 @@ class _Link(control.EventControl):
             "out_dir": lambda: _choose_out_dir(job),
             "rows": lambda: _full_rows(job),
         }
-        return _read_despite_outages(reads[what], self.cancel)
+        wait = self.cancel.wait
+        return manual_claims.despite_outages(reads[what], self.cancel.is_set, wait)
 
     def note(self, event_type: str, elapsed_s: float | None) -> None:
         """Record an event about the model, best effort."""

@@ -193,8 +193,9 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
         _log.warning("%s", _describe(table, each))
     if row["job_id"] is None:
         return []
-    isolation = statements.claim_isolation
-    claimed = isolation.claimed_node if table.in_run else isolation.claimed_ingest
+    claimed = statements.claim_isolation.claimed_ingest
+    if table.in_run:
+        claimed = statements.claim_isolation.claimed_node
     given = {"job": row["job_id"], "worker": who.worker_id}
     return (yield db.Statement(claimed.text, given, is_raw=True))
 

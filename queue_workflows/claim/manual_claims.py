@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from queue_workflows import config, db
 from queue_workflows.claim import claims, job_steps, job_tables, row_isolation
@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 LEASE_S = 600.0
 AGAIN_FIRST_S = 0.1
 AGAIN_MAX_S = 5.0
+T = TypeVar("T")
 
 
 class Claimed(dict[str, Any]):
@@ -111,28 +112,37 @@ def _row(conn: db.Connection, table: job_tables.JobTable, job_id: str | None) ->
 def asker(table: job_tables.JobTable, job: Row, interrupted: Callable[[], bool]) -> control.Ask:
     """Return a function that answers the requests of a job's handler in the calling thread.
 
-    Each request takes a connection of the pool for one statement. While the database is away the
-    call waits: the lease ends that, or the first try after `interrupted` is true.
+    Each request takes a connection of the pool for one statement.
     """
     lease = job_tables.lease_of(table, job)
 
     def ask(request: JsonDict) -> control.Answered:
-        return control.answered(lambda: _answer(lease, interrupted, request))
+        def answer() -> JsonDict:
+            with db.statement() as conn:
+                return db.run(conn, job_steps.answer(lease, request))
+
+        return control.answered(lambda: despite_outages(answer, interrupted))
 
     return ask
 
 
-def _answer(
-    lease: job_tables.Lease, interrupted: Callable[[], bool], request: JsonDict
-) -> JsonDict:
+def despite_outages(
+    work: Callable[[], T],
+    interrupted: Callable[[], bool],
+    wait: Callable[[float], object] = time.sleep,
+) -> T:
+    """Work for a handler that runs; while the database is away, `wait(seconds)` and try again.
+
+    An outage is not the job's failure. The lease ends that, or the first try after `interrupted` is
+    true.
+    """
     pause_s = AGAIN_FIRST_S
     while True:
         try:
-            with db.statement() as conn:
-                return db.run(conn, job_steps.answer(lease, request))
+            return work()
         except (db.OperationalError, db.InterfaceError) as error:
             if interrupted():
                 raise
-            _log.warning("a step waits for the database: %s", str(error).strip())
-            time.sleep(pause_s)
+            _log.warning("waiting for the database: %s", str(error).strip())
+            wait(pause_s)
             pause_s = min(AGAIN_MAX_S, 2 * pause_s)

@@ -30,6 +30,12 @@ j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason) A
 j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND {live(j)}
 
+-- fragment: gpu_job(condition, place)
+-- Lock the first such job in the order of an index.
+SELECT j.id INTO v_id FROM workflow_node_jobs j
+ WHERE {for_gpu(j)} AND condition
+ ORDER BY place LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+
 -- fragment: may_kill(j)
 -- The job may have killed its worker, so that it is claimed alone.
 greatest(j.crash_count, j.lapse_count) > 0

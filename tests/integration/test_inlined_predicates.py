@@ -97,7 +97,7 @@ def test_one_function_names_the_runs_that_retention_may_delete(db: ModuleType) -
         for name, text in named_statements.texts().items()
         if name.startswith("retention.") and b" workflow_runs r" in text
     }
-    names = ("delete_runs", "find_runs", "delete_runs_by_id", "count_runs")
+    names = ("old_runs", "count_runs")
     assert set(of_runs) == {f"retention.{name}" for name in names}
     for name, text in of_runs.items():
         assert (text.count(b"queue_workflows_prunable_run("), text.count(b"EXISTS")) == (1, 0), name

@@ -20,7 +20,7 @@ LANGUAGE plpgsql
 {by_index()} AS $$
 #variable_conflict use_column
 DECLARE
-    v_count   bigint := 0;
+    v_count   bigint;
     v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
     v_room    integer := p_claim;
     v_wait_s  double precision;
@@ -69,6 +69,7 @@ BEGIN
             v_room := CASE WHEN v_past IS NULL THEN 0 ELSE 1 END;
         END IF;
     END IF;
+    v_count := 0;
     IF v_past IS NOT NULL THEN
         v_ids := ARRAY[v_past];
     ELSIF v_room > 0 AND {ingest:any_kept()} THEN

@@ -10,30 +10,20 @@ DECLARE
     v_id text;
 BEGIN
     IF p_how = 'oldest' AND p_model = '' THEN
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE {for_gpu(j)} AND j.required_model IS NULL AND j.seq <= p_seq
-         ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        {gpu_job(j.required_model IS NULL AND j.seq <= p_seq, j.required_model, j.seq)}
     ELSIF p_how = 'oldest' THEN
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq
-         ORDER BY j.required_model, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        {gpu_job(j.required_model BETWEEN p_model AND p_model AND j.seq <= p_seq, j.required_model, j.seq)}
     ELSIF p_how = 'newest' AND p_model = '' THEN
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE {for_gpu(j)} AND j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band
-         ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        {gpu_job(j.required_model IS NULL AND j.priority BETWEEN p_band AND p_band, j.required_model DESC, j.priority DESC, j.seq DESC)}
     ELSIF p_how = 'newest' THEN
         SELECT j.id INTO v_id FROM workflow_node_jobs j
          WHERE {for_gpu(j)}
            AND (j.required_model, j.priority) >= (p_model, p_band) AND (j.required_model, j.priority) <= (p_model, p_band)
          ORDER BY j.required_model DESC, j.priority DESC, j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
     ELSIF p_model = '' THEN
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE {for_gpu(j)} AND j.required_model IS NULL
-         ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        {gpu_job(j.required_model IS NULL, j.required_model, j.priority, j.seq)}
     ELSE
-        SELECT j.id INTO v_id FROM workflow_node_jobs j
-         WHERE {for_gpu(j)} AND j.required_model BETWEEN p_model AND p_model
-         ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+        {gpu_job(j.required_model BETWEEN p_model AND p_model, j.required_model, j.priority, j.seq)}
     END IF;
     RETURN v_id;
 END $$;
@@ -75,14 +65,10 @@ BEGIN
                AND (j.required_model, j.priority) >= (p_model, v_band) AND (j.required_model, j.priority) <= (p_model, v_band)
              ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
         ELSE
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE {for_gpu(j)} AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
-             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+            {gpu_job(j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band, j.required_model, j.priority, j.seq)}
         END IF;
         IF v_id IS NULL AND p_newest THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE {for_gpu(j)} AND j.priority = v_band
-             ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
+            {gpu_job(j.priority = v_band, j.seq DESC)}
         END IF;
         IF v_id IS NULL THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j

@@ -220,10 +220,8 @@ BEGIN
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)
                    UNION ALL
                    (SELECT k.priority, k.seq FROM workflow_node_jobs k
-                     WHERE m.model = '' AND k.required_model IS NULL AND k.queue = 'gpu'
-                       AND queue_workflows_is_claimable(k.status, k.blocked_reason)
-                       AND (k.required_version IS NULL OR k.required_version = ANY (p_versions))
-                       AND {live(k)}
+                     WHERE m.model = '' AND k.required_model IS NULL
+                       AND {for_gpu(k)}
                      ORDER BY k.required_model, k.priority, k.seq LIMIT 1)) j) head
      ORDER BY head.priority, (head.model <> coalesce(p_model, '')), head.place LIMIT 1;
     model := v_choice;

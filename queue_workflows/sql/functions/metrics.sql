@@ -16,21 +16,18 @@ RETURNS TABLE (event_type text, queue text, model text, by_worker boolean, elaps
                wait_s double precision, why text, cause text, is_crash boolean)
 LANGUAGE sql STABLE AS $$
     WITH events AS (
-        SELECT 'node' AS family, e.id, e.run_id, e.node_id, e.job_id, e.event_type::text, e.queue, e.model,
-               e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
+        -- both:
+        SELECT
+               'node' AS family, e.run_id, e.node_id, e.model,  -- nodes only
+               'ingest' AS family, NULL AS run_id, NULL AS node_id, NULL AS model,  -- ingest only
+               e.id, e.job_id, e.event_type::text, e.queue, e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
                CASE WHEN e.event_type = 'requeued' THEN e.detail END AS detail
-          FROM workflow_node_events e
-         WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
-           AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
-                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END
-        UNION ALL
-        SELECT 'ingest', e.id, NULL, NULL, e.job_id, e.event_type, e.queue, NULL,
-               e.worker_id, e.claim_no, e.elapsed_s, e.error, e.created_at,
-               CASE WHEN e.event_type = 'requeued' THEN e.detail END
           FROM ingest_job_events e
          WHERE e.xid >= p_low AND e.xid < p_high AND e.created_at >= p_since
            AND CASE WHEN e.xid > 0 THEN pg_visible_in_snapshot(e.xid::text::xid8, p_new)
-                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END)
+                                    AND NOT pg_visible_in_snapshot(e.xid::text::xid8, p_old) END
+        -- end
+    )
     SELECT e.event_type, left(coalesce(e.queue, ''), 200), left(coalesce(e.model, ''), 200),
            e.worker_id IS NOT NULL, least(greatest(e.elapsed_s, 0), 1e9),
            least(greatest(extract(epoch FROM e.created_at)::float8

@@ -125,44 +125,24 @@ SELECT count(*) AS n,
 -- Return the queues that have due jobs and no live worker which takes them. `n` counts at most
 -- `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
 -- and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry.
-WITH RECURSIVE
-node_queues (queue) AS ({queues_of(workflow_node_jobs, node_queues)}),
-ingest_queues (queue) AS ({queues_of(ingest_jobs, ingest_queues)}),
-heads (queue, n, created_at) AS (
-    SELECT q.queue,
-           (SELECT count(*)
-              FROM (SELECT FROM workflow_node_jobs j
-                     WHERE j.queue = q.queue
-                       AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                     LIMIT %(counted)s) c),
-           coalesce((SELECT j.created_at
-                       FROM workflow_node_jobs j
-                      WHERE j.queue = q.queue AND j.required_version IS NULL
-                        AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                      ORDER BY j.required_version, j.priority, j.seq
-                      LIMIT 1),
-                    (SELECT j.created_at
-                       FROM workflow_node_jobs j
-                      WHERE j.queue = q.queue
-                        AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                      ORDER BY j.required_version, j.priority, j.seq
-                      LIMIT 1))
-      FROM node_queues q
-     WHERE q.queue IS NOT NULL
-    UNION ALL
+WITH heads (queue, n, created_at) AS (
+    -- both:
     SELECT q.queue,
            (SELECT count(*)
               FROM (SELECT FROM ingest_jobs j
-                     WHERE j.queue = q.queue
-                       AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                     WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
                      LIMIT %(counted)s) c),
-           (SELECT j.created_at
-              FROM ingest_jobs j
-             WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-             ORDER BY j.priority, j.seq
-             LIMIT 1)
-      FROM ingest_queues q
-     WHERE q.queue IS NOT NULL)
+           coalesce((SELECT j.created_at FROM ingest_jobs j
+                      WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                        AND j.required_version IS NULL  -- nodes only
+                     {first(j)}),
+                    (SELECT j.created_at FROM ingest_jobs j
+                      WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                     {first(j)}))
+      FROM (WITH RECURSIVE line (queue) AS ({queues_of(ingest_jobs, line)}) SELECT queue FROM line) q
+     WHERE q.queue IS NOT NULL
+    -- end
+)
 SELECT h.queue, h.n,
        {age_s(h.created_at)} AS wait_s,
        (SELECT count(*)

@@ -58,18 +58,18 @@ SELECT count(*) AS n
            r.id, r.status, coalesce(r.finished_at, r.updated_at), %(days)s::float8);
 
 -- name: delete_outbox count
--- Delete up to `limit` outbox rows that were processed over `days` days ago.
+-- Delete up to `batch` outbox rows that were processed over `days` days ago.
 DELETE FROM workflow_dispatch_events WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM workflow_dispatch_events
      WHERE processed_at < now() - %(days)s * interval '1 day'
-     ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED));
+     ORDER BY id LIMIT %(batch)s FOR UPDATE SKIP LOCKED));
 
 -- name: delete_ingest_events count
--- Delete up to `limit` events of ingest jobs that are over `days` days old.
+-- Delete up to `batch` events of ingest jobs that are over `days` days old.
 DELETE FROM ingest_job_events WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ingest_job_events
      WHERE created_at < now() - %(days)s * interval '1 day'
-     ORDER BY id LIMIT %(limit)s));
+     ORDER BY id LIMIT %(batch)s));
 
 -- name: delete_heartbeats count
 -- Delete the heartbeats that are over `days` days old.
