@@ -4289,7 +4289,7 @@ DECLARE
     v_id    text;
     v_count bigint := 0;
 BEGIN
-    -- A job that has no lock key any more is claimable at once.
+    -- A job that has lost its lock key is claimable at once.
     EXECUTE format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN $2 END WHERE id = ANY ($1)',
                    p_jobs) USING p_ids, p_reason;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -4498,7 +4498,7 @@ BEGIN
     ELSIF v_asked IS NOT NULL THEN
         v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        -- Not at once: each claim of the queue would wait for these locks again, and claim nothing.
+        -- Not at once: each claim of the queue would wait for these locks again, and claim no job.
         PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '1 s') FROM unnest(v_asked) a
           WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN

@@ -371,7 +371,7 @@ def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
             statements.retention.old_runs,
             statements.retention.delete_runs,
             _stays,
-            lambda: given,
+            given,
             set_timeout,
         )
     return row_isolation.Duty(
@@ -379,7 +379,7 @@ def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
         statements.retention.old_jobs,
         statements.retention.delete_jobs,
         _stays,
-        lambda: given,
+        given,
         statements.retention.mark,
     )
 

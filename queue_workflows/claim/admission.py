@@ -32,7 +32,9 @@ PROMOTIONS = (
         "promotion of workflow_runs",
         statements.promotion.due_runs,
         statements.promotion.promote_runs,
-        recovery.fail_run,
+        recovery.ending(
+            lambda conn, run, error: statements.runs.fail(conn, run_id=run, error=error)
+        ),
     ),
 )
 

@@ -42,16 +42,6 @@ _EVENTS: Final = {
     "timed_out": (BUDGET_TRIP,),
 }
 """The events that a recorded outcome leaves, by its kind."""
-_RESULTS: Final = {
-    "completed": "completed",
-    "parked": "completed",
-    "failed": "failed",
-    "snoozed": "failed",
-    "waiting": "failed",
-    "timed_out": "failed",
-    "cancelled": "skipped",
-}
-"""The results of `record`, by the kind of the outcome."""
 
 
 # --- Outcomes.
@@ -64,7 +54,9 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
     job was cancelled, or its claim is lost and nothing was written.
     """
     if outcome.kind != "completed":
-        return _RESULTS[outcome.kind] if db.run(conn, end(lease, outcome)) else "skipped"
+        if not db.run(conn, end(lease, outcome)) or outcome.kind == "cancelled":
+            return "skipped"
+        return "completed" if outcome.kind == "parked" else "failed"
     who = claims.Claimant(lease.worker_id, "", "")
     try:
         db.run(conn, claims.claim(lease.table, who, count=0, done=[claims.Done(lease, outcome)]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
@@ -29,38 +28,27 @@ _DATABASE_AWAY: Final = "its lease lapsed while the database was away"
 # --- Rows on which the engine's own statements keep failing.
 
 
-def _fail_job(
-    table: job_tables.JobTable,
-    conn: db.Connection,
-    job_id: str,
-    error: BaseException,
-    failures: int,
-) -> bool:
-    """Fail a job after MAX_FAILURES failures; return whether it did."""
-    if failures < MAX_FAILURES:
-        return False
-    manual_changes.fail(conn, table, job_id, error=_poison(error, failures))
-    return True
+def ending(fail: Callable[[db.Connection, str, str], object]) -> row_isolation.Ending:
+    """Return how to end a row that keeps raising: `fail(conn, id, error)` after MAX_FAILURES."""
+
+    def end(conn: db.Connection, row_id: str, error: BaseException, failures: int) -> bool:
+        if failures < MAX_FAILURES:
+            return False
+        why = f"poison: the engine failed {failures} times on it: {row_isolation.described(error)}"
+        fail(conn, row_id, payload.error_text(why))
+        return True
+
+    return end
 
 
-ENDING: Final[Mapping[str, row_isolation.Ending]] = {
-    table.name: functools.partial(_fail_job, table)
-    for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
+def _ending_of(table: job_tables.JobTable) -> row_isolation.Ending:
+    return ending(lambda conn, job, error: manual_changes.fail(conn, table, job, error=error))
+
+
+ENDING: Final = {
+    table.name: _ending_of(table) for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
 """How a job that keeps raising is ended, by table."""
-
-
-def fail_run(conn: db.Connection, run_id: str, error: BaseException, failures: int) -> bool:
-    """Fail a run after MAX_FAILURES failures; return whether it did."""
-    if failures < MAX_FAILURES:
-        return False
-    statements.runs.fail(conn, run_id=run_id, error=_poison(error, failures))
-    return True
-
-
-def _poison(error: BaseException, failures: int) -> str:
-    described = row_isolation.described(error)
-    return payload.error_text(f"poison: the engine failed {failures} times on it: {described}")
 
 
 # --- Leases that have lapsed, and workers whose session is gone.
@@ -85,7 +73,7 @@ def reclaim_lapsed(
         statements.recovery.lapsed[table.name],
         statements.recovery.count_lapse[table.name],
         ENDING[table.name],
-        lambda: _lapse_parameters(None) | {"had_s": had_s},
+        _loss(None, MAX_LAPSES) | {"had_s": had_s},
     )
     return row_isolation.batch(conn, duty, rows)
 
@@ -109,7 +97,7 @@ def hand_back_lapsed(
         statements.recovery.unwatched[table.name],
         statements.recovery.hand_back[table.name],
         ENDING[table.name],
-        lambda: {"had_s": had_s, "detail": detail, "band": record.FRONT_PRIORITY},
+        {"had_s": had_s, "detail": detail, "band": record.FRONT_PRIORITY},
     )
     return row_isolation.batch(conn, duty, rows)
 
@@ -132,7 +120,7 @@ def reclaim_gone(
         statements.recovery.gone[table.name],
         statements.recovery.count_lapse[table.name],
         ENDING[table.name],
-        lambda: _lapse_parameters(evidence) | {"silent_s": silent_s, "lock": LIFE_LOCK},
+        _loss(evidence, MAX_LAPSES) | {"silent_s": silent_s, "lock": LIFE_LOCK},
     )
     return row_isolation.batch(conn, duty, rows)
 
@@ -229,24 +217,17 @@ def _crash(
     yield db.BEGIN
     rows = yield from pick
     if rows:
-        parameters = _crash_parameters(evidence)
-        parameters["worker"] = worker_id
         rows = yield from statements.recovery.count_crash[table.name].script(
-            **parameters, ids=[row["id"] for row in rows]
+            **_loss(evidence, MAX_CRASHES, worker_id), ids=[row["id"] for row in rows]
         )
     yield db.COMMIT
     return rows
 
 
-def _crash_parameters(error: str | None) -> dict[str, Any]:
+def _loss(error: str | None, cap: int, worker: str | None = None) -> dict[str, Any]:
+    """Return the parameters that count a crash or lapse; at `cap` of them a job is poison."""
+    backoff_s = config.CRASH_BACKOFF_S.read()
     return {
-        "worker": None,
-        "error": error,
-        "cap": MAX_CRASHES,
-        "band": record.FRONT_PRIORITY,
-        "backoff_s": config.CRASH_BACKOFF_S.read(),
-    }
-
-
-def _lapse_parameters(error: str | None) -> dict[str, Any]:
-    return _crash_parameters(error) | {"cap": MAX_LAPSES}
+        "worker": worker, "error": error, "cap": cap, "band": record.FRONT_PRIORITY,
+        "backoff_s": backoff_s,
+    }  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
@@ -106,14 +107,14 @@ class Duty(NamedTuple):
 
     `pick` locks a batch of rows that are due, of `%(ids)s` (NULL: of all) and none of `%(aside)s`,
     and returns their `id`s. `change` changes those of `%(ids)s` and returns the rows. Both take
-    what `given` returns. `rest` ends a row that keeps failing.
+    `given`. `rest` ends a row that keeps failing.
     """
 
     kind: str
     pick: Change
     change: Change
     rest: Ending
-    given: Callable[[], dict[str, Any]] = dict
+    given: Mapping[str, Any] = MappingProxyType({})
     prepare: Callable[[db.Connection], object] = lambda _: None
     """Called first in each transaction, for settings that are local to it."""
 
@@ -121,14 +122,14 @@ class Duty(NamedTuple):
         self, conn: db.Connection, aside: list[str], ids: list[str] | None = None
     ) -> list[str]:
         """Lock a batch of rows, or those of `ids` that are still due, and return their ids."""
-        rows = self.pick(conn, **self.given(), aside=aside, ids=ids)
+        rows = self.pick(conn, **self.given, aside=aside, ids=ids)
         return [row["id"] for row in rows]
 
     def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
         """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
         self.prepare(conn)
         found = self.picked(conn, [], ids)
-        return self.change(conn, **self.given() | {"ids": found}) if found else []
+        return self.change(conn, **{**self.given, "ids": found}) if found else []
 
 
 class _Failures(NamedTuple):
@@ -172,9 +173,6 @@ class Isolation:
         except (Exception, SystemExit) as error:
             if is_outage(error):
                 raise
-            if is_busy(error):
-                self._leave_locked(kind, row_id, error)
-                return None
             self._set_aside(kind, row_id, error, rest)
             return None
         with self._lock:
@@ -229,46 +227,32 @@ class Isolation:
 
         return self.attempt(duty.kind, row_id, work, rest)
 
-    def _leave_locked(self, kind: str, row_id: str, error: BaseException) -> None:
-        """Leave a locked row alone for a while: each wait for its lock delays the rows behind it.
-
-        Nothing is counted as a failure, so that no lock ends a row.
-        """
-        _log.warning("%s %s is tried later: %s", kind, row_id, described(error))
-        with self._lock:
-            known = self._failed.pop((kind, row_id), None) or _Failures(0, 0.0)
-            until = self._now() + backoff_s(known.busy + 1)
-            self._keep((kind, row_id), _Failures(known.in_a_row, until, known.busy + 1))
-
-    def _keep(self, key: tuple[str, str], failures: _Failures) -> None:
-        """Remember a row, and forget the oldest ones beyond `MAX_ROWS`; the caller has the lock."""
-        self._failed[key] = failures
-        while len(self._failed) > MAX_ROWS:
-            del self._failed[next(iter(self._failed))]
-
     def _set_aside(self, kind: str, row_id: str, error: BaseException, rest: Rest | None) -> None:
+        """Leave a row alone for a while, unless `rest` has postponed or ended it.
+
+        Each wait for a locked row delays the rows behind it. It counts as no failure, so that no
+        lock ends a row.
+        """
         key = (kind, row_id)
         with self._lock:
-            known = self._failed.pop(key, None)
-        count = (known.in_a_row if known else 0) + 1
+            known = self._failed.pop(key, None) or _Failures(0, 0.0)
+        count, busy = known.in_a_row + 1, 0
+        if is_busy(error):
+            count, busy = known.in_a_row, known.busy + 1
         try:
-            if rest is not None and rest(error, count):
+            if rest is not None and not busy and rest(error, count):
                 return
         except (Exception, SystemExit) as again:
             if is_outage(again):
                 raise
             _log.error("%s %s cannot be ended either: %s", kind, row_id, _one_line(again))
-        wait_s = backoff_s(count)
-        _log.warning(
-            "%s %s is set aside for %g s (failure %d): %s",
-            kind,
-            row_id,
-            wait_s,
-            count,
-            described(error),
-        )
+        wait_s = backoff_s(busy or count)
+        until = "tried later" if busy else f"set aside for {wait_s:g} s (failure {count})"
+        _log.warning("%s %s is %s: %s", kind, row_id, until, described(error))
         with self._lock:
-            self._keep(key, _Failures(count, self._now() + wait_s))
+            self._failed[key] = _Failures(count, self._now() + wait_s, busy)
+            while len(self._failed) > MAX_ROWS:
+                del self._failed[next(iter(self._failed))]
 
 
 def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:

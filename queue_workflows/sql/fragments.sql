@@ -11,7 +11,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force
 EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
 
 -- fragment: claimable(j)
--- A worker of the queue may claim the job, a node if it has no version.
+-- A worker of the queue may claim the job, a node without a version.
 j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND j.required_version IS NULL AND {live(j)}  -- nodes only
 
@@ -73,7 +73,7 @@ EXISTS (SELECT FROM worker_controls c WHERE c.host_label = machine AND c.queue I
            AND queue_workflows_is_off(c.desired_state, c.until_at))
 
 -- fragment: to_running(j, worker, host, lease_s, lane)
--- What a claim sets.
+-- The columns that a claim sets.
 status = 'running', claim_no = j.claim_no + 1, worker_id = worker, claimed_by = host,
 lease_expires_at = now() + lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
 host_label = host, worker_lane = coalesce(lane, j.worker_lane),  -- nodes only
@@ -92,36 +92,36 @@ SELECT
        j.id, 'claimed', j.claim_no, p_worker, p_host, j.queue
 
 -- fragment: to_completed(j, output, took, peak, received)
--- What the record of a completed job sets.
+-- The columns that the record of a completed job sets.
 status = 'completed', error = NULL, seconds = took, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
 result = output,  -- ingest only
 context_delta = output, vm_rss_mb_peak = peak, resolved_inputs = coalesce(received, j.resolved_inputs),  -- nodes only
 progress = {progress_at_end(j)}
 
 -- fragment: progress_at_end(j)
--- The progress of a job that is completed: what its handler said, else all.
+-- The progress of a job that is completed: the last report of its handler, else all.
 CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
 
 -- fragment: claimed_columns(j)
--- What a worker gets of a node; the run and the context follow.
+-- The columns of a node that a worker gets; the run and the context follow.
 j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status, j.pipeline_name, j.priority, j.seq,
 j.claim_no, j.worker_id, j.claimed_by, j.generation, j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries,
 j.timeout_s, j.inputs, j.input_template, j.ref_heads
 
 -- fragment: run_of(j)
--- What a worker gets of the run of a node.
+-- The columns of the run of a node that a worker gets.
 (SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name, 'generation', r.generation,
                           'revision', r.revision, 'born', queue_workflows_born(r.created_at),
                           'traceparent', r.headers ->> 'traceparent')
    FROM workflow_runs r WHERE r.id = j.run_id)
 
 -- fragment: is_set_aside(j)
--- The job is still what its caller set aside: queued, or under its claim.
+-- The job is still as its caller set it aside, queued or under its claim.
 j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
                      ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END
 
 -- fragment: run_completed()
--- What the end of a completed run sets.
+-- The columns that the end of a completed run sets.
 status = 'completed', finished_at = now(), progress_pct = 100, error = NULL, updated_at = now()
 
 -- fragment: raise_systemic()
@@ -199,7 +199,7 @@ CASE WHEN octet_length(value::text) > 400 THEN jsonb_path_exists(value, 'strict 
           OR jsonb_path_exists(value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
 
 -- fragment: chosen(j)
--- The row is one of `ids`, if there are any, and none of `aside`.
+-- The row is in `ids`, if that is given, and not in `aside`.
 (%(ids)s::text[] IS NULL OR j.id = ANY (%(ids)s::text[])) AND j.id <> ALL (%(aside)s::text[])
 
 -- fragment: held(j)
@@ -229,7 +229,7 @@ SELECT (job).* FROM done
 CASE j.status WHEN 'queued' THEN event ELSE j.status END
 
 -- fragment: count_loss(counter, losses, sentence)
--- Take locked running jobs from their workers and count what was lost.
+-- Take locked running jobs from their workers and count each loss.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (counter, status, finished_at, error, available_at) = (
@@ -260,7 +260,7 @@ EXISTS (SELECT FROM queue_settings s
          WHERE s.queue = %(queue)s::text AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 
 -- fragment: claimed_rows()
--- What a worker reads of a claimed node, with the whole for its handler; `claimed_record` follows.
+-- The columns of a claimed node that a worker reads, with the whole for its handler; `claimed_record` follows.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
        r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
        (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
@@ -279,7 +279,7 @@ OR least(NEW.attempts, NEW.max_attempts, NEW.crash_count, NEW.watchdog_retries, 
 OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
 
 -- fragment: settle_inserted()
--- Give an inserted job the claim that its status needs, and nothing that only a handler may set.
+-- Give an inserted job the claim that its status needs, without values that only a handler may set.
 IF NEW.status = 'running' THEN
     -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
     IF NEW.lease_expires_at > now() + interval '7 days' THEN
@@ -319,7 +319,7 @@ id, workflow_name, status, priority, mode, out_dir, generation, revision, start_
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
 
 -- fragment: shown_job()
--- What the history shows of a job of either family.
+-- The columns of a job of either family that the history shows.
 id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,
 crash_count, lapse_count, watchdog_retries, claimed_by, worker_id, blocked_reason,
 queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at,
@@ -327,7 +327,7 @@ cancel_requested_at, progress, error, seconds, created_at, started_at, finished_
 now() AS read_at, queue_workflows_is_lost(status, lease_expires_at) AS lost
 
 -- fragment: shown_node()
--- What the history shows of a node.
+-- The columns of a node that the history shows.
 {shown_job()}, run_id, node_id, node_module, pipeline_name, required_model,
 coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec, vm_rss_mb_peak, child_run_id
 
@@ -397,7 +397,7 @@ WITH RECURSIVE line (key) AS (
       FROM line WHERE line.key IS NOT NULL)
 
 -- fragment: exported(e)
--- What is exported of an event of either family.
+-- The columns of an event of either family that are exported.
 e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label, e.queue::text, e.elapsed_s,
 left(e.error, 2000) AS error, e.created_at
 

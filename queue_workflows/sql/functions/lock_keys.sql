@@ -143,7 +143,7 @@ BEGIN
     ELSIF v_asked IS NOT NULL THEN
         v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        -- Not at once: each claim of the queue would wait for these locks again, and claim nothing.
+        -- Not at once: each claim of the queue would wait for these locks again, and claim no job.
         PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '1 s') FROM unnest(v_asked) a
           WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN

@@ -30,7 +30,7 @@ DECLARE
     v_id    text;
     v_count bigint := 0;
 BEGIN
-    -- A job that has no lock key any more is claimable at once.
+    -- A job that has lost its lock key is claimable at once.
     EXECUTE format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN $2 END WHERE id = ANY ($1)',
                    p_jobs) USING p_ids, p_reason;
     GET DIAGNOSTICS v_count = ROW_COUNT;

@@ -58,7 +58,7 @@ SELECT i.key, i.item, i.error
                       WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = k.key LIMIT 1) i;
 
 -- name: keys_like many
--- Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant.
+-- Return keys of about the length of this one, of a map, or of all maps of a run, for a hint.
 SELECT key FROM workflow_map_items
  WHERE run_id = %(run_id)s AND (%(map)s::text IS NULL OR map_id = %(map)s::text) AND position >= 0
    AND length(key) BETWEEN length(%(key)s::text) - 2 AND length(%(key)s::text) + 2

@@ -88,7 +88,7 @@ SELECT jsonb_typeof(r.context) AS kind,
  WHERE r.id = %(run_id)s OFFSET 0) found;
 
 -- name: set_resolved_inputs one
--- Store what a node received and return its row.
+-- Store the inputs that a node received and return its row.
 UPDATE workflow_node_jobs SET resolved_inputs = %(inputs)s::jsonb WHERE id = %(job)s
 RETURNING *;
 
