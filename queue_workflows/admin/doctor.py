@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import psycopg
 from psycopg import errors, pq
@@ -92,7 +92,8 @@ def _found(conn: db.Connection, prefix: str, limit: int) -> list[BadRow]:
     for name, query in vars(statements.bad_rows).items():
         if not name.startswith(prefix):
             continue
-        for table, of_table in (query if isinstance(query, dict) else {"": query}).items():
+        of_tables = cast("dict[str, Any]", query) if isinstance(query, dict) else {"": query}
+        for table, of_table in reversed(of_tables.items()):
             kind, command = "run", "cancel"
             if table == job_tables.INGEST_JOBS.name:
                 kind, command = "job", "jobs cancel" if "lapsed" in name else "jobs delete"

@@ -229,27 +229,15 @@ class _BadRowsStuckInputTimeouts(Named):
     def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
     def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _BadRowsStuckDelayedNodes(Named):
+class _BadRowsStuckDelayed(Named):
     def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
     def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _BadRowsStuckDelayedIngestJobs(Named):
-    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckSetAsideNodes(Named):
+class _BadRowsStuckSetAside(Named):
     def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
     def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _BadRowsStuckSetAsideIngestJobs(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckLapsedNodes(Named):
-    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckLapsedIngestJobs(Named):
+class _BadRowsStuckLapsed(Named):
     def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
     def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
@@ -257,11 +245,7 @@ class _BadRowsOutOfRangeRuns(Named):
     def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
     def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _BadRowsOutOfRangeNodes(Named):
-    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsOutOfRangeIngestJobs(Named):
+class _BadRowsOutOfRangeJobs(Named):
     def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
     def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
@@ -285,33 +269,21 @@ class _BadRows:
     stuck_input_timeouts: _BadRowsStuckInputTimeouts
     """Return runs with an input node whose wait is over and was not ended.
     Columns: id, text."""
-    stuck_delayed_nodes: _BadRowsStuckDelayedNodes
-    """Return runs with a delayed node that is due.
+    stuck_delayed: Mapping[str, _BadRowsStuckDelayed]
+    """Return delayed ingest jobs that are due, or the runs of such nodes.
     Columns: id, text."""
-    stuck_delayed_ingest_jobs: _BadRowsStuckDelayedIngestJobs
-    """Return delayed ingest jobs that are due.
+    stuck_set_aside: Mapping[str, _BadRowsStuckSetAside]
+    """Return ingest jobs, or the runs of nodes, that no claim finds, as they could neither run nor fail.
     Columns: id, text."""
-    stuck_set_aside_nodes: _BadRowsStuckSetAsideNodes
-    """Return runs with a node that no claim finds, as it could neither run nor fail.
-    Columns: id, text."""
-    stuck_set_aside_ingest_jobs: _BadRowsStuckSetAsideIngestJobs
-    """Return ingest jobs that no claim finds, as they could neither run nor fail.
-    Columns: id, text."""
-    stuck_lapsed_nodes: _BadRowsStuckLapsedNodes
-    """Return runs with a running node whose lease lapsed.
-    Columns: id, text."""
-    stuck_lapsed_ingest_jobs: _BadRowsStuckLapsedIngestJobs
-    """Return running ingest jobs whose lease lapsed.
+    stuck_lapsed: Mapping[str, _BadRowsStuckLapsed]
+    """Return running ingest jobs whose lease lapsed, or the runs of such nodes.
     Columns: id, text."""
     out_of_range_runs: _BadRowsOutOfRangeRuns
     """Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
     of them.
     Columns: id, text."""
-    out_of_range_nodes: _BadRowsOutOfRangeNodes
-    """As `out_of_range_runs`, for live nodes. Returns the runs that they belong to.
-    Columns: id, text."""
-    out_of_range_ingest_jobs: _BadRowsOutOfRangeIngestJobs
-    """As `out_of_range_runs`, for queued and running ingest jobs.
+    out_of_range_jobs: Mapping[str, _BadRowsOutOfRangeJobs]
+    """As `out_of_range_runs`, for ingest jobs and nodes that have not ended. Of nodes returns the runs.
     Columns: id, text."""
     out_of_range_answers: _BadRowsOutOfRangeAnswers
     """As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
@@ -324,11 +296,7 @@ class _CancellationLockJob(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> None: ...
     def script(self, *, job: str | None) -> scripts.Script[None]: ...
 
-class _CancellationCancelWaitingNode(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
-    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _CancellationCancelWaitingIngestJob(Named):
+class _CancellationCancelWaiting(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
     def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
 
@@ -340,79 +308,67 @@ class _CancellationCancelQueuedNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
     def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
 
-class _CancellationCancelOrphans(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
-
 class _CancellationOrphans(Named):
-    def __call__(self, conn: _Conn, /, *, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _CancellationCancelTheseOrphans(Named):
+class _CancellationCancelNodes(Named):
     def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
     def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _Cancellation:
     lock_job: Mapping[str, _CancellationLockJob]
     """Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile."""
-    cancel_waiting_node: _CancellationCancelWaitingNode
-    """Cancel a node that is queued or waits for an answer. No row: it is neither."""
-    cancel_waiting_ingest_job: _CancellationCancelWaitingIngestJob
-    """Cancel a queued ingest job; a trigger records the event. No row: it is not queued."""
+    cancel_waiting: Mapping[str, _CancellationCancelWaiting]
+    """Cancel a job that is queued, or a node that waits for an answer; a trigger records the event of an ingest job. No row: it
+    does not wait."""
     request_end: Mapping[str, _CancellationRequestEnd]
     """Ask a running job to end, which its worker sees; an earlier request stays. No row: it does not
     run."""
     cancel_queued_nodes: _CancellationCancelQueuedNodes
     """Cancel the queued nodes of a run."""
-    cancel_orphans: _CancellationCancelOrphans
-    """Cancel up to 500 nodes that wait although their run is over: they were inserted while the run
-    ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare each
-    job with every run."""
     orphans: _CancellationOrphans
-    """Return the ids of up to 500 nodes that `cancel_orphans` would cancel, without those of `aside`.
+    """Lock and return up to 500 nodes that wait although their run is over, of `ids` (NULL: of all) and none of `aside`: they
+    were inserted while the run ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare
+    each job with every run.
     Columns: id."""
-    cancel_these_orphans: _CancellationCancelTheseOrphans
-    """Cancel those of these nodes that `cancel_orphans` would cancel."""
+    cancel_nodes: _CancellationCancelNodes
+    """Cancel nodes that wait, which the caller has locked."""
 
 cancellation: _Cancellation
 
 class _ClaimIsolationClaimApart(Named):
-    def __call__(self, conn: _Conn, /, *, table: str | None, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, promote: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> Row: ...
-    def script(self, *, table: str | None, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, promote: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> scripts.Script[Row]: ...
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> Row: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> scripts.Script[Row]: ...
 
 class _ClaimIsolationSetAside(Named):
-    def __call__(self, conn: _Conn, /, *, table: str | None, job: str | None, error: str | None, worker: str | None, claim: int | None) -> Any: ...
-    def script(self, *, table: str | None, job: str | None, error: str | None, worker: str | None, claim: int | None) -> scripts.Script[Any]: ...
+    def __call__(self, conn: _Conn, /, *, job: str | None, error: str | None, worker: str | None, claim: int | None) -> Any: ...
+    def script(self, *, job: str | None, error: str | None, worker: str | None, claim: int | None) -> scripts.Script[Any]: ...
+
+class _ClaimIsolationClaimedNode(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimIsolationClaimedIngest(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimIsolation:
-    claim_apart: _ClaimIsolationClaimApart
-    """Claim one job of `table`, trying the rows one by one, each in a savepoint. `aside`: of each
-    row that raised its id, its run, the error, and its state now.
+    claim_apart: Mapping[str, _ClaimIsolationClaimApart]
+    """Claim one job, trying the rows one by one, each in a savepoint. `aside`: of each row that raised its id, its run, the
+    error, and its state now.
     Columns: job_id, aside."""
-    set_aside: _ClaimIsolationSetAside
-    """End a claimed job of `table` whose outcome cannot be stored. NULL: nothing about it can be
-    written."""
-
-claim_isolation: _ClaimIsolation
-
-class _ClaimedJobsNodeRows(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
-    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
-
-class _ClaimedJobsIngestRows(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
-    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
-
-class _ClaimedJobs:
-    node_rows: _ClaimedJobsNodeRows
+    set_aside: Mapping[str, _ClaimIsolationSetAside]
+    """End a claimed job whose outcome cannot be stored. NULL: nothing about it can be written."""
+    claimed_node: _ClaimIsolationClaimedNode
     """Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
     does not hold the job.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
-    ingest_rows: _ClaimedJobsIngestRows
+    claimed_ingest: _ClaimIsolationClaimedIngest
     """Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job.
     Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
 
-claimed_jobs: _ClaimedJobs
+claim_isolation: _ClaimIsolation
 
 class _ClaimsNodeRows(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> list[Row]: ...
@@ -430,11 +386,7 @@ class _ClaimsRenew(Named):
     def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, progress: _Texts | None, worker: str | None, lease_s: float | None) -> list[Row]: ...
     def script(self, *, jobs: _Texts | None, claims: _Ints | None, progress: _Texts | None, worker: str | None, lease_s: float | None) -> scripts.Script[list[Row]]: ...
 
-class _ClaimsClaimNode(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, versions: _Texts | None, obey: bool | None) -> Any: ...
-    def script(self, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, versions: _Texts | None, obey: bool | None) -> scripts.Script[Any]: ...
-
-class _ClaimsClaimIngest(Named):
+class _ClaimsClaim(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, obey: bool | None) -> Any: ...
     def script(self, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, obey: bool | None) -> scripts.Script[Any]: ...
 
@@ -442,11 +394,7 @@ class _ClaimsIsHeld(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> Row | None: ...
     def script(self, *, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
 
-class _ClaimsHasRecordedIngest(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> Row | None: ...
-    def script(self, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> scripts.Script[Row | None]: ...
-
-class _ClaimsHasRecordedNode(Named):
+class _ClaimsHasRecorded(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> Row | None: ...
     def script(self, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> scripts.Script[Row | None]: ...
 
@@ -481,20 +429,15 @@ class _Claims:
     as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
     locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
     Columns: id, claim_no, cancel, renewed."""
-    claim_node: _ClaimsClaimNode
-    """Claim this node, wherever it stands in its queue; return its id. No row: it is not queued, it is
+    claim: Mapping[str, _ClaimsClaim]
+    """Claim this job, wherever it stands in its queue; return its id. No row: it is not queued, it is
     blocked, its run is over, its queue is paused or limited, or the host is OFF."""
-    claim_ingest: _ClaimsClaimIngest
-    """Claim this ingest job, as `claim_node` does."""
     is_held: Mapping[str, _ClaimsIsHeld]
     """Return one row without columns if this claim still holds its job.
     Columns: ."""
-    has_recorded_ingest: _ClaimsHasRecordedIngest
+    has_recorded: Mapping[str, _ClaimsHasRecorded]
     """Return one row if this claim has left one of the events in the history: its write was
-    committed.
-    Columns: recorded."""
-    has_recorded_node: _ClaimsHasRecordedNode
-    """Return the same for a node job. Its events are found by run and node, which are indexed.
+    committed. The events of a node are found by run and node, which are indexed.
     Columns: recorded."""
     held_last: Mapping[str, _ClaimsHeldLast]
     """Return those of `held_by` whose next crash or lapse is their last.
@@ -837,19 +780,11 @@ class _EventExportsTransactions(Named):
     def __call__(self, conn: _Conn, /) -> list[Any]: ...
     def script(self) -> scripts.Script[list[Any]]: ...
 
-class _EventExportsNodeEvents(Named):
+class _EventExportsEvents(Named):
     def __call__(self, conn: _Conn, /, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> list[Row]: ...
     def script(self, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> scripts.Script[list[Row]]: ...
 
-class _EventExportsIngestEvents(Named):
-    def __call__(self, conn: _Conn, /, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> list[Row]: ...
-    def script(self, *, lows: _Ints | None, highs: _Ints | None, batch: int | None) -> scripts.Script[list[Row]]: ...
-
-class _EventExportsNodeAttempts(Named):
-    def __call__(self, conn: _Conn, /, *, runs: _Texts | None, nodes: _Texts | None, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> list[Row]: ...
-    def script(self, *, runs: _Texts | None, nodes: _Texts | None, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> scripts.Script[list[Row]]: ...
-
-class _EventExportsIngestAttempts(Named):
+class _EventExportsAttempts(Named):
     def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> list[Row]: ...
     def script(self, *, jobs: _Texts | None, claims: _Ints | None, without: _Texts | None) -> scripts.Script[list[Row]]: ...
 
@@ -883,18 +818,13 @@ class _EventExports:
     transactions: _EventExportsTransactions
     """Return the transactions that run now, but for this one; prepared ones are among them. Each
     holds the lock of its own id until it ends."""
-    node_events: _EventExportsNodeEvents
-    """Return up to `batch` events of nodes whose ids are in one of the ranges.
-    Columns: id, run_id, node_id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, model, elapsed_s, error, created_at."""
-    ingest_events: _EventExportsIngestEvents
-    """Return the same of ingest jobs, with who made the change.
-    Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, actor, created_at."""
-    node_attempts: _EventExportsNodeAttempts
-    """Return the events of these claims of nodes, the oldest first, with the workflow and the trace
-    of the run. `waited_from`: when the claim before ended, else when the job was queued."""
-    ingest_attempts: _EventExportsIngestAttempts
-    """Return the same of ingest jobs; `name` is the task.
-    Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, created_at, name, traceparent, waited_from."""
+    events: Mapping[str, _EventExportsEvents]
+    """Return up to `batch` events whose ids are in one of the ranges.
+    Columns: actor, id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, created_at."""
+    attempts: Mapping[str, _EventExportsAttempts]
+    """Return the events of these claims, the oldest first, with the name of the task or workflow and the trace of the job or
+    run. `waited_from`: when the claim before ended, else when the job was queued.
+    Columns: name, traceparent, id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, created_at, detail, waited_from."""
     add_runs: _EventExportsAddRuns
     """Note runs with exported events, whose own end is to be exported."""
     ended_runs: _EventExportsEndedRuns
@@ -1589,23 +1519,11 @@ class _Logs:
 
 logs: _Logs
 
-class _ManualChangesLockIngestJob(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> None: ...
-    def script(self, *, job: str | None) -> scripts.Script[None]: ...
+class _ManualChangesComplete(Named):
+    def __call__(self, conn: _Conn, /, *, seconds: float | None, result: str | None, job: str | None) -> Row | None: ...
+    def script(self, *, seconds: float | None, result: str | None, job: str | None) -> scripts.Script[Row | None]: ...
 
-class _ManualChangesCompleteNode(Named):
-    def __call__(self, conn: _Conn, /, *, result: str | None, seconds: float | None, rss: int | None, job: str | None) -> Row | None: ...
-    def script(self, *, result: str | None, seconds: float | None, rss: int | None, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _ManualChangesCompleteIngestJob(Named):
-    def __call__(self, conn: _Conn, /, *, result: str | None, seconds: float | None, job: str | None) -> Row | None: ...
-    def script(self, *, result: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _ManualChangesFailNode(Named):
-    def __call__(self, conn: _Conn, /, *, error: str | None, seconds: float | None, job: str | None) -> Row | None: ...
-    def script(self, *, error: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _ManualChangesFailIngestJob(Named):
+class _ManualChangesFail(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, seconds: float | None, job: str | None) -> Row | None: ...
     def script(self, *, error: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
 
@@ -1613,43 +1531,22 @@ class _ManualChangesParkNode(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
     def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
 
-class _ManualChangesRequeueNode(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
-    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _ManualChangesRequeueAllNodes(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
-
-class _ManualChangesRequeueOfHost(Named):
-    def __call__(self, conn: _Conn, /, *, host: str | None, queue: str | None) -> list[Row]: ...
-    def script(self, *, host: str | None, queue: str | None) -> scripts.Script[list[Row]]: ...
+class _ManualChangesRequeue(Named):
+    def __call__(self, conn: _Conn, /, *, counted: bool | None, job: str | None, host: str | None, queue: str | None) -> list[Row]: ...
+    def script(self, *, counted: bool | None, job: str | None, host: str | None, queue: str | None) -> scripts.Script[list[Row]]: ...
 
 class _ManualChanges:
-    lock_ingest_job: _ManualChangesLockIngestJob
-    """Lock an ingest job until the transaction ends, so that its state is known to the next statement."""
-    complete_node: _ManualChangesCompleteNode
-    """Complete a node that is not over, whichever worker has it. No row: it is over, or there is no such job."""
-    complete_ingest_job: _ManualChangesCompleteIngestJob
-    """Complete an ingest job that is not over, whichever worker has it. A trigger records the event of a job
-    that did not run. No row: it is over, or there is no such job."""
-    fail_node: _ManualChangesFailNode
-    """Fail a node that is not over, whichever worker has it. No row: it is over, or there is no such job."""
-    fail_ingest_job: _ManualChangesFailIngestJob
-    """Fail an ingest job that is not over, whichever worker has it. A trigger records the event of a job that
-    did not run. No row: it is over, or there is no such job."""
+    complete: Mapping[str, _ManualChangesComplete]
+    """Complete a job that is not over, whichever worker has it. A trigger records the event of an ingest job that did not run.
+    `rss`: the peak memory of a node. No row: it is over, or there is no such job."""
+    fail: Mapping[str, _ManualChangesFail]
+    """Fail a job as `complete` completes it."""
     park_node: _ManualChangesParkNode
     """Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
     already, or there is no such job."""
-    requeue_node: _ManualChangesRequeueNode
-    """Queue a running node again at the front, and count it as ended by the watchdog. It is cancelled
-    instead if it must end. No row: it does not run."""
-    requeue_all_nodes: _ManualChangesRequeueAllNodes
-    """Queue every running node again at the front, counting nothing. A node that must end is cancelled
-    instead."""
-    requeue_of_host: Mapping[str, _ManualChangesRequeueOfHost]
-    """Queue the running jobs of a host in one queue again at the front, counting nothing. A job that
-    must end is cancelled instead."""
+    requeue: Mapping[str, _ManualChangesRequeue]
+    """Queue running jobs again at the front: one, those of a host in one queue, or (all NULL) every one. `counted`: as ended by
+    the watchdog, else nothing is counted. A job that must end is cancelled instead. No row: none runs."""
 
 manual_changes: _ManualChanges
 
@@ -1747,7 +1644,7 @@ class _Maps:
     """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
     Columns: key, item, error."""
     keys_like: _MapsKeysLike
-    """Return keys of about the length of this one, of a map, or of all maps of a run: what was perhaps meant.
+    """Return keys of about the length of this one, of a map, or of all maps of a run, for a hint.
     Columns: key."""
     note_errors: _MapsNoteErrors
     """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
@@ -2109,8 +2006,7 @@ class _Nodes:
     of_run: _NodesOfRun
     """Return all jobs of a run, the oldest first."""
     done_among: _NodesDoneAmong
-    """Return which of these nodes are completed or skipped. LIMIT 1 keeps it a look-up per node: without
-    statistics, PostgreSQL 15 reads all rows of the run instead."""
+    """Return which of these nodes are completed or skipped."""
     running_among: _NodesRunningAmong
     """Return which of these nodes run now, by a look-up per node."""
     present_among: _NodesPresentAmong
@@ -2124,7 +2020,7 @@ class _Nodes:
     no object, and if its `size` in bytes, as a jsonb, is more than `most`.
     Columns: kind, size, context."""
     set_resolved_inputs: _NodesSetResolvedInputs
-    """Store what a node received and return its row."""
+    """Store the inputs that a node received and return its row."""
     set_input_spec: _NodesSetInputSpec
     """Store the question of an input node and return its row."""
 
@@ -2484,27 +2380,19 @@ class _Permissions:
 
 permissions: _Permissions
 
-class _PromotionPromoteJobs(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
-
 class _PromotionDueJobs(Named):
-    def __call__(self, conn: _Conn, /, *, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _PromotionPromoteTheseJobs(Named):
+class _PromotionPromoteJobs(Named):
     def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
     def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _PromotionPromoteRuns(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
-
 class _PromotionDueRuns(Named):
-    def __call__(self, conn: _Conn, /, *, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _PromotionPromoteTheseRuns(Named):
+class _PromotionPromoteRuns(Named):
     def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
     def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
@@ -2513,25 +2401,18 @@ class _PromotionAdmitMissedWaiters(Named):
     def script(self) -> scripts.Script[Any]: ...
 
 class _Promotion:
-    promote_jobs: Mapping[str, _PromotionPromoteJobs]
-    """Promote up to 1,000 delayed jobs whose time has come, the earliest first: they can be claimed
-    from now on. Return their ids.
-    Columns: id."""
     due_jobs: Mapping[str, _PromotionDueJobs]
-    """Return the ids that `promote_jobs` would promote, without those of `aside`.
+    """Lock and return up to 1,000 delayed jobs whose time has come, of `ids` (NULL: of all) and none of `aside`, the earliest
+    first.
     Columns: id."""
-    promote_these_jobs: Mapping[str, _PromotionPromoteTheseJobs]
-    """Promote those of these jobs whose time has come. Return their ids.
-    Columns: id."""
-    promote_runs: _PromotionPromoteRuns
-    """Promote up to 1,000 delayed runs whose time has come, the earliest first: an orchestrator may
-    start them from now on. Return their ids.
+    promote_jobs: Mapping[str, _PromotionPromoteJobs]
+    """Make jobs claimable, which the caller has locked; return their ids.
     Columns: id."""
     due_runs: _PromotionDueRuns
-    """Return the ids that `promote_runs` would promote, without those of `aside`.
+    """As `due_jobs`, of delayed runs.
     Columns: id."""
-    promote_these_runs: _PromotionPromoteTheseRuns
-    """Promote those of these runs whose time has come. Return their ids.
+    promote_runs: _PromotionPromoteRuns
+    """Let orchestrators start runs, which the caller has locked; return their ids.
     Columns: id."""
     admit_missed_waiters: _PromotionAdmitMissedWaiters
     """Admit the first waiter of each lock key that no admitted job has, of both job families, and
@@ -2673,28 +2554,16 @@ class _Queues:
 queues: _Queues
 
 class _RecoveryLapsed(Named):
-    def __call__(self, conn: _Conn, /, *, had_s: float | None, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, had_s: float | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
-
-class _RecoveryLapsedAmong(Named):
-    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, had_s: float | None) -> list[Row]: ...
-    def script(self, *, ids: _Texts | None, had_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _RecoveryUnwatched(Named):
-    def __call__(self, conn: _Conn, /, *, had_s: float | None, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, had_s: float | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
-
-class _RecoveryUnwatchedAmong(Named):
-    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, had_s: float | None) -> list[Row]: ...
-    def script(self, *, ids: _Texts | None, had_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _RecoveryGone(Named):
-    def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, silent_s: float | None, lock: str | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
-
-class _RecoveryGoneAmong(Named):
-    def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, ids: _Texts | None) -> list[Row]: ...
-    def script(self, *, silent_s: float | None, lock: str | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, silent_s: float | None, lock: str | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _RecoveryOfProcess(Named):
     def __call__(self, conn: _Conn, /, *, prefix: str | None) -> list[Row]: ...
@@ -2718,29 +2587,16 @@ class _RecoveryHandBack(Named):
 
 class _Recovery:
     lapsed: Mapping[str, _RecoveryLapsed]
-    """Lock and return up to 100 jobs whose lease has lapsed, without those that are `aside`.
-    `had_s`: only what was renewed in these last seconds, in which the caller has had the
-    database; NULL: whatever.
-    Columns: id."""
-    lapsed_among: Mapping[str, _RecoveryLapsedAmong]
-    """Lock and return those of `ids` that `lapsed` finds.
+    """Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: only what
+    was renewed in these last seconds, in which the caller has had the database; NULL: whatever.
     Columns: id."""
     unwatched: Mapping[str, _RecoveryUnwatched]
-    """Lock and return up to 100 jobs whose lease has lapsed and whose last renewal is older than
-    `had_s`: what `lapsed` leaves out.
-    Columns: id."""
-    unwatched_among: Mapping[str, _RecoveryUnwatchedAmong]
-    """Lock and return those of `ids` that `unwatched` finds.
+    """As `lapsed`, of what it leaves out: jobs whose last renewal is older than `had_s`.
     Columns: id."""
     gone: Mapping[str, _RecoveryGone]
-    """Lock and return up to 100 jobs whose worker is gone, without those that are `aside`:
-    neither the job nor the worker was renewed for `silent_s`, and no session holds the
-    advisory lock of the worker. A worker that never had a lock is left to its lease. Workers
-    write `detail`, so that it is compared as jsonb: a cast to boolean would raise for any
-    other word.
-    Columns: id."""
-    gone_among: Mapping[str, _RecoveryGoneAmong]
-    """Lock and return those of `ids` that `gone` finds.
+    """As `lapsed`, of jobs whose worker is gone: neither the job nor the worker was renewed for `silent_s`, and no session
+    holds the advisory lock of the worker. A worker that never had a lock is left to its lease. Workers write `detail`, so
+    that it is compared as jsonb: a cast to boolean would raise for any other word.
     Columns: id."""
     of_process: Mapping[str, _RecoveryOfProcess]
     """Lock and return the jobs that workers hold whose id starts with `prefix`.
@@ -2754,10 +2610,7 @@ class _Recovery:
     `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
     cancelled instead, and nothing is counted."""
     count_lapse: Mapping[str, _RecoveryCountLapse]
-    """Take running jobs, which the caller has locked, from their workers and count a lapse of each:
-    nobody knows what ended them. A job is queued again, the first time with at least the priority
-    `band`, later after `backoff_s` times its lapses; at `cap` lapses in a row it has failed as
-    poison. If it must end, it is cancelled instead."""
+    """As `count_crash`, but count a lapse of each, in a row: nobody knows what ended them."""
     hand_back: Mapping[str, _RecoveryHandBack]
     """Take running jobs, which the caller has locked, from their workers without counting
     anything. A job is queued again with at least the priority `band`, or cancelled if it must
@@ -2777,45 +2630,37 @@ class _RetentionSetTimeout(Named):
     def __call__(self, conn: _Conn, /, *, timeout: str | None) -> None: ...
     def script(self, *, timeout: str | None) -> scripts.Script[None]: ...
 
+class _RetentionOldJobs(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, days: float | None, first: str | None, end: str | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _RetentionDeleteJobs(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None) -> list[Row]: ...
-    def script(self, *, days: float | None, first: str | None, end: str | None) -> scripts.Script[list[Row]]: ...
-
-class _RetentionFindJobs(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
-
-class _RetentionDeleteJobsById(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, ids: _Texts | None) -> list[Row]: ...
-    def script(self, *, days: float | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _RetentionCountJobs(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None) -> Any: ...
     def script(self, *, days: float | None) -> scripts.Script[Any]: ...
 
+class _RetentionOldRuns(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, ids: _Texts | None, aside: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, days: float | None, first: str | None, end: str | None, ids: _Texts | None, aside: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _RetentionDeleteRuns(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, days: float | None, first: str | None, end: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _RetentionFindRuns(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, days: float | None, first: str | None, end: str | None, aside: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _RetentionDeleteRunsById(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, ids: _Texts | None) -> list[Row]: ...
-    def script(self, *, days: float | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _RetentionCountRuns(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None) -> Any: ...
     def script(self, *, days: float | None) -> scripts.Script[Any]: ...
 
 class _RetentionDeleteOutbox(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, limit: int | None) -> int: ...
-    def script(self, *, days: float | None, limit: int | None) -> scripts.Script[None]: ...
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
 
 class _RetentionDeleteIngestEvents(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, limit: int | None) -> int: ...
-    def script(self, *, days: float | None, limit: int | None) -> scripts.Script[None]: ...
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
 
 class _RetentionDeleteHeartbeats(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None) -> int: ...
@@ -2829,37 +2674,28 @@ class _Retention:
     row."""
     set_timeout: _RetentionSetTimeout
     """Set the statement timeout of the transaction."""
+    old_jobs: _RetentionOldJobs
+    """Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (NULL:
+    of all) and none of `aside`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
+    walked as it lies: an index by time of ending would cost every job. Rows that are locked stay.
+    Columns: id."""
     delete_jobs: _RetentionDeleteJobs
-    """Delete the ingest jobs past their retention that lie in the pages from `first` to before
-    `end`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
-    walked as it lies: an index by time of ending would cost every job. Rows that are locked
-    stay.
-    Columns: id."""
-    find_jobs: _RetentionFindJobs
-    """Return the ids of the jobs that delete_jobs would delete, without those set aside.
-    Columns: id."""
-    delete_jobs_by_id: _RetentionDeleteJobsById
-    """Delete those of these ingest jobs that are past their retention.
+    """Delete ingest jobs, which the caller has locked; return their ids.
     Columns: id."""
     count_jobs: _RetentionCountJobs
     """Count the ingest jobs that are past their retention."""
+    old_runs: _RetentionOldRuns
+    """As `old_jobs`, of runs, up to `limit`. A run stays while it has an open outbox row or a node that has not ended.
+    Columns: id."""
     delete_runs: _RetentionDeleteRuns
-    """Delete up to `limit` runs past their retention that lie in the pages from `first` to before
-    `end`; their nodes, answers and outbox rows go with them. A run stays while it has an open
-    outbox row or a node that has not ended.
-    Columns: id."""
-    find_runs: _RetentionFindRuns
-    """Return the ids of the runs that delete_runs would delete, without those set aside.
-    Columns: id."""
-    delete_runs_by_id: _RetentionDeleteRunsById
-    """Delete those of these runs that are past their retention, as delete_runs does.
+    """Delete runs, which the caller has locked; return their ids. Their nodes, answers and outbox rows go with them.
     Columns: id."""
     count_runs: _RetentionCountRuns
-    """Count the runs that are past their retention and that delete_runs would not keep."""
+    """Count the runs that are past their retention and that `old_runs` would not leave out."""
     delete_outbox: _RetentionDeleteOutbox
-    """Delete up to `limit` outbox rows that were processed over `days` days ago."""
+    """Delete up to `batch` outbox rows that were processed over `days` days ago."""
     delete_ingest_events: _RetentionDeleteIngestEvents
-    """Delete up to `limit` events of ingest jobs that are over `days` days old."""
+    """Delete up to `batch` events of ingest jobs that are over `days` days old."""
     delete_heartbeats: _RetentionDeleteHeartbeats
     """Delete the heartbeats that are over `days` days old."""
 
@@ -3537,11 +3373,7 @@ class _Upgrades:
 
 upgrades: _Upgrades
 
-class _WaitingFactsNodeJob(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
-    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _WaitingFactsIngestJob(Named):
+class _WaitingFactsJob(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
     def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
 
@@ -3557,13 +3389,9 @@ class _WaitingFactsWorkers(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None, stale_s: float | None) -> list[Row]: ...
     def script(self, *, queue: str | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
-class _WaitingFactsIngestJobsAhead(Named):
+class _WaitingFactsJobsAhead(Named):
     def __call__(self, conn: _Conn, /, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> Row: ...
     def script(self, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> scripts.Script[Row]: ...
-
-class _WaitingFactsNodeJobsAhead(Named):
-    def __call__(self, conn: _Conn, /, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, models: _Texts | None, most: int | None) -> Row: ...
-    def script(self, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, models: _Texts | None, most: int | None) -> scripts.Script[Row]: ...
 
 class _WaitingFactsNewerGpuJob(Named):
     def __call__(self, conn: _Conn, /, *, required_model: str | None, priority: int | None, seq: int | None) -> Row | None: ...
@@ -3594,12 +3422,9 @@ class _WaitingFactsWeighed(Named):
     def script(self, *, worker_id: str | None, model: str | None, host_label: str | None, versions: _Texts | None) -> scripts.Script[Row]: ...
 
 class _WaitingFacts:
-    node_job: _WaitingFactsNodeJob
-    """Return a node's job with the status of its run, when it is due, and whether it is due for its host
-    alone (`kept`). No row: no such job."""
-    ingest_job: _WaitingFactsIngestJob
-    """Return an ingest job, when it is due, and whether it is due for its host alone (`kept`). No row: no
-    such job."""
+    job: Mapping[str, _WaitingFactsJob]
+    """Return a job, when it is due, and whether it is due for its host alone (`kept`), of a node also the status of its run.
+    No row: no such job."""
     run: _WaitingFactsRun
     """Return the facts that explain why a run waits. No row: no such run.
     Columns: id, workflow_name, status, available_at, definition."""
@@ -3611,14 +3436,9 @@ class _WaitingFacts:
     claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
     jobs.
     Columns: worker_id, host_label, pid, state, known_models, current_model, vram_total_mb, claim, throttle, gpu_fault, off, node, ingest."""
-    ingest_jobs_ahead: _WaitingFactsIngestJobsAhead
-    """Count the due jobs that stand before this one in the order of the claim, up to `most`: all of
-    them, and those of a better priority.
-    Columns: better, every."""
-    node_jobs_ahead: _WaitingFactsNodeJobsAhead
-    """Count the due jobs of live runs that stand before this one in the order of the claim, up to
-    `most`: all of them, and those of a better priority. `models`: only jobs of one of these models
-    or of none; NULL: jobs of any.
+    jobs_ahead: Mapping[str, _WaitingFactsJobsAhead]
+    """Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
+    of them, and those of a better priority. `models`: only nodes of one of these models or of none; NULL: of any.
     Columns: better, every."""
     newer_gpu_job: _WaitingFactsNewerGpuJob
     """Return a due gpu job of this model and priority that came later. No row: this one is the newest.

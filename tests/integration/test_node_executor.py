@@ -25,10 +25,9 @@ from queue_workflows import (
     run_store,
     runs,
 )
-from queue_workflows.claim import manual_claims
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
-from tests.support import console, factories, flow, tabled, transitions
+from tests.support import console, constants, factories, flow, tabled, transitions
 
 if TYPE_CHECKING:
     from somewhere_else import Unknown
@@ -772,7 +771,7 @@ def test_an_input_node_is_parked() -> None:
 def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr(manual_claims, "AGAIN_FIRST_S", 0.001)
+    constants.put(monkeypatch, "claim.manual_claims.AGAIN_FIRST_S", 0.001)
     failures = [db.OperationalError("gone")] * times
 
     def fail() -> None:
