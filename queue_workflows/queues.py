@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
-from queue_workflows.admin import overview
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import clock
@@ -153,8 +152,18 @@ def running_and_queued() -> dict[str, Any]:
 
     `{"cpu": {"running": rows, "queued": rows}, "gpu": {...}, "counts": {"cpu_queued": n, ...}}`.
     """
+    own, queues, states = statements.overview, ("cpu", "gpu"), ("running", "queued")
     with db.transaction() as conn:
-        return overview.queue_lists(conn)
+        found: dict[str, Any] = {
+            queue: {
+                status: own.listed_nodes(conn, queue=queue, status=status, limit=50)
+                for status in states
+            }
+            for queue in queues
+        }
+        counts = {f"{queue}_{status}": 0 for queue in queues for status in reversed(states)}
+        counts |= {f"{row['queue']}_{row['status']}": row["n"] for row in own.live_nodes(conn)}
+    return found | {"counts": counts}
 
 
 def ingest_counts() -> dict[str, Any]:

@@ -42,6 +42,13 @@ def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
     return [name for name in states if name not in later]
 
 
+def of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
+    """Return the ids of the nodes of this round, in all loops of a run's graph; None: no node."""
+    definition = statements.runs.definition(conn, run_id=run_id)
+    entries = stored_json.graph_nodes(definition).items()
+    return [name for name, entry in entries if entry.get("round") == number] or None
+
+
 def waiting(
     conn: db.Connection, run_id: str, definition: Any, names: Collection[str]
 ) -> dict[str, Row]:
@@ -69,9 +76,8 @@ def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
     names = [name for name in names if item_ids.of_item(name) and "#" in name]
     entries = stored_json.all_entries(definition) if names else {}
     for name in names:
-        of_round = _round(entries, name)
-        if of_round is not None:
-            loop, number = of_round
+        if (found_round := _round(entries, name)) is not None:
+            loop, number = found_round
             found[name] = {"arm": loop, "round": number}
             found[loop] = stored_json.entry_of(entries, loop) or {}
     return found

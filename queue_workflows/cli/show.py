@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queue_workflows import db, errors, history
 from queue_workflows import jobs as job_api
 from queue_workflows import runs as run_api
-from queue_workflows.admin import item_nodes, overview
+from queue_workflows.admin import item_nodes
 from queue_workflows.cli import command, define, follow, ids, output, report, run_views, texts
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point
@@ -67,7 +67,7 @@ def _chosen(run_id: str, item: str | None, round_no: int | None) -> list[str]:
                 raise errors.InvalidConfig(f"run {run_id} has no --item {item}{hint}")
             found += nodes
         if round_no is not None:
-            if (nodes := overview.nodes_of_round(conn, run_id, round_no)) is None:
+            if (nodes := item_nodes.of_round(conn, run_id, round_no)) is None:
                 raise errors.InvalidConfig(f"run {run_id} has no --round {round_no}")
             found += nodes
     return found

@@ -10,7 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db, errors, schedules
 from queue_workflows import models as model_api
 from queue_workflows import workers as worker_api
-from queue_workflows.admin import overview
 from queue_workflows.claim import admission, record
 from queue_workflows.cli import command, define, output, texts
 from queue_workflows.dag import confinement
@@ -58,9 +57,20 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
     if version < db.REQUIRED_VERSION or of_others is not None:
         return found
     with db.transaction() as conn:
-        counts = overview.queues(conn)
-        found["runs"] = statements.overview.runs_by_status(conn)
-        found["orchestrator"] = overview.orchestration(conn, patience_s=PATIENCE_S)
+        own = statements.overview
+        # `blocked` jobs may not start yet; `n` and `oldest_s` leave them out.
+        counts = [
+            row for table in reversed(statements.JOB_TABLES) for row in own.queues[table](conn)
+        ]
+        found["runs"] = own.runs_by_status(conn)
+        events = own.open_events(conn)
+        found["orchestrator"] = {
+            "open_events": events["n"],
+            "lag_s": events["lag_s"],
+            "answers": own.open_answers(conn),
+            "awaiting_input": own.nodes_awaiting_input(conn),
+            "not_started": [row["id"] for row in own.late_runs(conn, patience_s=PATIENCE_S)],
+        }
         found["switched_off"] = statements.workers.switched_off(conn)
         found["unassignable"] = statements.models.flagged(conn)
         stale_s = config.STALE_WORKER_AFTER_S.read()
