@@ -35,7 +35,7 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 16.1,
+        "a colon for a verb": 15.7,
         "those, that of, one of": 2.8,
         "a no instead of a not": 5.0,
         "what as a noun": 5.9,
