@@ -18,7 +18,6 @@ from queue_workflows.admin import item_nodes, waiting_reasons
 from queue_workflows.claim import manual_changes
 from queue_workflows.dag import answers, item_ids, payload
 from queue_workflows.db import check_violations, statements
-from queue_workflows.dispatch import run_upgrades
 from queue_workflows.runtime import trace_context
 from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
 
@@ -317,6 +316,8 @@ def upgrade(run_id: str, *, dry_run: bool = False, by: str | None = None) -> Upg
     ended or runs differs, `UnknownJob` (a KeyError) for no such run, `InvalidConfig` for a run that
     is over or has not started, `UnknownWorkflow` if today's code has none of that name.
     """
+    from queue_workflows.dispatch import run_upgrades  # late: it reads graphs, as above
+
     return run_upgrades.upgrade(run_id, dry_run=dry_run, by=by)
 
 
