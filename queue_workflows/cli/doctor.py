@@ -13,9 +13,9 @@ from queue_workflows import __version__, config, db, errors
 from queue_workflows.admin import audit as invariants
 from queue_workflows.admin import doctor as facts
 from queue_workflows.admin import permissions
-from queue_workflows.cli import checks, command, define, output
+from queue_workflows.cli import checks, command, connectivity, define, output
 from queue_workflows.cli.checks import ERROR, OK, WARNING, Finding, Findings
-from queue_workflows.db import connectivity, statements
+from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, clock, entry_point
 from queue_workflows.types import JsonDict
 

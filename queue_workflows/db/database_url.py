@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import psycopg.conninfo
+from psycopg import pq
 
 from queue_workflows import config, errors
 
@@ -82,6 +83,13 @@ def _unreadable(url: str, why: str) -> errors.InvalidConfig:
         "like postgresql://user:password@host:5432/name, with %2F for a / in the password and %40 "
         "for an @"
     )
+
+
+def options(url: str) -> dict[str, str]:
+    """Return the options of a DSN, with what PGHOST and the like add. Raises `InvalidConfig`."""
+    _parsed(url)
+    found = [*pq.Conninfo.get_defaults(), *pq.Conninfo.parse(url.encode())]
+    return {each.keyword.decode(): each.val.decode() for each in found if each.val is not None}
 
 
 def conninfo(url: str, **forced: Any) -> str:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-logging.getLogger("queue_workflows.local_queue").addFilter(logs.EscapeArguments())
+logging.getLogger("queue_workflows.local_queue").addFilter(logs.escape_arguments)
 
 
 def __getattr__(name: str) -> Any:

@@ -172,8 +172,7 @@ def strict_json(value: Any) -> str:
     Times become ISO 8601 strings in UTC. NaN and infinite numbers become the strings "NaN",
     "Infinity" and "-Infinity". An unreadable value becomes `{"unreadable": REASON}`.
     """
-    text = json.dumps(_plain(value, DEPTH, None), indent=2, allow_nan=False)
-    return text.replace("\x7f", r"\u007f")
+    return _ascii(_plain(value, DEPTH, None), indent=2)
 
 
 def json_line(value: Any, limit: int | None = None) -> str:
@@ -182,8 +181,11 @@ def json_line(value: Any, limit: int | None = None) -> str:
     With `limit`, what is past about so many characters, or below 20 levels, becomes `...`.
     """
     depth, left = (DEPTH, None) if limit is None else (_SHORT_DEPTH, [limit])
-    text = json.dumps(_plain(value, depth, left), allow_nan=False)
-    return text.replace("\x7f", r"\u007f")
+    return _ascii(_plain(value, depth, left))
+
+
+def _ascii(plain: Any, indent: int | None = None) -> str:
+    return json.dumps(plain, indent=indent, allow_nan=False).replace("\x7f", r"\u007f")
 
 
 def _text(value: object, limit: int | None) -> str:
@@ -309,12 +311,11 @@ def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
 
 def _plain_members(value: Any, depth: int, left: list[int] | None) -> Any:
     found: list[tuple[str, Any]] = []
-    members = cast("Any", value.items() if isinstance(value, dict) else enumerate(value))
-    for key, member in members:
-        if left is not None and left[0] <= 0:
-            found.append((_ELLIPSIS, _ELLIPSIS))
-            break
+    for key, member in value.items() if isinstance(value, dict) else enumerate(value):
         if left is not None:
+            if left[0] <= 0:
+                found.append((_ELLIPSIS, _ELLIPSIS))
+                break
             left[0] -= len(str(key))
         found.append((str(key), _plain(member, depth, left)))
     return dict(found) if isinstance(value, dict) else [member for _, member in found]

@@ -45,7 +45,7 @@ class MaskSecrets(logging.Filter):
         self._indent = _indented if indent else str
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.args = _safe_arguments(record.args)
+        escape_arguments(record)
         text = display.block(record.getMessage())
         record.msg, record.args = self._indent(text), None
         if record.exc_info and not record.exc_text:
@@ -56,15 +56,13 @@ class MaskSecrets(logging.Filter):
         return True
 
 
-class EscapeArguments(logging.Filter):
-    """Escape the arguments of a record, for a logger of a library whose app has handlers.
+def escape_arguments(record: logging.LogRecord) -> bool:
+    """Escape the arguments of a record: the filter of a library's logger whose app has handlers.
 
-    It belongs to a logger: line ends in an id cannot forge a record in the log of the app.
+    So line ends in an id cannot forge a record in the log of the app.
     """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.args = _safe_arguments(record.args)
-        return True
+    record.args = _safe_arguments(record.args)
+    return True
 
 
 class TextFormatter(logging.Formatter):
@@ -401,7 +399,8 @@ class RotatingFile:
         while True:
             with self._locked() as size:
                 if size == 0 or not 0 < self._max < size + len(data):
-                    self._append(data)
+                    while data:
+                        data = data[os.write(self._fd, data) :]
                     return
                 self._rename()
             # Other processes may fill the new file before this one has its lock.
@@ -429,10 +428,6 @@ class RotatingFile:
 
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
-
-    def _append(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._fd, data) :]
 
     def _rename(self) -> None:
         for number in range(self._kept, 0, -1):
@@ -467,18 +462,14 @@ class FileHandler(logging.Handler):
         try:
             self._file.write(self.format(record) + "\n")
         except OSError as error:
-            if not self._failed:
-                self._failed = True
-                self._report(error)
+            failed, self._failed = self._failed, True
+            text = f"the log {self._file.path} cannot be written: {error.strerror}\n"
+            with contextlib.suppress(OSError):
+                os.write(2, b"" if failed else text.encode("utf-8", "backslashreplace"))
         except Exception:  # noqa: BLE001  logging never raises into the code that logs
             self.handleError(record)
         else:
             self._failed = False
-
-    def _report(self, error: OSError) -> None:
-        with contextlib.suppress(OSError):
-            text = f"the log {self._file.path} cannot be written: {error.strerror}\n"
-            os.write(2, text.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
         """Close the file."""

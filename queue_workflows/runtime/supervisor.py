@@ -268,7 +268,7 @@ class Supervisor:
             )
         longest_s = BACKOFF_MAX_S if backoff_max_s is None else backoff_max_s
         self._managed = [
-            _ManagedChild(spec, RestartRule(longest_s), spawn, now_fn) for spec in specs
+            _ManagedChild(each, RestartRule(longest_s), spawn, now_fn) for each in specs
         ]
         self._on_exit = on_exit
         self._fail_fast = fail_fast
@@ -276,7 +276,12 @@ class Supervisor:
 
     def children(self) -> dict[str, ChildStatus]:
         """Return the present state of every child by name."""
-        return {managed.spec.name: managed.status() for managed in self._managed}
+        return {
+            each.spec.name: ChildStatus(
+                each.child and each.child.pid, each.state, max(0, each.starts - 1)
+            )
+            for each in self._managed
+        }
 
     @property
     def gave_up(self) -> tuple[str, ...]:
@@ -325,7 +330,8 @@ class Supervisor:
         if deadline_s is None:
             deadline_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S
         for managed in self._managed:
-            managed.retire()
+            if managed.state != "gave_up":
+                managed.state = "stopped"  # it is not started again
         self._send(signal.SIGTERM)
         seen = min(1, again.count) if again else 0
         deadline = self._now() + deadline_s
@@ -388,15 +394,11 @@ class _ManagedChild:
         self._rule = rule
         self._spawn = spawn
         self._now = now_fn
-        self._starts = 0
+        self.starts = 0
         self._started_at = 0.0
 
-    def status(self) -> ChildStatus:
-        running = self.child
-        return ChildStatus(running and running.pid, self.state, max(0, self._starts - 1))
-
     def start(self) -> None:
-        self._starts += 1
+        self.starts += 1
         self._started_at = self._now()
         try:
             self.child = self._spawn(self.spec.argv, self.spec.env)
@@ -407,11 +409,6 @@ class _ManagedChild:
             return
         self.state = "running"
         logger.info("%s: started, pid %d", self.spec.name, self.child.pid)
-
-    def retire(self) -> None:
-        """Do not start it again."""
-        if self.state != "gave_up":
-            self.state = "stopped"
 
     def reap(self) -> Exit | None:
         """Return how its child ended, and plan the restart; None while it runs."""

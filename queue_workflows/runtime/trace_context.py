@@ -126,19 +126,28 @@ def attach(job: Mapping[str, Any]) -> Callable[[], object] | None:
     """Make the span of a claimed job current, for its handler; return what undoes that.
 
     Does nothing and returns None for a job whose header, or whose run's, has no trace, unless SPANS
-    is `all`.
+    is `all`. OpenTelemetry gets the span, too, if it is installed.
     """
     span = _span_of(job)
     if span is None:
         return None
-    token = _own.set(span)
-    detach = _attach(span)
+    undo = functools.partial(_own.reset, _own.set(span))
+    if (found := _api()) is None:
+        return undo
+    context, trace = found
+    identity = trace.SpanContext(
+        int(span.trace_id, 16),
+        int(span.span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(int(span.is_sampled)),
+    )
+    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(identity)))
 
-    def undo() -> None:
-        detach()
-        _own.reset(token)
+    def undo_both() -> None:
+        context.detach(token)
+        undo()
 
-    return undo
+    return undo_both
 
 
 def _span_of(job: Mapping[str, Any]) -> SpanContext | None:
@@ -166,22 +175,6 @@ def _read_spans(period: float) -> bool:  # noqa: ARG001  the key of the cache
 def reset_for_tests() -> None:
     """Forget what SPANS was."""
     _read_spans.cache_clear()
-
-
-def _attach(span: SpanContext) -> Any:
-    """Make a span current for OpenTelemetry, if it is installed; return what undoes that."""
-    found = _api()
-    if found is None:
-        return lambda: None
-    context, trace = found
-    identity = trace.SpanContext(
-        int(span.trace_id, 16),
-        int(span.span_id, 16),
-        is_remote=True,
-        trace_flags=trace.TraceFlags(int(span.is_sampled)),
-    )
-    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(identity)))
-    return functools.partial(context.detach, token)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows.db import connectivity
+from queue_workflows.cli import connectivity
 from tests.support import tabled
 
 

@@ -9,8 +9,6 @@ import socket
 import struct
 from typing import NamedTuple
 
-from psycopg import pq
-
 from queue_workflows import errors
 from queue_workflows.db import database_url
 
@@ -76,9 +74,7 @@ def destination(url: str) -> Destination:
 
     Raises `InvalidConfig` for a DSN that cannot be read.
     """
-    database_url.describe(url)
-    options = [*pq.Conninfo.get_defaults(), *pq.Conninfo.parse(url.encode())]
-    parts = {each.keyword.decode(): each.val.decode() for each in options if each.val is not None}
+    parts = database_url.options(url)
     hosts = (parts.get("hostaddr") or parts.get("host") or "").split(",")
     if any("@" in host[1:] for host in hosts):
         # Such a host is part of a password and must not be printed.
