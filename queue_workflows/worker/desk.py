@@ -156,11 +156,6 @@ class Desk:
             each.jobs or each.claiming or each.unsure for each in self.queues
         )
 
-    @property
-    def has_looked(self) -> bool:
-        """Return whether there was nothing more to claim."""
-        return not (self.throttled or any(each.looks or each.claiming for each in self.queues))
-
     # --- The claiming connection: a `db.link.Source`.
 
     def next(self) -> link.Request | None:
@@ -390,13 +385,11 @@ class Desk:
 
         def done(found: Any) -> None:
             if found is None or found is False:
-                _log.warning(
-                    "nothing was written: job %s has lost its claim", job.id, extra=job.ids
-                )
-                self._forget(job)
+                what = "nothing was written: job %s has lost its claim"
+                _log.warning(what, job.id, extra=job.ids)
             else:
                 job.queue.runner.recorded(job, found)
-                self._forget(job, completed=found is COMPLETED)
+            self._forget(job, completed=found is COMPLETED)
             # It may be queued again with a time before the next poll.
             job.queue.may_claim = job.queue.promote = True
 
@@ -469,7 +462,10 @@ class Desk:
                         break
                     own.waiting.rotate(-1)
             job = own.waiting[0]
-            isolated, shared = own.place_of(job)
+            shared = own.shape.concurrent or job.name in own.async_tasks
+            # On a GPU a fresh executor for each job would load the model for each.
+            isolated = job.name in own.isolated or (shared and job.is_last)
+            isolated = isolated and not own.shape.gpu
             own.runner.queues = own.window.is_tiny and not (
                 isolated or own.shape.gpu or own.announces or job.crash_count or job.lapse_count
             )
@@ -662,12 +658,8 @@ class Desk:
         else:
             self._return_all(own, "turned off", guards.EXIT_CONTROL)
             if self._models is not None and self._models.holds_model and not own.jobs:
-                self._end_model(own, "OFF", guards.EXIT_CONTROL)
-
-    def _end_model(self, own: queue_state.Queue, why: str, code: int) -> None:
-        """End the executor of a model that no job uses, or of a request to change it."""
-        own.runner.kill_idle(why)
-        self._leave(code)
+                own.runner.kill_idle("OFF")
+                self._leave(guards.EXIT_CONTROL)
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
@@ -735,7 +727,8 @@ class Desk:
             self._ring()
         due = [self._poll_at, self.exit_by, *(at for at in asks if at > now)]
         if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
-            self._end_model(self.queues[0], why, guards.EXIT_BUDGET if now < self.stop_at else 0)
+            self.queues[0].runner.kill_idle(why)
+            self._leave(guards.EXIT_BUDGET if now < self.stop_at else 0)
         due += [self._check(job, now, stopped=stopped) for job in self.jobs]
         return min(due)
 

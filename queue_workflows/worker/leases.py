@@ -271,17 +271,13 @@ class Leases:
 
         def checked(found: list[tuple[queue_state.Queue, str | None]]) -> None:
             for own, policy in found:
-                self._switch(own, policy)
+                is_new, is_own = own.off != policy, policy and self._is_own_policy(policy)
+                handler = None if policy is None or is_own else workers.stop_policy(policy)
+                self._desk.switch(own, policy, hard=handler is workers.HARD)
+                if policy and is_own and is_new:  # once for each time that it turns OFF
+                    self._run_policy(own, policy)
 
         return _request(check(), "the switches are not known", checked)
-
-    def _switch(self, own: queue_state.Queue, policy: str | None) -> None:
-        """Obey a switch; a policy of the app is run once for each time that it turns OFF."""
-        is_new, is_own = own.off != policy, policy is not None and self._is_own_policy(policy)
-        handler = None if policy is None or is_own else workers.stop_policy(policy)
-        self._desk.switch(own, policy, hard=handler is workers.HARD)
-        if policy is not None and is_own and is_new:
-            self._run_policy(own, policy)
 
     def _beat(self, now: float) -> link.Request | None:
         self._beat_at = now + config.DL_HEARTBEAT_SEC.read()

@@ -358,11 +358,10 @@ class Worker:
             if now >= self._cut_at + stop_policy.WITHIN_S:
                 own.leave(guards.EXIT_LOST)
             return
-        looked = self._claims.is_open and own.has_looked
-        if not self._claims.is_open:
-            own.worked_at = math.inf  # nobody knows whether there is a job
-        elif looked:
-            own.worked_at = min(own.worked_at, now)
+        looks = own.throttled or any(each.looks or each.claiming for each in own.queues)
+        looked = self._claims.is_open and not looks
+        if looked or not self._claims.is_open:  # without a connection a job may be there
+            own.worked_at = min(own.worked_at, now) if looked else math.inf
         ends = looked and (limits.burst or (self._inline is not None and self._inline.once))
         is_idle = limits.idle_exit_s is not None and now >= own.worked_at + limits.idle_exit_s
         if (ends or is_idle) and not own.busy:

@@ -104,7 +104,7 @@ class Queue:
     ) -> None:
         self.who, self.shape, self.runner = who, shape, runner
         self.table = job_tables.of_queue(who.queue)
-        self._isolated, self._async = frozenset(isolated), frozenset(async_tasks)
+        self.isolated, self.async_tasks = frozenset(isolated), frozenset(async_tasks)
         self.announces = announces and self.table.in_run
         lone = shape.concurrent or shape.gpu or self.announces
         self.window = Window(shape.slots, 0 if lone else shape.batch if shape.batch > 1 else EACH)
@@ -135,13 +135,6 @@ class Queue:
         self.model: str | None = None
         """The loaded model of a gpu queue."""
         self.models: list[str] | None = None
-
-    def place_of(self, job: claimed_job.ClaimedJob) -> tuple[bool, bool]:
-        """Return whether an executor is for a job alone, and whether it runs several at once."""
-        shared = self.shape.concurrent or job.name in self._async
-        if self.shape.gpu:
-            return False, shared  # a fresh executor for each job would load the model for each
-        return job.name in self._isolated or (shared and job.is_last), shared
 
     @property
     def looks(self) -> bool:
