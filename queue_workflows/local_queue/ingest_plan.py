@@ -118,7 +118,7 @@ class Threads(executors.Executors):
         del shared
         job.key = next(self._numbers)
         job.place = held = self._held[job.key] = Held(job, self)
-        self._owner.waits(job)
+        job.wait()
         if isolated:
             self._alone.append(held)
             self._start_alone()

@@ -156,7 +156,7 @@ class Executors:
         job.key, job.place = place.count, place
         place.jobs[job.key] = job
         if waits:
-            self._owner.waits(job)
+            job.wait()
         kind = wire.RUN_NODE if job.in_run else wire.RUN_TASK
         self._send(place, wire.frame(kind, job.key, job.body))
         job.body = b""
@@ -396,15 +396,19 @@ class Executors:
 
     def _on_report(self, job: Any, kind: int, body: bytes) -> None:
         if kind == wire.PROGRESS:
-            self._owner.beat(job, body.decode() or None)
+            job.beat(clock.boot_s(), body.decode() or None)
+            if body:
+                self._loop.wake_at(0.0)  # so that it is stored
         elif kind == wire.CURSOR:
-            self._owner.cursor(job, *wire.checked(kind, body))
+            name, key, position = wire.checked(kind, body)
+            job.cursors[name, key] = position
+            job.beat(clock.boot_s())
         elif kind == wire.ASK:
             self._owner.asked(job, wire.checked(kind, body))
         elif kind == wire.EVENT:
             self._owner.event(job, *wire.checked(kind, body))
         elif kind == wire.WAITS:
-            self._owner.waits(job)
+            job.wait()
         elif kind == wire.STARTED:
             self._owner.started(job)
         else:

@@ -135,6 +135,10 @@ class ClaimedJob:
         self.started, self.has_started = now, True
         self.guards = guards.guards_for(self.row, now)
 
+    def wait(self) -> None:
+        """Count no time of a job that waits for others in its executor."""
+        self.has_started, self.guards = False, []
+
     def beat(self, now: float, progress: str | None = None) -> None:
         """Note that the handler is active, with its progress as JSON text if it reported any."""
         for guard in self.guards:

@@ -533,21 +533,6 @@ class Desk:
             detail = death.detail | {"seconds": round(self.now() - job.started, 3)}
             self.write(job, functools.partial(_charge, job, death.evidence, detail))
 
-    def beat(self, job: claimed_job.ClaimedJob, progress: str | None) -> None:
-        """Note that a handler is active."""
-        job.beat(self.now(), progress)
-        if progress is not None:
-            self._wake_at(self.now())
-
-    def cursor(self, job: claimed_job.ClaimedJob, name: str, key: str, position: int) -> None:
-        """Note how many items of a cursor are done."""
-        job.cursors[name, key] = position
-        job.beat(self.now())
-
-    def waits(self, job: claimed_job.ClaimedJob) -> None:
-        """Count no time of a job that waits for others in its executor."""
-        job.has_started, job.guards = False, []
-
     def started(self, job: claimed_job.ClaimedJob) -> None:
         """Count the time of a job that had to wait for others in its executor."""
         now = self.now()

@@ -36,7 +36,10 @@ class MemoryWatch:
         self._memory = pressure.Memory(gpus=gpus)
         self._reading: pressure.Reading | None = None
         self._throttle = pressure.Throttle(
-            self._latest, limits_fn=self._limits, ours="these workers", now_fn=desk_.now
+            lambda: self._reading or pressure.Reading(),
+            limits_fn=self._limits,
+            ours="these workers",
+            now_fn=desk_.now,
         )
         self._asks = False
         task = service.Task("memory", config.MEMORY_CHECK_INTERVAL.read, self._read)
@@ -52,9 +55,6 @@ class MemoryWatch:
     def _read(self) -> None:
         self._reading = self._memory.read()
         self._post(self.tick)
-
-    def _latest(self) -> pressure.Reading:
-        return self._reading or pressure.Reading()
 
     def _limits(self) -> list[pressure.Limit]:
         return [each for each in pressure.limits() if each.resource.lower() in self._resources]

@@ -146,6 +146,13 @@ class Job:
         self.asked: list[str] = []
         self.starts = 0
         self.printed = b""
+        self.cursors: dict[tuple[str, str], int] = {}
+
+    def beat(self, now: float, progress: str | None = None) -> None:
+        self.reports.append(progress)
+
+    def wait(self) -> None:
+        """Ignore it; `started` follows."""
 
 
 class Worker:
@@ -265,12 +272,6 @@ class Worker:
     def died(self, job: Job, death: executors.Death) -> None:
         job.death = death
 
-    def beat(self, job: Job, progress: str | None) -> None:
-        job.reports.append(progress)
-
-    def cursor(self, job: Job, name: str, key: str, position: int) -> None:
-        """Ignore it."""
-
     def asked(self, job: Job, question: dict[str, Any]) -> None:
         what = question["what"]
         job.asked.append(what)
@@ -285,9 +286,6 @@ class Worker:
 
     def event(self, job: Job, event_type: str, elapsed_s: float | None) -> None:
         job.events.append(event_type)
-
-    def waits(self, job: Job) -> None:
-        """Ignore it; `started` follows."""
 
     def started(self, job: Job) -> None:
         job.starts += 1

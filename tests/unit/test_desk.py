@@ -618,7 +618,7 @@ class Worker(RuleBasedStateMachine):
         for each in self.places:
             for job in each[1].running.values():
                 self.desk.printed(job, b"x")
-                self.desk.beat(job, "1")
+                job.beat(self.data.now, "1")
 
     # --- The process.
 

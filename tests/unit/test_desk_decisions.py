@@ -593,7 +593,7 @@ def test_a_job_of_the_calling_thread_waits_for_no_fork(
 ) -> None:
     """A job that waits has no time limit, and the thread never says that it is ready."""
     waited = list[Any]()
-    monkeypatch.setattr(Loop, "waits", lambda _, job: waited.append(job), raising=False)
+    monkeypatch.setattr(Job, "wait", waited.append)
     _started(threads, 10.0)
     assert not waited
 

@@ -115,9 +115,6 @@ class Owner:
     def died(self, job: Job, death: executors.Death) -> None:
         self.deaths.append(death)
 
-    def cursor(self, job: Job, name: str, key: str, position: int) -> None:
-        assert name + key + str(position + 1)
-
     def asked(self, job: Job, question: dict[str, Any]) -> None:
         assert question["what"] + str(question["no"] + 1)
 
@@ -166,6 +163,7 @@ class Pair:
     def die(self) -> None:
         packet = executors.UNKNOWN | {"died": os.getpid(), "signal": signal.SIGKILL}
         self.executors.died(packet)
+        assert all(name + key + str(at + 1) for (name, key), at in self.job.cursors.items())
 
     def close(self) -> None:
         self.executors.close()
