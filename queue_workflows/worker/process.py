@@ -557,28 +557,24 @@ def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int |
                 "and this one cannot; start queue-claim-worker by itself, with --app"
             )
         return None
-    try:
+    with contextlib.closing(launched[0]):
         if queue is not None:
             shapes.check_nodes(queue, launched[1].knows_nodes)
-    except BaseException:
-        launched[0].close()
-        raise
-    worker = Worker(
-        launched,
-        own | shapes.shapes_of(entries),
-        host=config.host_label(),
-        newest=config.host_priority() < 0,
-        lease_s=options.lease_seconds,
-        shutdown_timeout_s=options.shutdown_timeout,
-        limits=limits,
-        ends_with_job=shapes.is_plain(options),
-    )
-    try:
-        return serve_(worker)
-    except launcher.LauncherLost:
-        return worker.exit_code or 1
-    finally:
-        worker.close()
+        worker = Worker(
+            launched,
+            own | shapes.shapes_of(entries),
+            host=config.host_label(),
+            newest=config.host_priority() < 0,
+            lease_s=options.lease_seconds,
+            shutdown_timeout_s=options.shutdown_timeout,
+            limits=limits,
+            ends_with_job=shapes.is_plain(options),
+        )
+        with contextlib.closing(worker):
+            try:
+                return serve_(worker)
+            except launcher.LauncherLost:
+                return worker.exit_code or 1
 
 
 def _launch(
