@@ -103,7 +103,12 @@ class AsyncJobs(job_loop.Jobs):
         if kind in (wire.RUN_TASK, wire.RUN_NODE):
             self._begin(job_loop.Job(frame, self, self._wake))
         elif kind == wire.ANSWER:
-            self._answer(key, body)
+            asked = self._asked.pop(key, None)
+            if asked is not None and asked.set_running_or_notify_cancel():  # else it was cancelled
+                try:
+                    asked.set_result(wire.answer_of(body))
+                except errors.QueueWorkflowsError as error:
+                    asked.set_exception(error)
         elif kind == wire.INTERRUPT:
             self._interrupt(key, body.decode())
         elif kind == wire.ANNOUNCE:
@@ -111,15 +116,6 @@ class AsyncJobs(job_loop.Jobs):
         elif kind == wire.QUIT:
             self._quitting = True
             self._post(self._settle)
-
-    def _answer(self, number: int, body: bytes) -> None:
-        asked = self._asked.pop(number, None)
-        if asked is None or not asked.set_running_or_notify_cancel():
-            return  # its handler was cancelled
-        try:
-            asked.set_result(wire.answer_of(body))
-        except errors.QueueWorkflowsError as error:
-            asked.set_exception(error)
 
     def _begin(self, job: job_loop.Job) -> None:
         key = job.key
@@ -258,13 +254,6 @@ class AsyncJobs(job_loop.Jobs):
                 self.channel.send_all(unsent)
 
 
-def _name(job: job_loop.Job) -> str:
-    row = job.row
-    if job.in_run:
-        return f"node {row['node_id']!r} ({row['node_module']}, job {row['id']})"
-    return f"task {row['task_name']!r} (job {row['id']})"
-
-
 def _is_async(job: job_loop.Job) -> bool:
     """Return whether the handler is async; one that cannot be found fails on the other thread."""
     try:
@@ -331,10 +320,15 @@ class LoopWatch(service.Loop):
         place = "an unknown place"
         if frame is not None:
             place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        name, row = "a callback", {} if job is None else job.row
+        if "node_id" in row:
+            name = f"node {row['node_id']!r} ({row['node_module']}, job {row['id']})"
+        elif row:
+            name = f"task {row['task_name']!r} (job {row['id']})"
         _log.warning(
             "%s has blocked the event loop for %.1f s, at %s; the other jobs (%d) wait: await what "
             "takes long, or call it by asyncio.to_thread()",
-            "a callback" if job is None else _name(job),
+            name,
             blocked_s,
             place,
             len(self._jobs) - 1,

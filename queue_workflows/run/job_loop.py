@@ -201,39 +201,39 @@ class JobLoop(Jobs):
 
     def serve(self) -> None:
         """Run jobs until QUIT."""
+        while (frame := self._between_jobs())[0] != wire.QUIT:
+            kind, key, body = frame
+            if kind == wire.ANNOUNCE:
+                contextvars.copy_context().run(self._announce, key, body)
+            elif kind == wire.LOAD:
+                self._change_model(wire.decoded(body))
+            elif kind in (wire.RUN_TASK, wire.RUN_NODE) and not self._leaves:
+                try:
+                    contextvars.copy_context().run(self._run, frame)
+                    if self._state is not None:
+                        left = self._left or self._state.restore()
+                        if left or handlers.stuck:
+                            self._leave(key, left)
+                finally:
+                    _block(())
+        if self._cache is not None:
+            with contextlib.suppress(errors.ModelLoadFailed):
+                self._cache.drop_cache()
+        self._runner.close()
+
+    def _between_jobs(self) -> wire.Frame:
+        """Return the next frame, once the worker has read what the last job has printed."""
         while True:
             try:
                 if self._undrained:
                     self._await(wire.DRAINED, self._undrained)
                     self._undrained = 0
-                kind, key, body = self._next()
+                return self._next()
             except ConnectionError:
                 raise
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a signal handler of the app
                 # Which an alarm of an ended job called.
                 _log.warning("between two jobs: %s: %s", type(error).__name__, error)
-                continue
-            if kind == wire.QUIT:
-                self._quit()
-                return
-            if kind in (wire.RUN_TASK, wire.RUN_NODE):
-                if self._leaves:
-                    continue  # the worker knows that this job does not run
-                try:
-                    contextvars.copy_context().run(self._run, (kind, key, body))
-                    self._restore(key)
-                finally:
-                    _block(())
-            elif kind == wire.ANNOUNCE:
-                contextvars.copy_context().run(self._announce, key, body)
-            elif kind == wire.LOAD:
-                self._change_model(wire.decoded(body))
-
-    def _restore(self, key: int) -> None:
-        if self._state is not None:
-            left = self._left or self._state.restore()
-            if left or handlers.stuck:
-                self._leave(key, left)
 
     def _next(self) -> wire.Frame:
         while not self._received:
@@ -389,12 +389,6 @@ class JobLoop(Jobs):
                 "vram_gb": held.est_vram_gb if held else 0.0,
             }
             self.channel.send(wire.MODEL, self.key(), wire.encoded(model))
-
-    def _quit(self) -> None:
-        if self._cache is not None:
-            with contextlib.suppress(errors.ModelLoadFailed):
-                self._cache.drop_cache()
-        self._runner.close()
 
     def close(self) -> None:
         """End the thread of requests, in a process that goes on."""

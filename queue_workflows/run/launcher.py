@@ -279,7 +279,10 @@ class _Launcher:
                 for fd in fds:
                     os.close(fd)
             if self._until is not None and clock.boot_s() >= self._until:
-                self._kill_all()
+                self._act({"hold": None}, ())
+                for pid, child in self._executors.items():
+                    child.by_deadline = True
+                    signal_group(pid, signal.SIGKILL)
 
     def _say(self, packet: dict[str, Any]) -> None:
         self._worker.send(json.dumps(packet).encode())
@@ -324,8 +327,8 @@ class _Launcher:
             _execute(fds, self._app, parent, child.begun, late=self._late, shared=shared)
         if error is None:
             self._executors[pid] = child
-            child.pidfd = pidfd_of(pid)
-            if child.pidfd >= 0:
+            with contextlib.suppress(AttributeError, OSError):
+                child.pidfd = os.pidfd_open(pid)
                 self._poll.register(child.pidfd, select.POLLIN)
         else:
             self._cgroups.end(child.cgroup)
@@ -382,21 +385,6 @@ class _Launcher:
             "oom_kills": self._cgroups.end(child.cgroup),
         }
         self._say(packet)
-
-    def _kill_all(self) -> None:
-        self._until = None
-        self._deadline.arm(None)
-        for pid, child in self._executors.items():
-            child.by_deadline = True
-            signal_group(pid, signal.SIGKILL)
-
-
-def pidfd_of(pid: int) -> int:
-    """Return a pidfd of a child that was not reaped; -1 where the system has none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
 
 
 def signal_name(signum: int) -> str:
