@@ -23,7 +23,7 @@ class ClaimTimes:
         self._pause_s = 0.0
 
     def after(self, sent: float, now: float, wait: claims.Wait, *, claimed: bool) -> float:
-        """Return when a limit admits the next job, or the next delayed one is due; inf: never.
+        """Return when a limit admits the next job, or the next delayed one is due, or inf.
 
         `sent`: when the claim was sent; `wait`: the times that it returned.
         """

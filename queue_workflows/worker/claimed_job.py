@@ -1,4 +1,4 @@
-"""Describe one claimed job on its way through a worker, and answer what its handler asks."""
+"""Describe one claimed job on its way through a worker, and answer its handler's questions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WAIT_S: Final = 0.5
 
 
 class Ending(NamedTuple):
-    """Why a job must not run on, and what is written about it once its handler has ended."""
+    """Why a job must not run on, and the end that is written once its handler has ended."""
 
     why: str
     make: Callable[[], db.Script[Any]] | None
-    """None: nothing, as the claim is lost."""
+    """None if the claim is lost, so that the job has no end to write."""
     code: int
     """The exit code of a worker that ends with its job."""
     at: float
@@ -84,7 +84,7 @@ class ClaimedJob:
 
     @property
     def row(self) -> Row:
-        """Return what the worker knows of its row: the ids, and the columns that guards read."""
+        """Return the known columns of its row, which are the ids and those that guards read."""
         more = {"task_name": self.name}
         if self.in_run:
             more = {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}
@@ -101,7 +101,7 @@ class ClaimedJob:
 
     @property
     def run(self) -> Row:
-        """Return what identifies the run of a node: id, generation, revision and `born`."""
+        """Return id, generation, revision and `born` of a node's run, which identify it."""
         known: Row = json.loads(self._run) if self._run else {}
         return {"id": self.run_id, "generation": None, "revision": None, "born": None} | known
 
@@ -174,7 +174,7 @@ class ClaimedJob:
     def judged(self, outcome: outcomes.Outcome) -> outcomes.Outcome:
         """Return the outcome to record of a handler that ended after its time limit was decided.
 
-        The limit holds, unless the handler took less: else the first of two writes would decide.
+        The limit holds, unless the handler took less. Else the first of two writes would decide.
         """
         decided, timed = self.end, (guards.Budget, guards.GpuHealth)
         if decided is None or decided.code != guards.EXIT_BUDGET:
@@ -189,7 +189,7 @@ class ClaimedJob:
 
 
 def answered(value: Any = None, error: str | None = None, *, is_final: bool = False) -> JsonDict:
-    """Return the answer to a question: a value or the text of an error, which may be final."""
+    """Return the answer to a question, with a value or the text of an error, which may be final."""
     return {"value": value, "error": error, "is_final": is_final}
 
 

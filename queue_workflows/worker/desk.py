@@ -1,7 +1,7 @@
 """Decide what a worker does: which statement comes next, and what each event means for its jobs.
 
-It has no connection, no socket and no process: the loop brings replies, outcomes, deaths, signals
-and the time, and carries out what it wants. Its length: whatever ends a job, the same few
+It has neither connections nor sockets nor processes. The loop brings replies, outcomes, deaths,
+signals and the time, and carries out its decisions. Its length: whatever ends a job, the same few
 functions end it.
 """
 
@@ -58,11 +58,11 @@ MOST: Final = 500
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
 COMPLETED: Final = "completed"
-"""What `_record` returns of a job whose result it has recorded."""
+"""`_record` returns it if it has recorded the result."""
 ASIDE_S: Final = 0.5
 """Seconds between two statements that a lock of somebody else may delay; it may last for hours."""
 _READ_ONLY, _TOO_LARGE = "25", "54"
-"""SQLSTATE classes: a read-only server; a value that no retry makes small enough."""
+"""SQLSTATE classes of a read-only server, and of a value that no retry makes small enough."""
 MakeScript = Callable[[], "db.Script[Any]"]
 
 
@@ -118,9 +118,9 @@ class Desk:
         self.queues: list[queue_state.Queue] = []
         """The first is asked first; each that has sent a statement becomes the last."""
         self._writes: deque[Write] = deque()
-        """What it writes besides claims and completed jobs, one by one."""
+        """The writes besides claims and completed jobs, one by one."""
         self._aside: deque[Write] = deque()
-        """What waits for a lock of somebody else."""
+        """The writes that wait for a lock of somebody else."""
         self._aside_at = 0.0
         """When the first of these is tried again. Other statements come between, as each try may
         take the whole time for which it may wait."""
@@ -130,11 +130,11 @@ class Desk:
         self.heard_cancel = False
         """Whether a cancel came during a claim; it may be about a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
-        """A job that runs alone in this worker, or is to; nothing is claimed beside it."""
+        """A job that runs alone in this worker, or is to; no other is claimed beside it."""
         self.throttled = False
-        """Whether memory is full, so that nothing may be claimed."""
+        """Whether memory is full, so that the worker may not claim."""
         self._returned: list[tuple[list[claimed_job.ClaimedJob], Callable[[], object]]] = []
-        """Jobs that are to be handed back, and what is called once all of these are."""
+        """Jobs that are to be handed back, and the function to call once all of these are."""
         self.stopping = False
         self.stop_at = math.inf
         """When the jobs of a stopping worker are handed back."""
@@ -159,7 +159,7 @@ class Desk:
     # --- The claiming connection: a `db.link.Source`.
 
     def next(self) -> link.Request | None:
-        """Return what the claiming connection does next, or None."""
+        """Return the next request of the claiming connection, or None."""
         now = self.now()
         if self._retry_at < math.inf:
             if now < self._retry_at:
@@ -219,7 +219,7 @@ class Desk:
                 own.may_claim = True
 
     def connected(self) -> None:
-        """Look for jobs: notifications of the time without a connection are lost."""
+        """Look for jobs, since notifications of the time without a connection are lost."""
         self.look()
 
     disconnected = connected
@@ -246,7 +246,7 @@ class Desk:
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
         if measured and not (self.stopping or self.throttled or self._lone) and self._is_known:
-            # What follows from a completed node is claimed by the statement that records it.
+            # The node that follows a completed one is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))
         if not done and count < 1:
@@ -269,7 +269,7 @@ class Desk:
         self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, ahead: bool,
         rows: Sequence[Sequence[bytes | None]],
     ) -> None:  # fmt: skip
-        """Forget what is recorded, and take over what is claimed."""
+        """Forget the recorded jobs, and take over the claimed ones."""
         now = self.now()
         own.claiming = False
         self._retry_s, self._logged = RETRY_FIRST_S, ""
@@ -294,7 +294,7 @@ class Desk:
     def _take(
         self, own: queue_state.Queue, jobs: Sequence[claimed_job.ClaimedJob], now: float
     ) -> None:
-        """Take over claimed jobs, or hand them back if nothing can be done with them any more."""
+        """Take over claimed jobs, or hand them back if they cannot run here."""
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
         if now - own.asked > LATE * own.who.lease_s:
             why = "its claim took too long"
@@ -324,7 +324,7 @@ class Desk:
         self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, by_row: bool,
         error: Exception,
     ) -> None:  # fmt: skip
-        """Find what the database refuses: a result, the row of a job, or all for the moment."""
+        """Find whether the database refuses a result, the row of a job, or all for the moment."""
         own.may_claim |= count > 0
         own.claiming = False
         state = _sqlstate(error)
@@ -354,14 +354,14 @@ class Desk:
         self._wake_at(self._retry_at)
 
     def _unknown(self, own: queue_state.Queue, done: Sequence[node_plans.Done]) -> None:
-        """Note that a reply was lost: what was sent may have been committed."""
+        """Note that a reply was lost, and that its statement may have been committed."""
         self._record_apart(own, done)
         own.claiming, own.unsure, own.may_claim = False, True, True
         own.unsure_at = self.now() + UNSURE_S
         self._wake_at(own.unsure_at)
 
     def _resolve(self, own: queue_state.Queue) -> link.Request:
-        """Hand back what was claimed although the reply was lost."""
+        """Hand back the jobs of a claim whose reply was lost."""
 
         def resolved(_: object) -> None:
             own.unsure = False
@@ -373,9 +373,9 @@ class Desk:
     # --- Ends of jobs that are not completed.
 
     def write(self, job: claimed_job.ClaimedJob, make: MakeScript | None) -> None:
-        """Write the end of a job whose handler runs no more. The script returns None if it lost.
+        """Write the end of a job whose handler has ended. The script returns None if it lost.
 
-        `make` None: its claim is lost already, so that nothing is written.
+        `make` is None if its claim is lost already.
         """
         job.is_over = True
         self._lone = None if self._lone is job else self._lone
@@ -448,9 +448,9 @@ class Desk:
     # --- Handlers: the owner of `run.executors.Executors`.
 
     def start(self, own: queue_state.Queue) -> None:
-        """Give waiting jobs to what has room for them; one that runs alone comes last.
+        """Give waiting jobs to executors that have room; one that runs alone comes last.
 
-        It waits until the others are recorded: if the worker dies with several jobs, its parent
+        It waits until the others are recorded. If the worker dies with several jobs, its parent
         knows that this one had not begun. It does not wait for a row that somebody has locked.
         """
         now = self.now()
@@ -515,7 +515,7 @@ class Desk:
             self._leave(decided.code)
 
     def died(self, job: claimed_job.ClaimedJob, death: executors.Death) -> None:
-        """Write what was decided about a job whose executor has ended, or charge the job."""
+        """Write the decided end of a job whose executor has ended, or charge the job."""
         self._logs.end(job)
         job.place = None
         if job.end is not None:
@@ -541,7 +541,7 @@ class Desk:
         self._wake_at(job.check_at(now))
 
     def printed(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
-        """Keep what a handler has printed."""
+        """Keep the output of a handler."""
         self._logs.add(job, data)
 
     def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
@@ -558,7 +558,7 @@ class Desk:
         self._write(Write(make, _ignore, refused))
 
     def model(self, model: JsonDict) -> None:
-        """Note what the executor of a GPU says of its model."""
+        """Note the model that the executor of a GPU reports."""
         if self._models is not None:
             self._models.reported(model)
 
@@ -587,7 +587,7 @@ class Desk:
     ) -> None:  # fmt: skip
         """End a job that must not run on, and write this once its handler has ended.
 
-        `make` None: write nothing, as the claim is lost. `now`: by SIGKILL at once.
+        `make` is None if the claim is lost. With `now` SIGKILL ends it at once.
         """
         if job.is_over:
             return
@@ -616,7 +616,7 @@ class Desk:
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
     def lose(self, job: claimed_job.ClaimedJob) -> None:
-        """End a job whose claim is lost: another worker may run it already."""
+        """End a job whose claim is lost, as another worker may run it already."""
         at_once = job.place is None or not job.place.shared or len(job.place.jobs) == 1
         self.decide(job, "the claim was lost", None, code=guards.EXIT_LOST, now=at_once)
 
@@ -674,7 +674,7 @@ class Desk:
                 own.runner.interrupt(job, reason)
 
     def stop(self, within_s: float) -> None:
-        """Claim no more; what runs has so many seconds, then it is handed back."""
+        """Claim no more; running jobs have so many seconds, then they are handed back."""
         self.stopping = True
         self.stop_at = min(self.stop_at, self.now() + within_s)
         self.exit_by = min(self.exit_by, self.stop_at + EXIT_WITHIN_S)
@@ -697,7 +697,7 @@ class Desk:
     # --- Time.
 
     def tick(self, now: float, *, stopped: bool = False) -> float:
-        """Do what is due; return when to be called again.
+        """Act on the time; return when to be called again.
 
         `stopped`: whether the process that runs a gpu job is stopped by a signal or a debugger.
         """
@@ -718,7 +718,7 @@ class Desk:
         return min(due)
 
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
-        """Check what may end a job now; return when to check again."""
+        """End a job if it is time; return when to check again."""
         unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S
         if job.is_over or job.end is not None:
             pass
@@ -752,7 +752,7 @@ class Desk:
             return end.at + TERM_S
         assert job.place is not None
         job.queue.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
-        # The kernel may not let it go: then its lease has to lapse.
+        # If the kernel does not let it go, its lease has to lapse.
         self._leave(end.code)
         return now + TERM_S
 
@@ -780,7 +780,7 @@ def _sqlstate(error: Exception) -> str:
 def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:
     """Record a completed job by itself, unless that is done; fail it if its result is refused.
 
-    Returns COMPLETED, or what `record.end` returns of one that failed; None: its claim is lost.
+    Returns COMPLETED, the result of `record.end` for a failure, or None if its claim is lost.
     """
     try:
         if not (yield from record.is_recorded(job.lease, outcome)):
@@ -808,7 +808,7 @@ def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Scri
 def _charge(job: claimed_job.ClaimedJob, evidence: str, detail: JsonDict) -> db.Script[bool]:
     """Count a crash of the job, and record how its executor died, in one transaction.
 
-    Returns True also if the claim was lost: a crash that was counted for that stays counted.
+    Returns True also if the claim was lost, since a crash that was counted for it stays counted.
     """
     lease = job.lease
     yield db.BEGIN

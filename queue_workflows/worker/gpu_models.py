@@ -1,6 +1,6 @@
 """Know the model of a gpu worker's executor, carry out requests about it, and sample its GPU.
 
-What measures a GPU may take seconds: that runs on a thread of its own, and its results wait here.
+A measurement may take seconds. It runs on a thread of its own, and its results wait here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 REAP_S: Final = 5.0
 SAMPLE_CHECK_S: Final = 1.0
 PUBLISH_WAIT_S: Final = 5.0
-"""Seconds for which the first claim waits for the GPU's size and a heartbeat: a little more than
+"""Seconds for which the first claim waits for the GPU's size and a heartbeat, a little more than
 `shapes.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
 FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
 """Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
 KNOWN_S, UNKNOWN_S = 3600.0, 60.0
-"""Seconds between two measurements of the GPU's size: a driver may start after the worker."""
+"""Seconds between two measurements of the GPU's size, as a driver may start after the worker."""
 REAP: Final[Row] = {"action": "reap", "model": None}
 """The request of a worker itself to unload a model that is idle too long."""
 Later = Callable[..., object]
@@ -41,7 +41,7 @@ Later = Callable[..., object]
 class GpuModels:
     """The models and the GPU of a worker's gpu queue.
 
-    `wake` lets the loop look at what the measuring thread has found.
+    `wake` lets the loop look at the results of the measuring thread.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class GpuModels:
             self._later(publish, "the sizes of models")
 
     def tick(self, now: float) -> float:
-        """Take samples to the guards, and do what is due; return when to be called again."""
+        """Take samples to the guards, and act on the time; return when to be called again."""
         jobs = [*self._queue.jobs.values()]
         every = [guard for job in jobs for guard in job.guards]
         self._wanted = any(guard.wants_sample(now) for guard in every)
@@ -219,7 +219,7 @@ class GpuModels:
                 note = claimed_job.note(job, "stall_suspected", detail=detail)
                 self._later(note, f"the suspicion of job {job.id}")
 
-    # --- What the executor reports.
+    # --- Reports of the executor.
 
     def reported(self, model: JsonDict) -> None:
         """Note the model of the executor."""
@@ -232,11 +232,11 @@ class GpuModels:
             self._changed()
 
     def _used(self) -> None:
-        """Note that a job has ended, or a request has begun: the idle time starts again."""
+        """Start the idle time again, as a job has ended, or a request has begun."""
         self._used_at, self._load_s = self._now(), 0.0
 
     def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> outcomes.Outcome:
-        """Claim nothing for a while after a job that could not use the GPU; return what to record.
+        """Stop claiming for a while after a job that could not use the GPU; return the new outcome.
 
         A job that sees no GPU waits uncounted. If another one has completed since it did so the
         last time, it fails as any other: it may hide the GPU from itself.
@@ -293,7 +293,7 @@ class GpuModels:
             self._waiting = self._waiting or REAP
 
     def begin(self) -> None:
-        """Let the executor carry out what is due, once it has no job."""
+        """Let the executor carry out the next request, once it is idle."""
         own = self._queue
         idle = not any(job.place for job in own.jobs.values())
         if self._running is None and self._waiting is not None and idle:
@@ -369,7 +369,7 @@ class GpuMemory:
 def vram_total_mb(tool: external_tool.Tool) -> int | None:
     """Return the MiB that nvidia-smi reports for the largest GPU.
 
-    Only visible GPUs count. None means unknown: then every model fits. Blocks for up to TIMEOUT_S.
+    Only visible GPUs count. With None, for unknown, every model fits. Blocks for up to TIMEOUT_S.
     """
     return largest_mb(
         shapes.listed_gpus(tool),

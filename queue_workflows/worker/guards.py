@@ -1,6 +1,6 @@
 """Choose the guards of a job, which decide by pure rules over a clock whether it must be ended.
 
-Its length: all rules are here, so that one place shows what ends a job.
+Its length: all rules are here, so that one place shows the reasons to end a job.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INGEST_S = {"fetch": 7200.0, "load": 3600.0}
 
 
 class Failure(NamedTuple):
-    """The decision of a guard that the worker must exit: exit code, event type and reason."""
+    """The decision of a guard to end a job, with exit code, event type and reason."""
 
     code: int
     event: str
@@ -279,7 +279,7 @@ def _interval(window_s: float) -> float:
 
 
 def budget_for(job: Row) -> float:
-    """Return the wall-clock budget in seconds: its `timeout_s`, else its task's, else by kind."""
+    """Return the budget in seconds by a job's `timeout_s`, else its task's, else by its kind."""
     # A node's row comes as JSON, in which NaN and infinity are strings; from plain SQL they and -1
     # count as none.
     own_s = float(job.get("timeout_s") or 0.0)

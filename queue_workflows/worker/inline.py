@@ -34,7 +34,7 @@ class InlineExecutors(executors.Executors):
     def __init__(self, *given: Any, on_exit: ExitFn, **more: Any) -> None:
         super().__init__(*given, slots=1, lone=True, **more)
         self.cut_at: float | None = None
-        """Since when the thread runs a job that was given up: it can run no other."""
+        """Since when the thread runs a job that was given up, so that it cannot run another."""
         self._timed = on_exit is os._exit
         self._lease_timer = kernel.KillTimer(guards.EXIT_LOST)
         self._budget_timer = kernel.KillTimer(guards.EXIT_BUDGET)
@@ -73,7 +73,7 @@ class InlineExecutors(executors.Executors):
             self._lease_timer.arm(until - clock.boot_s())
 
     def kill(self, place: executors.Executor, signum: int, why: str) -> None:
-        """Treat the handler as ended: the process ends as soon as that is written."""
+        """Treat the handler as ended, since the process ends as soon as that is written."""
         if signum == signal.SIGKILL and place.packet is None:
             place.killed_for, self.cut_at = why, clock.boot_s()
             self._end(place, {"died": place.pid} | executors.UNKNOWN, why)
@@ -116,7 +116,7 @@ class InlineExecutors(executors.Executors):
 
 
 def _send_printed(end: wire.Channel, key: Callable[[], int], data: bytes) -> None:
-    """Send what a handler has printed, or a thread of it."""
+    """Send the output of a handler, or of a thread of it."""
     if job := key():
         text = data.decode("utf-8", "backslashreplace")
         record = {"level": logging.INFO, "name": "print", "text": text, "printed": False,

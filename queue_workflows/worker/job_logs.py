@@ -1,4 +1,4 @@
-"""Keep what handlers print until it is stored: its first and last part, cut and masked."""
+"""Keep the first and the last part of the output of handlers until it is stored, and mask it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from queue_workflows.types import NowFn
 from queue_workflows.worker import claimed_job
 
 STORE_S: Final = 2.0
-"""Seconds until what handlers print is stored that run."""
+"""Seconds until the output of running handlers is stored."""
 BETWEEN_S: Final = 0.05
-"""Shortest time in seconds between two stores of what ended handlers have printed."""
+"""Shortest time in seconds between two stores of the output of ended handlers."""
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 
 
 class Recording:
-    """The captured log of one attempt: the first and last half of the limit, in bytes of UTF-8."""
+    """The first and the last half of the log of one attempt, in bytes of UTF-8."""
 
     def __init__(self, lease: job_tables.Lease, cap_kb: int) -> None:
         self.lease = lease
@@ -34,7 +34,7 @@ class Recording:
         """Whether anything was added since the last `written`."""
 
     def add(self, data: bytes | bytearray) -> None:
-        """Add output; keep what the limit allows."""
+        """Add output; keep as much as the limit allows."""
         self._total += len(data)
         self.changed = True
         if room := self._half - len(self._head):
@@ -46,7 +46,7 @@ class Recording:
             del self._tail[: -self._half - 1]
 
     def written(self) -> tuple[str | None, str, int]:
-        """Return the log to store now: its first part, its last part, how many bytes are gone.
+        """Return the first and the last part of the log to store now, and how many bytes are gone.
 
         A first part that is stored already is None. Neither has a NUL or a lone surrogate.
         """
@@ -72,7 +72,7 @@ class Recording:
 
 
 def store(logs: Sequence[Recording]) -> db.Script[None]:
-    """Store what has changed of these logs."""
+    """Store the changes of these logs."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         if of_table := [each for each in logs if each.lease.table is table]:
             heads, tails, cuts = zip(*(each.written() for each in of_table), strict=True)
@@ -86,7 +86,7 @@ def store(logs: Sequence[Recording]) -> db.Script[None]:
 
 
 class JobLogs:
-    """The logs of attempts: of handlers that run, and of those that have ended."""
+    """The logs of handlers that run, and of handlers that have ended."""
 
     def __init__(self, wake_at: Callable[[float], object], now_fn: NowFn = clock.boot_s) -> None:
         self._wake_at, self._now = wake_at, now_fn
@@ -97,7 +97,7 @@ class JobLogs:
         """`store_at`: when there is something to store."""
 
     def add(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
-        """Keep what a handler has printed."""
+        """Keep the output of a handler."""
         own = self.open.get(job.lease)
         if own is None:
             if (cap_kb := config.LOG_CAPTURE_KB.read()) <= 0:
@@ -107,7 +107,7 @@ class JobLogs:
         self._store_in(STORE_S)
 
     def end(self, job: claimed_job.ClaimedJob) -> None:
-        """Store at once what the handler of a job has printed, which has ended."""
+        """Store at once the output of a handler that has ended."""
         if (own := self.open.pop(job.lease, None)) is not None:
             self._ended.append(own)
             del self._ended[:-KEPT_MAX]
@@ -120,7 +120,7 @@ class JobLogs:
             self._wake_at(at)
 
     def take(self) -> list[Recording]:
-        """Return what is to be stored."""
+        """Return the logs that are to be stored."""
         every = [*self._ended, *self.open.values()]
         self._ended, self._stored_at = [], self._now()
         return [each for each in every if each.changed]

@@ -1,4 +1,4 @@
-"""Say what a worker's second connection does: renew leases, report, obey switches, store logs.
+"""Renew leases, report, obey switches and store logs on a worker's second connection.
 
 No job waits for it, and it waits for no job.
 """
@@ -30,7 +30,7 @@ AGAIN_S: Final = 1.0
 """Seconds after which something is written again whose row somebody else had locked."""
 AGAIN: Final = 1 / 16
 """Share of the lease after which a lease is renewed again at the latest. The launcher must be told
-of the end of a job without a renewal in time: else it ends all others too."""
+of the end of a job without a renewal in time. Else it ends all others too."""
 PROGRESS_S: Final = 1.0
 """Shortest time in seconds between two writes of a job's progress."""
 EARLY_S: Final = 0.25
@@ -60,7 +60,7 @@ class Leases:
     """The second connection's part of a desk; a `db.link.Source`.
 
     `hold` moves the deadline at which the launcher ends the executors of a silent worker.
-    `report` returns what the rows of its workers show beside their jobs. `is_own_policy` tells
+    `report` returns the detail of the rows of its workers, beside their jobs. `is_own_policy` tells
     the stop policies of the app, which `run_policy` runs.
     """
 
@@ -85,12 +85,12 @@ class Leases:
         """Whether its session holds the advisory lock of a live worker."""
         self._renew_at = self._beat_at = self._control_at = 0.0
         self._calls: deque[link.Request] = deque()
-        """What else is to be done here, best effort."""
+        """Other scripts to run here, best effort."""
         self._leaving = False
         self.left = False
         """Whether the rows of the workers say that they have stopped."""
 
-    # --- What is due.
+    # --- Times.
 
     def due_at(self) -> float:
         """Return when there is something to do."""
@@ -142,7 +142,7 @@ class Leases:
     # --- A `db.link.Source`.
 
     def next(self) -> link.Request | None:
-        """Return what the second connection does next, or None."""
+        """Return the next request of the second connection, or None."""
         now = self._now()
         if self._leaving:
             return self._store_logs() or (None if self.left else self._stop())
@@ -175,7 +175,7 @@ class Leases:
             self._desk.look()
 
     def connected(self) -> None:
-        """Look at all again: notifications of the time without a connection are lost."""
+        """Look at all again, since notifications of the time without a connection are lost."""
         self.locked = not config.POLL_ONLY.read()
         self.renew_now()
         self.beat_now()
@@ -239,7 +239,7 @@ class Leases:
         """Return until when no executor runs a job whose lease has ended, whatever comes now."""
         own, lease_s = self._desk, self._desk.queues[0].who.lease_s
         ends = [job.lease_end.ends for job in own.jobs if not job.is_over]
-        # What a claim finds that has no reply yet may start before the next renewal.
+        # The jobs of a claim without a reply may start before the next renewal.
         starts_by = now - desk.LATE * lease_s
         asked = [each.asked for each in own.queues if each.claiming and each.asked >= starts_by]
         return min([*ends, *(each + lease_s for each in asked), now + lease_s]) - EARLY_S

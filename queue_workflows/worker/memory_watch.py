@@ -1,4 +1,4 @@
-"""Let a worker claim nothing while the memory that its jobs fill is full."""
+"""Stop a worker from claiming while the memory that its jobs fill is full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queue_workflows.worker import desk
 class MemoryWatch:
     """Read the memory on a thread of its own, and say whether the desk may claim.
 
-    Nothing is held back while no job runs that could free the memory, neither of this worker nor
+    It may always claim while no job runs that could free the memory, neither of this worker nor
     of another one that fills the same memory. `post` lets the loop of the worker call `tick`,
     `later` runs a script on the second connection; `changed` is called when waiting begins or ends.
     """

@@ -1,4 +1,4 @@
-"""Plan what follows from completed nodes, from their results and the graphs that are known."""
+"""Plan the steps after completed nodes by their results and the graphs that are known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def learned(done: Sequence[Done]) -> db.Script[None]:
 
 
 def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
-    """Return what follows from each of these nodes; None: the orchestrator finds that out.
+    """Return the plan after each of these nodes, or None if the orchestrator has to make it.
 
     The nodes of one run are planned together; the last of them has the plan.
     """
@@ -53,10 +53,10 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
 
 
 def plan(done: Sequence[Done]) -> claims.Ahead | None:
-    """Return what follows from these nodes of one run, by their results alone.
+    """Return the plan after these nodes of one run, by their results alone.
 
-    None: the dispatcher decides, for example since other nodes matter, the graph is not known, or
-    the run fails. Changes nothing: call `noted` after the commit. Raises `UnreadableRow`.
+    Returns None if the dispatcher decides, for example since other nodes matter, the graph is not
+    known, or the run fails. Call `noted` after the commit. Raises `UnreadableRow`.
     """
     run = done[0][0].run
     results = {job.node_id or "": outcome.result for job, outcome in done}
@@ -77,7 +77,7 @@ def plan(done: Sequence[Done]) -> claims.Ahead | None:
 
 
 def _best_effort(call: Callable[[], T]) -> T | None:
-    """Return what it returns, or None: then the orchestrator does what a plan leaves undone."""
+    """Return its result, or None. Then the orchestrator does what a plan leaves undone."""
     try:
         return call()
     except errors.QueueWorkflowsError as error:

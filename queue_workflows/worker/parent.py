@@ -1,4 +1,4 @@
-"""Keep the processes of an app running, and hand back at once what a dead worker had claimed.
+"""Keep the processes of an app running, and hand back at once the jobs of a dead worker.
 
 It is the one parent of `up`, `run`, `demo`, `serve`, `--supervise` and `--cards`.
 """
@@ -112,7 +112,7 @@ def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> boo
 
 
 def evidence(ended: supervisor.Exit) -> str:
-    """Return how a process died, for the job's error: signal or exit code, and peak memory."""
+    """Return signal or exit code, and peak memory, of a dead process for the error of its job."""
     how = "ended for an unknown reason"
     if ended.overdue is not None:
         how = f"killed by its parent: it {ended.overdue}"
@@ -227,7 +227,7 @@ def process(name: str, *words: str) -> supervisor.ChildSpec:
 
 
 class Parent:
-    """Processes that are restarted with back-off, and what is recovered of those that die.
+    """Processes that are restarted with back-off; if one dies, its claims are recovered.
 
     `shutdown_timeout_s`: seconds that a stop gives to jobs; None: SHUTDOWN_TIMEOUT_S. `fail_fast`:
     it ends if one of the processes, rather than all of them, refuses to start.
@@ -249,7 +249,7 @@ class Parent:
         self._deadline_s = None if given_s is None else given_s + supervisor.STOP_MARGIN_S
 
     def start(self) -> None:
-        """Start them now: `run` does it, too, but beside a thread, where they cannot be forked."""
+        """Start them now. `run` does it, too, but beside a thread, where they cannot be forked."""
         self._children.start()
 
     def run(

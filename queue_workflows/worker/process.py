@@ -1,4 +1,4 @@
-"""Run a worker process: one loop over two connections, a launcher, and its executors.
+"""Run a worker process, which is one loop over two connections, a launcher and its executors.
 
 Its length: it wires the parts, and runs the app's stop policies, which call nearly all of them.
 An inline worker needs little of what this imports, so `claim_worker` imports it late.
@@ -40,7 +40,7 @@ from queue_workflows.worker import inline as inline_jobs
 _log = logging.getLogger("queue_workflows.claim_worker")
 Launched: TypeAlias = "tuple[launcher.Launcher, loaded_app.Registered]"
 LEAVE_S: Final = 4.0
-"""Seconds in which a worker that has nothing left to do stores its logs."""
+"""Seconds in which a worker without any work left stores its logs."""
 
 
 class Inline(NamedTuple):
@@ -223,7 +223,7 @@ class Worker:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nothing waits
+        with contextlib.suppress(OSError):  # it is full and wakes anyway, or the loop has ended
             self._rope.send(b"!")
 
     # --- The loop.
@@ -326,7 +326,7 @@ class Worker:
     def _is_over(self) -> bool:
         """Return whether the loop ends.
 
-        A worker that leaves, or ends by itself, is asked at each turn: its end waits for no timer.
+        A worker that leaves, or ends by itself, is asked at each turn, so it waits for no timer.
         """
         own = self._desk
         if not own.stopping:
@@ -383,7 +383,7 @@ class Worker:
     ) -> socket.socket:
         """Let the launcher run a stop policy, or a thread of this process; return where it calls.
 
-        `on_exit`: what the policy calls in a thread, instead of letting the worker leave.
+        The policy calls `on_exit` in a thread, instead of letting the worker leave.
         """
         if self._launcher is not None:
             return self._launcher.run_policy(policy, about)
@@ -410,7 +410,7 @@ class Worker:
         self._loop.wake_at(until)
 
     def _from_policy(self, own: queue_state.Queue) -> None:
-        """Do what a stop policy requests, and answer once it is done."""
+        """Obey a request of a stop policy, and answer once it is done."""
         end, data = self._policies[own].end, b""
         try:
             data = end.recv(launcher.PACKET)
@@ -473,7 +473,7 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _lose(self, error: launcher.LauncherLost) -> None:
-        """End all jobs: the executors have ended with the launcher.
+        """End all jobs, since the executors have ended with the launcher.
 
         They count a crash if a signal has killed it, and are handed back otherwise.
         """
@@ -486,7 +486,7 @@ class Worker:
             own.runner.lose(error)
 
     def _report(self) -> JsonDict:
-        """Return what the rows of the worker show besides its jobs."""
+        """Return the detail of the worker's rows, beside its jobs."""
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
         without: JsonDict = {"columns": columns, "gpu": None}
         return (self._models.report() if self._models else without) | self._memory.detail()
@@ -592,7 +592,7 @@ def _launch(
 
     for shape in own.values():
         if shape.card is not None:
-            # Before the app is loaded: a library may read them only once.
+            # Before the app is loaded, as a library may read them only once.
             os.environ.update(shapes.card_environment(shape.card))
     models = gpu_model_cache.gpu_model_cache if gpus else lambda: None
     return launch(load, models, is_pool=bool(entries))

@@ -1,4 +1,4 @@
-"""Describe one queue of a worker: who claims, how many jobs at once and ahead, and its jobs."""
+"""Describe one queue of a worker: its jobs, and how many it claims at once and ahead."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from queue_workflows.run import executors
 
 SHORT_S: Final = 0.02
-"""Seconds that handlers take at most if jobs are claimed ahead: a claim and a commit take 1 to
-10 ms, so a longer handler gains nothing."""
+"""Seconds that handlers take at most if jobs are claimed ahead. A claim and a commit take 1 to
+10 ms, so a longer handler does not gain from it."""
 EACH: Final = 32
 """How many jobs may wait for each slot, if no `batch` says otherwise."""
 TINY_S: Final = 0.005
 """Seconds that handlers take on the average if a job may wait in an executor behind the one that
-runs: a longer one hides what it takes to send the next job."""
+runs. A longer one hides the time that it takes to send the next job."""
 LONGEST_PAUSE: Final = 8
 """How many claims in a row, at most, must find all they look for until jobs are claimed ahead again
 after the queue was empty. So in a chain, where one node can be claimed, one claim in nine looks for
@@ -33,7 +33,7 @@ _FOLLOW: Final = 0.1
 
 
 class Window:
-    """How many jobs to claim beyond the free executors: as many as end during one statement.
+    """How many jobs to claim beyond the free executors, which is as many as end in one statement.
 
     A job that waits starts as soon as an executor is free, while the statement that records the
     results before it still runs. `most`: how many jobs may wait for each slot; 0: none.
@@ -88,7 +88,7 @@ class Window:
 class Queue:
     """One queue of a worker, and its jobs between claim and record.
 
-    The desk decides what happens to the jobs; here is what is known of them. `isolated`: names of
+    The desk decides about the jobs; this has their state. `isolated`: names of
     tasks or nodes each of whose jobs has a fresh executor.
     """
 
@@ -119,15 +119,15 @@ class Queue:
         self.left = math.inf
         """How many jobs it still takes."""
         self.claiming = False
-        """Whether a claim has no reply yet."""
+        """Whether a claim waits for its reply."""
         self.asked = 0.0
         """When the last statement of this queue was sent."""
         self.off: str | None = None
-        """The policy by which the queue is OFF; None: it is ON."""
+        """The policy by which the queue is OFF, or None if it is ON."""
         self.unsure = False
         """Whether a commit may have happened whose reply was lost."""
         self.unsure_at = math.inf
-        """When to look again: the server may have gone on with the statement for a while."""
+        """When to look again, as the server may have gone on with the statement for a while."""
         self.by_row = False
         """Whether the next claim tries row by row, as a row makes the ordinary claim fail."""
         self.changing = False
@@ -149,7 +149,7 @@ class Queue:
         """
         if not self.looks or not self.runner.accepts:
             return 0, False
-        self.runner.queues = False  # what is to wait in an executor is claimed ahead, too
+        self.runner.queues = False  # jobs that are to wait in an executor are claimed ahead, too
         room, held = self.runner.room, self.jobs.values()
         free = max(0, room - len(self.waiting))
         if self.by_row:

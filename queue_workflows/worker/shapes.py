@@ -1,4 +1,4 @@
-"""Describe what a worker serves, and refuse what cannot work.
+"""Describe the queues that a worker serves, and refuse what cannot work.
 
 That is: how many jobs of which queue at once, the list in WORKERS_JSON, the GPUs of `--cards`, and
 the options of `queue-claim-worker`.
@@ -22,7 +22,7 @@ MAX_LEASE_S = 30 * 86400.0
 
 
 class Limits(NamedTuple):
-    """When executors are replaced, and when the worker ends by itself; None: never."""
+    """When executors are replaced, and when the worker ends by itself; None for never."""
 
     max_jobs: int | None = None
     max_rss_mb: float | None = None
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
     Another one is forked only once that has ended."""
     card: int | None = None
-    """The one GPU that it uses; None: all that its process sees."""
+    """The one GPU that it uses, or None for all that its process sees."""
     mixed: bool = False
     """Whether its async jobs share one executor, and each of the others has one of its own."""
 
@@ -98,7 +98,7 @@ EXAMPLE = '[{"queue": "load", "concurrency": 2}]'
 TIMEOUT_S = 3.0
 """Seconds that nvidia-smi has for its list."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""The variables by which a process sees some GPUs alone: NVIDIA's and AMD's."""
+"""NVIDIA's and AMD's variables by which a process sees some GPUs alone."""
 
 
 class Entry(NamedTuple):
@@ -111,7 +111,7 @@ class Entry(NamedTuple):
 def option(text: str | None) -> list[Entry]:
     """Return the entries of `--workers`: JSON text, or the path of a file with it. See `check`.
 
-    None or an empty text: those of WORKERS_JSON.
+    None and an empty text stand for WORKERS_JSON.
     """
     if not text:
         return parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
@@ -318,7 +318,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def is_plain(options: argparse.Namespace) -> bool:
-    """Return whether the worker has neither slots nor cards: it ends with a job that it ends."""
+    """Return whether the worker has neither slots nor cards, so that it ends with a job it ends."""
     return options.queue is not None and options.slots is None and options.cards is None
 
 

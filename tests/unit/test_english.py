@@ -35,11 +35,11 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 15.7,
+        "a colon for a verb": 15.3,
         "those, that of, one of": 2.8,
-        "a no instead of a not": 5.0,
-        "what as a noun": 5.9,
-        "None and a colon": 1.3,
+        "a no instead of a not": 4.8,
+        "what as a noun": 5.3,
+        "None and a colon": 1.2,
     },
     "sql": {
         "a colon for a verb": 17.6,
