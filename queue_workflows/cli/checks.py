@@ -24,8 +24,8 @@ from queue_workflows.admin import permissions
 from queue_workflows.claim import admission
 from queue_workflows.cli import connectivity, output, texts
 from queue_workflows.dag import confinement
-from queue_workflows.db import ledger, statements
 from queue_workflows.db import functions as installed
+from queue_workflows.db import ledger, statements
 from queue_workflows.db import schema as schemas
 from queue_workflows.runtime import display, masking
 

@@ -311,7 +311,8 @@ def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
 
 def _plain_members(value: Any, depth: int, left: list[int] | None) -> Any:
     found: list[tuple[str, Any]] = []
-    for key, member in value.items() if isinstance(value, dict) else enumerate(value):
+    members = cast("Any", value.items() if isinstance(value, dict) else enumerate(value))
+    for key, member in members:
         if left is not None:
             if left[0] <= 0:
                 found.append((_ELLIPSIS, _ELLIPSIS))
