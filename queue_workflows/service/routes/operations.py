@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
@@ -50,16 +50,18 @@ async def _watched(
     http: fastapi.Request,
     wait_s: float | None,
     read: Callable[[], JsonDict],
-    *,
-    final: Callable[[JsonDict], bool],
+    final: Collection[str],
     **wanted: Any,
 ) -> Response:
-    """Return what `read` returns, at once or when it has changed; `wanted`: which changes."""
+    """Return what `read` returns, at once, or when it has changed or its status is `final`.
+
+    `wanted`: which changes.
+    """
 
     def is_news() -> bool:
         if "if-none-match" in http.headers:
             return not responses.matches(http, responses.etag(responses.body(found)))
-        return final(found)
+        return found["status"] in final
 
     own = state.of(http)
     found = await own.calls.run(read)
@@ -100,10 +102,10 @@ def _place(cursor: str | None, *kinds: type) -> list[Any] | None:
         parts: Any = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         if datetime in kinds:
             parts[0] = datetime.fromisoformat(parts[0])
-            parts[0].utcoffset().total_seconds()
-        if [type(each) for each in parts] == [*kinds]:
+        is_naive = datetime in kinds and parts[0].tzinfo is None
+        if [type(each) for each in parts] == [*kinds] and not is_naive:
             return parts
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         pass
     raise errors.InvalidConfig("cursor: it is `next` of the page before, of the same list")
 
@@ -134,13 +136,8 @@ def _job(asked: catalog.GetJob | catalog.ExplainJob) -> JsonDict:
 async def _status(
     asked: catalog.GetJobStatus, http: fastapi.Request, wait: float | None
 ) -> Response:
-    return await _watched(
-        http,
-        wait,
-        lambda: _state(asked.job_id),
-        final=lambda found: found["status"] in catalog.FINAL,
-        job_id=asked.job_id,
-    )
+    job_id = asked.job_id
+    return await _watched(http, wait, lambda: _state(job_id), catalog.FINAL, job_id=job_id)
 
 
 def _state(job_id: str) -> JsonDict:
@@ -210,13 +207,7 @@ async def _run(asked: catalog.GetRun, http: fastapi.Request, wait: float | None)
         row = _found(asked.run(), "run", asked.run_id)
         return _shown(row) | {"output": runs.output(row["id"])}
 
-    return await _watched(
-        http,
-        wait,
-        read,
-        final=lambda found: found["status"] in TERMINAL_RUN_STATUSES,
-        run_id=asked.run_id,
-    )
+    return await _watched(http, wait, read, TERMINAL_RUN_STATUSES, run_id=asked.run_id)
 
 
 def _runs(asked: catalog.ListRuns, _: object, cursor: str | None) -> JsonDict:
