@@ -19,7 +19,7 @@ from queue_workflows import config, errors, refs
 from queue_workflows.claim import outcomes
 from queue_workflows.dag import confinement, document_values, payload, typed_values
 from queue_workflows.model_cache import ModelCache, loading
-from queue_workflows.run import attempt, wire
+from queue_workflows.run import task_call, wire
 from queue_workflows.runtime import app_loading, log_context
 from queue_workflows.tasks import control, handlers
 from queue_workflows.tasks import job as jobs
@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
     resolved: str | None
 
 
-class NodeCall(attempt.Attempt):
+class NodeCall(task_call.Attempt):
     """A claimed node whose row is not `refused`, while its handler runs."""
 
     def __init__(
@@ -234,11 +234,11 @@ def refused(job: Row) -> outcomes.Outcome | None:
     columns = ["inputs", "input_template", "context", *(["run"] if "run" in job else [])]
     error = None
     if not isinstance(job["node_module"], str):
-        error = attempt.refused("node_module", job["node_module"], "a text")
+        error = task_call.unreadable("node_module", job["node_module"], "a text")
     for column in columns:
         value = job.get(column)
         if not (isinstance(value, dict) or (value is None and column != "run")):
-            error = error or attempt.refused(column, value)
+            error = error or task_call.unreadable(column, value)
     return None if error is None else failed(job, error, 0.0)
 
 

@@ -1,17 +1,145 @@
-"""Call the task of one claimed ingest job and return the outcome, also if it raises."""
+"""Call the handler of one claimed job, or the task of an ingest job; what it does is an outcome."""
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import logging
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 from queue_workflows import config, errors
 from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload
-from queue_workflows.run import attempt
+from queue_workflows.model_cache import loading
+from queue_workflows.runtime import log_context, trace_context
 from queue_workflows.tasks import control, handlers, registry
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row, Unreadable
+
+
+class Attempt(abc.ABC):
+    """One claim of a job while its handler runs.
+
+    It is a block in which `current_job()`, log lines and spans are those of the job, and in which
+    its handler may be called. That is no generator, since the generators of three context
+    managers cost more than a short handler.
+    """
+
+    __slots__ = ("_detach", "_ids", "_result", "_token", "control", "job", "row", "started")
+
+    def __init__(
+        self,
+        row: Row,
+        job: jobs.Job,
+        control_: control.Control,
+        result: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`result` returns what is stored for a value that the handler has returned."""
+        self._result = result
+        self.row = row
+        self.job = job
+        self.control = control_
+        self.started = time.monotonic()
+
+    def run(self, runner: handlers.Runner) -> outcomes.Outcome:
+        """Run the handler and return its outcome. Raises KeyboardInterrupt only."""
+        try:
+            with self:
+                try:
+                    value = runner.run(self.begin(), self.control)
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the handler's own error counts
+                        self.job.store_rest()
+                    raise
+                self.job.store_rest()
+                value = self._checked(value)
+            if self.control.cancel_requested:
+                raise control.Interrupted("cancelled")
+            return self.completed(value, time.monotonic() - self.started)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+            return self._raised(error)
+
+    async def run_async(self) -> outcomes.Outcome:
+        """Do as `run` does, for an async handler on the running event loop."""
+        try:
+            with self:
+                try:
+                    value = await handlers.run_async(self.begin(), self.control)
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the handler's own error counts
+                        await self.job.store_rest_async()
+                    raise
+                await self.job.store_rest_async()
+                value = self._checked(value)
+            if self.control.cancel_requested:
+                raise control.Interrupted("cancelled")
+            return self.completed(value, time.monotonic() - self.started)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  the boundary around app code: it may exit
+            return self._raised(error)
+
+    def __enter__(self) -> None:
+        self._token = jobs.current.set(self.job)
+        self._ids = log_context.bind_job(self.row)
+        self._detach: Callable[[], object] | None = trace_context.attach(self.row)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            # One that is in a variable of its own function keeps them all until a collection.
+            loading.clear_frames(error)
+        if self._detach is not None:
+            self._detach()
+        log_context.unbind(self._ids)
+        jobs.current.reset(self._token)
+
+    def _checked(self, value: Any) -> Any:
+        value = handlers.unless_signal(self.job.result_set if value is None else value)
+        return value if self._result is None else self._result(value)
+
+    def _raised(self, error: BaseException) -> outcomes.Outcome:
+        reason = error.reason if isinstance(error, control.Interrupted) else ""
+        if self.control.cancel_requested:
+            reason = "cancelled"
+        seconds = time.monotonic() - self.started
+        if reason:
+            found = outcomes.Outcome("cancelled", seconds, error=reason)
+        else:
+            found = self.failed(error, seconds)
+        return found._replace(cursors=self.job.cursors)
+
+    @abc.abstractmethod
+    def begin(self) -> Any:
+        """Call the handler; return its result, or a generator or coroutine that must be run."""
+
+    @abc.abstractmethod
+    def completed(self, value: Any, seconds: float) -> outcomes.Outcome:
+        """Return the outcome of a handler with this result. Raises `InvalidPayload`."""
+
+    @abc.abstractmethod
+    def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
+        """Return the outcome of a handler that raised."""
+
+
+_KINDS: Final = {
+    "NoneType": "null", "bool": "a boolean", "int": "a number", "float": "a number",
+    "str": "a text", "list": "an array",
+}  # fmt: skip
+
+
+def unreadable(column: str, value: Any, wanted: str = "an object") -> errors.UnreadableRow:
+    """Return the error of a claimed job with which no handler can run, as a column has this."""
+    if isinstance(value, Unreadable):
+        return errors.UnreadableRow(f"{column} cannot be loaded: {value.reason}")
+    name = type(value).__name__
+    return errors.UnreadableRow(f"{column} is {_KINDS.get(name, f'a {name}')}, not {wanted}")
+
+
+# --- Ingest jobs.
 
 
 def call(
@@ -23,23 +151,23 @@ def call(
     `cancelled`, with the reason as its error. Raises KeyboardInterrupt only. `ask` sends what the
     task asks about its steps.
     """
-    return _Attempt(job, jobs.Job(job, control_, ask), control_).run(runner)
+    return _TaskAttempt(job, jobs.Job(job, control_, ask), control_).run(runner)
 
 
 async def call_async(
     job: Row, control_: control.Control, ask: control.Ask = control.refuse
 ) -> outcomes.Outcome:
     """Do as `call` does, for an async task on the running event loop."""
-    return await _Attempt(job, jobs.Job(job, control_, ask), control_).run_async()
+    return await _TaskAttempt(job, jobs.Job(job, control_, ask), control_).run_async()
 
 
 def refused(job: Row) -> outcomes.Outcome | None:
     """Return the failure of a job whose row no task can get, or None if its task can run."""
     error, headers = None, job.get("headers")
     if isinstance(job["args"], Unreadable):
-        error = attempt.refused("args", job["args"])
+        error = unreadable("args", job["args"])
     elif headers is not None and not isinstance(headers, dict):
-        error = attempt.refused("headers", headers)
+        error = unreadable("headers", headers)
     return None if error is None else failed(job, error, 0.0)
 
 
@@ -50,7 +178,7 @@ def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
     return outcome._replace(task=config.get_config().ingest_task_policies.get(name))
 
 
-class _Attempt(attempt.Attempt):
+class _TaskAttempt(Attempt):
     __slots__ = ()
 
     def begin(self) -> Any:

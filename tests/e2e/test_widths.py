@@ -21,12 +21,12 @@ SEEN = {
     "ingest": {
         ("worker/desk.py", "_record_and_claim"),  # claims and records, in the worker
         ("run/job_loop.py", "_run"),  # in the executor
-        ("run/attempt.py", "run"),
+        ("run/task_call.py", "run"),
     },
     "run": {
         ("dispatch/advance.py", "advance"),  # in the orchestrator
         ("worker/queue_state.py", "claim"),
-        ("run/attempt.py", "run"),
+        ("run/task_call.py", "run"),
         ("worker/node_plans.py", "plan"),  # in the worker
     },
     "off": {("run/launcher.py", "_reap"), ("claim/record.py", "hand_back")},
