@@ -23,21 +23,17 @@ def database(dsn: str | None = None) -> Generator[str]:
     in `_test` and is not changed; else on an embedded server in a folder of its own for tests.
     """
     with contextlib.ExitStack() as stack:
-        given = dsn or os.environ.get(VARIABLE) or stack.enter_context(_embedded())
+        given = dsn or os.environ.get(VARIABLE)
+        if not given:
+            folder = embedded.data_dir()
+            with environment(**{_FOLDER: str(folder.with_name(f"{folder.name}_test"))}):
+                server = stack.enter_context(embedded.ensure(settings=_UNSAFE))
+            given = server.dsn.replace("/queue_workflows?", "/queue_workflows_test?")
         made = stack.enter_context(scratch_databases.database(given))
         with environment(QUEUE_WORKFLOWS_DB_URL=made):
             db.bootstrap()
             db.close_pool()
         yield made
-
-
-@contextlib.contextmanager
-def _embedded() -> Generator[str]:
-    folder = embedded.data_dir()
-    with environment(**{_FOLDER: str(folder.with_name(f"{folder.name}_test"))}):
-        server = embedded.ensure(settings=_UNSAFE)
-    with server:
-        yield server.dsn.replace("/queue_workflows?", "/queue_workflows_test?")
 
 
 @contextlib.contextmanager
