@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -227,9 +228,10 @@ def is_async(task: Callable[..., Any], *, or_generator: bool = False) -> bool:
 
 def _run_without_loop(call: Callable[[], T]) -> T:
     """Call it here, or on another thread if a loop runs here already (an app's async test)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    running = None
+    with contextlib.suppress(RuntimeError):
+        running = asyncio.get_running_loop()
+    if running is None:  # not in the except clause, which an error of the call would name
         return call()
     context, ended = contextvars.copy_context(), concurrent.futures.Future[T]()
 
