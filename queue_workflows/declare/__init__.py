@@ -19,25 +19,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
-    "OFFERED",
-    "Backoff",
-    "FailedItem",
-    "Node",
-    "Pipeline",
-    "Policy",
-    "Workflow",
-    "ask",
-    "branch",
-    "declared_in",
-    "failures",
-    "filtered",
-    "install",
-    "loop",
-    "node",
-    "pipeline",
-    "run_input",
+    "OFFERED", "Backoff", "FailedItem", "Node", "Pipeline", "Policy", "Workflow", "ask", "branch",
+    "declared_in", "failures", "filtered", "install", "loop", "node", "pipeline", "run_input",
     "workflow",
-]
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")

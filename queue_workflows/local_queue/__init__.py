@@ -14,14 +14,8 @@ if TYPE_CHECKING:
     from queue_workflows.local_queue.ingest_plan import IngestPlan
 
 __all__ = [
-    "ExecutionPlan",
-    "IngestPlan",
-    "Job",
-    "JobQueue",
-    "JobQueueManager",
-    "MemoryPlan",
-    "Refusal",
-]
+    "ExecutionPlan", "IngestPlan", "Job", "JobQueue", "JobQueueManager", "MemoryPlan", "Refusal",
+]  # fmt: skip
 
 
 logging.getLogger("queue_workflows.local_queue").addFilter(logs.escape_arguments)

@@ -132,12 +132,17 @@ class Outcomes:
         """
         if self._failures:
             self._failures.pop(job.id, None)
-
-        def store() -> bool:
+        try:
             self.plan.mark_done(job, result)
-            return True
+        except BaseException:  # noqa: BLE001  the boundary around app code
 
-        return self._stored(job, store) is not None
+            def store() -> bool:
+                self.plan.mark_done(job, result)
+                return True
+
+            self._keep(job, store)
+            return False
+        return True
 
     def failed(
         self,
@@ -178,20 +183,17 @@ class Outcomes:
             self._end(*each)
 
     def _end(self, job: job_queue.Job, store: Callable[[], bool], wait_s: float) -> None:
-        is_over = self._stored(job, store, wait_s)
+        try:
+            is_over = store()
+        except BaseException:  # noqa: BLE001  the boundary around app code
+            self._keep(job, store, wait_s)
+            return
         if is_over:
             self._queue.done(job.id)
-        elif is_over is False:
+        else:
             self._queue.release(job.id, wait_s=wait_s)
 
-    def _stored(
-        self, job: job_queue.Job, store: Callable[[], bool], wait_s: float = 0.0
-    ) -> bool | None:
-        """Return whether a job is over; None if the plan did not take its outcome."""
-        try:
-            return store()
-        except BaseException:  # noqa: BLE001  the boundary around app code
-            _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
-            with self._lock:
-                self._waiting.append((job, store, wait_s))
-            return None
+    def _keep(self, job: job_queue.Job, store: Callable[[], bool], wait_s: float = 0.0) -> None:
+        _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
+        with self._lock:
+            self._waiting.append((job, store, wait_s))

@@ -158,21 +158,22 @@ class MemoryPlan:
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
         """Store the result."""
-        self._mark(Entry(job, "completed", result))
+        self._mark(job, "completed", result, None)
 
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> None:
         """Store the error."""
-        self._mark(Entry(job, "failed" if final else "pending", error=error))
+        self._mark(job, "failed" if final else "pending", None, error)
 
-    def _mark(self, entry: Entry) -> None:
+    def _mark(self, job: job_queue.Job, state: State, result: Any, error: str | None) -> None:
         """Store what has become of a job, and forget the one that ended first beyond the kept."""
-        job_id, ended = entry.job.id, self._ended
+        ended = self._ended
         with self._lock:
-            if job_id not in self._entries:
+            entry = self._entries.get(job.id)
+            if entry is None:
                 return
-            self._entries[job_id] = entry
-            if entry.state != "pending":
-                ended[job_id] = None
+            entry.job, entry.state, entry.result, entry.error = job, state, result, error
+            if state != "pending":
+                ended[job.id] = None
                 if len(ended) > self._keep_ended:
                     del self._entries[ended.popitem(last=False)[0]]
 

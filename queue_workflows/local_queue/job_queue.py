@@ -77,9 +77,8 @@ class JobQueue:
         self._paused = self._closed = False
         self._refused: dict[str, tuple[float, Literal["processed", "waits"]]] = {}
         """Until when a job is refused that is not here, and why."""
-        self._ends: list[tuple[float, int, str]] = []
+        self._ends: list[tuple[float, str]] = []
         """A heap of these times; one that was replaced, or whose job came again, is here too."""
-        self._numbers = itertools.count()
 
     def add(self, job: Job, *, force: bool = False) -> Refusal | None:
         """Add a job at the end; return None, or why it is refused.
@@ -97,7 +96,9 @@ class JobQueue:
                 before = len(order)
                 try:
                     for job in chunk:
-                        refusal = self._refusal(job.id, force=force)
+                        refusal = None
+                        if job.id in here or job.id in self._refused or self._closed:
+                            refusal = self._refusal(job.id, force=force)
                         if refusal is None:
                             here.add(job.id)
                             order.append(job)
@@ -111,11 +112,10 @@ class JobQueue:
             return Refusal("closed")
         if job_id in self._here:
             return Refusal("active" if job_id in self._active else "queued")
-        if job_id in self._refused:
-            until, reason = self._refused[job_id]
-            if (wait_s := until - self._now()) > 0 and not force:
-                return Refusal(reason, wait_s)
-            del self._refused[job_id]
+        until, reason = self._refused[job_id]
+        if (wait_s := until - self._now()) > 0 and not force:
+            return Refusal(reason, wait_s)
+        del self._refused[job_id]
         return None
 
     def get(self, timeout_s: float | None = None, *, done: str | None = None) -> Job | None:
@@ -153,12 +153,12 @@ class JobQueue:
         self._here.remove(job_id)
         now, ends, refused = self._now(), self._ends, self._refused
         while ends and ends[0][0] <= now:
-            end, _, over = heapq.heappop(ends)
+            end, over = heapq.heappop(ends)
             if over in refused and refused[over][0] == end:
                 del refused[over]
         if wait_s > 0:
             refused[job_id] = now + wait_s, reason
-            heapq.heappush(ends, (now + wait_s, next(self._numbers), job_id))
+            heapq.heappush(ends, (now + wait_s, job_id))
 
     def pause(self) -> None:
         """Let no further job start."""

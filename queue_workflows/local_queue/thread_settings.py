@@ -36,27 +36,24 @@ class Settings(NamedTuple):
     max_attempts: int = MAX_ATTEMPTS
 
 
-def _is_count(given: Any) -> bool:
-    return type(given) is int and given >= 1
-
-
 def _is_time(given: Any) -> bool:
     return type(given) in (int, float) and 0 <= given < math.inf
 
 
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "workers": (_is_count, "a whole number from 1"),
-    "single_job": (lambda given: isinstance(given, bool), "True or False"),
-    "grace_s": (_is_time, "a number of seconds from 0"),
-    "stagger_s": (_is_time, "a number of seconds from 0"),
-    "cooldown_s": (_is_time, "a number of seconds from 0"),
-    "fetch_every_s": (lambda given: _is_time(given) and given > 0, "a number of seconds above 0"),
-    "timeout_s": (
-        lambda given: given is None or (_is_time(given) and given > 0),
+_RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
+    (
+        ("workers", "max_attempts"),
+        lambda given: type(given) is int and given >= 1,
+        "a whole number from 1",
+    ),
+    (("grace_s", "stagger_s", "cooldown_s"), _is_time, "a number of seconds from 0"),
+    (
+        ("fetch_every_s", "timeout_s"),
+        lambda given: _is_time(given) and given > 0,
         "a number of seconds above 0",
     ),
-    "max_attempts": (_is_count, "a whole number from 1"),
-}
+    (("single_job",), lambda given: isinstance(given, bool), "True or False"),
+]
 
 
 def read(workers: int | None, single_job: bool | None, *given: Any) -> Settings:
@@ -71,11 +68,12 @@ def read(workers: int | None, single_job: bool | None, *given: Any) -> Settings:
     found = Settings(workers, single_job, *given)
     read = {name: knob.read() for name, knob in _KNOBS.items() if getattr(found, name) is None}
     found = found._replace(**read)
-    for name, (takes, meant) in _FIELDS.items():
-        if not takes(value := getattr(found, name)):
-            knob = _KNOBS.get(name)
-            variable = f" (argument, or variable {knob.name})" if knob else ""
-            raise errors.InvalidConfig(f"{name}={value!r}{variable}: it must be {meant}")
+    for names, takes, meant in _RANGES:
+        for name in names:
+            if not takes(value := getattr(found, name)) and (name, value) != ("timeout_s", None):
+                knob = _KNOBS.get(name)
+                variable = f" (argument, or variable {knob.name})" if knob else ""
+                raise errors.InvalidConfig(f"{name}={value!r}{variable}: it must be {meant}")
     return found
 
 

@@ -205,7 +205,6 @@ class ModelCache:
         return model
 
     def _touch(self, model: loading.Loaded) -> None:
-        """Note that a model was used now."""
         self._used_at = model.used_at = self._now()
         self._resident[model.spec.id] = self._resident.pop(model.spec.id)
         self._current = model
@@ -234,7 +233,6 @@ class ModelCache:
         return evicted
 
     def _holds(self, sizes_gb: list[float]) -> bool:
-        """Return whether models of these sizes fit."""
         fits = sum(sizes_gb) <= self._capacity_gb + ROUNDING_GB
         return fits and len(sizes_gb) <= self._capacity
 

@@ -6,6 +6,7 @@ small degree, and all patterns of one `$filter` share an `Effort`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from functools import lru_cache
@@ -83,7 +84,7 @@ def _checked_pattern(text: str) -> Pattern:
         raise _refused(text, "the verbose flag")
     tokens = _tokens(text)
     degree, choices, branched = _cost(text, tokens, compiled.flags)
-    head = tokens[0] if tokens and not branched else _Token("none", "", -1)
+    head = tokens[0] if tokens and not branched else _Token("none", "", -1, -1)
     optional = head.kind == "atom" and (head.lo, head.hi) == (0, None)
     if optional and head.start == 0 and text[head.end - 1] != "+":
         return _checked_pattern(text[head.end :])  # a search finds what follows without it
@@ -95,19 +96,17 @@ def _refused(text: str, rule: str) -> errors.InvalidRef:
     return errors.InvalidRef(f"pattern {text!r} is refused: {rule}")
 
 
+@dataclasses.dataclass(slots=True)
 class _Token:
     """One piece of a pattern and how often it repeats (`hi` None: without bound)."""
 
-    __slots__ = ("end", "hi", "kind", "lo", "repeats", "start", "text")
-
-    def __init__(self, kind: str, text: str, start: int) -> None:
-        self.kind = kind
-        self.text = text
-        self.start = start
-        self.end = start + len(text)
-        self.repeats = False
-        self.lo = 1
-        self.hi: int | None = 1
+    kind: str
+    text: str
+    start: int
+    end: int
+    repeats: bool = False
+    lo: int = 1
+    hi: int | None = 1
 
     def literal(self) -> str | None:
         """Return the character that this token always consumes, or None."""
@@ -151,20 +150,18 @@ def _tokens(text: str) -> list[_Token]:
         if piece is None or kind is None or kind in _FORBIDDEN:
             raise _refused(text, _FORBIDDEN.get(kind or "", f"not understood at position {at}"))
         if kind != "skip":
-            tokens.append(_Token(kind, piece.group(), at))
+            tokens.append(_Token(kind, piece.group(), at, piece.end()))
         at = piece.end()
     return tokens
 
 
+@dataclasses.dataclass(slots=True)
 class _Group:
     """An open group: the ways through each branch, and the character that each starts with."""
 
-    __slots__ = ("quantified", "starts", "ways")
-
-    def __init__(self) -> None:
-        self.quantified = False
-        self.ways = [1]
-        self.starts: list[str | None] = []
+    quantified: bool = False
+    ways: list[int] = dataclasses.field(default_factory=lambda: [1])
+    starts: list[str | None] = dataclasses.field(default_factory=list[str | None])
 
     def meet(self, token: _Token) -> None:
         """Record the first character of the branch, or begin another branch."""

@@ -15,14 +15,9 @@ if TYPE_CHECKING:
     from queue_workflows.tasks.job import Job, NodeJob, current_job
 
 __all__ = [
-    "Job",
-    "NodeJob",
-    "TaskPolicy",
-    "check_args",
-    "current_job",
-    "register_ingest_task",
+    "Job", "NodeJob", "TaskPolicy", "check_args", "current_job", "register_ingest_task",
     "row_defaults",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
