@@ -6,15 +6,17 @@ Its length is that of the public class: its settings, its documentation and a ca
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from queue_workflows import config
-from queue_workflows.local_queue import attempts, execution_plan, job_queue, thread_settings
+from queue_workflows import config, errors
+from queue_workflows.local_queue import attempts, execution_plan, job_queue
 from queue_workflows.local_queue import threads as worker_threads
 from queue_workflows.runtime import service
 from queue_workflows.telemetry import pressure
@@ -25,6 +27,13 @@ LOOP_END_S = 3.0
 """Seconds that a call of the plan, which the master or supervisor makes, may take at the end."""
 STALE_AFTER_S = 120.0
 """Seconds until a job that only the plan calls running is reported."""
+CORES_SHARE = 0.9
+LEAST_WORKERS = 10
+_KNOBS = {
+    "grace_s": config.MASTER_GRACE_PERIOD_SECONDS,
+    "stagger_s": config.WORKER_STAGGER_SECONDS,
+    "cooldown_s": config.WORKER_COOLDOWN_SECONDS,
+}
 
 
 class JobQueueManager:
@@ -47,17 +56,17 @@ class JobQueueManager:
         grace_s: float | None = None,
         stagger_s: float | None = None,
         cooldown_s: float | None = None,
-        fetch_every_s: float = thread_settings.FETCH_EVERY_S,
+        fetch_every_s: float = 60.0,
         timeout_s: float | None = None,
-        max_attempts: int = thread_settings.MAX_ATTEMPTS,
+        max_attempts: int = 3,
         throttle: pressure.Throttle | None = None,
         queue: job_queue.JobQueue | None = None,
         now_fn: NowFn = time.monotonic,
     ) -> None:
         """Wire the parts. Its length: an argument is a line, and so is each part."""
-        thread_settings.check_function(execute)
+        check_function(execute)
         times = grace_s, stagger_s, cooldown_s, fetch_every_s, timeout_s
-        self.settings = thread_settings.read(workers, single_job, *times, max_attempts)
+        self.settings = read_settings(workers, single_job, *times, max_attempts)
         self.plan = plan
         self.queue = job_queue.JobQueue(now_fn=now_fn) if queue is None else queue
         self.throttle = pressure.Throttle(now_fn=now_fn) if throttle is None else throttle
@@ -335,3 +344,74 @@ def _apart(name: str, call: Callable[[], object]) -> service.Service:
     made = service.Pool(f"local-queue-{name}", 1, lambda _: call())
     made.start()
     return made
+
+
+# --- Settings.
+
+
+def _is_time(given: Any) -> bool:
+    return type(given) in (int, float) and 0 <= given < math.inf
+
+
+_RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
+    (
+        ("workers", "max_attempts"),
+        lambda given: type(given) is int and given >= 1,
+        "a whole number from 1",
+    ),
+    (("grace_s", "stagger_s", "cooldown_s"), _is_time, "a number of seconds from 0"),
+    (
+        ("fetch_every_s", "timeout_s"),
+        lambda given: _is_time(given) and given > 0,
+        "a number of seconds above 0",
+    ),
+    (("single_job",), lambda given: isinstance(given, bool), "True or False"),
+]
+
+
+def read_settings(
+    workers: int | None, single_job: bool | None, *given: Any
+) -> worker_threads.Settings:
+    """Return the settings, with the knobs for what is None; `given` are the fields that follow.
+
+    Raises `InvalidConfig` that names a value out of range.
+    """
+    if workers is None:
+        workers = default_workers()
+    if single_job is None:
+        single_job = _single_job()
+    found = worker_threads.Settings(workers, single_job, *given)
+    knobs = {name: knob.read() for name, knob in _KNOBS.items() if getattr(found, name) is None}
+    found = found._replace(**knobs)
+    for names, takes, meant in _RANGES:
+        for name in names:
+            if not takes(value := getattr(found, name)) and (name, value) != ("timeout_s", None):
+                knob = _KNOBS.get(name)
+                variable = f" (argument, or variable {knob.name})" if knob else ""
+                raise errors.InvalidConfig(f"{name}={value!r}{variable}: it must be {meant}")
+    return found
+
+
+def check_function(execute: Any) -> None:
+    """Raise `InvalidConfig` for a function whose result would have to be run."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(kind(each) for kind in kinds for each in (execute, type(execute).__call__)):
+        raise errors.InvalidConfig(
+            f"execute={execute!r}: async functions and generators run as tasks only: give them to "
+            "register_ingest_task(), and leave `execute` out"
+        )
+
+
+def default_workers(cores: int | None = None) -> int:
+    """Return 90 % of the cores that this process may use, at least 10."""
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(LEAST_WORKERS, int((cores or 1) * CORES_SHARE))
+
+
+def _single_job() -> bool:
+    text = config.WORKER_SINGLE_JOB_MODE.read()
+    cleaned = text.strip().lower()
+    if cleaned not in ("true", "1", "yes", "on", "false", "0", "no", "off"):
+        _log.warning("WORKER_SINGLE_JOB_MODE=%r is neither true nor false; using true", text)
+    return cleaned not in ("false", "0", "no", "off")

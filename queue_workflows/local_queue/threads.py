@@ -9,11 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from queue_workflows import config, errors
 from queue_workflows.dag import payload
-from queue_workflows.local_queue import attempts, execution_plan, job_queue, thread_settings
+from queue_workflows.local_queue import attempts, execution_plan, job_queue
 from queue_workflows.run import running
 from queue_workflows.runtime import service
 from queue_workflows.tasks import handlers, registry
@@ -40,6 +40,19 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
+
+
+class Settings(NamedTuple):
+    """Times in seconds; `timeout_s` None: jobs may take as long as they like."""
+
+    workers: int
+    single_job: bool
+    grace_s: float
+    stagger_s: float
+    cooldown_s: float
+    fetch_every_s: float
+    timeout_s: float | None
+    max_attempts: int
 
 
 class Attempt:
@@ -98,7 +111,7 @@ class WorkerThreads:
 
     def __init__(
         self,
-        settings: thread_settings.Settings,
+        settings: Settings,
         execute: Callable[[job_queue.Job], Any] | None,
         queue: job_queue.JobQueue,
         outcomes: attempts.Outcomes,

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import queue_workflows
 from queue_workflows import config, errors, local_queue
-from queue_workflows.local_queue import job_queue, thread_settings
+from queue_workflows.local_queue import job_queue, manager
 from queue_workflows.telemetry import pressure
 from tests.support import tabled
 from tests.support.examples import examples
@@ -416,7 +416,7 @@ def test_times_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 10), (11, 10), (12, 10), (20, 18), (64, 57)])
 def test_nine_tenths_of_the_cores_work_at_least_ten(cores: int, workers: int) -> None:
-    assert thread_settings.default_workers(cores) == workers
+    assert manager.default_workers(cores) == workers
 
 
 def test_a_setting_out_of_range_is_refused_by_name() -> None:
