@@ -18,9 +18,9 @@ from queue_workflows.runtime import entry_point
 COMMANDS = {
     "demo": "run.demo", "up": "up.up", "run": "run.run", "serve": "up.serve",
     "check": "check.check", "status": "status.status", "runs": "runs.runs", "show": "show.show",
-    "workers": "status.workers", "queues": "queues.app", "schedules": "schedules.app",
+    "workers": "status.workers", "queues": "queues.queues", "schedules": "queues.schedules",
     "models": "status.models", "samples": "samples.samples", "metrics": "metrics.metrics",
-    "why": "show.why", "jobs": "jobs.app", "events": "events.app", "cancel": "runs.cancel",
+    "why": "runs.why", "jobs": "jobs.app", "events": "events.app", "cancel": "runs.cancel",
     "retry": "runs.retry", "upgrade": "runs.upgrade", "inputs": "answer.waiting",
     "answer": "answer.answer", "spans": "spans.spans", "supervise": "supervise.supervise",
     "migrate": "migrate.migrate", "prune": "migrate.prune", "audit": "doctor.audit",

@@ -134,15 +134,14 @@ _KEYS = (
     """RUN  Only those of this run.
     --limit N 1..10000  How many at most.""",
 )
-def waiting(run: str | None = None, limit: int = 100) -> int | define.Shown:
+def waiting(run: str | None = None, limit: int = 100) -> define.Shown:
     """List what runs ask people, the longest wait first."""
     run_id = None
     with db.transaction() as conn:
         if run is not None:
             run_id, found = ids.resolve(conn, run, kind="run")
             if found is None or found["kind"] != "run":
-                output.complain(f"{command.PROG} inputs: there is no run {run!r}")
-                return 1
+                raise command.Refused(f"there is no run {run!r}")
         rows = statements.overview.waiting_inputs(conn, run=run_id, limit=limit)
     for row in rows:
         # The question is None until an orchestrator has stored it.
@@ -182,7 +181,7 @@ def default(spec: JsonDict) -> Any:
 
     It is the step's own `default`, else its first option, all options of a multiple choice, nothing
     for an upload, and true for any other question. Raises `InputRefused` for a question that takes
-    a text, a number, a list or an object: nobody knows which.
+    a text, a number, a list or an object, since any would be a guess.
     """
     if "default" in spec:
         return spec["default"]
@@ -260,7 +259,7 @@ def _choice(text: str, choices: list[tuple[str, Any]]) -> Any:
 
 
 def _typed(stop: signals.StopRequest) -> str | None:
-    # input() would continue to read after a signal: its handler only sets the flag.
+    # input() would continue to read after a signal, since its handler only sets the flag.
     while not stop.requested.is_set():
         ready, _, _ = select.select([sys.stdin, stop.requested], [], [], signals.RECHECK_S)
         if sys.stdin in ready:
@@ -276,7 +275,7 @@ def inputs(
 ) -> JsonDict:
     """Return the members of all `k=v` and files; later ones win.
 
-    A value that is not JSON is text. So is one that `accepts(key, value)` takes only as text: a
+    A value that is not JSON is text. So is one that `accepts(key, value)` takes only as text, as a
     parameter annotated `str` gets `123` as text. Raises `InvalidConfig` that names the option and
     the right form.
     """

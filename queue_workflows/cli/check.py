@@ -59,7 +59,7 @@ def _checked(workflow: str, app: str | None) -> checks.Report:
     looks_like_file = workflow.endswith(".json") or os.sep in workflow
     if looks_like_file and workflow not in wired.workflow_map:
         path = Path(workflow)
-        # Without a provider the name is unknown anyway: report what is wrong with the file.
+        # Without a provider the name is unknown anyway, so report what is wrong with the file.
         if path.is_file() or wired.workflow_loader is None:
             return _of_file(path)
     try:

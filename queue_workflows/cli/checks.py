@@ -51,7 +51,7 @@ DANGERS = {
 }
 TRIPS = 7
 SLOW_TRIP_MS = 50.0
-"""A worker needs two round trips or more per job: 50 ms means less than ten jobs a second."""
+"""A worker needs two round trips or more per job, so 50 ms means less than ten jobs a second."""
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
 """The orchestrator polls every second; a service manager restarts it within a minute."""
 LAPSED_WARN_S = 60.0
@@ -69,12 +69,12 @@ UPDATES_JUDGED = 1_000
 HOT_SHARE_WARN = 0.5
 """Share of HOT updates of `workers`: all of them are renewals and should be HOT."""
 COLD_UPDATES_WARN = 10.0
-"""Updates per job that are not HOT: its claim and its end are two, each requeue adds two."""
+"""Updates per job that are not HOT. Its claim and its end are two, each requeue adds two."""
 MIGRATE = "run `queue-workflows migrate`"
 
 
 class Finding(NamedTuple):
-    """One line: what was checked, its level (`ok`, `warning`, `error`), and what to do."""
+    """A line with what was checked, its level (`ok`, `warning`, `error`), and what to do."""
 
     check: str
     level: str
@@ -134,7 +134,7 @@ def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Fin
 
 
 def network(where: connectivity.Destination, timeout_s: float) -> Findings:
-    """Yield the steps before the login: the names and ports of the servers, and TLS."""
+    """Yield the steps before the login, about names and ports of the servers and TLS."""
     if not where.targets:
         yield Finding("name", OK, "no host is named: libpq's service or default socket")
         return

@@ -8,12 +8,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import output
-from queue_workflows.db import databases
-from queue_workflows.embedded import running_apps
 from queue_workflows.runtime import app_loading, entry_point, logs, signals
+
+if TYPE_CHECKING:
+    from queue_workflows.embedded import running_apps
 
 PROG = "queue-workflows"
 _log = logging.getLogger(__name__)
@@ -29,6 +31,10 @@ def print_message(text: str) -> None:
         output.complain(f"{PROG}: {text}")
 
 
+class Refused(Exception):
+    """Why a command did not do what it was asked; it ends with exit code 1 after this line."""
+
+
 def refuse(name: str, text: str) -> None:
     """Print to stderr, on one line, why the command of this name did not do what it was asked."""
     output.complain(f"{PROG} {name}: {output.line(text, 500)}")
@@ -40,13 +46,13 @@ STOPS_VIEW = "stopping the view; {} continues"
 
 def until_stopped(stops: Callable[[], str] = lambda: STOPS_WORK) -> signals.StopRequest:
     """Return the flag that SIGTERM and Ctrl-C set; `stops` is printed to stderr at the first."""
-    # Inside a signal handler: no lock may be taken, as the stream's own write would.
+    # Inside a signal handler no lock may be taken, as the stream's own write would.
     return signals.StopRequest(on_first=lambda: os.write(2, f"{PROG}: {stops()}\n".encode()))
 
 
 @contextlib.contextmanager
 def database(*, create: bool, app: str | None = None, up: bool = False) -> Generator[str]:
-    """Yield the name of the database while connections live: the DSN's, else the embedded one's.
+    """Yield the name of the database, of the DSN or else the embedded one, while connections live.
 
     `create=False` uses or starts an embedded server that exists and creates none. With a DSN the
     embedded server is never touched. `app` names the app whose processes this command starts. It is
@@ -64,6 +70,9 @@ def database(*, create: bool, app: str | None = None, up: bool = False) -> Gener
 
 
 def _join_embedded(stack: contextlib.ExitStack, *, create: bool, app: str | None, up: bool) -> str:
+    from queue_workflows.db import databases
+    from queue_workflows.embedded import running_apps
+
     requested = config.requested_database()
     joined = databases.join(create=create)
     server, name = stack.enter_context(joined.server), joined.project.name
@@ -97,6 +106,8 @@ def _note_code(stack: contextlib.ExitStack, app: str | None, *, up: bool) -> Non
     """
     if not (app if up else config.get_config().app):
         return
+    from queue_workflows.embedded import running_apps
+
     folder = running_apps.state_folder()
     database = hashlib.sha256(db.describe().encode(errors="replace")).hexdigest()[:16]
     with contextlib.suppress(OSError):
@@ -151,7 +162,7 @@ def _module(app: str) -> str:
 
 @contextlib.contextmanager
 def reading(app: str | None) -> Generator[str]:
-    """Yield the database for a command that reads: it must reply now, and have the schema.
+    """Yield the database for a command that reads. It must reply now, and have the schema.
 
     Raises `DatabaseUnavailable` and `SchemaTimeout`, each with the remedy.
     """
@@ -163,7 +174,7 @@ def reading(app: str | None) -> Generator[str]:
 
 
 def wait_for_database(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
-    """Wait until the database replies; return False if asked to stop before. None: without a limit.
+    """Wait until the database replies; return False if asked to stop before. None has no limit.
 
     Raises `DatabaseUnavailable` after the patience, or at once for a refused login.
     """

@@ -6,11 +6,9 @@ name of the `database`. It returns an exit code or `Shown`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
-import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -20,11 +18,9 @@ from typer.core import TyperGroup
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command as commands
 from queue_workflows.cli import output
-from queue_workflows.requests import request as requests
 from queue_workflows.runtime import entry_point, logs
 
 T = TypeVar("T")
-R = TypeVar("R", bound=requests.Request[Any])
 PERMISSION_DENIED = "42501"
 COMMON: dict[str, tuple[Any, Any, str]] = {
     "log_level": (
@@ -49,7 +45,7 @@ _USAGE: Any = typer.BadParameter.__mro__[1]
 
 
 class Shown(NamedTuple):
-    """The result of a command: the value for `--json`, and a function that prints it for people."""
+    """A result of a command, with the value for `--json` and a function that prints for people."""
 
     value: Any
     show: Callable[[], object]
@@ -151,6 +147,9 @@ def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRet
     def guarded() -> int:
         try:
             return run_command()
+        except commands.Refused as refusal:
+            commands.refuse(name, str(refusal))
+            return 1
         except db.Error as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             if isinstance(error, db.OperationalError):
@@ -173,55 +172,6 @@ def _print(found: int | Shown, *, as_json: bool) -> int:
     else:
         found.show()
     return found.code
-
-
-def request(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], int | Shown]) -> None:
-    """Add the subcommand that carries out an operation of `requests.catalog`.
-
-    `shown` returns its result, given the request once it is done. Fields of the route's path are
-    arguments, the others options. Who requests it is an option too.
-    """
-    placed, marks, hints = requests.placed(kind), requests.marks(kind), typing.get_type_hints(kind)
-    made_of: list[tuple[str, Any, Any, str]] = []
-    for each in dataclasses.fields(kind):
-        mark = marks[each.name]
-        text = f"{mark.metavar or each.name.upper()}  {mark.help[:1].upper()}{mark.help[1:]}"
-        line = f"{text.removesuffix('.')}."
-        if each.name in placed:
-            made_of.append((each.name, inspect.Parameter.empty, str, line))
-        else:
-            word = str | None if mark.parse else hints[each.name]
-            made_of.append((each.name, None, word, f"--{each.name.replace('_', '-')} {line}"))
-    if kind.actor:
-        line = "--requested-by WHO  Who requests it, for the record."
-        made_of.append(("requested_by", None, str | None, line))
-
-    def function(*, app: str | None, **given: Any) -> int | Shown:
-        by = given.pop("requested_by", None)
-        words = {key: value for key, value in given.items() if value is not None}
-        asked = kind(**{key: _value(key, word, marks[key]) for key, word in words.items()})
-        with commands.reading(app):
-            asked.run(by)
-            return shown(asked)
-
-    made: Any = function
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    made.__signature__ = inspect.Signature([
-        *(inspect.Parameter(key, keyword, default=default, annotation=word)
-          for key, default, word, _ in made_of),
-        inspect.Parameter("app", keyword),
-    ])  # fmt: skip
-    made.__doc__ = kind.summary()
-    lines = [line for *_, line in made_of]
-    command(name, *lines, reads=False, app=app)(function)
-
-
-def _value(name: str, word: Any, mark: requests.Field) -> Any:
-    """Return the value of a word. Raises `InvalidConfig` that names its option."""
-    try:
-        return word if mark.parse is None else mark.parse(word)
-    except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(f"--{name.replace('_', '-')} {error}") from None
 
 
 class Group(TyperGroup):
@@ -247,7 +197,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def _place(self, args: list[str]) -> int:
-        """Return where the subcommand stands: the first word that is no option and no value."""
+        """Return the place of the subcommand, the first word that is no option and no value."""
         flags = {"--help"}
         for each in cast("Any", self.commands).values():
             flags.update(name for own in each.params if getattr(own, "is_flag", False)

@@ -76,7 +76,7 @@ def _examine_database(words: str) -> Findings:
 
 TIMEOUT_S = 5.0
 SHOWN = 500
-"""Characters of a remedy that are printed: a line of text is cut, and then it cannot be run."""
+"""Characters of a remedy that are printed. A longer line is cut, and then it cannot be run."""
 STEPS = (
     "name", "port", "tls", "login", "database", "server", "schema", "rights", "clock", "listen",
     "round trip",
@@ -200,7 +200,7 @@ def _steps(url: str, purpose: str, timeout_s: float, where: connectivity.Destina
 
 
 OFFENDERS = 5
-"""Offenders shown of each invariant: enough to start from."""
+"""Offenders shown of each invariant, enough to start from."""
 _MARKS = {"ok": "ok", "broken": "BROKEN", "unfinished": "UNFINISHED", "elsewhere": "-"}
 
 

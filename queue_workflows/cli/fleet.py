@@ -76,20 +76,15 @@ class Roles(NamedTuple):
 
 
 def roles(
-    *,
-    cpu: int | None = None,
-    gpu: int | None = None,
-    ingest: bool = True,
-    pool: Sequence[shapes.Entry] = (),
-    beside: Collection[str] = (),
-    cards: Sequence[int] = (),
-) -> Roles:
+    *, cpu: int | None = None, gpu: int | None = None, ingest: bool = True,
+    pool: Sequence[shapes.Entry] = (), beside: Collection[str] = (), cards: Sequence[int] = (),
+) -> Roles:  # fmt: skip
     """Return the processes that the loaded app needs.
 
     None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
     workers also models or declared gpu nodes, unless a number or `cards` is given. Ingest workers
-    need tasks: one per queue that is not in the pool, or is in `beside`. The scheduler needs
-    nothing: a row of the table `schedules` may come at any time. Raises `UnknownQueue`, and
+    need tasks, one per queue that is not in the pool, or is in `beside`. The scheduler needs
+    nothing, as a row of the table `schedules` may come at any time. Raises `UnknownQueue`, and
     `InvalidConfig` for an app that lacks what is to be run, and for wrong settings of alerts.
     """
     cfg = config.get_config()
@@ -161,10 +156,10 @@ def specs(
 
 
 class Fleet:
-    """A parent in a process of its own, with the processes that it keeps running: all die with us.
+    """A parent in a process of its own, with the processes that it keeps running. All die with us.
 
     In a `with` block that begins before this process loads the app, the parent is forked then, and
-    later forks the processes: none of them has anything of the app. Elsewhere it is executed.
+    later forks the processes, so that none has anything of the app. Elsewhere it is executed.
     """
 
     def __init__(self) -> None:
@@ -202,7 +197,7 @@ class Fleet:
         os.close(said)
 
     def start(self, children: Sequence[supervisor.ChildSpec], log: Path | None) -> None:
-        """Start these processes, once. What they print goes to `log`; None: to stderr."""
+        """Start these processes, once. What they print goes to `log`, else to stderr."""
         named = {name: getattr(config.get_config(), name) for name in _SETTINGS}
         place = dict(os.environ), str(Path.cwd())
         self._order = json.dumps([*place, children, log and str(log), named])
@@ -274,7 +269,7 @@ def serve(ours: int, orders: int, said: int, *theirs: int) -> int:
         os.close(each)
     kernel.set_title(f"queue_workflows parent of {ours}")
     with open(orders, encoding="utf-8") as pipe:
-        text = pipe.readline()  # not to its end: what the app has forked may have the pipe, too
+        text = pipe.readline()  # not to its end, as what the app has forked may have the pipe, too
     if not text.endswith("\n"):
         os._exit(0)
     environment, folder, children, log, named = json.loads(text)
@@ -401,7 +396,7 @@ class RunProcesses(contextlib.ExitStack):
     queues: dict[str, int]
     """How many nodes of the run go to each queue."""
     wanted: Roles | None
-    """None: no app to start any with."""
+    """Without them there is no app to start any with."""
     _: KW_ONLY
     app: str | None
     stop: signals.StopRequest
@@ -421,8 +416,8 @@ class RunProcesses(contextlib.ExitStack):
     def begin(self) -> None:
         """Start the workers that are missing.
 
-        Raises `InvalidConfig` if that needs an app, or if there are unfinished runs of another app:
-        these processes would not be shared.
+        Raises `InvalidConfig` if that needs an app, or if there are unfinished runs of another app,
+        since these processes would not be shared.
         """
         self._refuse_strangers()
         if missing := self._missing():
@@ -432,7 +427,7 @@ class RunProcesses(contextlib.ExitStack):
         """Check the processes; raise `InvalidConfig` if they refuse to start."""
         for own in self.started:
             own.check()
-        # While the database is away no worker is visible: the next check decides.
+        # While the database is away no worker is visible, and the next check decides.
         with contextlib.suppress(db.OperationalError):
             self._check(seen.run["status"])
 

@@ -26,7 +26,7 @@ FIRST_TICK_S = 0.02
 TICK_GROWS = 1.15
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
-"""Seconds between two looks at a run: few at first, as it may be short, then as many as its size
+"""Seconds between two looks at a run, few at first, as it may be short, then as many as its size
 allows."""
 OUTPUT_S = 0.5
 """Seconds between two reads of what handlers print and stream, at least."""
@@ -96,7 +96,7 @@ class _RunOutput(_Output):
     """Print what the handlers of a run print and stream.
 
     Their workers store the logs every two seconds. Each line of a stream has its node before it.
-    `nodes`: only of these; None: of all.
+    `nodes`: only of these, else of all.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class Follower(NamedTuple):
     tick: Callable[[run_views.RunSnapshot], object] = lambda _: None
     yes: bool = False
     printing_queues: Callable[[], Collection[str]] | None = None
-    """Queues whose handlers print to our terminal themselves; None: no output is shown."""
+    """Queues whose handlers print to our terminal themselves; without it no output is shown."""
     nodes: Sequence[str] | None = None
-    """The nodes whose output is shown; None: all."""
+    """The nodes whose output is shown, else all."""
     asks: bool = True
     """Whether its questions are asked here."""
 
@@ -206,7 +206,7 @@ class Follower(NamedTuple):
                 self.stop.requested.wait(min(tick_s, pause_s))
                 tick_s *= TICK_GROWS
         except BrokenPipeError as error:
-            # The reader of stdout is gone: stop as on Ctrl-C, and report it on stderr.
+            # The reader of stdout is gone, so stop as on Ctrl-C, and report it on stderr.
             entry_point.lost_output(error)
             return seen if seen is not None and seen.over else None
         finally:
@@ -285,7 +285,7 @@ def _await_logs(stop: signals.StopRequest, read_s: float) -> None:
 
 
 class _JobOutput(_Output):
-    """Print what is new about one job: the events of its attempts, their logs, its stream."""
+    """Print new events of the attempts of one job, their logs and its stream."""
 
     def __init__(self, print_line: Callable[[str], object]) -> None:
         super().__init__(print_line)

@@ -57,7 +57,7 @@ def resolve(
 def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
     """Return runs and jobs whose id is a UUID with this prefix; at most `limit` of each kind.
 
-    Each row has `kind` and `id`. The ids are ranges of the primary keys: UUIDs have one form, so
+    Each row has `kind` and `id`. The ids are ranges of the primary keys, as UUIDs have one form, so
     that every collation orders them by their digits. Ids of another form, which apps give, are not
     found.
     """
@@ -69,19 +69,16 @@ def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
     )
 
 
-def found(start: str, name: str, *, jobs_first: bool = False) -> tuple[str | None, str]:
+def found(start: str, *, jobs_first: bool = False) -> tuple[str, str]:
     """Return kind and id of the run or job with this id or unique prefix.
 
-    Returns (None, "") after reporting on stderr that there is none, or several; `name`: the command
-    that asks; `jobs_first` as in `resolve`.
+    Raises `command.Refused` if there is none, or several; `jobs_first` as in `resolve`.
     """
-    text = f"there is no run or job {start!r}"
     try:
         with db.transaction() as conn:
             any_id, row = resolve(conn, start, jobs_first=jobs_first)
-        if row is not None:
-            return row["kind"], any_id
     except errors.InvalidConfig as error:
-        text = str(error)
-    command.refuse(name, text)
-    return None, ""
+        raise command.Refused(str(error)) from None
+    if row is None:
+        raise command.Refused(f"there is no run or job {start!r}")
+    return row["kind"], any_id

@@ -46,11 +46,9 @@ def list_(
     "--full  Values, traces and logs uncut.",
     app=app,
 )
-def show_(job: str, full: bool = False) -> int | define.Shown:
+def show_(job: str, full: bool = False) -> define.Shown:
     """Show a job: its attempts with their logs, and changes by people."""
-    kind, job_id = ids.found(job, "jobs show", jobs_first=True)
-    if kind is None:
-        return 1
+    kind, job_id = ids.found(job, jobs_first=True)
     if kind == "run":
         raise errors.InvalidConfig(f"{job_id} is a run: `{command.PROG} show` shows it")
     shown = show.collect(kind, job_id)
@@ -156,7 +154,7 @@ def _print_result(done: Sequence[JsonDict]) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    # The number of the attempt: the failed ones, and the one that runs or succeeded.
+    # The number of the attempt counts the failed ones, and the one that runs or succeeded.
     tries = row["attempts"] + (row["status"] in ("running", "completed"))
     return (
         row["id"], row["task_name"], row["queue"], row["status"], f"{tries}/{row['max_attempts']}",

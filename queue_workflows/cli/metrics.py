@@ -37,7 +37,7 @@ def metrics(listen: str | None = None, *, app: str | None) -> int:
     app_loading.load_app(app)
     if not where.is_loopback:
         command.print_message(EVERYWHERE.format(where.host))
-    # The database need not answer yet: until it does, the reply is 503.
+    # The database need not answer yet. Until it does, the reply is 503.
     with command.database(create=False), command.until_stopped(lambda: "stopping") as stop:
         asyncio.run(
             listener.serve(

@@ -64,8 +64,7 @@ class _Plan(NamedTuple):
     steps: list[ledger.Migration]
     """In the order of their execution."""
     parts: list[functions.Part]
-    """Parts of the set of functions and triggers that are installed: they differ from this code's,
-    or are damaged."""
+    """Parts of the set that are installed, as they differ from this code's or are damaged."""
     damaged: list[functions.Part]
     """Parts that are installed again, because one of their objects was changed."""
     problems: list[functions.Problem]

@@ -1,56 +1,125 @@
-"""Define `queue-workflows queues`: show, pause, resume and limit queues."""
+"""Define `queue-workflows queues` and `schedules`; operations of the catalog become subcommands."""
 
 from __future__ import annotations
 
-from queue_workflows import queues as api
-from queue_workflows.cli import define, output, texts
+import contextlib
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Callable, Generator
+from datetime import datetime
+from typing import Any, TypeVar
+
+import typer
+
+from queue_workflows import errors
+from queue_workflows import queues as queue_api
+from queue_workflows import schedules as schedule_api
+from queue_workflows.cli import command, define, output, texts
 from queue_workflows.requests import catalog
+from queue_workflows.requests import request as requests
+from queue_workflows.runtime import clock, stored_json
+from queue_workflows.schedule import expression as expressions
 from queue_workflows.types import Row
 
-app = define.group("queues", "Show queues, or pause, resume or limit one.")
-_HEAD = (
+R = TypeVar("R", bound=requests.Request[Any])
+
+
+def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define.Shown]) -> None:
+    """Add the subcommand that carries out an operation of `requests.catalog`.
+
+    `shown` returns its result, given the request once it is done. Fields of the route's path are
+    arguments, the others options. Who requests it is an option too.
+    """
+    placed, marks, hints = requests.placed(kind), requests.marks(kind), typing.get_type_hints(kind)
+    made_of: list[tuple[str, Any, Any, str]] = []
+    for each in dataclasses.fields(kind):
+        mark = marks[each.name]
+        text = f"{mark.metavar or each.name.upper()}  {mark.help[:1].upper()}{mark.help[1:]}"
+        line = f"{text.removesuffix('.')}."
+        if each.name in placed:
+            made_of.append((each.name, inspect.Parameter.empty, str, line))
+        else:
+            word = str | None if mark.parse else hints[each.name]
+            made_of.append((each.name, None, word, f"--{each.name.replace('_', '-')} {line}"))
+    if kind.actor:
+        line = "--requested-by WHO  Who requests it, for the record."
+        made_of.append(("requested_by", None, str | None, line))
+
+    def function(*, app: str | None, **given: Any) -> define.Shown:
+        by = given.pop("requested_by", None)
+        words = {key: value for key, value in given.items() if value is not None}
+        asked = kind(**{key: _value(key, word, marks[key]) for key, word in words.items()})
+        with command.reading(app):
+            asked.run(by)
+            return shown(asked)
+
+    made: Any = function
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    made.__signature__ = inspect.Signature([
+        *(inspect.Parameter(key, keyword, default=default, annotation=word)
+          for key, default, word, _ in made_of),
+        inspect.Parameter("app", keyword),
+    ])  # fmt: skip
+    made.__doc__ = kind.summary()
+    lines = [line for *_, line in made_of]
+    define.command(name, *lines, reads=False, app=app)(function)
+
+
+def _value(name: str, word: Any, mark: requests.Field) -> Any:
+    """Return the value of a word. Raises `InvalidConfig` that names its option."""
+    try:
+        return word if mark.parse is None else mark.parse(word)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(f"--{name.replace('_', '-')} {error}") from None
+
+
+queues = define.group("queues", "Show queues, or pause, resume or limit one.")
+_QUEUES_HEAD = (
     "queue", "state", "running", "ready", "limited", "not due", "oldest", "in/min", "out/min",
     "limits",
 )  # fmt: skip
 
 
-@define.command("list", "QUEUE  One queue; without one: all.", app=app)
-def list_(queue: str | None = None) -> define.Shown:
+@define.command("list", "QUEUE  One queue; without one: all.", app=queues)
+def list_queues(queue: str | None = None) -> define.Shown:
     """List queues with their depth, age, rates, state and limits."""
-    return _shown(queue)
+    return _shown_queues(queue)
 
 
-def _shown(queue: str | None) -> define.Shown:
+def _shown_queues(queue: str | None) -> define.Shown:
     """Show the named queue, used or not, or all queues that are used."""
-    rows = [row for row in api.list(used_only=queue is None) if queue in (None, row["queue"])]
-    return define.Shown(rows, lambda: _list(rows))
+    rows = [row for row in queue_api.list(used_only=queue is None) if queue in (None, row["queue"])]
+    return define.Shown(rows, lambda: _print_queues(rows))
 
 
-define.request(app, "pause", catalog.PauseQueue, lambda asked: _shown(asked.queue))
-define.request(app, "resume", catalog.ResumeQueue, lambda asked: _shown(asked.queue))
-define.request(app, "limit", catalog.LimitQueue, lambda asked: _shown(asked.queue))
+_add(queues, "pause", catalog.PauseQueue, lambda asked: _shown_queues(asked.queue))
+_add(queues, "resume", catalog.ResumeQueue, lambda asked: _shown_queues(asked.queue))
+_add(queues, "limit", catalog.LimitQueue, lambda asked: _shown_queues(asked.queue))
 
 
-def _list(rows: list[Row]) -> None:
+def _print_queues(rows: list[Row]) -> None:
     if not rows:
         output.echo("no queue is in use: none has jobs, settings or workers; --app names an app's")
         return
-    output.table(_HEAD, map(_cells, rows))
+    output.table(_QUEUES_HEAD, map(_queue_cells, rows))
     for row in rows:
         for one in row["partitions"]:
-            text = f"{row['queue']}, partition {one['partition']}: {_state(one)}"
+            text = f"{row['queue']}, partition {one['partition']}: {_queue_state(one)}"
             output.echo(output.line(output.listed(text, _limits(one))))
 
 
-def _cells(row: Row) -> tuple[object, ...]:
+def _queue_cells(row: Row) -> tuple[object, ...]:
+    held = row["limited"] + row["locked"]
     return (
-        row["queue"], _state(row), row["running"], row["ready"], row["limited"] + row["locked"],
-        row["not_due"], output.seconds(row["oldest_s"]), f"{row['in_per_min']:g}",
-        f"{row['out_per_min']:g}", _limits(row),
+        row["queue"], _queue_state(row), row["running"], row["ready"], held, row["not_due"],
+        output.seconds(row["oldest_s"]), f"{row['in_per_min']:g}", f"{row['out_per_min']:g}",
+        _limits(row),
     )  # fmt: skip
 
 
-def _state(row: Row) -> str:
+def _queue_state(row: Row) -> str:
     is_open = row["state"] == "open"
     return "open" if is_open else texts.paused(row["paused_until"], row["paused_by"])
 
@@ -60,3 +129,174 @@ def _limits(row: Row) -> str:
     each = output.listed(most and f"{most} at once", rate)
     at_once = row["max_running"] and f"{row['max_running']} at once"
     return output.listed(at_once, row["rate"], each and f"each partition {each}")
+
+
+_HELD_BACK = {
+    "overlap": "nothing queued: the last job or run is not over",
+    "idempotency key": "nothing queued: another job has the idempotency key",
+}
+_WEEK, _YEAR = 7.0, 366.0
+_HEAD = ("schedule", "expression", "zone", "runs", "next", "last", "state")
+_NAME = "NAME  One schedule."
+
+schedules = define.group("schedules", "List, add, pause, fire, preview or remove schedules.")
+
+
+@define.command("list", "NAME  Only this one.", app=schedules)
+def list_(name: str | None = None) -> define.Shown:
+    """List schedules, the next to fire first."""
+    rows = schedule_api.list()
+    if name is not None and name not in (known := [row["name"] for row in rows]):
+        raise errors.UnknownSchedule(f"no schedule {name!r:.220}{errors.hint(name, known)}")
+    return _shown(name, rows)
+
+
+def _shown(name: str | None, rows: list[Row]) -> define.Shown:
+    chosen = [row for row in rows if name in (None, row["name"])]
+    return define.listed(chosen, _HEAD, _cells)
+
+
+@define.command(
+    "add",
+    _NAME,
+    """EXPRESSION  When it fires: '0 3 * * 1-5'.
+    --task  The task to queue.
+    --workflow  The workflow to submit.
+    --tz  The time zone.
+    --queue  The queue of the job.
+    --args JSON  Args of the task, or inputs.
+    --priority  Of the job or run.
+    --idempotency-key KEY  {fire_at} in it becomes the instant.
+    --headers JSON  Headers of the job.
+    --catch-up  none, last or all.
+    --catch-up-max  With all: how many instants fire.
+    --catch-up-within-s  With all: how old these may be.
+    --overlap  allow, skip, replace or queue.
+    --jitter-s  The longest delay.
+    --start-at TIME  ISO time; in --tz if it has no zone.
+    --end-at TIME  No instant after it.""",
+    app=schedules,
+)
+def add(
+    name: str, expression: str, task: str | None = None, workflow: str | None = None,
+    tz: str = "UTC", queue: str | None = None, args: str | None = None, priority: int | None = None,
+    idempotency_key: str | None = None, headers: str | None = None, catch_up: str = "last",
+    catch_up_max: int = 100, catch_up_within_s: float = 86_400.0, overlap: str = "skip",
+    jitter_s: float = 0.0, start_at: str | None = None, end_at: str | None = None, *,
+    app: str | None,
+) -> define.Shown:  # fmt: skip
+    """Add a schedule, or replace the definition of the one of this name."""
+    if (task is None) == (workflow is None):
+        raise errors.InvalidConfig("schedules add: give --task or --workflow")
+    given = _json("--args", args)
+    target: dict[str, Any] = {"task_name": task, "args": given}
+    if workflow is not None:
+        target = {"workflow_name": workflow, "inputs": given}
+    with _naming_app(app):
+        schedule_api.add(
+            name, expression, tz=tz, queue=queue, priority=priority,
+            idempotency_key=idempotency_key, headers=_json("--headers", headers),
+            catch_up=catch_up, catch_up_max=catch_up_max, catch_up_within_s=catch_up_within_s,
+            overlap=overlap, jitter_s=jitter_s, start_at=_time("--start-at", start_at, tz),
+            end_at=_time("--end-at", end_at, tz), **target,
+        )  # fmt: skip
+    return _shown(name, schedule_api.list())
+
+
+for _name, _kind in (("pause", catalog.PauseSchedule), ("resume", catalog.ResumeSchedule)):
+    _add(schedules, _name, _kind, lambda asked: _shown(asked.name, schedule_api.list()))
+
+
+@define.command("run-now", _NAME, app=schedules)
+def run_now(name: str, *, app: str | None) -> define.Shown:
+    """Fire a schedule now."""
+    with _naming_app(app):
+        fired = schedule_api.fire_now(name)
+    text = fired.id or _HELD_BACK.get(fired.skipped or "", "nothing queued")
+    return define.Shown(fired._asdict(), lambda: output.echo(text))
+
+
+@define.command(
+    "preview",
+    _NAME,
+    """--year  A year instead of a week.
+    --limit 1..1000000  The most instants.""",
+    app=schedules,
+)
+def preview(name: str, year: bool = False, limit: int = 10_000) -> define.Shown:
+    """Show the coming instants, and which of them a change of the clock moves, drops or doubles."""
+    found = schedule_api.preview(name, days=_YEAR if year else _WEEK, limit=limit + 1)
+    if len(found) > limit:
+        output.complain(f"these are the first {limit}: --limit N shows more")
+    shown = [one._asdict() for one in found[:limit]]
+
+    def show() -> None:
+        output.table(("at (UTC)", "note"), [(one["at"], one["note"] or "") for one in shown])
+        if not shown:
+            output.complain(f"none: preview looks {_WEEK:.0f} days ahead, or with --year a year")
+
+    return define.Shown(shown, show)
+
+
+@define.command("remove", _NAME, app=schedules)
+def remove(name: str) -> define.Shown:
+    """Remove a schedule of the database."""
+    schedule_api.remove(name)
+    return define.Shown([], lambda: None)
+
+
+@contextlib.contextmanager
+def _naming_app(app: str | None) -> Generator[None]:
+    """Add to the error of an unknown name that --app may have it."""
+    try:
+        yield
+    except (errors.UnknownQueue, errors.UnknownTask) as error:
+        if app is not None:
+            raise
+        raise type(error)(f"{error}; --app names the app that has it") from error
+
+
+def _json(option: str, text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise errors.InvalidConfig(f"{option} is no JSON: {error}") from None
+
+
+def _time(option: str, text: str | None, tz: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        found = clock.iso_time(text)
+    except ValueError:
+        raise errors.InvalidConfig(
+            f"{option} {text!r:.40} is no ISO time such as 2026-03-01T06:00 or 2026-03-01T05:00Z"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=expressions.load_zone(tz))
+
+
+def _cells(row: Row) -> tuple[object, ...]:
+    runs = row["task_name"] or row["workflow_name"]
+    last = row["last_fire_at"] or "-"
+    return (
+        row["name"], row["expression"], row["tz"], runs, row["next_fire_at"] or "-", last,
+        _state(row),
+    )  # fmt: skip
+
+
+def _state(row: Row) -> str:
+    """Return what a person has to know first."""
+    if row["gone_at"] is not None:
+        return "gone from the code"
+    if row["paused"]:
+        return "paused"
+    if (found := schedule_api.problem(row)) is not None:
+        return found
+    state = row["last_status"] or ("no instant is left" if row.get("ended") else "-")
+    if not (found := row["changes"]):
+        return state
+    # Which fields the code has changed; a role may have stored anything there.
+    names = stored_json.mapping(found) or ["what cannot be read"]
+    return f"{state}; changed: {', '.join(sorted(names))}"

@@ -27,7 +27,7 @@ AT_ONCE = 20
 """Nodes whose logs are in memory at the same time."""
 FAILURES = 20
 TRACES = 3
-"""Failed nodes whose tracebacks a summary has: the first ones are enough."""
+"""Failed nodes whose tracebacks a summary has. The first ones are enough."""
 TRACE_LINES = 20
 ReadLogs = Callable[[list[JsonDict]], None]
 _DETAILED = ("failed", "running", "awaiting_input")

@@ -28,7 +28,7 @@ ITEMS = 8
 def submit(workflow: str, inputs: JsonDict, out_dir: Path | None, priority: int = 100) -> Run:
     """Insert a run and return its row. Raises `InvalidPayload` before any write.
 
-    `out_dir` None: a folder of its own, named by its id.
+    Without `out_dir` it gets a folder of its own, named by its id.
     """
     run_id = str(uuid.uuid4())
     out = str(out_dir or DEFAULT_OUT.absolute() / run_id)
@@ -161,16 +161,9 @@ def run(
 
 
 def _see_through(
-    insert: Callable[[], Run],
-    queues: dict[str, int],
-    stop: signals.StopRequest,
-    progress: _Progress,
-    own: fleet.Fleet | None,
-    *,
-    app: str | None,
-    watch: bool,
-    as_json: bool,
-) -> tuple[str, run_views.RunSnapshot | None] | None:
+    insert: Callable[[], Run], queues: dict[str, int], stop: signals.StopRequest,
+    progress: _Progress, own: fleet.Fleet | None, *, app: str | None, watch: bool, as_json: bool,
+) -> tuple[str, run_views.RunSnapshot | None] | None:  # fmt: skip
     """Return the run's id and how it ended, or None there; None if stopped before the insert."""
     wanted = fleet.roles(ingest=False) if app else None
     with contextlib.ExitStack() as stack:
@@ -201,7 +194,7 @@ def _view(
 ) -> tuple[run_views.View, Path | None]:
     """Return how to show a run, and a file for the processes' output while a picture is drawn.
 
-    To watch it: a live tree on a terminal, else lines: to stdout, or to stderr beside JSON.
+    To watch it, this is a live tree on a terminal, else lines on stdout, or on stderr beside JSON.
     """
     if not watch:
         return run_views.View(command.print_message), None
@@ -222,7 +215,7 @@ def _stopped_early() -> int:
 
 
 def _delays(run_id: str, queues: Collection[str]) -> list[str]:
-    """Return why the run waits: older runs that come before it, and queues that are paused."""
+    """Return why the run waits, for older runs that come before it, and queues that are paused."""
     with db.transaction() as conn:
         found = statements.overview.runs_ahead(conn, run=run_id)
         paused = [row for row in statements.queues.paused(conn) if row["queue"] in queues]
@@ -288,14 +281,9 @@ def demo(
 
 
 def _see_demo(
-    insert: Callable[[], Run],
-    wanted: fleet.Roles,
-    own: fleet.Fleet,
-    stop: signals.StopRequest,
-    *,
-    yes: bool,
-    as_json: bool,
-) -> int:
+    insert: Callable[[], Run], wanted: fleet.Roles, own: fleet.Fleet, stop: signals.StopRequest, *,
+    yes: bool, as_json: bool,
+) -> int:  # fmt: skip
     with contextlib.ExitStack() as stack:
         view, log = _view(stack, watch=True, as_json=as_json)
         command.print_message(f"starting {wanted.describe()}")
@@ -334,7 +322,7 @@ def _source(folder: Path) -> Path:
 
 
 def _refuse_company() -> None:
-    """Refuse a database with other work: these workers would claim it and fail it."""
+    """Refuse a database with other work, since these workers would claim it and fail it."""
     cfg = config.get_config()
     with db.transaction() as conn:
         tasks = list(cfg.ingest_task_map)

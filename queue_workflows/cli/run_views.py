@@ -27,7 +27,7 @@ AGAIN_S = 2.0
 
 
 class Step(NamedTuple):
-    """A step of the workflow: its nodes by status, out of `total`."""
+    """A step of the workflow with its nodes by status, out of `total`."""
 
     name: str
     total: int

@@ -1,4 +1,4 @@
-"""Define `queue-workflows runs`, `cancel`, `retry` and `upgrade`: list runs and change them."""
+"""Define `queue-workflows runs`, `cancel`, `retry`, `upgrade` and `why`: list and change runs."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _named(done: JsonDict) -> str:
     "--dry-run  Only show how the run differs from today's code.",
     BY,
 )
-def upgrade(run: str, dry_run: bool = False, by: str | None = None) -> int | define.Shown:
+def upgrade(run: str, dry_run: bool = False, by: str | None = None) -> define.Shown:
     """Move a run to today's code, if no ended node has changed."""
     with db.transaction() as conn:
         run_id, found = ids.resolve(conn, run)
@@ -211,8 +211,7 @@ def upgrade(run: str, dry_run: bool = False, by: str | None = None) -> int | def
     try:
         done = api.upgrade(run_id, dry_run=dry_run, by=by or login())
     except (errors.UpgradeRefused, errors.UnknownJob) as error:
-        command.refuse("upgrade", str(error.args[0]) if error.args else str(error))
-        return 1
+        raise command.Refused(str(error.args[0]) if error.args else str(error)) from None
     return define.Shown(dict(done), lambda: _print_upgrade(done), int(done["outcome"] == "refused"))
 
 
@@ -243,3 +242,55 @@ def login() -> str:
     except (KeyError, OSError):
         name = "somebody"  # a container's number without a name
     return f"{name}@{socket.gethostname()}"
+
+
+@define.command("why", f"RUN|JOB  The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}")
+def why(what: str) -> define.Shown:
+    """Show why a job waits: what keeps each live worker from it. Of a run: each node that waits.
+
+    Exit code 0 when nothing is queued, or a worker will take it in its turn; 1 when no live worker
+    can take a job that is queued, or there is no such run or job.
+    """
+    kind, any_id = ids.found(what)
+    reasons = api.explain(any_id) if kind == "run" else jobs.explain(any_id)
+    if reasons is None:
+        raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
+    waiting = reasons["nodes"] if kind == "run" else [reasons]
+    # A worker will take each job, or none has to.
+    settled = ("status", "answer", "child", "dependencies")
+    fine = all(job["can_run"] or job["clause"] in settled for job in waiting)
+    printed = _print_waiting_run if kind == "run" else _print_waiting
+    return define.Shown(reasons, lambda: printed(reasons), int(not fine))
+
+
+def _print_waiting_run(reasons: JsonDict) -> None:
+    status, detail = reasons["status"], reasons["detail"]
+    because = f", {detail}" if detail and detail != f"it is {status}" else ""
+    output.echo(f"run {reasons['id']} ({reasons['name']}): {status}{because}", 500)
+    for node in reasons["nodes"]:
+        if node["status"] == "queued":
+            _print_waiting(node)
+            continue
+        job = f"{node['kind']} {node['id']} ({node['name']})" if node["id"] else node["name"]
+        output.echo(f"{job}: {node['detail']}", 500)
+        if node["clause"] == "answer":
+            how = display.answer_command(reasons["id"], node["name"])
+            output.echo(f"  `{how}` answers it", 500)
+    if reasons["left_out"]:
+        output.echo(f"and {output.counted(reasons['left_out'], 'node')} more that wait")
+    if not reasons["nodes"] and not detail:
+        output.echo("no node of it waits")
+
+
+def _print_waiting(reasons: JsonDict) -> None:
+    of = f", model {reasons['model']}" if reasons["model"] else ""
+    output.echo(
+        f"{reasons['kind']} {reasons['id']} ({reasons['name']}): {reasons['status']} on "
+        f"{reasons['queue']}{of}, priority {reasons['priority']}", 500,
+    )  # fmt: skip
+    if reasons["detail"]:
+        output.echo(reasons["detail"], 500)
+    for row in reasons["workers"]:
+        runs = f", runs {row['running']}" if row["running"] else ""
+        where = f"{row['host_label']} pid {row['pid']} ({row['state']}{runs})"
+        output.echo(f"{where}: {row['detail'] or 'it can take the job then'}", 500)

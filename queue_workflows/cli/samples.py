@@ -32,7 +32,7 @@ _HEAD = ("UTC", "cpu", "ours", "ram", "ours", "swap", "gpus: use, memory")
 def samples(
     host: str | None = None, past: str = "10m", job: str | None = None, now: bool = False,
     full: bool = False, *, app: str | None,
-) -> int | define.Shown:  # fmt: skip
+) -> define.Shown:  # fmt: skip
     """Show the recent CPU, RAM and GPU use of a machine.
 
     There is a sample every 2 s for the last hour, and one a minute for the last day. Longer
@@ -49,8 +49,6 @@ def samples(
         raise errors.InvalidConfig(text)
     with command.reading(app):
         rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
-    if rows is None:
-        return 1
     shown = rows if full else _merged(rows)
     return define.Shown(rows, lambda: output.table(_HEAD, map(_cells, shown)))
 
@@ -68,11 +66,9 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
     return rows
 
 
-def _of_job(start: str) -> list[JsonDict] | None:
-    """Return the machine and time span of a job; None after reporting that nothing has this id."""
-    kind, job_id = ids.found(start, "samples", jobs_first=True)
-    if kind is None:
-        return None
+def _of_job(start: str) -> list[JsonDict]:
+    """Return the samples of the machine of a job, from before its end."""
+    kind, job_id = ids.found(start, jobs_first=True)
     shown = history.get_job(job_id) if kind != "run" else None
     if shown is None or not shown["attempts"]:
         raise errors.InvalidConfig(f"no worker has claimed --job {start[:80]} yet")
@@ -128,9 +124,7 @@ def measure(probe: hw_metrics.Probe, times: int = 10) -> Cost:
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = now.ru_utime + now.ru_stime - tools.ru_utime - tools.ru_stime
     return Cost(
-        (time.thread_time() - own) / times,
-        spent / times,
-        (time.monotonic() - began) / times,
+        (time.thread_time() - own) / times, spent / times, (time.monotonic() - began) / times
     )
 
 

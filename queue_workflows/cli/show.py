@@ -1,14 +1,12 @@
-"""Define `queue-workflows show` and `why`: what happened by node and attempt, and what waits."""
+"""Define `queue-workflows show RUN|JOB`: show what happened, by node and attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from queue_workflows import db, errors, history
-from queue_workflows import jobs as job_api
-from queue_workflows import runs as run_api
 from queue_workflows.admin import item_nodes
-from queue_workflows.cli import command, define, follow, ids, output, report, run_views, texts
+from queue_workflows.cli import command, define, ids, output, report, run_views, texts
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import JsonDict, Row
@@ -36,9 +34,7 @@ def show(
 
     With --follow the exit code is that of `run`: 0: completed, 1: failed or cancelled, 130: left.
     """
-    kind, any_id = ids.found(what, "show")
-    if kind is None:
-        return 1
+    kind, any_id = ids.found(what)
     is_part = bool(node or item or round_no)
     if is_part and kind != "run":
         raise errors.InvalidConfig(
@@ -79,13 +75,9 @@ def _items(run_id: str, key: str) -> list[Row]:
 
 
 def collect(
-    kind: str,
-    any_id: str,
-    nodes: Sequence[str] | None = None,
-    item: str | None = None,
-    *,
+    kind: str, any_id: str, nodes: Sequence[str] | None = None, item: str | None = None, *,
     logs: bool | None = None,
-) -> JsonDict:
+) -> JsonDict:  # fmt: skip
     """Return what `--json` shows; `logs` as in `history.get_run`.
 
     With `item`, a key, also `items`: the items that have it. Raises `UnknownJob` if the run or job
@@ -117,16 +109,13 @@ def print_out(shown: JsonDict, *, full: bool) -> None:
 
 
 def _follow(
-    kind: str,
-    any_id: str,
-    nodes: Sequence[str] | None,
-    item: str | None,
-    *,
-    as_json: bool,
+    kind: str, any_id: str, nodes: Sequence[str] | None, item: str | None, *, as_json: bool,
     full: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Follow a run or job to its end, and print or dump it; return the exit code."""
     say = command.print_message if as_json else output.echo_now
+    from queue_workflows.cli import follow
+
     text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
     with command.until_stopped(lambda: text) as stop:
         if kind == "run":
@@ -168,7 +157,9 @@ def _steps(kind: str, job_id: str, *, full: bool) -> define.Shown:
             f"--steps needs the job of a node, and {job_id} is a run; "
             f"`{command.PROG} show {job_id} --node NODE` shows the job of a node"
         )
-    steps = job_api.steps(job_id)
+    from queue_workflows import jobs
+
+    steps = jobs.steps(job_id)
 
     def print_steps() -> None:
         if not steps:
@@ -198,57 +189,3 @@ def _cells(step: Row) -> tuple[object, ...]:
         display.moment(step["ended_at"]) if step["ended_at"] else "",
         output.line(outcome, CUT),
     )  # fmt: skip
-
-
-@define.command("why", f"RUN|JOB  The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}")
-def why(what: str) -> int | define.Shown:
-    """Show why a job waits: what keeps each live worker from it. Of a run: each node that waits.
-
-    Exit code 0 when nothing is queued, or a worker will take it in its turn; 1 when no live worker
-    can take a job that is queued, or there is no such run or job.
-    """
-    kind, any_id = ids.found(what, "why")
-    if kind is None:
-        return 1
-    reasons = run_api.explain(any_id) if kind == "run" else job_api.explain(any_id)
-    if reasons is None:
-        raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
-    jobs = reasons["nodes"] if kind == "run" else [reasons]
-    # A worker will take each job, or none has to.
-    settled = ("status", "answer", "child", "dependencies")
-    fine = all(job["can_run"] or job["clause"] in settled for job in jobs)
-    printed = _print_run if kind == "run" else _print
-    return define.Shown(reasons, lambda: printed(reasons), int(not fine))
-
-
-def _print_run(reasons: JsonDict) -> None:
-    status, detail = reasons["status"], reasons["detail"]
-    because = f", {detail}" if detail and detail != f"it is {status}" else ""
-    output.echo(f"run {reasons['id']} ({reasons['name']}): {status}{because}", 500)
-    for node in reasons["nodes"]:
-        if node["status"] == "queued":
-            _print(node)
-            continue
-        job = f"{node['kind']} {node['id']} ({node['name']})" if node["id"] else node["name"]
-        output.echo(f"{job}: {node['detail']}", 500)
-        if node["clause"] == "answer":
-            how = display.answer_command(reasons["id"], node["name"])
-            output.echo(f"  `{how}` answers it", 500)
-    if reasons["left_out"]:
-        output.echo(f"and {output.counted(reasons['left_out'], 'node')} more that wait")
-    if not reasons["nodes"] and not detail:
-        output.echo("no node of it waits")
-
-
-def _print(reasons: JsonDict) -> None:
-    of = f", model {reasons['model']}" if reasons["model"] else ""
-    output.echo(
-        f"{reasons['kind']} {reasons['id']} ({reasons['name']}): {reasons['status']} on "
-        f"{reasons['queue']}{of}, priority {reasons['priority']}", 500,
-    )  # fmt: skip
-    if reasons["detail"]:
-        output.echo(reasons["detail"], 500)
-    for row in reasons["workers"]:
-        runs = f", runs {row['running']}" if row["running"] else ""
-        where = f"{row['host_label']} pid {row['pid']} ({row['state']}{runs})"
-        output.echo(f"{where}: {row['detail'] or 'it can take the job then'}", 500)

@@ -166,13 +166,9 @@ class Restarter:
     """
 
     def __init__(
-        self,
-        host_label: str,
-        commands: dict[str, list[str]],
-        *,
-        run: Callable[[str, list[str]], bool],
-        now_fn: NowFn = time.monotonic,
-    ) -> None:
+        self, host_label: str, commands: dict[str, list[str]], *,
+        run: Callable[[str, list[str]], bool], now_fn: NowFn = time.monotonic,
+    ) -> None:  # fmt: skip
         self._host = host_label
         self._commands = commands
         self._run = run

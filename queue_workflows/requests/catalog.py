@@ -315,8 +315,7 @@ class ListJobs(Pages[JsonDict]):
     ] = None
     key: Filter = None
     text: Annotated[
-        str | None,
-        Field("part of id, task, key or error", name="q", bounds={"max_length": 200}),
+        str | None, Field("part of id, task, key or error", name="q", bounds={"max_length": 200})
     ] = None
     limit: FirstPage = 100
 

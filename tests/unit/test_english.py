@@ -35,10 +35,10 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 15.3,
+        "a colon for a verb": 14.9,
         "those, that of, one of": 2.8,
         "a no instead of a not": 4.8,
-        "what as a noun": 5.3,
+        "what as a noun": 5.2,
         "None and a colon": 1.2,
     },
     "sql": {
