@@ -97,7 +97,7 @@ class Attribution:
 
 
 def _ram(folder: Path) -> int:
-    """Return the bytes in use as docker counts them: without file pages that can be dropped."""
+    """Return the bytes in use as docker counts them, without file pages that can be dropped."""
     with contextlib.suppress(OSError, ValueError):
         used = int((folder / "memory.current").read_text(encoding="ascii"))
         return max(0, used - _fields(folder / "memory.stat").get("inactive_file", 0))
@@ -114,7 +114,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _containers(docker: Path) -> list[dict[str, Any]]:
-    """Return the running containers: Id, Names. Raises OSError or ValueError if docker fails."""
+    """Return Id and Names of the running containers; raise OSError or ValueError from docker."""
     deadline = time.monotonic() + TIMEOUT_S
     received = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:

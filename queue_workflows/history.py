@@ -362,28 +362,12 @@ def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
     """
     given = {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
 
-    def set_timeout(conn: db.Connection) -> None:
-        statements.retention.set_timeout(conn, timeout=RUNS_TIMEOUT)
-
+    own = statements.retention
     if kind == "runs":
+        long = functools.partial(own.set_timeout, timeout=RUNS_TIMEOUT)
         return row_isolation.Duty(
-            "deletion of run",
-            statements.retention.old_runs,
-            statements.retention.delete_runs,
-            _stays,
-            given,
-            set_timeout,
+            "deletion of run", own.old_runs, own.delete_runs, None, given, long
         )
     return row_isolation.Duty(
-        "deletion of ingest job",
-        statements.retention.old_jobs,
-        statements.retention.delete_jobs,
-        _stays,
-        given,
-        statements.retention.mark,
+        "deletion of ingest job", own.old_jobs, own.delete_jobs, None, given, own.mark
     )
-
-
-def _stays(*_: object) -> bool:
-    """Return False: a row that cannot be deleted has no other end."""
-    return False

@@ -63,26 +63,21 @@ def lock_name(host: str) -> str:
 
 def _try_lock(path: Path) -> int | None:
     """Take the lock and return its descriptor; None if another process has it or it fails."""
-    try:
-        fd = _opened(path)
-    except OSError as error:
-        _log.debug("no samples: %s", error)
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _opened(path: Path) -> int:
     # O_NONBLOCK: anybody can create a FIFO of this name, and opening one would block.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = None
     try:
-        return os.open(path, os.O_RDONLY | flags)  # a file of another account suffices
-    except FileNotFoundError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+        try:
+            fd = os.open(path, os.O_RDONLY | flags)  # a file of another account suffices
+        except FileNotFoundError:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        _log.debug("no samples: %s", error)
+        if fd is not None:
+            os.close(fd)
+        return None
+    return fd
 
 
 _log = logging.getLogger(__name__)

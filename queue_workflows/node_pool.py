@@ -193,7 +193,13 @@ class NodePool:
     def _start(self) -> bool:
         """Start runs; return whether there may be more to start."""
         _, waiting, more = advance.start_queued(begin=self._begin, rows=self._rows)
-        self._log_waiting(waiting)
+        if waiting and not self._is_waiting_logged:
+            self._is_waiting_logged = True
+            _log.warning(
+                "queued runs wait (%s and others): this orchestrator has no workflow provider; "
+                "start it with --app, or call set_workflow_provider()",
+                waiting[0],
+            )
         return more
 
     def _answer(self) -> bool:
@@ -207,12 +213,3 @@ class NodePool:
             # An event that closely follows an open one of its run sends no notification.
             self._check_at = min(self._check_at, self._now() + STREAM_PAUSE_S)
         return dispatched >= drain.RUNS_A_ROUND
-
-    def _log_waiting(self, run_ids: list[str]) -> None:
-        if run_ids and not self._is_waiting_logged:
-            self._is_waiting_logged = True
-            _log.warning(
-                "queued runs wait (%s and others): this orchestrator has no workflow provider; "
-                "start it with --app, or call set_workflow_provider()",
-                run_ids[0],
-            )

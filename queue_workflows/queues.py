@@ -278,14 +278,9 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
         return
     if queue in config.DAG_QUEUES:
         raise errors.InvalidConfig(f"queue {queue!r}: partitions are of ingest queues")
-    if not _is_key(partition):
+    fits = isinstance(partition, str) and payload.is_storable(partition)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not fits or not 1 <= len(partition.encode()) <= job_validation.MAX_KEY_BYTES:
         raise errors.InvalidConfig(
             f"partition {partition!r:.80}: a key has 1 to {job_validation.MAX_KEY_BYTES:,} bytes "
             "of UTF-8"
         )
-
-
-def _is_key(text: Any) -> bool:
-    if not isinstance(text, str) or not payload.is_storable(text):
-        return False
-    return 1 <= len(text.encode()) <= job_validation.MAX_KEY_BYTES

@@ -122,7 +122,12 @@ def _built(name: str, expression: str, options: Mapping[str, Any]) -> Schedule:
 def check(found: Schedule) -> None:
     """Raise as `add` does for a target that this process knows to be wrong."""
     if found.workflow_name is not None:
-        _check_workflow(found.name, found.workflow_name)
+        # A process without any workflow cannot know which ones the orchestrators have.
+        if config.get_config().workflow_loader is not None:
+            try:
+                workflow_check.workflow(found.workflow_name)
+            except errors.UnknownWorkflow as error:
+                raise errors.UnknownWorkflow(f"schedule {found.name!r}: {error}") from error
         schedule_rows.check_inputs(found.workflow_name, found.inputs)
         return
     row = {name: getattr(found, name) for name in definition.COLUMNS}
@@ -133,16 +138,6 @@ def check(found: Schedule) -> None:
         if not isinstance(error, errors.QueueWorkflowsError):
             raise
         raise type(error)(f"schedule {found.name!r}: {error}") from None
-
-
-def _check_workflow(schedule_name: str, workflow_name: str) -> None:
-    # A process without any workflow cannot know which ones the orchestrators have.
-    if config.get_config().workflow_loader is None:
-        return
-    try:
-        workflow_check.workflow(workflow_name)
-    except errors.UnknownWorkflow as error:
-        raise errors.UnknownWorkflow(f"schedule {schedule_name!r}: {error}") from error
 
 
 def pause(name: str, *, conn: db.Connection | None = None) -> None:

@@ -72,8 +72,7 @@ class WorkerControlWatcher:
 
     `host` and `queue` default to the worker's attributes of these names, `host` then to the
     environment's label. `read` returns the policy in force, None while the worker is ON. `start`
-    and `stop` run a thread of its own; a worker of this package calls `policy` and `obey` on the
-    thread that renews its leases.
+    and `stop` run a thread of its own.
     """
 
     def __init__(
@@ -94,23 +93,14 @@ class WorkerControlWatcher:
         self._read = read
         self._follow: service.Follow[db.Wake] | None = None
 
-    def policy(self) -> str | None:
-        """Return how the worker has to stop now; None while it is ON or control is disabled."""
-        if config.DISABLE_WORKER_CONTROL.read():
-            return None
-        return self._read(self._host, self._queue)
-
-    def obey(self, policy: str) -> None:
-        """Run the handler of a policy."""
-        workers.stop_policy(policy)(self._worker, on_exit=self._on_exit)
-
     def check_once(self) -> bool:
-        """Run the policy if the worker is OFF; return whether it is."""
-        policy = self.policy()
-        if policy is None:
+        """Run the policy if the worker is OFF and control is enabled; return whether it did."""
+        if config.DISABLE_WORKER_CONTROL.read():
             return False
-        self.obey(policy)
-        return True
+        policy = self._read(self._host, self._queue)
+        if policy is not None:
+            workers.stop_policy(policy)(self._worker, on_exit=self._on_exit)
+        return policy is not None
 
     def start(self) -> None:
         """Check now, at each notification, and every WORKER_CONTROL_POLL_S seconds.

@@ -1,1 +1,1 @@
-"""Change the state of claimed jobs of both families: claim, record, hand back, reclaim, admit."""
+"""Claim, record, hand back, reclaim and admit jobs of both families."""

@@ -1,4 +1,4 @@
-"""Admit jobs that wait: delayed ones whose time has come, and lock keys that nobody serves."""
+"""Admit delayed jobs whose time has come, and waiters of lock keys that nobody serves."""
 
 from __future__ import annotations
 

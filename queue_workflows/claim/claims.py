@@ -14,19 +14,19 @@ from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 CLAIM_LOST = "QW001"
-"""The SQLSTATE of a claim whose completed job is held no longer: nothing was written or claimed."""
+"""The SQLSTATE of a claim whose completed job is held no longer; nothing was written or claimed."""
 _quoted: Final = json.encoder.encode_basestring_ascii
 
 
 class Claimant(NamedTuple):
-    """The worker that claims: its id, machine, queue and lease."""
+    """The worker that claims, with its machine, queue and lease."""
 
     worker_id: str
     host: str
     queue: str
     lease_s: float = 600
     newest: bool = False
-    """Whether to take the newest job of the best priority: for a machine that takes overflow."""
+    """Whether to take the newest job of the best priority, for a machine that takes overflow."""
     lane: int | None = None
     model: str | None = None
     """The loaded model."""
@@ -81,7 +81,7 @@ def claim(
 ) -> db.Script[list[Any]]:
     """Record completed jobs of this table, and claim up to `count` jobs of the worker's queue.
 
-    Returns the rows that `claims:ingest_rows` and `claims:node_rows` describe: one for each job,
+    Returns the rows that `claims:ingest_rows` and `claims:node_rows` describe, one for each job,
     and perhaps one without an id, which has the seconds of a `Wait`. A link returns raw rows.
     `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it looks for delayed
     ones; None: not at all. One transaction, after the errors that handlers of ingest jobs logged.

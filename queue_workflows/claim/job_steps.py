@@ -13,9 +13,9 @@ from queue_workflows.types import JsonDict, Row
 
 RESUME_ON_HOST_S = 30.0
 """Seconds for which a job whose handler has waited is kept for its host, which has its files and
-its model: about as long as a model loads elsewhere."""
+its model, about as long as a model loads elsewhere."""
 LOST: Final[JsonDict] = {"state": "lost"}
-"""The answer to a handler whose job was given to another worker: nothing was written."""
+"""The answer to a handler whose job was given to another worker; nothing was written."""
 
 
 def answer(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:

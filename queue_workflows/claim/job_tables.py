@@ -13,13 +13,13 @@ class JobTable(NamedTuple):
     name: str
     events: str
     in_run: bool
-    """Whether jobs are nodes of a run: they have an outbox, and end when their run ends."""
+    """Whether jobs are nodes of a run. These have an outbox, and end when their run ends."""
     ready_channel: str
     """Where the database notifies that a queue, the payload, has a job to claim."""
 
 
 UNKNOWN_NODE_S = 120.0
-"""Seconds for which a node that workers do not know is left to others: a deployment of new code to
+"""Seconds for which a node that workers do not know is left to others. A deployment of new code to
 a fleet, machine by machine, is then done."""
 NODE_JOBS = JobTable(
     "workflow_node_jobs", "workflow_node_events", in_run=True, ready_channel="node_job_ready"
@@ -54,6 +54,6 @@ it as a number."""
 
 
 def fence(lease: Lease, **parameters: Any) -> dict[str, Any]:
-    """Return the parameters of a fenced statement: those that identify the claim, and others."""
+    """Return the parameters of a fenced statement, which identify the claim, and others."""
     claim = {"job": lease.job_id, "worker": lease.worker_id, "claim": lease.claim_no}
     return claim | parameters

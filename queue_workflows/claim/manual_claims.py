@@ -1,4 +1,4 @@
-"""Claim and run jobs in a process without a worker: nothing renews their leases.
+"""Claim and run jobs in a process without a worker, where nothing renews their leases.
 
 Each function takes connections of the pool for as long as a statement needs one.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Claimed(dict[str, Any]):
-    """The row of a job as its claim returned it: its holder may run the job in any process."""
+    """The row of a job as its claim returned it. Its holder may run the job in any process."""
 
 
 @functools.lru_cache(maxsize=8)

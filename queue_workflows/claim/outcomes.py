@@ -1,4 +1,4 @@
-"""Describe how a handler ended: its result or error, and the traceback to show."""
+"""Describe how a handler ended by its result, or by its error and the traceback to show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queue_workflows.tasks import control
 
 _log = logging.getLogger(__name__)
 SNOOZE_LEAST_S = 1.0
-"""The shortest snooze, in seconds: a job that waits for less is claimed again before the others."""
+"""The shortest snooze, in seconds. A job that waits for less is claimed again before the others."""
 
 
 Cursor: TypeAlias = tuple[str, str, int]
@@ -126,7 +126,7 @@ def _raised(error: BaseException) -> policy.Raised:
 
 
 def without_others(outcome: Outcome) -> Outcome:
-    """Return the outcome for a process that does not report: an unknown node fails there."""
+    """Return the outcome for a process that does not report, where an unknown node fails."""
     if outcome.raised.wish not in ("elsewhere", "no_gpu"):
         return outcome
     return outcome._replace(raised=outcome.raised._replace(wish=""))

@@ -68,7 +68,7 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 
 
 def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
-    """Return whether this claim has left an event of this outcome: its commit happened.
+    """Return whether this claim has left an event of this outcome, so that its commit happened.
 
     The reply to it was lost.
     """
@@ -77,7 +77,7 @@ def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
 
 
 def has_recorded(lease: job_tables.Lease, events: list[str]) -> db.Script[bool]:
-    """Return whether this very claim has left one of these events: its write was committed."""
+    """Return whether this very claim has left one of these events and thus was committed."""
     recorded = statements.claims.has_recorded[lease.table.name]
     row = yield from recorded.script(**job_tables.fence(lease, events=events))
     return row is not None
@@ -244,7 +244,7 @@ def fail(
     after_s: float | None = None,
     most: int = 1,
 ) -> db.Script[Row | None]:
-    """Record a failed attempt: the job is queued again while attempts are left, else it has failed.
+    """Record a failed attempt. The job is queued again while attempts are left, else it has failed.
 
     `retry` false: it has failed whatever is left. `after_s`: how long it waits; None: the default
     back-off. `most`: `max_attempts` is raised to it. `resolved_inputs`: the inputs that a node
@@ -308,7 +308,7 @@ def hand_back(
     front: bool = False,
     after_s: float = 0.0,
 ) -> db.Script[Row | None]:
-    """Give a claim up: the job is queued again, or cancelled if it or its run was.
+    """Give a claim up. The job is queued again, or cancelled if it or its run was.
 
     `front`: it gets at least FRONT_PRIORITY. `after_s`: how long it waits first. Returns the row;
     None: the claim is lost.

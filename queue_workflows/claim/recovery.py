@@ -1,4 +1,4 @@
-"""Take jobs back from workers: of dead ones with a crash counted, of lapsed leases with a lapse."""
+"""Take jobs back from dead workers, counting a crash, and from lapsed leases, counting a lapse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
 LIFE_LOCK: Final = "queue_workflows.worker."
-"""With a worker id behind it: the name of the advisory lock that the worker's session holds."""
+"""With a worker id behind it, the name of the advisory lock that the worker's session holds."""
 MAX_CRASHES: Final = 3
 """Workers that a job may take down before it fails as poison."""
 MAX_LAPSES: Final = 10
@@ -145,7 +145,7 @@ def spare_last(
 ) -> list[Row]:
     """Hand back, uncounted, what waited to run alone in a dead process; return the rows.
 
-    Call it only if the process held other jobs too: such a job had not begun then.
+    Call it only if the process held other jobs too, as such a job had not begun then.
     """
     most = {"crashes": MAX_CRASHES, "lapses": MAX_LAPSES}
     rows = statements.claims.held_last[table.name](conn, prefix=prefix, **most)

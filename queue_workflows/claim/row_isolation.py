@@ -1,4 +1,4 @@
-"""Isolate a row that raises from the other rows of a batch: skip it, retry later, then fail it."""
+"""Isolate a row that raises from the others of a batch. It is skipped, tried later, then failed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def is_of_row(error: BaseException) -> bool:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return whether a function raised the error: it may use the SQLSTATE of an outage."""
+    """Return whether a function raised the error. It may use the SQLSTATE of an outage."""
     context = error.diag.context if isinstance(error, psycopg.Error) else None
     return " at RAISE" in (context or "")
 
@@ -107,13 +107,13 @@ class Duty(NamedTuple):
 
     `pick` locks a batch of rows that are due, of `%(ids)s` (NULL: of all) and none of `%(aside)s`,
     and returns their `id`s. `change` changes those of `%(ids)s` and returns the rows. Both take
-    `given`. `rest` ends a row that keeps failing.
+    `given`. `rest` ends a row that keeps failing, if it can be.
     """
 
     kind: str
     pick: Change
     change: Change
-    rest: Ending
+    rest: Ending | None
     given: Mapping[str, Any] = MappingProxyType({})
     prepare: Callable[[db.Connection], object] = lambda _: None
     """Called first in each transaction, for settings that are local to it."""
@@ -223,7 +223,7 @@ class Isolation:
 
         def rest(error: BaseException, failures: int) -> bool:
             with conn.transaction():
-                return duty.rest(conn, row_id, error, failures)
+                return duty.rest is not None and duty.rest(conn, row_id, error, failures)
 
         return self.attempt(duty.kind, row_id, work, rest)
 

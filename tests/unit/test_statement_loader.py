@@ -50,18 +50,16 @@ def test_a_line_for_one_family_is_left_out_of_the_text_for_the_other() -> None:
 
 
 def test_what_stands_once_for_both_tables_is_joined_by_a_union() -> None:
-    both = "SELECT (\n    -- both:\n    SELECT id FROM ingest_jobs\n    -- end\n)"
-    ingest, nodes = "    SELECT id FROM ingest_jobs\n", "    SELECT id FROM workflow_node_jobs\n"
-    assert sql.written(both) == f"SELECT (\n{ingest}UNION ALL\n{nodes})"
+    both = "-- both:\nSELECT id FROM ingest_jobs\n-- end\n"
+    ingest, nodes = "SELECT id FROM ingest_jobs\n", "SELECT id FROM workflow_node_jobs\n"
+    assert sql.written(both) == f"{ingest}UNION ALL\n{nodes}"
 
 
 def test_a_function_for_both_families_is_written_for_each() -> None:
-    named = "CREATE OR REPLACE FUNCTION queue_workflows_{}_x() RETURNS text LANGUAGE sql AS $$\n"
-    body = "    SELECT id FROM {}\n$$;\n"
-    text = f"-- tables: ingest_jobs workflow_node_jobs\n-- A comment.\n{named}{body}"
-    of_ingest = f"-- A comment.\n{named}{body}".format("ingest", "ingest_jobs")
-    of_nodes = f"-- A comment.\n{named}{body}".format("node", "workflow_node_jobs")
-    assert sql.written(text.format("ingest", "ingest_jobs")) == f"{of_ingest}\n{of_nodes}"
+    text = "CREATE FUNCTION queue_workflows_{}_x() RETURNS text\nSELECT id FROM {}\n$$;\n"
+    of_ingest = text.format("ingest", "ingest_jobs")
+    of_nodes = text.format("node", "workflow_node_jobs")
+    assert sql.written(f"{sql.TABLES_LINE}{of_ingest}") == f"{of_ingest}\n{of_nodes}"
 
 
 def test_a_fragment_is_written_out_with_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +82,6 @@ def test_every_fragment_is_used() -> None:
     source = (sql.FOLDER / "fragments.sql").read_text("utf-8")
     texts = source + "".join(path.read_text("utf-8") for path in sql.FOLDER.glob("*/*.sql"))
     names = re.findall(r"^-- fragment: (\w+)", source, re.MULTILINE)
-    assert len(names) > 10
     assert [name for name in names if not re.search(rf"[{{:]{name}\(", texts)] == []
 
 
