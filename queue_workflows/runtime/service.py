@@ -204,7 +204,9 @@ class Loop(Service):
             since = self._take(task.name)
             if since is not None:
                 self._errors.guard(task.name, task.run)
-                self._due[task.name] = _next_on_grid(since, self._interval(task), self._now())
+                every_s, now = self._interval(task), self._now()
+                due = since + every_s
+                self._due[task.name] = due if due > now else now + every_s - (now - since) % every_s
         with self._wakeup:
             if self._woken:
                 return 0.0
@@ -302,8 +304,3 @@ class Pool(Service):
 
     def _run(self) -> None:
         self._target(self._stopping)
-
-
-def _next_on_grid(since: float, every_s: float, now: float) -> float:
-    due = since + every_s
-    return due if due > now else now + every_s - (now - since) % every_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -75,22 +76,17 @@ async def serve(
         bound = server.sockets[0].getsockname()
         name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         on_ready(f"http://{name}:{bound[1]}/metrics")
-        counting = asyncio.create_task(_count_often(source))
+        count_at = 0.0
         try:
             while not is_stopped():
+                if (now := time.monotonic()) >= count_at:
+                    count_at = now + history.COUNT_EVERY_S
+                    source.count()
                 await asyncio.sleep(STOP_EVERY_S)
         finally:
-            counting.cancel()
-            await asyncio.gather(counting, return_exceptions=True)
             server.close()
             await clients.close()
             source.close()
-
-
-async def _count_often(source: _Source) -> None:
-    while True:
-        source.count()
-        await asyncio.sleep(history.COUNT_EVERY_S)
 
 
 class _Source:

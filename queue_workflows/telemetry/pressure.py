@@ -101,6 +101,11 @@ class Reading(NamedTuple):
     """Whose RAM: that of the machine, or the id of a cgroup with a limit."""
     swap_of: str = MACHINE
 
+    def of(self, resource: str) -> tuple[float | None, str]:
+        """Return the use of RAM, GPU or swap, and whose memory it is."""
+        uses = {"RAM": (self.ram, self.ram_of), "swap": (self.swap, self.swap_of)}
+        return uses.get(resource, (self.gpu, MACHINE))
+
 
 class Memory:
     """Read memory from `/proc` and cgroups v2 or v1, and GPU memory by `gpus`; for one thread.
@@ -208,9 +213,9 @@ def nearly_full(reading: Reading) -> frozenset[str]:
     """Return whose memory is at its release value or above, as in `Reading.ram_of`."""
     found: set[str] = set()
     for limit in limits():
-        use = _use(reading, limit)
+        use, owner = reading.of(limit.resource)
         if use is not None and use >= limit.release_pct:
-            found.add(_owner(reading, limit))
+            found.add(owner)
     return frozenset(found)
 
 
@@ -275,7 +280,9 @@ class Throttle:
         before = {each.resource for each in self._full}
         full = [each for each in self._limits() if self._is_full(each, each.resource in before)]
         if callable(working):
-            working = not full or working(frozenset(_owner(self.reading, each) for each in full))
+            working = not full or working(
+                frozenset(self.reading.of(each.resource)[1] for each in full)
+            )
         self._set(full, working=working, now=now)
         return self.active
 
@@ -287,7 +294,7 @@ class Throttle:
         return Reading(ram, gpu, swap, found.ram_of, found.swap_of)
 
     def _is_full(self, limit: Limit, was: bool) -> bool:
-        use = _use(self.reading, limit)
+        use, _ = self.reading.of(limit.resource)
         return use is not None and use >= (limit.release_pct if was else limit.from_pct)
 
     def _set(self, full: list[Limit], *, working: bool, now: float) -> None:
@@ -309,19 +316,10 @@ class Throttle:
             )
 
 
-def _use(reading: Reading, limit: Limit) -> float | None:
-    return {"RAM": reading.ram, "GPU": reading.gpu, "swap": reading.swap}[limit.resource]
-
-
-def _owner(reading: Reading, limit: Limit) -> str:
-    """Return whose memory a limit is about, as in `Reading.ram_of`."""
-    return {"RAM": reading.ram_of, "swap": reading.swap_of}.get(limit.resource, MACHINE)
-
-
 def _described(full: list[Limit], reading: Reading) -> str:
     texts: list[str] = []
     for each in full:
-        use = _use(reading, each)
+        use, _ = reading.of(each.resource)
         figure = "unknown" if use is None else f"{use:.1f} %"
         texts.append(f"{each.resource} at {figure} (limit {each.from_pct:g} %)")
     return ", ".join(texts)

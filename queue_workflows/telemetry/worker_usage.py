@@ -92,7 +92,9 @@ class Sampler:
     def _gpu_pct(self) -> float:
         deadline = time.monotonic() + self._timeout_s
         listed = self._ask(self._nvidia, deadline, "pmon", "-c", "1")
-        own = self._own_rows(listed.text or "")
+        rows = pmon_processes(listed.text or "")
+        self.shown |= any(_percent(use) is not None for row in rows for use in row.use)
+        own = [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
         if own:
             used = _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
             self._confirm({row.gpu for row in own if set(row.use) == {"-"}}, deadline)
@@ -102,17 +104,15 @@ class Sampler:
             self._nvidia, deadline, f"--query-gpu={columns}", "--format=csv,noheader"
         )
         if machine.text is not None:
-            return _known(self._machine_use(machine.text), "nvidia-smi reports no use of the GPU")
+            used = nvidia_use(machine.text)
+            if self._card is not None:
+                used = nvidia_use_by_gpu(machine.text).get(str(self._card))
+            return _known(used, "nvidia-smi reports no use of the GPU")
         chosen = () if self._card is None else ("-d", str(self._card))
         other = self._ask(self._rocm, deadline, *chosen, "--showuse", "--json")
         if other.text is not None:
             return _known(rocm_use(other.text), "rocm-smi reports no use of the GPU")
         raise _Unknown(f"{machine.problem}, {other.problem}")
-
-    def _machine_use(self, text: str) -> float | None:
-        if self._card is None:
-            return nvidia_use(text)
-        return nvidia_use_by_gpu(text).get(str(self._card))
 
     def _confirm(self, silent: set[str], deadline: float) -> None:
         """Raise `_Unknown` if a GPU for which pmon shows only `-` cannot report its use at all.
@@ -127,12 +127,6 @@ class Sampler:
         use_by_gpu = nvidia_use_by_gpu(asked.text or "")
         if any(use_by_gpu.get(gpu) is None for gpu in silent):
             raise _Unknown("nvidia-smi reports no use of the GPU")
-
-    def _own_rows(self, text: str) -> list[Process]:
-        rows = pmon_processes(text)
-        if any(_percent(use) is not None for row in rows for use in row.use):
-            self.shown = True
-        return [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
 
     def _ask(
         self, tool: external_tool.Tool, deadline: float, *arguments: str
