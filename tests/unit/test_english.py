@@ -35,7 +35,7 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 14.9,
+        "a colon for a verb": 14.6,
         "those, that of, one of": 2.8,
         "a no instead of a not": 4.8,
         "what as a noun": 5.2,
