@@ -274,14 +274,14 @@ class GpuModels:
         newest = statements.models.newest_request.script(
             host=who.host, worker=who.worker_id, after=self._request_no
         )
-        self._later(newest, "requests for models", self._polled)
 
-    def _polled(self, found: Row | None) -> None:
-        if found is not None:
-            self._request_no = found["request_no"]
-            self._waiting = found
-            self._set_report(found, "waiting")
-            self.begin()
+        def polled(found: Row | None) -> None:
+            if found is not None:
+                self._request_no, self._waiting = found["request_no"], found
+                self._set_report(found, "waiting")
+                self.begin()
+
+        self._later(newest, "requests for models", polled)
 
     def _reap(self) -> None:
         """Unload a model that is idle too long, unless the worker is paused with it."""

@@ -462,7 +462,13 @@ class Worker:
         try:
             packets = self._launcher.receive()
         except launcher.LauncherLost as error:
-            self._lose(error)
+            # The executors have ended with it. Their jobs count a crash if a signal has killed it.
+            _log.error("%s", error)
+            self._lost = error
+            self._loop.forget(self._launcher.fileno())
+            self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
+            for own in self._desk.queues:
+                own.runner.lose(error)
             return
         for packet in packets:
             for own in self._desk.queues:
@@ -471,19 +477,6 @@ class Worker:
                 elif (pid := own.runner.forked(packet)) and self._models is not None:
                     self._models.follow(pid)
         self._loop.wake_at(0.0)
-
-    def _lose(self, error: launcher.LauncherLost) -> None:
-        """End all jobs, since the executors have ended with the launcher.
-
-        They count a crash if a signal has killed it, and are handed back otherwise.
-        """
-        _log.error("%s", error)
-        self._lost = error
-        assert self._launcher is not None
-        self._loop.forget(self._launcher.fileno())
-        self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
-        for own in self._desk.queues:
-            own.runner.lose(error)
 
     def _report(self) -> JsonDict:
         """Return the detail of the worker's rows, beside its jobs."""
