@@ -26,22 +26,18 @@ _STEPS = ("pipeline", "map", "input", "branch", "loop", "run")
 _KEPT = ("input", "branch", "run", "start", "output", "loop", "map")
 
 
-def expand(
-    workflow: Any, load_pipeline: PipelineLoader, *, max_nodes: int | None = None
-) -> JsonDict:
+def expand(workflow: Any, load_pipeline: PipelineLoader) -> JsonDict:
     """Return the definition: a plain JSON document, a copy, nodes in declaration order.
 
     `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
     "skip_if", "pipeline", "step"}]}`, and `policy`, `map`, `arm`, `choice`, `loop`, `round` and
     `version` in nodes that have one. Raises `InvalidWorkflow` that names step or node and reason;
-    what `load_pipeline` raises passes through. `max_nodes`: None takes `graph.MAX_NODES_PER_RUN`.
+    what `load_pipeline` raises passes through.
     """
     document = document_values.record(workflow, "the workflow")
     name = document_values.text(document, "name", "the workflow") or ""
     where = f"workflow {name!r}"
-    reading = _Reading(
-        load_pipeline, graph.MAX_NODES_PER_RUN if max_nodes is None else max_nodes, where
-    )
+    reading = _Reading(load_pipeline, where)
     nodes = _nodes(_read_steps(document, reading, 0, where), reading, where)
     if document.get("output") is not None:
         reading.take_nodes(graph.OUTPUT, 1)
@@ -59,10 +55,9 @@ class _Reading:
     Each `take_` counts, and raises `InvalidWorkflow` beyond a limit.
     """
 
-    def __init__(self, load_pipeline: PipelineLoader, max_nodes: int, where: str) -> None:
+    def __init__(self, load_pipeline: PipelineLoader, where: str) -> None:
         self._load_pipeline = load_pipeline
         self._flows: dict[str, dict[str, JsonDict]] = {}
-        self._max_nodes = max_nodes
         self._where = where
         self._nodes = self._deps = self._chars = 0
 
@@ -76,10 +71,10 @@ class _Reading:
     def take_nodes(self, step_id: str, count: int) -> None:
         """Count the nodes of a step before they are built."""
         self._nodes += count
-        if self._nodes > self._max_nodes:
+        if self._nodes > graph.MAX_NODES_PER_RUN:
             raise errors.InvalidWorkflow(
-                f"{self._where}: more than {self._max_nodes} nodes (reached in step {step_id!r}; "
-                "MAX_NODES_PER_RUN sets the limit)"
+                f"{self._where}: more than {graph.MAX_NODES_PER_RUN} nodes (reached in step "
+                f"{step_id!r}; MAX_NODES_PER_RUN sets the limit)"
             )
 
     def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:

@@ -23,14 +23,9 @@ from queue_workflows.dag import payload
 from queue_workflows.runtime import masking
 
 _PLAIN: dict[type, tuple[type, ...]] = {
-    str: (str,),
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    dict: (dict,),
-    list: (list, tuple),
-    type(None): (type(None),),
-}
+    str: (str,), bool: (bool,), int: (int,), float: (int, float), dict: (dict,),
+    list: (list, tuple), type(None): (type(None),),
+}  # fmt: skip
 """The types that JSON has, and their Python types; a bool is not a number."""
 _SHOWN = 200
 _QUOTED = re.compile("'([^']*)'")

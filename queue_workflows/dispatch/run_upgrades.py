@@ -37,7 +37,12 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
         moves = _moves(found, entries, there, run["generation"], movable)
         outcome = "same" if not any(found) else "refused" if moves.blocked else "would move"
         if outcome == "refused" and not dry_run:
-            raise errors.UpgradeRefused(_refusal(run_id, moves.blocked), moves.blocked)
+            more = f" and {len(moves.blocked) - NAMED} more" if len(moves.blocked) > NAMED else ""
+            raise errors.UpgradeRefused(
+                f"run {run_id!r} stays as it is: nodes that have ended, run or are claimed differ "
+                f"in today's code: {', '.join(moves.blocked[:NAMED])}{more}",
+                moves.blocked,
+            )
         if outcome == "would move" and not dry_run:
             _move(conn, run_id, made, found, moves, by)
             outcome = "moved"
@@ -112,15 +117,6 @@ def _move(
     )
     # The run is queued by now: of a running run the history would call these nodes cancelled.
     statements.upgrades.drop_nodes(conn, run_id=run_id, nodes=[*moves.replaced])
-
-
-def _refusal(run_id: str, blocked: list[str]) -> str:
-    named = ", ".join(blocked[:NAMED])
-    more = f" and {len(blocked) - NAMED} more" if len(blocked) > NAMED else ""
-    return (
-        f"run {run_id!r} stays as it is: nodes that have ended, run or are claimed differ in "
-        f"today's code: {named}{more}"
-    )
 
 
 class Difference(NamedTuple):

@@ -398,7 +398,8 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
         {"id": "n", "inputs": [{"name": "x", "from": "gone"}, {"name": "x", "from": "n"}]}))),
     ("'n'.*'skip_if'.*object is not a JSON", lambda: refusal(step("s", "p"), **_pipeline(
         {"id": "n", "skip_if": object()}))),
-    ("more than 3 nodes.*'s'", lambda: refusal(step("s", "fan"), max_nodes=3)),
+    ("more than 20000 nodes.*'s5000'",
+     lambda: refusal(*(step(f"s{number}", "fan") for number in range(6000)))),
 ]  # fmt: skip
 
 
