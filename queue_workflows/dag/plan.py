@@ -379,6 +379,8 @@ class Planner:
 
         Nodes that wait for their child runs come before nodes that are over.
         """
+        if len(self._rows) < 2:
+            return self._rows
         position = self.progress.graph.position
         queued = [row for row in self._rows if row.status == "queued"]
         queued.sort(key=lambda row: position(row.node.id))

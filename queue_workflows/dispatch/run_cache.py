@@ -294,16 +294,16 @@ def _expanded(run: Row) -> Definition:
     An unchanged document of an earlier run is not expanded again. Raises as `hooks.load` does.
     """
     document, load = hooks.load(run)
-    load = functools.cache(load)
     used: dict[str, Any] = {}
 
     def pipeline(name: str) -> Any:
-        used[name] = load(name)
+        if name not in used:
+            used[name] = load(name)
         return used[name]
 
     key = _hash([document, config.get_config().node_versions, config.MAX_PAYLOAD_KB.read()])
     known = _expansions.get(key)
-    if known is not None and all(_hash(load(name)) == each for name, each in known[0].items()):
+    if known is not None and all(_hash(pipeline(name)) == each for name, each in known[0].items()):
         return known[1]
     expanded = definition.expand(document, pipeline)
     made = Definition(payload.to_json(expanded), definition.digest(expanded))
