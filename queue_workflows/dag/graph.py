@@ -5,7 +5,6 @@ A run's row holds the definition, and a role that may write the row may have sto
 
 from __future__ import annotations
 
-import graphlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -150,6 +149,8 @@ def _linked(node: Node, nodes: Mapping[str, Node]) -> Node:
 
     Raises `InvalidWorkflow` for a node of an unknown branch, and a branch or loop of foreign nodes.
     """
+    if node.arm is None and node.choice is None and node.loop is None:
+        return node
 
     def arm(node_id: str) -> str | None:
         return nodes[node_id].arm if node_id in nodes else None
@@ -253,15 +254,11 @@ def _node(raw: Any, where: str, top: str, depth: int) -> Node:
         skip_if=document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
         pipeline=document_values.text(entry, "pipeline", where),
         step=None if step is None else dict(document_values.record(step, f"{where}: 'step'")),
-        arm=document_values.text(entry, "arm", where, limit=MAX_ID_CHARS),
     )
     if (entry.get("map") is None) != (node.module != MAP):
         raise errors.InvalidWorkflow(f"{where}: 'map' and the module {MAP!r}")
-    more = {
-        key: read(entry[key], node, where)
-        for key, read in _MORE.items()
-        if entry.get(key) is not None
-    }
+    given = [] if _MORE.keys().isdisjoint(entry) else [*_MORE]
+    more = {key: _MORE[key](entry[key], node, where) for key in given if entry.get(key) is not None}
     if entry.get("map") is not None:
         more["map"] = _map(entry["map"], where, top, depth)
     return node._replace(**more) if more else node
@@ -289,6 +286,9 @@ def _version(raw: Any, _: Node, where: str) -> int:
 
 _MORE: dict[str, Callable[[Any, Node, str], Any]] = {
     "policy": _policy,
+    "arm": lambda raw, _, where: document_values.text(
+        {"arm": raw}, "arm", where, limit=MAX_ID_CHARS
+    ),
     "choice": lambda raw, node, where: branches.stored(raw, node.id, where),
     "loop": lambda raw, node, where: loops.stored(raw, node.id, where),
     "round": _round,
@@ -433,10 +433,23 @@ def refuse_cycle(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> No
 
 def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:
     """Return a cycle, its first id repeated at the end, or None; dependencies must be keys."""
-    try:
-        graphlib.TopologicalSorter(deps).prepare()
-    except graphlib.CycleError as error:
-        return error.args[1][::-1]
+    finished: set[str] = set()
+    for start in deps:
+        path: dict[str, None] = {}
+        stack = [(start, iter(deps[start]))] if start not in finished else []
+        while stack:
+            here, remaining = stack[-1]
+            path[here] = None
+            dep = next((dep for dep in remaining if dep not in finished), None)
+            if dep is None:
+                stack.pop()
+                path.pop(here)
+                finished.add(here)
+            elif dep in path:
+                trail = list(path)
+                return [*trail[trail.index(dep) :], dep]
+            else:
+                stack.append((dep, iter(deps[dep])))
     return None
 
 
