@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypedDict, TypeVar, cast
 
@@ -12,6 +13,7 @@ L = TypeVar("L", bound="list[Any]")
 _TO_COME = " of a run to come>"
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Origin:
     """Where a handle comes from: a graph being built, and in it a step and node, or the run.
 
@@ -20,26 +22,14 @@ class Origin:
     items have the value; None: the run has it.
     """
 
-    __slots__ = ("body", "graph", "keys", "node", "step", "stores", "what")
-
-    def __init__(
-        self,
-        graph: object,
-        *,
-        what: str,
-        step: str | None = None,
-        node: str | None = None,
-        keys: frozenset[str] | None = None,
-        stores: bool = True,
-        body: object = None,
-    ) -> None:
-        self.body = body
-        self.graph = graph
-        self.what = what
-        self.step = step
-        self.node = node
-        self.keys = keys
-        self.stores = stores
+    graph: object
+    _: dataclasses.KW_ONLY
+    what: str
+    step: str | None = None
+    node: str | None = None
+    keys: frozenset[str] | None = None
+    stores: bool = True
+    body: object = None
 
 
 class Handle:

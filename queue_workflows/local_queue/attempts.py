@@ -26,18 +26,17 @@ class TaskCount:
     seconds: float = 0.0
 
 
+@dataclasses.dataclass(slots=True)
 class SlotCounts:
-    """The counts of one slot of a thread; one thread at a time writes them, without a lock."""
+    """The counts of one slot of a thread; one thread at a time writes them, without a lock.
 
-    __slots__ = ("error", "finished", "tasks", "worker")
+    `finished`: how many jobs have completed. `error`: the latest one.
+    """
 
-    def __init__(self, worker: str) -> None:
-        self.worker = worker
-        self.finished = 0
-        """How many jobs have completed."""
-        self.tasks: dict[str, TaskCount] = {}
-        self.error: str | None = None
-        """The latest error."""
+    worker: str
+    finished: int = 0
+    tasks: dict[str, TaskCount] = dataclasses.field(default_factory=dict[str, TaskCount])
+    error: str | None = None
 
     def ended(self, task: str, seconds: float, error: str | None = None) -> None:
         """Count an attempt that has ended, by this error if it has failed."""

@@ -237,7 +237,9 @@ def _give_up(conn: db.Connection, job_id: str, error: BaseException, failures: i
 def _expire(conn: db.Connection, job: Row) -> None:
     found: Any = job["policy"]
     policy = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    error = f"nobody answered within {_seconds_text(policy.get('timeout_s'))} s"
+    seconds = policy.get("timeout_s")  # which a plain SQL writer may have set to anything
+    is_number = isinstance(seconds, (int, float)) and abs(seconds) < 1e300
+    error = f"nobody answered within {f'{seconds:g}' if is_number else f'{seconds!s:.80}'} s"
     default = None
     if isinstance(found, Unreadable):
         error = f"its policy cannot be read: {found.reason}"
@@ -256,10 +258,3 @@ def _expire(conn: db.Connection, job: Row) -> None:
         effect = "takes its default" if default is not None else "fails"
         name = f"node {job['node_id']} of run {job['run_id']}"
         _log.warning("%s: %s; it %s", name, error, effect, extra=log_context.ids_of_job(job))
-
-
-def _seconds_text(seconds: object) -> str:
-    """Return the text of a `timeout_s`, which a plain SQL writer may have set to anything."""
-    if isinstance(seconds, (int, float)) and abs(seconds) < 1e300:
-        return f"{seconds:g}"
-    return f"{seconds!s:.80}"
