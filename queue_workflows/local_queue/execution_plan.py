@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import dataclasses
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from queue_workflows import errors
 from queue_workflows.local_queue import job_queue
@@ -38,18 +37,15 @@ class ExecutionPlan(Protocol):
 
         None, as from a method without `return`: it runs.
         """
-        ...
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
         """Store the result."""
-        ...
 
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> bool | None:
         """Store the error; the job is ready again unless this was its last attempt (`final`).
 
         Returns whether the job has failed for good; None: as `final` says.
         """
-        ...
 
     def is_currently_running(self, job_id: str, /) -> bool:
         """Return whether the job is marked as running."""
@@ -60,7 +56,8 @@ class NotCompleted(Exception):
     """How a `ClaimingPlan` reports that a job did not complete, once it has noted the reason."""
 
 
-class ClaimingPlan(ExecutionPlan, abc.ABC):
+@runtime_checkable
+class ClaimingPlan(ExecutionPlan, Protocol):
     """A plan that has a claim on each job which it returns, until its outcome or `give_back`.
 
     So a job that it returns again is not refused for having ended a moment ago. `mark_failed` of
@@ -70,24 +67,20 @@ class ClaimingPlan(ExecutionPlan, abc.ABC):
     @property
     def others_fill_memory(self) -> bool:
         """Return whether jobs of other processes may free memory of this one, if it is full."""
-        return False
+        ...
 
-    @abc.abstractmethod
     def open(self, owner: Any, /) -> None:
         """Begin; called by the manager, its owner, before the first of its threads starts."""
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Give back every claim and end; called once, after the last job."""
 
-    @abc.abstractmethod
     def call(self, job: job_queue.Job, execute: Callable[[job_queue.Job], Any] | None, /) -> Any:
         """Run a job, by its registered task without `execute`; return its result.
 
         Raises what `mark_failed` will get.
         """
 
-    @abc.abstractmethod
     def give_back(self, job: job_queue.Job, reason: str, /) -> None:
         """Give up the claim of a job that did not start or did not end; counts no attempt."""
 
