@@ -1,1 +1,1 @@
-"""Read what operators' commands diagnose and display; nothing here changes a row."""
+"""Read the facts that operators' commands diagnose and display; no row is changed here."""

@@ -49,7 +49,7 @@ def build(
 
 
 def log_of(row: Row) -> JsonDict:
-    """Return a stored log as `text`, with a line in place of what was cut, and `cut_bytes`."""
+    """Return a stored log as `text`, with a line in place of the cut bytes, and `cut_bytes`."""
     cut = row["cut_bytes"]
     return {"text": row["head"] + (gap(cut) if cut else "") + row["tail"], "cut_bytes": cut}
 

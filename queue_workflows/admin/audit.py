@@ -12,17 +12,17 @@ from queue_workflows.db import statements
 from queue_workflows.types import Row
 
 STATEMENT_TIMEOUT_S = 60.0
-"""For one invariant: three times what a million jobs took. A longer snapshot would keep vacuum
+"""For one invariant: three times the figure of a million jobs. A longer snapshot would keep vacuum
 from its work."""
 COMMIT_S = 15.0
-"""How long a transaction under way may still change what is acknowledged: three times the 5 s that
+"""How long a transaction under way may still change acknowledged rows: three times the 5 s that
 an engine transaction may take."""
 SWEEP_S = 120.0
-"""Two rounds of the orchestrator's slowest sweep, that of jobs whose run is over."""
+"""Two rounds of the orchestrator's slowest sweep, which ends the jobs of runs that are over."""
 
 
 class Offender(NamedTuple):
-    """What breaks an invariant: the id of a job, run or schedule entry, and how."""
+    """A row that breaks an invariant, by the id of its job, run or schedule entry, and how."""
 
     id: str
     text: str
@@ -39,7 +39,7 @@ class Invariant(NamedTuple):
 
 
 def _invariants() -> tuple[Invariant, ...]:
-    """Return what `audit.sql` checks, in its order; the comment of a statement is the sentence."""
+    """Return the invariants of `audit.sql`; a statement's comment is the sentence."""
     found = [
         Invariant(0, name.replace("_", " "), sentence, getattr(statements.audit, name))
         for name, sentence in statements.comments("audit").items()
@@ -71,7 +71,7 @@ def parameters(
     commit_s: float = COMMIT_S,
     sweep_s: float = SWEEP_S,
 ) -> dict[str, Any]:
-    """Return what the statements take, for the last `since_s` seconds; None: all that is retained.
+    """Return the parameters of the statements, for the last `since_s` seconds, or for all.
 
     `limit`: most offenders per invariant. `since` is text, as it may be `-infinity`.
     """
@@ -88,7 +88,7 @@ def parameters(
 
 
 def offenders(conn: db.Connection, invariant: Invariant, values: dict[str, Any]) -> list[Offender]:
-    """Return what breaks an invariant that has a statement, from one snapshot of the database."""
+    """Return the offenders of an invariant that has a statement, from one snapshot."""
     assert invariant.statement is not None
     rows: list[Row] = invariant.statement(conn, **values)
     return [Offender(row["id"] or "-", row["text"] or "") for row in rows]

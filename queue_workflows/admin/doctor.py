@@ -68,7 +68,7 @@ def indexes_on_renewed(conn: db.Connection) -> list[str]:
 
 
 class BadRow(NamedTuple):
-    """A row, what is wrong with it in a sentence, and the command that ends or removes it."""
+    """A row, its fault in a sentence, and the command that ends or removes it."""
 
     kind: str
     id: str

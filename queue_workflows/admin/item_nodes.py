@@ -15,7 +15,7 @@ from queue_workflows.types import Row
 def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
     """Return the ids of the nodes of the items with this key, of a loop the first and begun rounds.
 
-    Of an item that goes on, the nodes that have no job yet come last. None: there is no such item.
+    Of an item that goes on, the nodes without a job come last. Returns None without such an item.
     """
     items = statements.overview.items(conn, run=run_id, keys=[key])
     if not items:
@@ -43,7 +43,7 @@ def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
 
 
 def of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
-    """Return the ids of the nodes of this round, in all loops of a run's graph; None: no node."""
+    """Return the ids of the nodes of this round, in all loops of a run, or None without one."""
     definition = statements.runs.definition(conn, run_id=run_id)
     entries = stored_json.graph_nodes(definition).items()
     return [name for name, entry in entries if entry.get("round") == number] or None
@@ -52,7 +52,7 @@ def of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
 def waiting(
     conn: db.Connection, run_id: str, definition: Any, names: Collection[str]
 ) -> dict[str, Row]:
-    """Return the entries of those of these nodes that items have; none of them has a job."""
+    """Return the entries of the `names` that are nodes of items and have no job yet."""
     found: dict[str, Row] = {}
     split = {name: parts for name in names if (parts := item_ids.split(name)) is not None}
     if not split:
@@ -71,7 +71,7 @@ def waiting(
 
 
 def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
-    """Return the entries of those of these nodes that are rounds in items, and of their loops."""
+    """Return the entries of the `names` that are rounds in items, and of their loops."""
     found: dict[str, Row] = {}
     names = [name for name in names if item_ids.of_item(name) and "#" in name]
     entries = stored_json.all_entries(definition) if names else {}
@@ -112,7 +112,7 @@ def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _body(entries: Row, map_id: str) -> dict[str, list[str]]:
-    """Return the ids that the nodes of a map have in each item, and what each waits for there."""
+    """Return the ids that the nodes of a map have in each item, with their dependencies there."""
     of_map = stored_json.mapping((stored_json.entry_of(entries, map_id) or {}).get("map"))
     nodes = stored_json.graph_nodes({"nodes": of_map.get("body")})
     return {name: node["deps"] for name, node in nodes.items()}

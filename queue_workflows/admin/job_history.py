@@ -1,4 +1,4 @@
-"""Build what `history.get_run` and `history.get_job` return: nodes, maps, loops and attempts."""
+"""Build the results of `history.get_run` and `history.get_job`, with all nodes and attempts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLED_MAX = 20
 def of_run(
     conn: db.Connection, run_id: str, *, nodes: Sequence[str] | None, logs: bool | None
 ) -> JsonDict | None:
-    """Return what `history.get_run` documents; None if there is no such run."""
+    """Return the result of `history.get_run`, or None without such a run."""
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
@@ -74,7 +74,7 @@ def of_run(
 def page_of_run(
     conn: db.Connection, run_id: str, *, after: str | None, limit: int
 ) -> JsonDict | None:
-    """Return what `history.get_run_page` documents; None if there is no such run."""
+    """Return the result of `history.get_run_page`, or None without such a run."""
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
@@ -143,7 +143,7 @@ def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[Json
 
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
-    """Return what `history.get_job` documents; None if there is no such job."""
+    """Return the result of `history.get_job`, or None without such a job."""
     job = statements.history_rows.node(conn, job=job_id)
     if job is None:
         return _ingest_job(conn, job_id)
@@ -206,7 +206,7 @@ def _node(
     events: list[Row],
     logs: list[Row],
 ) -> JsonDict:
-    """Return a node as it is shown; `queued_at`: that of its run."""
+    """Return a node as it is shown; its run was queued at `queued_at`."""
     entry = graph.get(job["node_id"])
     node = {"kind": "node job"} | job | {"depends_on": list(entry["deps"]) if entry else []}
     return _with_attempts(node, events, logs, queued_at)

@@ -74,7 +74,7 @@ class ExcessRight(NamedTuple):
 
 
 def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
-    """Return what this role lacks for a purpose, of the tables and functions that exist."""
+    """Return the rights that this role lacks for a purpose, on existing tables and functions."""
     wanted = PURPOSES[purpose]
     pairs = [(table, right) for table, rights in wanted.items() for right in rights]
     filled = [table for table, right in pairs if right == "INSERT"]
@@ -149,7 +149,7 @@ def revokes(found: list[ExcessRight]) -> list[str]:
 
 
 def grants(lacks: list[MissingRight], role: str) -> list[str]:
-    """Return the fewest statements that give what is missing; `role` is quoted as SQL needs it."""
+    """Return the fewest statements that give these rights; `role` is quoted as SQL needs it."""
     wanted: dict[tuple[str, str], list[str]] = {}
     for lack in lacks:
         wanted.setdefault((lack.kind, lack.name), []).append(lack.right)

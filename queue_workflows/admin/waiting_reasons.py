@@ -1,6 +1,6 @@
 """Explain why jobs and runs wait: one reason for all workers, and one for each live worker.
 
-That of a worker is the first clause of its claim that excludes the job.
+The reason of a worker is the first clause of its claim that excludes the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEPENDENCIES = 3
 
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
-    """Return what `jobs.explain` returns of a job, or None if there is no such job."""
+    """Return the result of `jobs.explain`, or None without such a job."""
     for table in reversed(statements.JOB_TABLES):
         if (row := statements.waiting_facts.job[table](conn, job=job_id)) is not None:
             return _explained(conn, table, row) | {"lost": row["lost"]}
@@ -31,7 +31,7 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
 
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
-    """Return what `runs.explain` returns of a run, or None if there is no such run."""
+    """Return the result of `runs.explain`, or None without such a run."""
     row = statements.waiting_facts.run(conn, run=run_id)
     if row is None:
         return None
@@ -81,7 +81,7 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
 
 
 def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
-    """Return the nodes of the graph that are not queued yet, with what each waits for."""
+    """Return the nodes of the graph that are not queued yet, each with its open dependencies."""
     found: list[JsonDict] = []
     for node_id, entry in stored_json.graph_nodes(row["definition"]).items():
         if node_id in jobs:
@@ -141,7 +141,7 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
 
 
 def _without_code(row: Row, clause: str) -> str:
-    """Return that no live worker has the code of a node, or its version, and what helps."""
+    """Return that no live worker has the code of a node, or its version, and the remedy."""
     where = f"no live worker of queue {row['queue']}"
     if clause == "unknown_node":
         met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
@@ -261,7 +261,7 @@ def _limits(conn: db.Connection, row: Row) -> Row:
 
 
 def _of_partition(limits: Row, key: str) -> tuple[str, str]:
-    """Return the clause and text of what keeps the waiting jobs of a partition."""
+    """Return the clause and text that keep the waiting jobs of a partition."""
     if limits["paused"]:
         return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
     rate = clock.rate_text(limits["rate_limit"], limits["rate_period_s"])
@@ -332,7 +332,7 @@ def _of_worker(
 
 
 def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:
-    """Return the clause and text if the worker lacks the node, or its version; None: it fits.
+    """Return the clause and text if the worker lacks the node, or its version, else None.
 
     `met` of the row has the workers that were given the node and did not know it.
     """
@@ -376,7 +376,7 @@ def _jobs(number: int, word: str = "") -> str:
 
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
-    """Return what the worker's claim policy takes before this job."""
+    """Return the jobs that the worker's claim policy takes before this one."""
     can: list[str] = statements.waiting_facts.models(conn, **worker) or []
     claim = stored_json.mapping(worker["claim"])
     grace_s = stored_json.number(claim.get("grace_s"))

@@ -1,6 +1,6 @@
 """Send alerts of failures to the app's hook and to a command, outside of every transaction.
 
-Triggers write the rows of failures. Each sender claims what it sends, within the limit of all.
+Triggers write the rows of failures. Each sender claims its failures, within the limit of all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLL_S = 5.0
 ANNOUNCE_S = 15.0
 """Seconds between two notes that a sender is there."""
 LEASE_SPARE_S = 30.0
-"""Seconds that a sender has to record what it sent, besides the timeouts of its calls."""
+"""Seconds that a sender has to record its calls, besides the timeouts of its calls."""
 STOP_GRACE_S, STOP_S = 2.0, 3.0
 """How long a call may go on after `stop()`, and how long that waits: it ends within 5 s."""
 STEP_S = 0.1
@@ -148,7 +148,7 @@ class Sender:
         self.stop()
 
     def run_once(self) -> int:
-        """Send what waits, within the limit of all senders; return how many calls were made."""
+        """Send waiting failures, within the limit of all senders; return how many calls it made."""
         calls = 0
         while not self._stopping.is_set():
             self._note()
@@ -199,7 +199,7 @@ class Sender:
         return not (self._is_over() and any(problems))
 
     def _call(self, alert: JsonDict, timeout_s: float) -> str | None:
-        """Call the hooks of an alert on a thread; return what went wrong, or None.
+        """Call the hooks of an alert on a thread; return the problem, or None.
 
         An error of a hook is only logged. After the time, and when this sender is over, it goes on
         without the hooks' return.
@@ -225,15 +225,15 @@ class Sender:
         return self._stopping.is_set() and self._now() >= self._ends_at
 
 
-# --- what is sent next -----------------------------------------------------------------------
+# --- claims of failures ----------------------------------------------------------------------
 
 
 def take(
     conn: db.Connection, *, app: str, per_minute: int, lease_s: float, max_age_s: float
 ) -> Taken | None:
-    """Claim what a sender of `app` sends next, for `lease_s` seconds.
+    """Claim the next failures for a sender of `app`, for `lease_s` seconds.
 
-    None if nothing waits, the limit is reached, or another sender is here at the same time.
+    None if no failure waits, the limit is reached, or another sender is here at the same time.
 
     While more failures wait than calls are left, the last of the `per_minute` calls takes all of
     them. Then nothing is sent for a minute. Failures over `max_age_s` old are deleted.

@@ -58,7 +58,7 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
 def exchange(
     conn: Connection, client: Any, asked: Request[T]
 ) -> Generator[httpx.Request | float, Got | None, T]:
-    """Yield requests, which get what came of each, and seconds to wait; return the result."""
+    """Yield requests, which get their outcome, and seconds to wait; return the result."""
     steps, found = asked.steps(), None
     while True:
         try:
@@ -76,7 +76,7 @@ def exchange(
 
 
 def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
-    """Return the request of a call. Raises `InvalidPayload` for a body that is no JSON."""
+    """Return the request of a call. Raises `InvalidPayload` for a body that JSON cannot hold."""
     headers = {**conn.headers}
     headers |= trace_context.with_current(None) or {}
     content = None
@@ -102,7 +102,7 @@ def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
 
 
 def read(call: Call[T], got: Got) -> T:
-    """Return what a response holds; raise the error that it reports, or why there is none."""
+    """Return the result in a response; raise its error, or the reason why there is none."""
     if not isinstance(got, httpx.Response):
         raise of_transport(got)
     if not got.is_success:
@@ -120,7 +120,7 @@ def read(call: Call[T], got: Got) -> T:
 
 
 def pause_s(conn: Connection, call: Call[Any], tries: int, got: Got) -> float | None:
-    """Return after how many seconds a call is repeated; None: its result counts.
+    """Return after how many seconds a call is repeated, or None if its result counts.
 
     A request that the service may have carried out is repeated only if it is `repeatable`.
     """
@@ -149,7 +149,7 @@ RETRY_MAX_S: Final = 60.0
 REMEMBERED: Final = 10_000
 """Ids of events that are not returned again when a stream is resumed."""
 SILENCE_S: Final = 60.0
-"""A stream on which nothing arrived for so long is opened again; the service sends sooner."""
+"""A stream that was silent for so long is opened again; the service sends sooner."""
 
 
 class Parser:
@@ -228,7 +228,7 @@ class Follower:
         return found if self.last_id is None else found | {"last-event-id": self.last_id}
 
     def opened(self) -> None:
-        """Forget what an interrupted stream has left."""
+        """Forget the rest of an interrupted stream."""
         retry_s = self.parser.retry_s
         self.parser = Parser()
         self.parser.retry_s = retry_s
@@ -283,7 +283,7 @@ _OTHERS: Final[Mapping[str, type[errors.QueueWorkflowsError]]] = {
     "invalid": errors.RequestRefused,
     "internal-error": errors.ServiceFailed,
 }
-"""Types of problems that are no class of `errors`."""
+"""Types of problems that are not the name of a class of `errors`."""
 _STATUSES: Final[Mapping[int, type[errors.QueueWorkflowsError]]] = {
     **dict.fromkeys((401, 403), errors.AccessDenied),
     **dict.fromkeys((408, 429, 502, 503, 504), errors.ServiceUnavailable),
@@ -335,7 +335,7 @@ def of_transport(error: httpx.HTTPError | httpx.InvalidURL) -> errors.QueueWorkf
     """Return the error of a request that got no response."""
     text = masking.mask(str(error) or type(error).__name__)[:DETAIL_CHARACTERS]
     if isinstance(error, httpx.InvalidURL):
-        text = text.partition(": ")[0]  # What httpx takes for a port may be a password.
+        text = text.partition(": ")[0]  # A password may be in the place of the port.
     if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol)):
         return errors.InvalidConfig(f"the service's URL cannot be used: {text}")
     return errors.ServiceUnavailable(f"the service does not answer: {text}")

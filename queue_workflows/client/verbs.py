@@ -34,7 +34,7 @@ C = TypeVar("C", Sync, Async, covariant=True)
 
 
 class Group(Generic[C]):
-    """Verbs of a client, which are those of a noun."""
+    """Verbs of a client, for one noun."""
 
     def __init__(self, client: C) -> None:
         self.client = client

@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 
 def draw(run: Mapping[str, Any]) -> str:
-    """Return the run as SVG; what has no end yet is drawn up to the time of reading."""
+    """Return the run as SVG; an attempt without an end is drawn up to the time of reading."""
     nodes, now = run["nodes"], run["read_at"]
     bars = {node["node_id"]: _bars(node, now) for node in nodes}
     tops = {name: TOP + ROW * row for row, name in enumerate(bars)}

@@ -30,9 +30,9 @@ RUNS: Final = 200
 TABLES: Final = (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 BATCH: Final = 1000
 GAPS_MAX: Final = 10_000
-"""Ranges of missing ids; with more, nothing behind them is read until they are settled."""
+"""Ranges of missing ids; with more, the events behind them are read when they are settled."""
 LEFT_OUT: Final = ("progress_beat", "lease_renew")
-"""Events of which an attempt may have any number, and which say nothing about it."""
+"""Events of which an attempt may have any number, and which do not describe it."""
 LAST_ID: Final = 2**63 - 1
 CHUNK: Final = 500
 """Claims of which one statement reads the events."""
@@ -104,7 +104,7 @@ class Exporter:
         self._sink.close()
 
     def run(self) -> int:
-        """Export what is there; return how many events and runs. Raises what the sink does."""
+        """Export all there is; return how many events and runs. Raises the errors of the sink."""
         count = 0
         with self._dedicated.using() as conn:
             while (step := self._step(conn)) > 0:
@@ -114,14 +114,14 @@ class Exporter:
         return count
 
     def _step(self, conn: Connection) -> int:
-        """Export one batch; return its size, or 0 if there is nothing or another process has it."""
+        """Export one batch; return its size, or 0 without an event or the export."""
         stored = self._taken(conn)
         if stored is None:
             self._follower = None
             return 0
         if stored != self._stored or self._follower is None:
             self._follower, self._stored = Follower(stored), stored
-        # In this order: all events of an ended run are then among those that are read.
+        # In this order, as all events of an ended run are then among the ones that are read.
         ended: list[Row] = []
         if self._sink.wants_attempts:
             ended = statements.event_exports.ended_runs(conn, name=self.name, batch=RUNS)
@@ -132,7 +132,7 @@ class Exporter:
         try:
             return self._advance(conn, found, ended)
         except db.Error:
-            self._follower = None  # it is ahead of what is stored
+            self._follower = None  # it is ahead of the stored position
             raise
 
     def _taken(self, conn: Connection) -> Positions | None:
@@ -201,7 +201,7 @@ class Exporter:
 def _events_of(
     conn: Connection, table: job_tables.JobTable, claims: Sequence[sinks.Claim]
 ) -> list[list[Row]]:
-    """Return the events of each of these claims, the oldest first, with what names the attempt."""
+    """Return the events of each claim, the oldest first, with the names of the attempt."""
     found: dict[tuple[str, int], list[Row]] = {}
     statement = statements.event_exports.attempts[table.name]
     for start in range(0, len(claims), CHUNK):
@@ -228,12 +228,12 @@ class Positions(NamedTuple):
     ingest_event: int
 
     def of(self, table: job_tables.JobTable) -> int:
-        """Return that of a table's history."""
+        """Return the event id of a table's history."""
         return self.node_event if table.in_run else self.ingest_event
 
 
 class _Position:
-    """How far one history was read: all ids up to `read` but those in `gaps`."""
+    """How far one history was read: all ids up to `read` that are not in `gaps`."""
 
     def __init__(self, stored: int) -> None:
         self.read = stored

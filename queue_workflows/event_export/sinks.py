@@ -1,4 +1,4 @@
-"""Write what is exported: the audit log, the metric log, and spans for OpenTelemetry.
+"""Write the exports, which are the audit log, the metric log and spans for OpenTelemetry.
 
 The last two have a record of each attempt, made of its events, and of each run.
 """
@@ -23,7 +23,7 @@ _OF_EVENT = (
     "elapsed_s", "error", "actor",
 )  # fmt: skip
 CAUSES: Final = frozenset({"death", "budget_trip", "stall_trip", "gpu_health_trip"})
-"""Events that tell why an attempt ended; that of a death may come after the end."""
+"""Events that tell why an attempt ended; the event of a death may come after the end."""
 _BAD: Final = frozenset({"failed", "retried", "reclaimed"})
 _DEATH: Final = ("signal", "exit_code", "core", "max_rss_mb", "oom_kills", "charged", "reason")
 TEXT_LIMIT: Final = 2000
@@ -33,19 +33,19 @@ TEXT_LIMIT: Final = 2000
 
 
 class Sink:
-    """Takes what is exported; raises if it could not, and then gets it again."""
+    """Takes exported rows; raises if it could not, and then gets them again."""
 
     wants_attempts = False
     wants_events = False
 
     def events(self, rows: Sequence[Row]) -> None:
-        """Export events of jobs; those of nodes have a `run_id`."""
+        """Export events of jobs; an event of a node has a `run_id`."""
 
     def records(self, records: Sequence[Record]) -> None:
         """Export attempts and runs that have ended."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
 
 class _File(Sink):
@@ -212,7 +212,7 @@ class Happening(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one span says. `parent`: the id of the parent's span; None: the trace begins here."""
+    """The content of a span; `parent` is the id of the parent's, None where a trace begins."""
 
     span: trace_context.SpanContext
     parent: str | None

@@ -25,7 +25,7 @@ from queue_workflows.tasks import registry
 
 
 def build(settings: service_settings.Settings) -> fastapi.FastAPI:
-    """Return the application. Its lifespan starts what `settings` name."""
+    """Return the application. Its lifespan starts the parts that `settings` name."""
     service = state.Service(settings)
     known = tokens.load(settings)
     made = _Application(

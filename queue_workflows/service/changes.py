@@ -29,7 +29,7 @@ PAGE: Final = 1000
 REMEMBERED: Final = 20_000
 WATCHED_RUNS: Final = 2_000
 REPLAY_PAGES: Final = 50
-"""Pages of events that are searched for what a reader has missed; beyond them it is too much."""
+"""Pages of events that are searched for missed changes; with more, a reader is refused."""
 
 
 class Change(NamedTuple):
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 class Reader:
-    """One waiter for changes, on an event loop; it gets those that match its filter.
+    """One waiter for changes, on an event loop; it gets the changes that match its filter.
 
     `parts_of`: the id of a job whose new parts wake it too. Only `next` and `begun` are called on
     the loop, the others on the thread that follows the changes.
@@ -103,7 +103,7 @@ class Reader:
 
 
 class Changes:
-    """Reads the history while there are readers, on one thread, and passes on what is new."""
+    """Reads the history while there are readers, on one thread, and passes on the new ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -163,7 +163,7 @@ class Changes:
             if reader.parts_of is not None and reader.parts_of[:1000] in streamed:
                 reader.wake()
         if wake.notified and len(streamed) == len(wake.notified):
-            return  # parts are no changes of jobs
+            return  # parts do not change jobs
         found = self._read()
         for reader in readers:
             reader.offer(found)

@@ -54,7 +54,7 @@ class _ClientGone(Exception):
 
 
 class Guard:
-    """Refuse what must not reach the application, each with its status; limit time and number."""
+    """Refuse requests that the application must not get; limit their time and number."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Guard:
         self._settings = settings
         self._tokens = known
         self._served = {False: 0, True: 0}
-        """How many requests are being served; True: those that may stay open."""
+        """How many requests are being served; True counts the ones that may stay open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of ASGI.
@@ -233,7 +233,7 @@ class Guard:
                 )
             )
         if body is None:
-            # What the client still sends is not read, so the connection cannot be used again.
+            # The rest of the body is not read, so the connection cannot be used again.
             refused.headers["connection"] = "close"
         await refused(request.scope, receive, reply)
 

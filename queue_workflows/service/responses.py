@@ -78,7 +78,7 @@ def named(row: Row | JsonDict) -> JsonDict:
 
 
 def wanted_states(names: Sequence[str] | None) -> dict[str, Any]:
-    """Return the filters `status` and `lost` of `jobs.list` for these names of states; None: all.
+    """Return the filters `status` and `lost` of `jobs.list` for these names of states, or for all.
 
     The engine's names are accepted too. Raises `InvalidConfig` for any other name.
     """

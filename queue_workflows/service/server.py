@@ -1,4 +1,4 @@
-"""Run the service with uvicorn, with limits on connections that send nothing or too slowly."""
+"""Run the service with uvicorn, with limits on connections of slow and silent clients."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SlowClients:
         self._since: dict[Any, tuple[str, Any, float]] = {}
 
     def close(self, connections: Iterable[Any], now: float) -> None:
-        """Close what is too slow; `now`: the monotonic clock."""
+        """Close the connections that are too slow; `now` is of the monotonic clock."""
         before, self._since = self._since, {}
         for each in connections:
             kind, mark = each.step()

@@ -195,7 +195,7 @@ class Settings(pydantic_settings.BaseSettings):
 
     @property
     def dsn(self) -> str | None:
-        """Return DL_DB_DSN, else the DSN of PG_*; None: the library's own variables decide."""
+        """Return DL_DB_DSN, else the DSN of PG_*; with None the library's own variables decide."""
         if self.dl_db_dsn is not None and self.dl_db_dsn.get_secret_value():
             return _DRIVER.sub(r"\1", self.dl_db_dsn.get_secret_value())
         if self.pg_host is None:

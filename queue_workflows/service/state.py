@@ -1,4 +1,4 @@
-"""Hold what a service's requests share, and run what it needs besides: schema, workers, upkeep."""
+"""Hold what requests share, and run the schema, the workers and the upkeep of a service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Calls:
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
 
     async def run(self, call: Callable[..., T], /, *args: Any, **keywords: Any) -> T:
-        """Return what the function returns, and raise what it raises."""
+        """Return the result of the function, and raise its errors."""
         if self._executor is None:
             self._executor = concurrent.futures.ThreadPoolExecutor(self._threads, "service-call")
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class Service:
         self.stopping = signals.StopRequest()
         """Ends the workers; a second request hurries them."""
         self.problems: dict[str, str] = {}
-        """What is wrong with the processes that it started, by name."""
+        """The faults of the processes that it started, by name."""
         self.open_connections: Callable[[], int] = int
         """Return the number of open connections; 0 if the server of an app counts them."""
         self._schema_check: asyncio.Task[int] | None = None
@@ -117,7 +117,7 @@ class Service:
         try:
             yield
         finally:
-            # On a thread: what still waits for an answer of the service gets it meanwhile.
+            # On a thread, so that clients which still wait for an answer get it meanwhile.
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, self.changes.close)
             await loop.run_in_executor(None, running.close)

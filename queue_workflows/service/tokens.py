@@ -48,7 +48,7 @@ def load(settings: service_settings.Settings) -> Tokens:
     named = [(secret.get_secret_value(), scope) for secret, scope in chosen if secret is not None]
     path = None
     if settings.token is None:
-        # In the folder that systemd sets, else in that of the data.
+        # In the folder that systemd sets, else in the data folder.
         folder = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
         path = (Path(folder) if folder else config.data_folder()) / FILE
         named.append((_read_or_create(path), "operate"))

@@ -15,4 +15,4 @@ from queue_workflows.testing.servers import database
 __all__ = ["Harness", "Node", "Result", "database", "harness"]
 
 pytest_plugins = ("queue_workflows.testing.plugin",)
-"""Only pytest reads this; nothing here imports it."""
+"""Only pytest reads this; it is not imported here."""

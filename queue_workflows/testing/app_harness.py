@@ -1,6 +1,6 @@
 """Run one app in one process: every role in turn, with a clock that tests advance.
 
-Its length is that of the public class: a short method for each thing that a test does.
+Its length: the public class has a short method for each thing that a test does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROUNDS = 100_000
 
 
 class Harness:
-    """Run what is queued: orchestrator, workers of every queue and scheduler, one step at a time.
+    """Run queued work as orchestrator, worker of every queue and scheduler, one step at a time.
 
     Time does not pass by itself for what waits: `advance` moves it. `out` is the parent folder of
     runs without a folder. Created by `harness()`.
@@ -146,7 +146,7 @@ class Harness:
     # --- work
 
     def work(self) -> int:
-        """Do what is due, in every role in turn, until none is left; return how many jobs ran."""
+        """Do all due work, in every role in turn, until none is left; return how many jobs ran."""
         ran = 0
         for _ in range(ROUNDS):
             advance.start_queued()
@@ -183,7 +183,7 @@ class Harness:
     # --- time
 
     def now(self) -> datetime.datetime:
-        """Return the database's clock plus what `advance` has added."""
+        """Return the database's clock plus the seconds of `advance`."""
         return self._database_now() + datetime.timedelta(seconds=self._passed_s)
 
     def _database_now(self) -> datetime.datetime:
@@ -216,16 +216,16 @@ class Harness:
         self.advance((instant - self.now()).total_seconds())
 
     def tick(self) -> list[str]:
-        """Fire what the schedule has due by `now()`; return the ids of the queued jobs.
+        """Fire the schedule up to `now()`; return the ids of the queued jobs.
 
         Counts from the last call, or from the harness's creation. None of the jobs runs.
         """
         return self._ticker.run_once()
 
     def _skip_ahead(self, began: datetime.datetime) -> bool:
-        """Advance the clock to what is due next after `began`, the start of the last work.
+        """Advance the clock to the next due time after `began`, the start of the last work.
 
-        What was due before was part of that work, and cannot run. What became due since may not
+        Work that was due before was part of it, and cannot run. Work that became due since may not
         have been part of it.
         """
         with db.transaction() as conn:

@@ -16,14 +16,14 @@ from queue_workflows.tasks import registry
 
 App: TypeAlias = "str | Callable[[], object] | None"
 _loaded: dict[str, dict[str, Any]] = {}
-"""The configuration that each app without a callable made; importing it again makes nothing."""
+"""The configuration that each app without a callable made; importing it again has no effect."""
 
 
 def load(app: App) -> None:
     """Reset the configuration and load `app` into it; None keeps the configuration as it is.
 
-    A module that this process imported before declares nothing on a second import. So what the
-    app's modules declared is installed again. Raises `InvalidConfig` and `AppFailed`.
+    A module that this process imported before declares nothing on a second import. So the
+    declarations of the app's modules are installed again. Raises `InvalidConfig` and `AppFailed`.
     """
     if app is None:
         return
@@ -55,7 +55,7 @@ def _install_declared(app_module: str) -> None:
 
 
 def _modules_of(app_module: str) -> list[str]:
-    """Return the app's module and those that it uses: of its package, or with declarations.
+    """Return the app's module and the modules that it uses, of its package or with declarations.
 
     Declarations of modules that the app does not use belong to another app of this test run.
     """

@@ -120,7 +120,7 @@ class Problem(pydantic.BaseModel):
 
 
 def refusals(method: str, *statuses: int, public: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Return the error responses for the OpenAPI document: these, and those of the guard."""
+    """Return these error responses, and the guard's, for the OpenAPI document."""
     every = {400, 414, 431, *statuses}
     if not public:
         every |= {401, 403, 421, 503}
@@ -164,11 +164,11 @@ _BESIDE: Final[dict[Kind, dict[str, Any]]] = {
     catalog.ListJobs: _CURSOR, catalog.ListRuns: _CURSOR, catalog.ListNodes: _CURSOR,
     catalog.GetJobStatus: _WAIT, catalog.GetRun: _WAIT,
 }  # fmt: skip
-"""Parameters that are no fields of the request: clients follow pages and wait by themselves."""
+"""Parameters that are not fields of the request: clients follow pages and wait by themselves."""
 _NEEDED: Any = inspect.Parameter.empty
 _STRICT: dict[Any, Any] = {int: pydantic.StrictInt, int | None: pydantic.StrictInt | None}
 _AWARE: dict[Any, Any] = {datetime | None: pydantic.AwareDatetime | None}
-"""What a body has in the place of these types."""
+"""The types of a body in the place of these."""
 
 
 def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **more: Any) -> None:
@@ -227,7 +227,7 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
 
 
 def _made(kind: type[R], given: dict[str, Any], http: fastapi.Request) -> R:
-    """Return the request of parameters and a body; what is absent has its default."""
+    """Return the request of parameters and a body; an absent field has its default."""
     marks, sent = request.marks(kind), cast("pydantic.BaseModel | None", http.state.body)
     for name, mark in marks.items():
         if sent is None:
@@ -311,7 +311,7 @@ def _is_needed(kind: Kind) -> bool:
 
 
 def _document(kind: Kind) -> dict[str, Any]:
-    """Return what the OpenAPI document says about the body of a request, and its key header."""
+    """Return the OpenAPI document of the body of a request, and of its key header."""
     if not kind.route.body:
         return {}
     schema: dict[str, Any] = {"$ref": REF.format(model=kind.route.body)}
@@ -323,7 +323,7 @@ def _document(kind: Kind) -> dict[str, Any]:
 
 
 async def _read(http: fastapi.Request, kind: Kind) -> pydantic.BaseModel | None:
-    """Return the body of a request; None if there is none, and none is needed.
+    """Return the body of a request; None if it is absent and not needed.
 
     Raises `RequestValidationError` (422) for what is no such body, `HTTPException` (400) for what
     is no text in Unicode, or nests too deep.

@@ -1,4 +1,4 @@
-"""Answer the requests of `requests.catalog`: what each returns over HTTP."""
+"""Answer the requests of `requests.catalog` over HTTP."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _watched(
                     break
                 await reader.next(min(left_s, RECHECK_S))
                 if await http.is_disconnected():
-                    break  # nobody reads it; the slot is free
+                    break  # the client is gone; the slot is free
     return responses.tagged(http, found)
 
 
@@ -290,7 +290,7 @@ async def metrics(request: fastapi.Request) -> Response:
     return Response(text, media_type=fleet_metrics.CONTENT_TYPE)
 
 
-# --- what answers each request -----------------------------------------------------------------
+# --- answers by request ------------------------------------------------------------------------
 
 _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
     catalog.Enqueue: _enqueue,

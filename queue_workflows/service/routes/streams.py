@@ -45,7 +45,7 @@ class _Stream(Response):
         self._own, self._begin, self._wanted = own, begin, wanted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream. Raises what `begin` raises."""
+        """Send the stream. Raises the errors of `begin`."""
         async with self._own.changes.reading(**self._wanted) as reader:
             await reader.begun(BEGIN_S)
             begun = await self._begin(reader)
