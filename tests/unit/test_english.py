@@ -36,10 +36,10 @@ HABITS = {
 LIMITS = {
     "code": {
         "a colon for a verb": 14.6,
-        "those, that of, one of": 2.8,
-        "a no instead of a not": 4.8,
-        "what as a noun": 5.2,
-        "None and a colon": 1.2,
+        "those, that of, one of": 2.6,
+        "a no instead of a not": 4.6,
+        "what as a noun": 4.6,
+        "None and a colon": 1.1,
     },
     "sql": {
         "a colon for a verb": 17.6,
