@@ -19,7 +19,7 @@ class QueueWorkflowsError(Exception):
     """The root of all errors. The text names what is wrong and, if there is one, the remedy."""
 
 
-class _Missing(QueueWorkflowsError):
+class _Missing(QueueWorkflowsError, KeyError):
     """A KeyError too, whose text a KeyError would show in quotes."""
 
     def __str__(self) -> str:
@@ -74,15 +74,15 @@ class UnknownWorker(QueueWorkflowsError, LookupError):
     """There is no live worker with this host label or id; the text lists the live workers."""
 
 
-class UnknownModel(_Missing, KeyError):
+class UnknownModel(_Missing):
     """A model id that is not in the registry; the text lists those that are."""
 
 
-class UnknownJob(_Missing, KeyError):
+class UnknownJob(_Missing):
     """No such node job, ingest job or run."""
 
 
-class UnknownSchedule(_Missing, KeyError):
+class UnknownSchedule(_Missing):
     """There is no schedule of this name."""
 
 
@@ -156,7 +156,7 @@ class UnknownColumn(QueueWorkflowsError, ValueError):
     """A column that the table does not have or that the caller may not write."""
 
 
-class RefNotFound(_Missing, KeyError):
+class RefNotFound(_Missing):
     """A `$from` path with a segment that the context does not have."""
 
 
