@@ -260,18 +260,13 @@ def prune_batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple
     kept = rows or row_isolation.Isolation()
     failed: Exception | None = _count_events()
     for kind, steps in _kinds(kept):
-        while True:
-            step = None
-            try:
-                step = next(steps, None)
-            except db.Error as error:
-                if row_isolation.is_outage(error):
-                    raise
-                _log.error("pruning of %s ends early: %s", kind, row_isolation.described(error))
-                failed = failed or error
-            if step is None:
-                break
-            yield step
+        try:
+            yield from steps
+        except db.Error as error:
+            if row_isolation.is_outage(error):
+                raise
+            _log.error("pruning of %s ends early: %s", kind, row_isolation.described(error))
+            failed = failed or error
     if failed is not None:
         raise failed
 
@@ -302,28 +297,32 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
     yield "jobs", _pages("jobs", "ingest_jobs", config.JOB_RETENTION_DAYS.read(), rows)
     if (days := config.RUN_RETENTION_DAYS.read()) > 0:
         yield "runs", _pages("runs", "workflow_runs", days, rows)
-    if (days := config.NODE_EVENT_RETENTION_DAYS.read()) > 0:
-        yield from _by_age(days)
-    yield "workers", _again("workers", statements.workers.prune, 0)
-    yield "hw_samples", _again("hw_samples", statements.samples.prune, 0)
-    yield "gpu_models", _again("gpu_models", statements.models.prune, 0)
-    yield "failure_alerts", _again("failure_alerts", statements.failure_alerts.prune, 0)
-
-
-def _by_age(days: int) -> Iterator[tuple[str, _Steps]]:
-    aged: dict[str, Callable[..., int]] = {
-        "outbox": statements.retention.delete_outbox,
-        "node_events": statements.job_events.prune_nodes,
-        "ingest_job_events": statements.retention.delete_ingest_events,
-        "logs": statements.logs.prune,
-        "fires": statements.schedules.prune,
-        "events": statements.events.prune,
-    }
+    days = config.NODE_EVENT_RETENTION_DAYS.read()
+    aged: dict[str, Callable[..., int]] = (
+        {}
+        if days <= 0
+        else {
+            "outbox": statements.retention.delete_outbox,
+            "node_events": statements.job_events.prune_nodes,
+            "ingest_job_events": statements.retention.delete_ingest_events,
+            "logs": statements.logs.prune,
+            "fires": statements.schedules.prune,
+            "events": statements.events.prune,
+        }
+    )
     for kind, delete in aged.items():
         of_age = functools.partial(delete, days=days, batch=PRUNE_BATCH)
         yield kind, _again(kind, of_age, PRUNE_BATCH)
-    of_age = functools.partial(statements.retention.delete_heartbeats, days=days)
-    yield "heartbeats", _again("heartbeats", of_age, 0)
+    at_once: dict[str, _Delete] = {
+        "workers": statements.workers.prune,
+        "hw_samples": statements.samples.prune,
+        "gpu_models": statements.models.prune,
+        "failure_alerts": statements.failure_alerts.prune,
+    }
+    if days > 0:
+        at_once["heartbeats"] = functools.partial(statements.retention.delete_heartbeats, days=days)
+    for kind, delete in at_once.items():
+        yield kind, _again(kind, delete, 0)
 
 
 def _again(kind: str, delete: _Delete, batch: int) -> _Steps:

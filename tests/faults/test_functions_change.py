@@ -21,7 +21,7 @@ WORKER = ("queue-claim-worker", *APP, "--queue", QUEUE)
 CHANGES = 10
 ROUND = 50
 BODY = "    -- Ranges of the columns that every claim writes."
-STEP = "    v_kept    text[] := '{}';\nBEGIN\n"
+STEP = "    v_ids     text[] := '{}';\nBEGIN\n"
 
 
 @pytest.fixture
