@@ -437,34 +437,27 @@ def configure(
     Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
     or `gpu` or are no queue names, and for a budget that is not positive.
     """
-    changes: dict[str, Any] = {}
-    if ingest_queues is not None:
-        changes |= {"ingest_queues": _checked_queues(ingest_queues), "ingest_queues_named": True}
-    if ingest_default_budget_s is not None:
-        if not ingest_default_budget_s > 0:
-            raise errors.InvalidConfig(
-                "ingest_default_budget_s must be a positive number of seconds"
-            )
-        changes["ingest_default_budget_s"] = ingest_default_budget_s
-    if app_name is not None:
-        if not 0 < len(app_name.strip()) <= MAX_APP_NAME or "\0" in app_name:
-            raise errors.InvalidConfig(f"app_name must have 1 to {MAX_APP_NAME} characters")
-        changes["app_name"] = app_name
-    if video_model_ids is not None:
-        changes["video_model_ids"] = frozenset(video_model_ids)
-    if db_url_env is not None:
-        changes |= {"db_url_env": db_url_env, "db_url_env_named": True}
-    if embedded is not None:
-        changes["embedded"] = embedded
-    plain = {
+    if ingest_default_budget_s is not None and not ingest_default_budget_s > 0:
+        raise errors.InvalidConfig("ingest_default_budget_s must be a positive number of seconds")
+    if app_name is not None and (not 0 < len(app_name.strip()) <= MAX_APP_NAME or "\0" in app_name):
+        raise errors.InvalidConfig(f"app_name must have 1 to {MAX_APP_NAME} characters")
+    given = {
+        "db_url_env": db_url_env,
+        "video_model_ids": None if video_model_ids is None else frozenset(video_model_ids),
         "node_module_package": node_module_package,
         "host_label_env": host_label_env,
         "host_priority_env": host_priority_env,
         "container_prefix": container_prefix,
+        "ingest_queues": None if ingest_queues is None else _checked_queues(ingest_queues),
+        "ingest_default_budget_s": ingest_default_budget_s,
+        "embedded": embedded,
+        "app_name": app_name,
     }
-    changes |= {name: value for name, value in plain.items() if value is not None}
-    for name, value in changes.items():
-        setattr(_config, name, value)
+    for name, value in given.items():
+        if value is not None:
+            setattr(_config, name, value)
+    _config.db_url_env_named |= db_url_env is not None
+    _config.ingest_queues_named |= ingest_queues is not None
     return _config
 
 

@@ -134,7 +134,7 @@ class StopRequest:
                 signal.signal(*self._previous.popitem())
             signal_thread, self._signal_thread = self._signal_thread, None
             if signal_thread is not None:
-                signal_thread.close()
+                signal_thread.stop()
 
 
 class _SignalThread:
@@ -145,13 +145,15 @@ class _SignalThread:
     shares the descriptor, so the kernel's sender pid identifies the writer.
     """
 
+    _SENDER = struct.Struct("=iII")
+    """`struct ucred`: pid, uid, gid."""
+
     def __init__(self, act: Callable[[], object]) -> None:
         self._pid = os.getpid()
-        self._wakeup_end, receiving_end = socket.socketpair()
+        self._wakeup_end, self._receiving_end = socket.socketpair()
         self._wakeup_end.setblocking(False)
-        self._thread = service.Follow(
-            "stop-signals", _ReceivedSignals(receiving_end), lambda _: act()
-        )
+        self._receiving_end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._thread = service.Follow("stop-signals", self, lambda _: act())
         self._thread.start()
         self.has_received()
 
@@ -168,7 +170,7 @@ class _SignalThread:
             signal.set_wakeup_fd(before)
         return before == self._wakeup_end.fileno()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop receiving signals."""
         before = signal.set_wakeup_fd(-1)
         if before not in (self._wakeup_end.fileno(), -1):
@@ -177,32 +179,21 @@ class _SignalThread:
             self._thread.stop()
         self._wakeup_end.close()
 
-
-class _ReceivedSignals:
-    """The signals that this very process wrote to the other end, for one thread."""
-
-    _SENDER = struct.Struct("=iII")
-    """`struct ucred`: pid, uid, gid."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-
     def __iter__(self) -> Iterator[int]:
-        own = os.getpid()
-        with self._end as end:
+        """Yield the signals that this very process got, on the thread that follows them."""
+        with self._receiving_end as end:
             while True:
                 number, ancillary, _, _ = end.recvmsg(1, socket.CMSG_SPACE(self._SENDER.size))
                 if not number:
                     return
                 senders = [self._SENDER.unpack(data)[0] for _, _, data in ancillary]
-                if number[0] in SIGNALS and senders in ([], [own]):
+                if number[0] in SIGNALS and senders in ([], [self._pid]):
                     yield number[0]
 
     def close(self) -> None:
         """End the iteration."""
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
+            self._receiving_end.shutdown(socket.SHUT_RDWR)
 
 
 def _close(*descriptors: int) -> None:
