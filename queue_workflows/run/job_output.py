@@ -26,7 +26,7 @@ from queue_workflows.runtime import clock, entry_point, logs
 from queue_workflows.types import JsonDict
 
 READ_BYTES: Final = 64 * 1024
-DRAIN_BYTES: Final = 256 * 1024
+DRAIN_BYTES: Final = 2 * READ_BYTES
 AGAIN_S: Final = 0.05
 """Seconds until a reader of our own output that is too slow is tried again."""
 BACKLOG_BYTES: Final = 64 * 1024
@@ -91,26 +91,20 @@ class Output:
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
     ) -> list[tuple[int, bytes]]:
-        """Return what waits, about `limit` bytes at most: 1 or 2, and the bytes.
+        """Return a part of what waits, about `limit` bytes at most: 1 or 2, and the bytes.
 
         A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
         """
         found: list[tuple[int, bytes]] = []
         for fd in self.ready():
-            number = self.fds[fd]
-            while limit > 0:
-                try:
-                    data = os.read(fd, READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    del self.fds[fd]
-                    self._poll.unregister(fd)
-                    closing(fd)
-                    os.close(fd)
-                    break
-                found.append((number, data))
+            if limit > 0 and (data := os.read(fd, READ_BYTES)):
+                found.append((self.fds[fd], data))
                 limit -= len(data)
+            elif limit > 0:
+                del self.fds[fd]
+                self._poll.unregister(fd)
+                closing(fd)
+                os.close(fd)
         return found
 
     def close(self) -> None:
