@@ -55,19 +55,16 @@ def find(model_id: str, registrar: Callable[[], object] | None) -> model_registr
 
 def load(spec: model_registry.ModelSpec) -> Any:
     """Return what the loader of a model returns; raise `ModelLoadFailed` from what it raises."""
-    loaded = False
     try:
-        handle = spec.loader()
-        loaded = True
-    except Exception as error:
+        return spec.loader()
+    except BaseException as error:
         clear_frames(error)
+        _release_memory()
+        if not isinstance(error, Exception):
+            raise
         raise errors.ModelLoadFailed(
             f"loading model {spec.id!r} failed: {reason(error)}"
         ) from error
-    finally:
-        if not loaded:
-            _release_memory()
-    return handle
 
 
 def unload(model: Loaded) -> None:

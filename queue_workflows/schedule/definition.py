@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, cast, get_args
 
 from queue_workflows import errors
+from queue_workflows.dag import payload
 from queue_workflows.schedule import expression
 from queue_workflows.types import FailureHook
 
@@ -78,8 +79,8 @@ class Schedule:
 
     def _check_fields(self) -> None:
         for field in ("task_name", "workflow_name", "queue", "idempotency_key"):
-            if getattr(self, field) is not None:
-                check_text(self.name, field, getattr(self, field))
+            if (given := getattr(self, field)) is not None:
+                check_text(self.name, field, given)
         if self.queue is not None and len(self.queue.encode()) > _MAX_QUEUE:
             raise self._refused(f"queue has over {_MAX_QUEUE} bytes: {self.queue!r:.40}")
         for field, (takes, meant) in _FIELDS.items():
@@ -171,13 +172,8 @@ def check_text(name: Any, field: str, value: Any) -> None:
 
 def is_name(value: Any) -> bool:
     """Return whether a value is a text that PostgreSQL stores, of 1 to `MAX_NAME` characters."""
-    if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > MAX_NAME:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
+    is_text = isinstance(value, str) and payload.is_storable(value)
+    return is_text and len(value) <= MAX_NAME and bool(value.strip())
 
 
 COLUMNS: tuple[str, ...] = tuple(
