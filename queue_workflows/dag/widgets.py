@@ -153,7 +153,6 @@ class _Listing:
     def __init__(self, out_dir: str) -> None:
         self._out_dir = out_dir
         self._root = Path(out_dir).absolute()
-        self._inside = Path(os.path.realpath(out_dir))
         self._files = MAX_FILES
         self._entries = MAX_ENTRIES
 
@@ -183,7 +182,7 @@ class _Listing:
                 size = self._size_behind(rel_path)
             else:
                 size = _size(entry.stat(follow_symlinks=False))
-        except (OSError, RuntimeError, UnicodeEncodeError, errors.InvalidPayload):
+        except (OSError, UnicodeEncodeError, errors.InvalidPayload):
             return None
         if size is None:
             return None
@@ -195,11 +194,8 @@ class _Listing:
         }
 
     def _size_behind(self, rel_path: str) -> int | None:
-        """Return the size of the file behind a link; None if it is none or outside."""
-        target = (self._inside / rel_path).resolve(strict=True)
-        if self._inside not in target.parents:
-            return None
-        *above, name = target.relative_to(self._inside).parts
+        """Return the size of the file behind a link, or None; InvalidPayload if it is outside."""
+        *above, name = confinement.inside(self._out_dir, rel_path, "a link")
         with confinement.opened(self._out_dir, *above) as fd:
             return _size(os.stat(name, dir_fd=fd, follow_symlinks=False))
 
