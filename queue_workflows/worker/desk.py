@@ -278,7 +278,12 @@ class Desk:
             del own.done[: len(done)]
             for job, _ in done:
                 self._forget(job, completed=True)
-        jobs, wait = own.take(rows)
+        jobs, wait = list[claimed_job.ClaimedJob](), claims.Wait()
+        for row in rows:
+            if row[0] is None:
+                wait = claims.Wait(*(None if each is None else float(each) for each in row[10:12]))
+            else:
+                jobs.append(claimed_job.ClaimedJob(own, row, own.asked))
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
             own.may_claim |= len(jobs) == count

@@ -189,16 +189,3 @@ class Queue:
             for (job, outcome), ahead in zip(done, plans, strict=True)
         ]
         return (yield from claims.claim(self.table, who, count=count, done=ended, **how))
-
-    def take(
-        self, rows: Sequence[Sequence[bytes | None]]
-    ) -> tuple[list[claimed_job.ClaimedJob], claims.Wait]:
-        """Return the jobs of a claim's rows, and when to claim again."""
-        found: list[claimed_job.ClaimedJob] = []
-        wait = claims.Wait()
-        for row in rows:
-            if row[0] is None:
-                wait = claims.Wait(*(None if each is None else float(each) for each in row[10:12]))
-            else:
-                found.append(claimed_job.ClaimedJob(self, row, self.asked))
-        return found, wait

@@ -30,8 +30,9 @@ def recorded_together(count: int) -> int:
 
         def send(claim: int, done: list[node_plans.Done]) -> list[claimed_job.ClaimedJob]:
             script = own.claim(claim, done, promote=False, ahead_s=5.0)
-            own.asked = clock.boot_s()
-            return own.take(worker_scripts.run(conn, script))[0]
+            rows = worker_scripts.run(conn, script)
+            now = clock.boot_s()
+            return [claimed_job.ClaimedJob(own, row, now) for row in rows if row[0] is not None]
 
         outcome = outcomes.Outcome("completed", 0.1, "{}")
         done = [(job, outcome) for job in send(count, [])]
