@@ -157,9 +157,9 @@ def _each(make: Callable[[T], str], given: Iterable[T]) -> list[str]:
 
 def _row(job: NewJob) -> str:
     """Return a job as a JSON object with a member per column."""
-    columns, given = base_columns(job), job._asdict()
-    where = f"job of task {job.task_name!r}"
+    columns, where = base_columns(job), f"job of task {job.task_name!r}"
     if has_options(job):
+        given = job._asdict()
         columns |= {
             name: checked(given[name], name, where)
             for name, checked in _CHECKS.items()
@@ -229,6 +229,8 @@ def encode_args_of_each(task_name: str, args: Iterable[Mapping[str, Any]]) -> li
 def _failure_policy(job: NewJob, where: str) -> dict[str, Any]:
     """Return the columns that decide on failures; the code for nodes checks them."""
     most_attempts: Any = job.max_attempts
+    if most_attempts is None and job.backoff is None and job.timeout_s is None:
+        return {}
     asked: dict[str, Any] = {"backoff": job.backoff, "timeout_s": job.timeout_s}
     if most_attempts is not None:
         limit = policy.MAX_RETRIES + 1
