@@ -74,7 +74,7 @@ def parts() -> tuple[Part, Part]:
     return (
         Part(
             "functions",
-            texts.written("\n".join([*(p.read_text("utf-8") for p in functions), rights])),
+            "\n".join([*(texts.written(p.read_text("utf-8")) for p in functions), rights]),
         ),
         Part("triggers", "\n".join(path.read_text("utf-8") for path in triggers)),
     )
