@@ -20,7 +20,7 @@ COMMANDS = {
     "check": "check.check", "status": "status.status", "runs": "runs.runs", "show": "show.show",
     "workers": "status.workers", "queues": "queues.queues", "schedules": "queues.schedules",
     "models": "status.models", "samples": "samples.samples", "metrics": "metrics.metrics",
-    "why": "runs.why", "jobs": "jobs.app", "events": "events.app", "cancel": "runs.cancel",
+    "why": "runs.why", "jobs": "jobs.app", "events": "queues.events", "cancel": "runs.cancel",
     "retry": "runs.retry", "upgrade": "runs.upgrade", "inputs": "answer.waiting",
     "answer": "answer.answer", "spans": "spans.spans", "supervise": "supervise.supervise",
     "migrate": "migrate.migrate", "prune": "migrate.prune", "audit": "doctor.audit",

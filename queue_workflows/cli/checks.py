@@ -163,7 +163,7 @@ def _of_all(
 def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding:
     try:
         offered = connectivity.offers_tls(target, timeout_s)
-    except connectivity.NoReply:
+    except TimeoutError:
         text = f"{target} accepts connections and sends nothing for {timeout_s:g} s"
         return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
     if offered is None:

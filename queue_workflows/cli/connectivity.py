@@ -65,10 +65,6 @@ class Reply(NamedTuple):
     remedy: str = ""
 
 
-class NoReply(Exception):
-    """The server accepted the connection and sent nothing within the timeout."""
-
-
 def destination(url: str) -> Destination:
     """Return the servers of a DSN, with what PGHOST and the like add.
 
@@ -137,18 +133,17 @@ def probe_port(target: Target, timeout_s: float) -> Reply:
 def offers_tls(target: Target, timeout_s: float) -> bool | None:
     """Return whether a server offers TLS; None if what replies is not PostgreSQL.
 
-    Raises `NoReply` if nothing replies in time.
+    Raises TimeoutError if it accepts the connection and sends nothing.
     """
     try:
         with _connected(target, timeout_s) as sock:
             sock.settimeout(timeout_s)
             sock.sendall(_SSL_REQUEST)
-            answer = sock.recv(1)
+            return {b"S": True, b"N": False}.get(sock.recv(1))
     except TimeoutError:
-        raise NoReply from None
+        raise
     except OSError:
         return None
-    return {b"S": True, b"N": False}.get(answer)
 
 
 def _connected(target: Target, timeout_s: float) -> socket.socket:
@@ -167,22 +162,21 @@ def _connected(target: Target, timeout_s: float) -> socket.socket:
 def _no_connection(target: Target, error: OSError, timeout_s: float) -> Reply:
     """Return what went wrong, and a remedy."""
     text = f"{target} does not answer ({error.strerror})"
+    remedy = "see the network between here and there"
     if target.local:
+        remedy = "start the server, or name the folder of its socket and its port"
         if error.errno == errno.EACCES:
-            return Reply(text, "let this user into the folder, or connect by TCP")
-        return Reply(text, "start the server, or name the folder of its socket and its port")
-    if isinstance(error, TimeoutError):
-        return Reply(
-            f"{target} does not answer within {timeout_s:g} s",
-            "a firewall drops it, or the machine is down: open the port from here to there",
-        )
-    if error.errno == errno.ECONNREFUSED:
-        return Reply(
-            f"{target} refuses: nothing listens there",
+            remedy = "let this user into the folder, or connect by TCP"
+    elif isinstance(error, TimeoutError):
+        text = f"{target} does not answer within {timeout_s:g} s"
+        remedy = "a firewall drops it, or the machine is down: open the port from here to there"
+    elif error.errno == errno.ECONNREFUSED:
+        text = f"{target} refuses: nothing listens there"
+        remedy = (
             "start the server; set listen_addresses in its postgresql.conf and restart it; is the "
-            "port right?",
+            "port right?"
         )
-    if error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
+    elif error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
+        text = f"no route to {target} ({error.strerror})"
         remedy = "put both machines in one network, or route between theirs"
-        return Reply(f"no route to {target} ({error.strerror})", remedy)
-    return Reply(text, "see the network between here and there")
+    return Reply(text, remedy)

@@ -1,4 +1,4 @@
-"""Define `queue-workflows queues` and `schedules`; operations of the catalog become subcommands."""
+"""Define `queue-workflows queues`, `schedules` and `events`, with subcommands of the catalog."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import typer
 
 from queue_workflows import errors
+from queue_workflows import events as event_api
 from queue_workflows import queues as queue_api
 from queue_workflows import schedules as schedule_api
 from queue_workflows.cli import command, define, output, texts
 from queue_workflows.requests import catalog
 from queue_workflows.requests import request as requests
-from queue_workflows.runtime import clock, stored_json
+from queue_workflows.runtime import clock, display, stored_json
 from queue_workflows.schedule import expression as expressions
 from queue_workflows.types import Row
 
@@ -300,3 +301,50 @@ def _state(row: Row) -> str:
     # Which fields the code has changed; a role may have stored anything there.
     names = stored_json.mapping(found) or ["what cannot be read"]
     return f"{state}; changed: {', '.join(sorted(names))}"
+
+
+events = define.group("events", "List and send the events that handlers wait for.", is_listed=False)
+CUT = 100
+"""Characters of a value that the list shows."""
+_EVENTS_HEAD = ("event", "key", "sent (UTC)", "value")
+
+
+@define.command(
+    "list", "NAME  Only events of this name.", "--limit N 1..100000  How many at most.", app=events
+)
+def list_events(name: str | None = None, limit: int = 20) -> define.Shown:
+    """List events, the newest first."""
+    return define.listed(event_api.list(name, limit=limit), _EVENTS_HEAD, _event_cells)
+
+
+def _event_cells(row: Row) -> tuple[str, ...]:
+    at, value = display.moment(row["created_at"]), output.line(row["value"], CUT)
+    return row["name"], row["key"], at, value
+
+
+@define.command(
+    "send",
+    """NAME  What the handlers wait for.
+    --key KEY  Which of the events of this name.
+    --value JSON  What the handlers get.""",
+    reads=False,
+    app=events,
+)
+def send(
+    name: str, key: str | None = None, value: str = "null", *, app: str | None
+) -> define.Shown:
+    """Send an event. The first one of a name and key counts: exit code 1 if there is one."""
+    try:
+        sent = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        given = output.line(value, 60)
+        raise errors.InvalidConfig(
+            f"--value {given} is not JSON: {error}; a text needs quotes: '\"yes\"'"
+        ) from None
+    with command.reading(app):
+        is_first = event_api.send(name, key=key, value=sent)
+    if not is_first:
+        command.refuse("events send", f"event {name!r} with key {key or ''!r} was sent before")
+    text = f"event {name}{f' (key {key})' if key else ''}: sent"
+    done = {"name": name, "key": key or "", "sent": is_first}
+    return define.Shown(done, lambda: is_first and output.echo(text), 0 if is_first else 1)
