@@ -155,25 +155,21 @@ def _linked(node: Node, nodes: Mapping[str, Node]) -> Node:
     def arm(node_id: str) -> str | None:
         return nodes[node_id].arm if node_id in nodes else None
 
-    if node.loop is not None:
-        for each in node.loop.rounds:
-            if arm(each.end) != node.id:
-                raise errors.InvalidWorkflow(
-                    f"node {node.id!r}: its round's end {each.end!r:.120} is not a node of this "
-                    "loop"
-                )
-    if node.arm is not None:
-        owner = nodes.get(node.arm)
-        if owner is None or (owner.choice is None and owner.loop is None):
-            raise errors.InvalidWorkflow(
-                f"node {node.id!r} belongs to the unknown branch {node.arm!r:.120}"
-            )
-    if node.choice is None:
-        return node
-
     def deps(node_id: str) -> tuple[str, ...]:
         return nodes[node_id].deps if node_id in nodes else ()
 
+    for each in () if node.loop is None else node.loop.rounds:
+        if arm(each.end) != node.id:
+            raise errors.InvalidWorkflow(
+                f"node {node.id!r}: its round's end {each.end!r:.120} is not a node of this loop"
+            )
+    owner = nodes.get(node.arm or "")
+    if node.arm and (owner is None or (owner.choice is None and owner.loop is None)):
+        raise errors.InvalidWorkflow(
+            f"node {node.id!r} belongs to the unknown branch {node.arm!r:.120}"
+        )
+    if node.choice is None:
+        return node
     return node._replace(choice=branches.linked(node.choice, deps, arm))
 
 

@@ -55,8 +55,9 @@ def drain_run(
         try:
             done = _round(run_id, begin, nowait, only, most)
         except (db.OperationalError, *advance.NEVER_RUNS) as error:
-            if most > 1 and _is_too_large(error):
-                most = max(1, most // 8)
+            is_limit = isinstance(error, db.OperationalError) and error.sqlstate == LIMIT_EXCEEDED
+            if most > 1 and (is_limit or isinstance(error, run_cache.TooLarge)):
+                most = max(1, most // 8)  # fewer events may fit
                 run_cache.parts.put(run_id, most)
                 continue
             if failed or isinstance(error, db.OperationalError):
@@ -78,13 +79,6 @@ def drain_run(
         # Events with large values take a while, so that other runs come in between.
         if done.rows and most < EVENTS_A_BATCH and time.monotonic() >= until:
             return total
-
-
-def _is_too_large(error: Exception) -> bool:
-    """Return whether fewer events may fit into a transaction."""
-    if isinstance(error, db.OperationalError):
-        return error.sqlstate == LIMIT_EXCEEDED
-    return isinstance(error, run_cache.TooLarge)
 
 
 def _round(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
