@@ -12,7 +12,6 @@ import contextlib
 import copy
 import functools
 import logging
-import math
 import os
 import select
 import sys
@@ -22,13 +21,11 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from queue_workflows.runtime import clock, entry_point, logs
+from queue_workflows.runtime import entry_point, io_loop, logs
 from queue_workflows.types import JsonDict
 
 READ_BYTES: Final = 64 * 1024
 DRAIN_BYTES: Final = 2 * READ_BYTES
-AGAIN_S: Final = 0.05
-"""Seconds until a reader of our own output that is too slow is tried again."""
 BACKLOG_BYTES: Final = 64 * 1024
 """Bytes that wait for a reader of the worker's own stdout or stderr; more are dropped."""
 LINE: Final = 8000
@@ -150,19 +147,21 @@ class Forward:
 class Printer:
     """Prints on this process's own stdout and stderr, and waits for no reader."""
 
-    def __init__(self, wake_at: Callable[[float], object]) -> None:
-        self._wake_at = wake_at
+    def __init__(self, loop: io_loop.IoLoop) -> None:
+        self._loop = loop
         self._to = {number: Forward(number) for number in (1, 2)}
-        self.again_at = math.inf
-        """When to `flush`; inf: nothing waits for a reader."""
 
     def write(self, number: int, data: bytes) -> None:
         """Print on stdout (1) or stderr (2)."""
         if data:
             self._to[number].add(data)
             if self._to[number].pending:
-                self.again_at = clock.boot_s() + AGAIN_S
-                self._wake_at(self.again_at)
+                self._loop.write(number, functools.partial(self._flush, number))
+
+    def _flush(self, number: int) -> None:
+        self._to[number].flush()
+        if not self._to[number].pending:
+            self._loop.write(number, None)
 
     def record(self, pid: int, record: JsonDict) -> None:
         """Print a record of the log of an executor, or lines as JSON."""
@@ -175,13 +174,6 @@ class Printer:
             logging.getLogger(record["name"]).log(
                 record["level"], "%s", record["text"], extra=extra
             )
-
-    def flush(self, now: float) -> None:
-        """Print what has waited."""
-        for each in self._to.values():
-            each.flush()
-        pending = any(each.pending for each in self._to.values())
-        self.again_at = now + AGAIN_S if pending else math.inf
 
 
 # --- Log records. A handler on the root logger would disable `logging.basicConfig` and the handler

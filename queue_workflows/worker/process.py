@@ -92,7 +92,7 @@ class Worker:
         self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
         claiming, renewing = io_loop.Flow(loop), io_loop.Flow(loop)
-        self._printer = job_output.Printer(loop.wake_at)
+        self._printer = job_output.Printer(loop)
         self._bell, self._rope = socket.socketpair()
         for each in (self._bell, self._rope):
             each.setblocking(False)
@@ -295,9 +295,7 @@ class Worker:
 
     def _tick(self, now: float) -> float:
         own, models = self._desk, self._models
-        if now >= self._printer.again_at:
-            self._printer.flush(now)
-        due = [self._printer.again_at, self._claims.tick(now), self._renewals.tick(now)]
+        due = [self._claims.tick(now), self._renewals.tick(now)]
         due += [own.tick(now, stopped=models is not None and models.is_stopped)]
         due += [self._leases.tick(now), *(each.runner.tick(now) for each in own.queues)]
         if models is not None:
