@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from queue_workflows import db
-from queue_workflows.claim import recovery
 from tests.soak import (
     acknowledgements,
     clock,
@@ -189,7 +188,7 @@ class Evidence:
 
 def is_worn(job: dict[str, Any]) -> bool:
     """Return whether a job failed as poison, which crashes and lapses by faults may cause too."""
-    worn = job["crash_count"] >= fleet.MAX_CRASHES or job["lapse_count"] >= recovery.MAX_LAPSES
+    worn = job["crash_count"] >= fleet.MAX_CRASHES or job["lapse_count"] >= fleet.MAX_LAPSES
     return job["status"] == "failed" and worn
 
 

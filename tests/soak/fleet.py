@@ -28,7 +28,7 @@ LEASE_S = 6.0
 SWEEP_S = 1.0
 LONG_S = 2.2 * LEASE_S
 """The longest handler: it depends on its renewals, and is seen when it goes on without."""
-MAX_CRASHES = 3
+MAX_CRASHES, MAX_LAPSES = 3, 10
 KNOBS = {
     "LEASE_RECLAIM_INTERVAL_S": SWEEP_S,
     "CLAIM_POLL_S": 0.5,
