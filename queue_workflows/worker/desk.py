@@ -113,6 +113,8 @@ class Desk:
     ) -> None:
         self._ring, self._wake_at = ring, wake_at
         self._logs, self._models = logs, models
+        self.printed = logs.add
+        """Keeps the output of a handler."""
         self.ends_with_job, self._is_known = ends_with_job, is_known
         self.now = now_fn
         self.queues: list[queue_state.Queue] = []
@@ -544,10 +546,6 @@ class Desk:
         job.start(now)
         job.unwound = False
         self._wake_at(job.check_at(now))
-
-    def printed(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
-        """Keep the output of a handler."""
-        self._logs.add(job, data)
 
     def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
         """Record an event about the model of a node, before its end is recorded."""
