@@ -175,24 +175,26 @@ class NodePool:
             self._check_at = min(self._check_at, due_at)
         kinds = {"runs": seen["runs"] or seen["due"], "inputs": seen["answers"]}
         steps: list[Callable[[], object]] = [
-            functools.partial(self.work, **kinds, events=seen["events"])
+            functools.partial(self.work, **kinds, events=seen["events"], is_check=True)
         ]
         if seen["due"]:
             steps.insert(0, functools.partial(admission.promote_due, conn, self._rows))
         return bool(row_isolation.all_of(steps)[-1])
 
-    def work(self, *, runs: bool, events: bool, inputs: bool) -> bool:
+    def work(self, *, runs: bool, events: bool, inputs: bool, is_check: bool = False) -> bool:
         """Start runs, take answers and dispatch events: a bounded number of each.
 
         Return whether there may be more, which the next check does. An error of one kind does not
-        stop the others; it is raised afterwards.
+        stop the others; it is raised afterwards. `is_check` counts child runs of started runs as
+        more, which otherwise notify.
         """
-        kinds = {self._start: runs, self._answer: inputs, self._drain: events}
+        start = functools.partial(self._start, is_check)
+        kinds = {start: runs, self._answer: inputs, self._drain: events}
         return any(row_isolation.all_of([act for act, wanted in kinds.items() if wanted]))
 
-    def _start(self) -> bool:
+    def _start(self, is_check: bool) -> bool:
         """Start runs; return whether there may be more to start."""
-        _, waiting, more = advance.start_queued(begin=self._begin, rows=self._rows)
+        started, waiting, more = advance.start_queued(begin=self._begin, rows=self._rows)
         if waiting and not self._is_waiting_logged:
             self._is_waiting_logged = True
             _log.warning(
@@ -200,7 +202,7 @@ class NodePool:
                 "start it with --app, or call set_workflow_provider()",
                 waiting[0],
             )
-        return more
+        return more or (is_check and started > 0)
 
     def _answer(self) -> bool:
         """Take answers; return whether there may be more to take."""
