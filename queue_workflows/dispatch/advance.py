@@ -311,8 +311,7 @@ def start_queued(
 ) -> tuple[int, list[str], bool]:
     """Start queued runs that are due.
 
-    Return how many started, some without provider, and whether others may be due by now: a start
-    may queue child runs, of which a process that only polls hears nothing.
+    Return how many started, some without provider, and whether others are due that notified before.
     A start that raises (other than not-found) delays its run with back-off. After
     `recovery.MAX_FAILURES` the run fails. A run that cannot even be delayed is added to `rows`. A
     run whose row is locked keeps its place for the next round.
@@ -339,7 +338,7 @@ def start_queued(
         run_id = head["id"]
         delay = functools.partial(_delay, begin, run_id)
         started += bool(kept.attempt(STARTS, run_id, functools.partial(starts, head), delay))
-    return started, waiting, started > 0
+    return started, waiting, started > 0 and len(heads) == STARTS_A_ROUND
 
 
 def _delay(begin: run_cache.Begin, run_id: str, error: BaseException, _: int) -> bool:
