@@ -39,11 +39,6 @@ class Joined(NamedTuple):
     made: bool
     """Whether this call created the database."""
 
-    @property
-    def dsn(self) -> str:
-        """Return a URL over the unix socket."""
-        return self.server.dsn_of(self.project.name)
-
     def describe(self) -> str:
         """Return one line that names the database in use."""
         return self.server.describe(self.project.name, self.project.folder)
