@@ -465,6 +465,8 @@ class Executors:
         job = place.jobs.get(key)
         # The engine's own records are for the worker's log alone.
         if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
+            if not place.shared:
+                self._drain(place)  # it was printed before, perhaps the rest of a line
             ending = "" if record.get("as_is") else "\n"
             text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")
             self._keep(place, job, text)
