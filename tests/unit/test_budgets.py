@@ -31,7 +31,7 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 57200, "files of Python": 300, "functions": 3850, "lines of SQL": 10750,
+    "lines of Python": 57200, "files of Python": 260, "functions": 3850, "lines of SQL": 10750,
 }  # fmt: skip
 CLOSURE = {"modules": 29, "lines": 6270}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
