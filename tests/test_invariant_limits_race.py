@@ -131,6 +131,8 @@ def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
     db: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants.put(monkeypatch, "claim.recovery.MAX_CRASHES", 50)
+    # On a slow machine the short leases of this test lapse by themselves.
+    constants.put(monkeypatch, "claim.recovery.MAX_LAPSES", 1000)
     monkeypatch.setenv("QUEUE_WORKFLOWS_CRASH_BACKOFF_S", "0.01")
     with db.connect() as conn:
         most, period_s = QUEUE_RATE
