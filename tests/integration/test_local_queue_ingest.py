@@ -312,6 +312,7 @@ def test_off_stops_claims_and_by_policy_hard_hands_the_running_job_back(
         until(lambda: row_of(conn, first)["status"] == "queued")
         until(lambda: manager.stats()["abandoned_threads"] == 1)
     handlers.go.set()
+    until(lambda: handlers.ended == [first])
     if policy == "drain":
         until(lambda: row_of(conn, first)["status"] == "completed")
     assert row_of(conn, second)["status"] == "queued"
