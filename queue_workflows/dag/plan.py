@@ -200,8 +200,8 @@ def plan(
     """Return the plan after nodes that are completed or skipped; unknown ids are ignored.
 
     At a run's start or resume `finished` is None and all nodes that are done count. Runs under the
-    lock on the run's row, so the last event of a join finds it ready, whoever took the others.
-    Unless `committed`, only this plan relies on `finished`.
+    lock on the run's row, so the last event of a join finds it ready, whichever worker took the
+    others. Unless `committed`, only this plan relies on `finished`.
     """
     known, of = progress.known, progress.graph
     if finished is None:
