@@ -39,12 +39,14 @@ class Progress:
     Of each waiting node only the last dependency not known to be done is queried, and then the one
     before it. So each process may keep its own cache, and learns of each node once. Drop it if a
     transaction that used it rolls back. `END` is the run's end, which waits for the leaves.
+    `prefix`: where the graph is the body of a map, the beginning of the ids of one item's nodes.
     """
 
-    __slots__ = ("_at", "graph", "known")
+    __slots__ = ("_at", "graph", "known", "prefix")
 
-    def __init__(self, of: graph.Graph) -> None:
+    def __init__(self, of: graph.Graph, prefix: str = "") -> None:
         self.graph = of
+        self.prefix = prefix
         self.known: set[str] = set()
         self._at: dict[str, int] = {}
 
@@ -68,7 +70,8 @@ class NewNode:
 
     `inputs` as resolved now, `template` with its refs; both None if skipped. `result`: the output
     of a node that the plan itself completes. `child`: the run that is made with the node,
-    `{"id", "workflow"}`. `owner`: the branch or loop that it belongs to or ends.
+    `{"id", "workflow"}`. `owner`: the branch or loop that it belongs to or ends. `prefix`: the
+    beginning of its id, if the node is one of an item.
     """
 
     node: graph.Node
@@ -81,6 +84,12 @@ class NewNode:
     reason: str | None = None
     after_loop: bool = False
     """Whether its round of a loop does not take place."""
+    prefix: str = ""
+
+    @property
+    def id(self) -> str:
+        """Return the id of the node in its run."""
+        return self.prefix + self.node.id
 
     @property
     def _is_end(self) -> bool:
@@ -153,7 +162,7 @@ class NewNode:
             try:
                 inputs[name] = resolve(template)
             except errors.InvalidWorkflow as error:
-                text = f"node {self.node.id!r}: input {name!r}: {error}"
+                text = f"node {self.id!r}: input {name!r}: {error}"
                 raise errors.InvalidWorkflow(text) from None
         self.inputs = inputs
         if self.node.module == graph.OUTPUT:
@@ -268,7 +277,7 @@ class Planner:
             ready = self.ready([each for each in candidates if each != END and each not in known])
             done, failed = self._round([*map(self._bound, ready)], may_exist)
             if failed is not None:
-                return Plan([], failure=(failed.node.id, failed.reason or ""))
+                return Plan([], failure=(failed.id, failed.reason or ""))
             candidates = _followers(self.progress.graph, done)
             may_exist = False  # a node that waited for a row of this plan has no row yet
         return Plan(self._ordered(), may_end and bool(self.ready([END])))
@@ -317,12 +326,15 @@ class Planner:
 
     def _bound(self, node_id: str) -> NewNode:
         """Return a ready node with its inputs bound to the run's folder, or why it cannot run."""
-        nodes = self.progress.graph.nodes
+        nodes, prefix = self.progress.graph.nodes, self.progress.prefix
         node = nodes[node_id]
-        owner = node if node.arm is None else nodes[node.arm]
-        row = NewNode(node, owner=owner.choice or owner.loop)
+        owning = node if node.arm is None else nodes[node.arm]
+        owner = owning.choice or owning.loop
+        if owner is not None and prefix:
+            owner = owner._replace(id=prefix + owner.id)
+        row = NewNode(node, owner=owner, prefix=prefix)
         try:
-            row.template = document_values.bind_paths(node.inputs, self._out_dir, node_id=node_id)
+            row.template = document_values.bind_paths(node.inputs, self._out_dir, node_id=row.id)
         except errors.InvalidWorkflow as error:
             row.reason = str(error)
         return row
@@ -402,7 +414,7 @@ def encode_row(row: NewNode) -> str:
     """
     node = row.node
     columns: JsonDict = {
-        "node_id": node.id,
+        "node_id": row.id,
         "node_module": node.module,
         "queue": node.queue,
         "status": row.status,
@@ -412,7 +424,7 @@ def encode_row(row: NewNode) -> str:
         blocked = "items" if row.status == "queued" else None
         more: JsonDict = {"inputs": {}, "input_template": {}, "ref_heads": []}
         return payload.to_json({**columns, "blocked_reason": blocked, **more})
-    inputs = payload.encode(row.inputs or {}, f"inputs of node {node.id!r}")
+    inputs = payload.encode(row.inputs or {}, f"inputs of node {row.id!r}")
     columns |= {
         "required_model": node.model,
         "required_version": node.version_key,
@@ -423,7 +435,7 @@ def encode_row(row: NewNode) -> str:
     if row.child is not None:
         columns["child"] = row.child
     if row.result is not None:
-        result = payload.encode(row.result, f"output of node {node.id!r}")
+        result = payload.encode(row.result, f"output of node {row.id!r}")
         return f'{payload.to_json(columns)[:-1]}, "inputs": {inputs}, "context_delta": {result}}}'
     if node.policy:
         columns |= policy.columns(node.policy, is_input=node.step is not None)

@@ -66,13 +66,16 @@ class Expansion:
             if not resumed:
                 raise
             # Of nodes that have a job, which several transactions may have queued, none is written.
-            ids = [row.node.id for row in rows]
+            ids = [row.id for row in rows]
             present = statements.nodes.present_among(self._conn, run_id=self._run_id, nodes=ids)
             self._add(rows, set(present))
         self._insert(resumed=resumed)
 
     def _add(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
-        """Add rows for `_insert`, without nodes that are present; raise `TooLarge` for no room."""
+        """Add rows for `_insert`, without nodes that are present; raise `TooLarge` for no room.
+
+        `present` are ids in the graph that was planned.
+        """
         texts, room = list[str](), self._room
         for row in rows:
             if row.node.id in present:
@@ -81,7 +84,7 @@ class Expansion:
             # A child run has a copy of the inputs.
             room -= len(texts[-1]) * (1 if row.child is None else 2)
             if room < 0:
-                every = [each.node.id for each in (*self._pending, *rows)]
+                every = [each.id for each in (*self._pending, *rows)]
                 named = ", ".join(every[:NAMED]) + (", ..." if len(every) > NAMED else "")
                 seen = len(self._texts) + len(texts)
                 raise run_cache.TooLarge(
@@ -108,7 +111,8 @@ class Expansion:
         by_map: dict[str, dict[str, list[Row]]] = {}
         for event in events:
             if (parts := item_ids.split(event["node_id"])) is not None:
-                by_map.setdefault(parts.map_id, {}).setdefault(parts.key, []).append(event)
+                of_key = by_map.setdefault(parts.map_id, {}).setdefault(parts.key, [])
+                of_key.append(event | {"node_id": parts.inner})
         for map_id, by_key in by_map.items():
             node = item_ids.node(self._graph, map_id)
             of = None if node is None else node.map
@@ -125,7 +129,7 @@ class Expansion:
 
     def _open(self, row: plan.NewNode, of: graph.Map, *, resumed: bool) -> None:
         """Seal the items of a map and open the first ones, unless it is open already."""
-        map_id, conn, this = row.node.id, self._conn, self._of(row.node.id)
+        map_id, conn, this = row.id, self._conn, self._of(row.id)
         if statements.maps.generation(conn, **this) == self._run["generation"]:
             if resumed:
                 found = {each["key"]: each for each in statements.maps.opened(conn, **this)}
@@ -232,7 +236,7 @@ class Expansion:
         for number, scope in enumerate(scopes):
             must_fit = is_only and not number
             fits = must_fit or self._room > TRANSACTION_BYTES // 2
-            own = done.intersection(items.ids(scope)) if done else done
+            own = {each for each in of.body.nodes if scope.prefix + each in done} if done else done
             around = [*outer, scope]
             try:
                 if fits:
@@ -260,20 +264,22 @@ class Expansion:
     ) -> _Ended:
         """Queue what follows in open items; return the items that end with it.
 
-        `events` are about each item's nodes that have ended; None, if any may have. An item in
-        which a node failed does not start another one, and has failed once all its nodes are over.
+        `events` are about each item's nodes that have ended, by their ids in the body; None, if any
+        may have. An item in which a node failed does not start another one, and has failed once all
+        its nodes are over.
         """
         outer, ended = self._outer(map_id), _Ended([], {})
         scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
-        asked: dict[str, list[str]] = {}
+        asked = dict.fromkeys(found, [*of.body.nodes])
+        for key, changed in (events or {}).items():
+            asked[key] = items.near(of.body, [each["node_id"] for each in changed])
+        states = self._states(
+            scope.prefix + each for scope in scopes for each in asked.get(scope.key, ())
+        )
         for scope in scopes:
-            changed = [each["node_id"] for each in events[scope.key]] if events else []
-            asked[scope.key] = items.ids(scope) if events is None else items.near(scope, changed)
-        states = self._states(itertools.chain(*asked.values()))
-        for scope in scopes:
-            key = scope.key
-            own = {node_id: states[node_id] for node_id in asked[key] if node_id in states}
-            error = found[key]["error"] or _error(own)
+            key, prefix = scope.key, scope.prefix
+            own = {each: states[prefix + each] for each in asked[key] if prefix + each in states}
+            error = found[key]["error"] or _error(own, prefix)
             if error is not None:
                 ended.failing[key] = error
                 continue
@@ -331,10 +337,17 @@ class Expansion:
         self, scopes: Sequence[items.Scope], reader: plan.Reader, finished: list[str] | None
     ) -> plan.Plan:
         """Return the plan in the last of these items; raise `InvalidPayload` for a too long id."""
-        of = items.Instance(scopes)
+        scope, out_dir = scopes[-1], self._run["out_dir"]
         if finished is None:
-            of.check_ids()
-        return plan.plan(plan.Progress(of), finished, reader, out_dir=self._run["out_dir"])
+            items.check_ids(scope)
+        if out_dir is not None:
+            out_dir = f"{out_dir.rstrip('/')}/{scope.id}"
+        progress = plan.Progress(scope.of.body, scope.prefix)
+        made = plan.plan(progress, finished, reader, out_dir=out_dir)
+        for row in made.rows:
+            if row.template and row.node.map is None:
+                row.template = items.bound(row.template, scopes)
+        return made
 
     def _outer(self, map_id: str) -> list[items.Scope]:
         """Return the items around a map, the outermost first."""
@@ -358,23 +371,30 @@ class Expansion:
 
         Members of the run's context that are outside of items are read once.
         """
-        of_items = items.context(scopes)
 
         def context(heads: set[str] | None) -> dict[str, Any]:
-            heads = heads or set()
-            outside = heads - of_items.keys()
+            found: dict[str, Any] = {}
+            names: dict[str, str] = {}
+            for head in heads or ():
+                scope = items.owner(head, scopes)
+                if scope is not None and head == scope.of.item:
+                    found[head] = scope.item
+                else:
+                    names[head] = head if scope is None else scope.prefix + head
             missing = {
-                each for each in outside if item_ids.of_item(each) or each not in self._asked
+                each for each in names.values() if item_ids.of_item(each) or each not in self._asked
             }
             if missing:
                 script = run_cache.read_context(self._run_id, missing, self._readable)
                 self._context.update(db.run(self._conn, script))
                 self._asked |= missing
-            found = {head: self._context[head] for head in outside if head in self._context}
-            return found | {head: of_items[head] for head in heads - outside}
+            known = self._context
+            return found | {head: known[name] for head, name in names.items() if name in known}
 
-        begin = run_cache.in_open_transaction(self._conn)
-        return run_cache.Reader(begin, self._run_id, done=done, asked=asked, context=context)
+        begin, prefix = run_cache.in_open_transaction(self._conn), scopes[-1].prefix
+        return run_cache.Reader(
+            begin, self._run_id, prefix=prefix, done=done, asked=asked, context=context
+        )
 
 
 class _Ended(NamedTuple):
@@ -392,9 +412,9 @@ def _too_much(room: int) -> str:
     )
 
 
-def _error(states: _States) -> str | None:
+def _error(states: _States, prefix: str) -> str | None:
     """Return the error of an item by its first node that failed, or None."""
     for node_id, (status, error) in states.items():
         if status == "failed":
-            return f"node {node_id} failed: {error or 'no error was given'}"
+            return f"node {prefix}{node_id} failed: {error or 'no error was given'}"
     return None

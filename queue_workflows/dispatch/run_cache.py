@@ -83,7 +83,7 @@ class Reader:
 
     `done` are the done nodes among `asked` (among all without it), `present` the nodes with a row,
     and `context` returns members of the context. A question about anything else opens a transaction
-    by `begin`, or raises `ReadNeeded` if that is None.
+    by `begin`, or raises `ReadNeeded` if that is None. The ids of nodes lack their `prefix`.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Reader:
         begin: Begin | None,
         run_id: str,
         *,
+        prefix: str = "",
         done: set[str] | None = None,
         asked: set[str] | None = None,
         present: set[str] | None = None,
@@ -98,6 +99,7 @@ class Reader:
     ) -> None:
         self._begin = begin
         self._run_id = run_id
+        self._prefix = prefix
         self._done = done
         self._asked = asked
         self._present = present
@@ -106,18 +108,21 @@ class Reader:
 
     def done_among(self, ids: Collection[str]) -> set[str]:
         if self._done is None:
-            return self._query(statements.nodes.done_among, nodes=[*ids])
+            return self._query(statements.nodes.done_among, ids)
         if self._asked is not None and (unknown := set(ids) - self._asked):
-            self._done |= self._query(statements.nodes.done_among, nodes=[*unknown])
+            self._done |= self._query(statements.nodes.done_among, unknown)
             self._asked |= unknown
         return self._done.intersection(ids)
 
     def done_all(self) -> set[str]:
-        return self._query(statements.nodes.all_done) if self._done is None else self._done
+        if self._done is not None:
+            return self._done
+        with self._reading() as conn:
+            return set(statements.nodes.all_done(conn, run_id=self._run_id))
 
     def present(self, ids: Collection[str]) -> set[str]:
         if self._present is None:
-            return self._query(statements.nodes.present_among, nodes=[*ids])
+            return self._query(statements.nodes.present_among, ids)
         return self._present.intersection(ids)
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
@@ -126,9 +131,11 @@ class Reader:
         with self._reading() as conn:
             return db.run(conn, read_context(self._run_id, heads, self._room))
 
-    def _query(self, statement: statements.Named, **given: Any) -> set[str]:
+    def _query(self, statement: statements.Named, ids: Collection[str]) -> set[str]:
+        nodes = [self._prefix + each for each in ids]
         with self._reading() as conn:
-            return set(statement(conn, run_id=self._run_id, **given))
+            found = statement(conn, run_id=self._run_id, nodes=nodes)
+        return {each.removeprefix(self._prefix) for each in found}
 
     def _reading(self) -> AbstractContextManager[db.Connection]:
         if self._begin is None:

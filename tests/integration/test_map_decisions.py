@@ -241,14 +241,11 @@ def test_an_item_that_lacks_what_a_node_needs_fails_alone(
     }
     made = flow.job(run_id, "m")["context_delta"]
     assert (made["keys"], made["results"]) == (["full"], [{"all": 12}])
-    of_size = (
-        "node 'm[unsized]/halve': input 'size': $from 'm[unsized]/item.size': there is no 'size'"
-    )
+    of_size = "node 'm[unsized]/halve': input 'size': $from 'item.size': there is no 'size'"
     found = {
         "unsized": of_size,
-        "empty": "node 'm[empty]/times': input 'half': $from 'm[empty]/halve.half': there is no"
-        " 'half'",
-        "bare": "node 'm[bare]/times': input 'by': $from 'm[bare]/item.by': there is no 'by'",
+        "empty": "node 'm[empty]/times': input 'half': $from 'halve.half': there is no 'half'",
+        "bare": "node 'm[bare]/times': input 'by': $from 'item.by': there is no 'by'",
     }
     assert {each["key"]: each["error"] for each in made["failed"]} == found
     capsys.readouterr()

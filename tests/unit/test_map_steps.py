@@ -9,9 +9,10 @@ import pytest
 
 from queue_workflows import branch, check, errors, loop, node, pipeline, refs, workflow
 from queue_workflows.cli import graph_text
-from queue_workflows.dag import definition, graph, item_ids, items
+from queue_workflows.dag import definition, graph, item_ids, items, plan
 from queue_workflows.declare import failures
 from tests.support import tabled
+from tests.unit.test_dag_plan import FakeRun
 
 PIPELINES: dict[str, Any] = {
     "film": {
@@ -137,37 +138,56 @@ def scope(key: str, item: Any) -> items.Scope:
     return items.Scope(found, "films", key, item)
 
 
+def planned(of: items.Scope, **context: Any) -> tuple[plan.NewNode, plan.Plan]:
+    """Return the row of an item's node `cut`, and the plan after it."""
+    run = FakeRun(of.of.body, item=of.item, **context)
+    given: dict[str, Any] = {
+        "progress": plan.Progress(of.of.body, of.prefix), "out_dir": f"/o/{of.id}",
+    }  # fmt: skip
+    (cut,) = run.start(**given).rows
+    run.finish("cut", path="p")
+    return cut, run.after("cut", **given)
+
+
 def test_the_nodes_of_an_item_have_its_value_and_the_ids_of_its_nodes() -> None:
-    made = items.Instance([scope("x.1", {"id": "x.1", "size": 4})])
-    cut, encode = made.nodes.values()
-    assert (cut.id, encode.id, encode.deps) == (
-        "films[x.1]/cut",
-        "films[x.1]/encode",
-        ("films[x.1]/cut",),
+    item = {"id": "x.1", "size": 4}
+    of = scope("x.1", item)
+    cut, after = planned(of, size=9)
+    (encode,) = after.rows
+    assert items.ids(of) == [cut.id, encode.id] == ["films[x.1]/cut", "films[x.1]/encode"]
+    assert (cut.inputs, encode.inputs) == (
+        {"clip": item},
+        {"path": "p", "folder": "/o/films[x.1]/cut/frames", "size": {"of": 4, "most": 9}},
     )
-    assert cut.inputs == {"clip": {"id": "x.1", "size": 4}}
-    assert encode.inputs == {
+    assert items.bound(cut.template or {}, [of]) == {"clip": item}
+    template = items.bound(encode.template or {}, [of])
+    assert template == {
         "path": {"$from": "films[x.1]/cut.path"},
-        "folder": {"$out": "films[x.1]/cut/frames"},
+        "folder": "/o/films[x.1]/cut/frames",
         "size": {"of": {"$value": 4}, "most": {"$from": "size"}},
     }
     context = {"films[x.1]/cut": {"path": "p"}, "size": 9}
-    assert refs.resolve_ref(encode.inputs["path"], context) == "p"
-    assert refs.heads(encode.inputs) == {"films[x.1]/cut", "size"}
+    assert {name: refs.resolve_ref(each, context) for name, each in template.items()} == (
+        encode.inputs
+    )
+    assert json.loads(plan.encode_row(encode))["node_id"] == "films[x.1]/encode"
 
 
 def test_an_item_that_looks_like_a_template_is_data() -> None:
-    made = items.Instance([scope("a", {"id": "a", "$from": "secret", "size": 1})])
-    given = made.nodes["films[a]/cut"].inputs["clip"]
-    assert refs.resolve_ref(given, {"secret": 1}) == {"id": "a", "$from": "secret", "size": 1}
+    item = {"id": "a", "$from": "secret", "size": 1}
+    cut, _ = planned(scope("a", item), size=9)
+    assert cut.inputs == {"clip": item}
+    given = items.bound(cut.template or {}, [scope("a", item)])["clip"]
+    assert refs.resolve_ref(given, {"secret": 1}) == item
 
 
 def test_a_ref_to_what_an_item_lacks_fails_when_it_is_resolved() -> None:
-    scopes = [scope("a", {"id": "a"})]
-    made, context = items.Instance(scopes), items.context(scopes)
-    assert made.nodes["films[a]/cut"].inputs == {"clip": {"id": "a"}}
-    with pytest.raises(errors.RefNotFound, match=r"'films\[a\]/item\.size': there is no 'size'"):
-        refs.resolve_ref(made.nodes["films[a]/encode"].inputs["size"], context)
+    cut, after = planned(scope("a", {"id": "a"}), size=9)
+    assert cut.inputs == {"clip": {"id": "a"}}
+    assert after.failure == (
+        "films[a]/encode",
+        "node 'films[a]/encode': input 'size': $from 'item.size': there is no 'size'",
+    )
 
 
 def test_ids_of_items_are_split() -> None:
