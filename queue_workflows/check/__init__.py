@@ -9,12 +9,9 @@ from queue_workflows import config, errors
 from queue_workflows.check import documents, findings, nodes, references
 from queue_workflows.check.findings import Finding
 from queue_workflows.dag import definition as definitions
-from queue_workflows.dag import graph
+from queue_workflows.dag import graph, hooks
 
 __all__ = ["Finding", "Report", "definition", "document", "workflow"]
-
-_NOT_FOUND = (LookupError, FileNotFoundError)
-"""Errors of a provider for a name that it does not know (the contract)."""
 
 
 class Report(NamedTuple):
@@ -45,18 +42,11 @@ def workflow(name: str) -> Report:
             f"workflow {name!r}: no workflow is declared and no provider is set: check with --app"
         )
     try:
-        found = load(name)
+        found = hooks.provided("workflow", load, name)
     except errors.InvalidWorkflow as error:
         return _refused(name, error)
-    except errors.UnknownWorkflow:
-        raise
-    except _NOT_FOUND as error:
-        raise errors.UnknownWorkflow(
-            f"the provider knows no workflow {name!r} ({error})"
-        ) from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
-        message = f"loading it raised {type(error).__name__}: {error}"
-        return Report(name, None, (findings.error(f"workflow {name!r}", message, "fix it"),))
+    except hooks.HookFailed as error:
+        return Report(name, None, (findings.error(f"workflow {name!r}", str(error), "fix it"),))
     return document(found, name=name)
 
 
@@ -115,24 +105,14 @@ def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
     if name in own:
         return own[name]
     load: Callable[[str], Any] | None = config.get_config().pipeline_schema_loader
-    if load is None:
-        raise _unloaded(found, name, "no provider is set that could have it")
-    try:
-        return load(name)
-    except errors.InvalidWorkflow:
-        raise
-    except _NOT_FOUND as error:
-        raise _unloaded(found, name, "the provider does not know it") from error
-    except (Exception, SystemExit) as error:
-        raise _unloaded(
-            found, name, f"loading it raised {type(error).__name__}: {error}"
-        ) from error
-
-
-def _unloaded(found: Any, name: str, reason: str) -> errors.InvalidWorkflow:
-    """Return which step names the pipeline, with the reason."""
+    reason: object = f"no provider is set that could have the pipeline {name!r}"
+    if load is not None:
+        try:
+            return hooks.provided("pipeline", load, name)
+        except (errors.UnknownWorkflow, hooks.HookFailed) as error:
+            reason = error
     asking = next(step.get("id") for step in documents.steps(found) if step.get("pipeline") == name)
-    return errors.InvalidWorkflow(f"step {asking!r}: pipeline {name!r}: {reason}")
+    raise errors.InvalidWorkflow(f"step {asking!r}: {reason}")
 
 
 def _name_of(found: Any) -> str:

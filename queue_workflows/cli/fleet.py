@@ -21,8 +21,8 @@ from typing import NamedTuple
 from queue_workflows import config, db, errors, model_registry
 from queue_workflows.alerts import sender
 from queue_workflows.cli import command, output, run_views, texts
+from queue_workflows.dag import hooks
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import entry_point, forking, identity, kernel, signals, supervisor
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import parent, shapes

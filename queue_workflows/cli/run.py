@@ -13,9 +13,8 @@ from pathlib import Path
 
 from queue_workflows import config, db, errors, runs
 from queue_workflows.cli import answer, command, define, fleet, follow, output, run_views, texts
-from queue_workflows.dag import graph
+from queue_workflows.dag import graph, hooks
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import app_loading, signals
 from queue_workflows.types import JsonDict, Run
 

@@ -5,6 +5,7 @@ A run's row holds the definition, and a role that may write the row may have sto
 
 from __future__ import annotations
 
+import graphlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -428,24 +429,11 @@ def refuse_cycle(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> No
 
 
 def find_cycle(deps: Mapping[str, Iterable[str]]) -> list[str] | None:
-    """Return a cycle, its first id repeated at the end, or None; dependencies must be keys."""
-    finished: set[str] = set()
-    for start in deps:
-        path: dict[str, None] = {}
-        stack = [(start, iter(deps[start]))] if start not in finished else []
-        while stack:
-            here, remaining = stack[-1]
-            path[here] = None
-            dep = next((dep for dep in remaining if dep not in finished), None)
-            if dep is None:
-                stack.pop()
-                path.pop(here)
-                finished.add(here)
-            elif dep in path:
-                trail = list(path)
-                return [*trail[trail.index(dep) :], dep]
-            else:
-                stack.append((dep, iter(deps[dep])))
+    """Return a cycle, its first id repeated at the end, or None."""
+    try:
+        graphlib.TopologicalSorter(deps).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]  # it begins with a dependency
     return None
 
 

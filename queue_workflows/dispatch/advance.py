@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, cast
 
 from queue_workflows import config, db, errors
 from queue_workflows.claim import recovery, row_isolation
-from queue_workflows.dag import confinement, payload, plan
+from queue_workflows.dag import confinement, hooks, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import expansion, hooks, run_cache
+from queue_workflows.dispatch import expansion, run_cache
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.claim import recovery, row_isolation
-from queue_workflows.dag import item_ids, payload
+from queue_workflows.dag import hooks, item_ids, payload
 from queue_workflows.db import statements
-from queue_workflows.dispatch import advance, hooks, input_nodes, run_cache
+from queue_workflows.dispatch import advance, input_nodes, run_cache
 from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)

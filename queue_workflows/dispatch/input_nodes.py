@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 from queue_workflows import config, db, errors, refs
-from queue_workflows.dag import answers, payload, widgets
+from queue_workflows.dag import answers, hooks, payload, widgets
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks, run_cache
+from queue_workflows.dispatch import run_cache
 from queue_workflows.runtime import display
 from queue_workflows.types import Row, Unreadable
 

@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import definition, graph, payload, plan
+from queue_workflows.dag import definition, graph, hooks, payload, plan
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks
 from queue_workflows.types import Row, Unreadable
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]

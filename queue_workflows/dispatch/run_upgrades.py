@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, db, errors
-from queue_workflows.dag import definition, graph, payload
+from queue_workflows.dag import definition, graph, hooks, payload
 from queue_workflows.db import statements
-from queue_workflows.dispatch import hooks
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade
 

@@ -27,8 +27,9 @@ from queue_workflows import (
     scheduler,
 )
 from queue_workflows.claim import job_tables, manual_claims
+from queue_workflows.dag import hooks
 from queue_workflows.db import functions, ledger, scratch_databases, statements
-from queue_workflows.dispatch import advance, drain, hooks
+from queue_workflows.dispatch import advance, drain
 from queue_workflows.maintenance import sweeps
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.testing import apps, faults, result, servers

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from queue_workflows import db, errors
 from queue_workflows.claim import claims, outcomes
-from queue_workflows.dag import item_ids
+from queue_workflows.dag import hooks, item_ids
 from queue_workflows.db import statements
-from queue_workflows.dispatch import advance, hooks, run_cache
+from queue_workflows.dispatch import advance, run_cache
 from queue_workflows.worker import claimed_job
 
 T = TypeVar("T")

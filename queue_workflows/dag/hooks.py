@@ -56,8 +56,8 @@ def load(run: Row) -> tuple[Any, Callable[[str], Any]]:
             f"run {run['id']} waits: this process has no workflow provider; start it with --app, "
             "or call set_workflow_provider()"
         )
-    document = _load("workflow", workflows, run["workflow_name"])
-    return document, functools.partial(_load, "pipeline", pipelines)
+    document = provided("workflow", workflows, run["workflow_name"])
+    return document, functools.partial(provided, "pipeline", pipelines)
 
 
 def expand(run: Row) -> dict[str, Any]:
@@ -65,10 +65,15 @@ def expand(run: Row) -> dict[str, Any]:
     return definition.expand(*load(run))
 
 
-def _load(kind: str, provider: Callable[[str], Any], name: str) -> Any:
+def provided(kind: str, provider: Callable[[str], Any], name: str) -> Any:
+    """Return the workflow or pipeline of this name.
+
+    Raises `UnknownWorkflow`, `InvalidWorkflow` if the provider does, and `HookFailed` for any other
+    error.
+    """
     try:
         return provider(name)
-    except errors.InvalidWorkflow:
+    except (errors.InvalidWorkflow, errors.UnknownWorkflow):
         raise
     except NOT_FOUND as error:
         raise errors.UnknownWorkflow(
