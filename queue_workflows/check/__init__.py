@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config, errors
@@ -78,7 +78,9 @@ def definition(expanded: Any) -> Report:
         return _refused(name, error)
     functions = nodes.NodeFunctions()
     # The rounds of a loop are alike; the second one is the first with a state of a round.
-    all_nodes = [node for node in _with_bodies(made) if (node.round or 1) <= 2]
+    all_nodes = [
+        node._replace(id=name) for name, node in graph.walk(made, "[...]") if (node.round or 1) <= 2
+    ]
     models = nodes.known_models() if any(node.model for node in all_nodes) else frozenset[str]()
     found: list[Finding] = []
     for node in all_nodes:
@@ -92,20 +94,11 @@ def definition(expanded: Any) -> Report:
     return Report(name, expanded, tuple(found), tuple(seen.needs))
 
 
-def _with_bodies(of: graph.Graph, prefix: str = "") -> Iterator[graph.Node]:
-    """Return all nodes with those of the bodies of maps, which are named `cut[...]/encode`."""
-    for node in of.nodes.values():
-        named = node._replace(id=prefix + node.id)
-        yield named
-        if node.map is not None:
-            yield from _with_bodies(node.map.body, f"{named.id}[...]/")
-
-
 def _pipeline(found: Any, name: str, own: Mapping[str, Any]) -> Any:
     if name in own:
         return own[name]
     load: Callable[[str], Any] | None = config.get_config().pipeline_schema_loader
-    reason: object = f"no provider is set that could have the pipeline {name!r}"
+    reason: object = f"pipeline {name!r}: no provider is set that could have it"
     if load is not None:
         try:
             return hooks.provided("pipeline", load, name)

@@ -145,6 +145,17 @@ class Graph:
         return self._downstream.get(node_id, ())
 
 
+def walk(of: Graph, item: str, prefix: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield all nodes by their ids, and behind a map the nodes of its body.
+
+    `item` stands for the item: with "[]" these are `cut[]/encode` and the like.
+    """
+    for node in of.nodes.values():
+        yield prefix + node.id, node
+        if node.map is not None:
+            yield from walk(node.map.body, item, f"{prefix}{node.id}{item}/")
+
+
 def _linked(node: Node, nodes: Mapping[str, Node]) -> Node:
     """Return a node, its branch with the nodes of each arm.
 

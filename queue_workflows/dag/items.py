@@ -78,10 +78,11 @@ def bound(template: Mapping[str, Any], scopes: Sequence[Scope]) -> dict[str, Any
     return {name: _plain(_bound(value, scopes)) for name, value in template.items()}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() == {"$value"} and not refs.has_refs(value["$value"]):
-        return cast("dict[str, Any]", value)["$value"]
-    return value
+def _plain(template: Any) -> Any:
+    record = cast("dict[str, Any]", template if isinstance(template, dict) else {})
+    if record.keys() == {"$value"} and not refs.has_refs(record["$value"]):
+        return record["$value"]
+    return cast("Any", template)
 
 
 def _bound(template: Any, scopes: Sequence[Scope]) -> Any:

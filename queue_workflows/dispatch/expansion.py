@@ -270,12 +270,11 @@ class Expansion:
         """
         outer, ended = self._outer(map_id), _Ended([], {})
         scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
-        asked = dict.fromkeys(found, [*of.body.nodes])
-        for key, changed in (events or {}).items():
-            asked[key] = items.near(of.body, [each["node_id"] for each in changed])
-        states = self._states(
-            scope.prefix + each for scope in scopes for each in asked.get(scope.key, ())
-        )
+        asked: dict[str, Collection[str]] = dict.fromkeys(found, of.body.nodes)
+        if events is not None:
+            for key in found:
+                asked[key] = items.near(of.body, [each["node_id"] for each in events[key]])
+        states = self._states(scope.prefix + each for scope in scopes for each in asked[scope.key])
         for scope in scopes:
             key, prefix = scope.key, scope.prefix
             own = {each: states[prefix + each] for each in asked[key] if prefix + each in states}

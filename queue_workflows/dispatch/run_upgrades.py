@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.dag import definition, graph, hooks, payload
@@ -24,16 +24,14 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
     with db.statement() as conn:
         run = _checked(statements.runs.head(conn, run_id=run_id), run_id)
     # App code never runs in a transaction.
-    made = json.loads(payload.to_json(hooks.expand(run)))
-    entries = _entries(made)
+    made = hooks.expand(run)
+    nodes = _nodes(made)
     with db.transaction() as conn:
         run = _checked(statements.runs.lock(conn, run_id=run_id), run_id)
-        frozen = statements.runs.definition(conn, run_id=run_id)
-        graph.read(frozen)
-        found = _compare(_entries(frozen or {}), entries)
+        found = _compare(_nodes(statements.runs.definition(conn, run_id=run_id)), nodes)
         movable = set(statements.upgrades.hold_queued(conn, run_id=run_id))
         there = statements.upgrades.nodes(conn, run_id=run_id)
-        moves = _moves(found, entries, there, run["generation"], movable)
+        moves = _moves(found, nodes, there, run["generation"], movable)
         outcome = "same" if not any(found) else "refused" if moves.blocked else "would move"
         if outcome == "refused" and not dry_run:
             more = f" and {len(moves.blocked) - NAMED} more" if len(moves.blocked) > NAMED else ""
@@ -45,29 +43,29 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
         if outcome == "would move" and not dry_run:
             _move(conn, run_id, made, found, moves, by)
             outcome = "moved"
-        unknown = _unknown(conn, entries, found)
+        unknown = _unknown(conn, nodes, found)
     different = found._asdict()
     return Upgrade(
         run_id=run_id, outcome=outcome, blocked=moves.blocked, unknown=unknown, **different
     )
 
 
-def _unknown(conn: db.Connection, entries: Mapping[str, JsonDict], found: Difference) -> list[str]:
+def _unknown(conn: db.Connection, nodes: Mapping[str, graph.Node], found: Difference) -> list[str]:
     """Return the new and changed nodes that no live worker may know.
 
     A worker that is switched off counts as live. One that does not list its nodes may know any.
     """
     names = [*found.added, *(each["id"] for each in found.changed)]
-    missing = {name for name in names if not entries[name]["module"].startswith("__")}
+    missing = {name for name in names if not nodes[name].module.startswith("__")}
     for row in statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
         claim = stored_json.mapping(stored_json.mapping(row["detail"]).get("claim"))
-        nodes, versions = claim.get("nodes"), stored_json.texts(claim.get("versions"))
-        modules = None if nodes is None else {*stored_json.texts(nodes)}
+        listed, versions = claim.get("nodes"), stored_json.texts(claim.get("versions"))
+        modules = None if listed is None else {*stored_json.texts(listed)}
         for name in [*missing] if row["state"] != "dead" else ():
-            entry, version = entries[name], _version_key(entries[name])
-            knows = modules is None or entry["module"] in modules
-            of_queue = entry.get("queue", "cpu") == row["queue"]
-            if of_queue and knows and (version is None or version in versions):
+            node = nodes[name]
+            knows = modules is None or node.module in modules
+            version_fits = node.version is None or node.version_key in versions
+            if node.queue == row["queue"] and knows and version_fits:
                 missing.discard(name)
     return [name for name in names if name in missing]
 
@@ -138,14 +136,14 @@ class Moves(NamedTuple):
     """Queued nodes whose jobs are deleted. The run's start queues them if they still exist."""
 
 
-def _compare(before: Mapping[str, JsonDict], after: Mapping[str, JsonDict]) -> Difference:
-    """Return how the entries of two checked definitions differ."""
+def _compare(before: Mapping[str, graph.Node], after: Mapping[str, graph.Node]) -> Difference:
+    """Return how the nodes of two definitions differ."""
     changed = [
         NodeChange(
             id=node_id,
             fields=fields,
-            version_before=before[node_id].get("version"),
-            version_after=after[node_id].get("version"),
+            version_before=before[node_id].version,
+            version_after=after[node_id].version,
         )
         for node_id in before
         if node_id in after and (fields := _fields(before[node_id], after[node_id]))
@@ -162,7 +160,7 @@ def _compare(before: Mapping[str, JsonDict], after: Mapping[str, JsonDict]) -> D
 
 def _moves(
     found: Difference,
-    entries: Mapping[str, JsonDict],
+    nodes: Mapping[str, graph.Node],
     jobs: Iterable[Row],
     generation: int,
     movable: Collection[str],
@@ -190,47 +188,31 @@ def _moves(
         elif place in structural:
             made.replaced.append(node_id)
         else:
-            made.versions[node_id] = _version_key(entries[place])
+            made.versions[node_id] = nodes[place].version_key
     return made
 
 
-def _version_key(entry: Mapping[str, Any]) -> str | None:
-    """Return the version that a worker needs for a node, `<module>@<version>`, or None."""
-    version = entry.get("version")
-    return None if version is None else f"{entry['module']}@{version}"
-
-
-def _entries(definition: Mapping[str, Any]) -> dict[str, JsonDict]:
-    """Return the entries of all nodes by id, also in the bodies of maps."""
-    found: dict[str, JsonDict] = {}
-
-    def add(listed: list[JsonDict], prefix: str) -> None:
-        for entry in listed:
-            found[prefix + entry["id"]] = entry
-            if isinstance(entry.get("map"), dict):
-                add(entry["map"]["body"], f"{prefix}{entry['id']}[]/")
-
-    add(cast("list[JsonDict]", definition["nodes"]), "")
+def _nodes(definition: Any) -> dict[str, graph.Node]:
+    """Return all nodes of a definition, also in the bodies of maps, without what is derived."""
+    found: dict[str, graph.Node] = {}
+    for name, node in graph.walk(graph.read(definition), "[]"):
+        choice = node.choice and node.choice._replace(members={})
+        found[name] = node._replace(choice=choice)
     return found
 
 
-def _edges(entries: Mapping[str, JsonDict]) -> dict[tuple[str, str], None]:
+def _edges(nodes: Mapping[str, graph.Node]) -> dict[tuple[str, str], None]:
     """Return the dependencies, each before the node that waits for it, in declaration order."""
     found: dict[tuple[str, str], None] = {}
-    for node_id, entry in entries.items():
-        prefix = node_id.removesuffix(entry["id"])
-        found |= {(prefix + dep, node_id): None for dep in entry["deps"]}
+    for name, node in nodes.items():
+        prefix = name.removesuffix(node.id)
+        found |= {(prefix + dep, name): None for dep in node.deps}
     return found
 
 
-def _fields(before: JsonDict, after: JsonDict) -> list[str]:
-    """Return the names of the fields in which two entries of a node differ, sorted."""
-    names = before.keys() | after.keys()
-    return sorted(name for name in names if _field(before, name) != _field(after, name))
-
-
-def _field(entry: JsonDict, name: str) -> Any:
-    value = entry.get(name)
-    if name == "map" and isinstance(value, dict):
-        return {key: member for key, member in value.items() if key != "body"}  # pyright: ignore[reportUnknownVariableType]
-    return value
+def _fields(before: graph.Node, after: graph.Node) -> list[str]:
+    """Return the names of the fields in which two nodes differ, sorted; not for maps' bodies."""
+    if before.map is not None and after.map is not None:
+        after = after._replace(map=after.map._replace(body=before.map.body))
+    pairs = zip(graph.Node._fields, before, after, strict=True)
+    return sorted(name for name, old, new in pairs if old != new)
