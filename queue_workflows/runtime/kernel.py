@@ -11,8 +11,6 @@ import logging
 import os
 import signal
 import sys
-import threading
-import weakref
 from pathlib import Path
 from typing import Final
 
@@ -73,11 +71,29 @@ def _libc() -> ctypes.PyDLL | None:
     return libc
 
 
-def _created(libc: ctypes.PyDLL, event: _SigEvent) -> int | None:
-    """Return a new timer that is not armed, or None; then the error is in `ctypes.get_errno`."""
+def _created(code: int | None) -> int | None:
+    """Return a new timer that is not armed, or None if there can be none."""
+    libc = _libc()
+    if code is None:
+        event = _SigEvent(signo=signal.SIGKILL, notify=SIGEV_SIGNAL)
+    elif libc is not None and hasattr(libc, "gnu_get_libc_version"):
+        leave = ctypes.cast(libc["_exit"], ctypes.c_void_p)
+        event = _SigEvent(value=code, notify=SIGEV_THREAD, function=leave.value)
+    else:
+        return _warn_unavailable("the C library is not glibc")
     timer = ctypes.c_void_p()
-    refused = libc.timer_create(CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer))
-    return None if refused else timer.value or 0
+    if libc is None or libc.timer_create(CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)):
+        return None if code is None else _warn_unavailable(os.strerror(ctypes.get_errno()))
+    return timer.value or 0
+
+
+@functools.cache
+def _warn_unavailable(reason: str) -> None:
+    _log.warning(
+        "no kernel timer here (%s): a handler that keeps the GIL delays the exit after a timeout or"
+        " a lost lease; run the worker with --supervise",
+        reason,
+    )
 
 
 def prepare() -> None:
@@ -98,137 +114,32 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 class DeathTimer:
-    """Kill this process by SIGKILL at a given time: no code of it runs, and a stopped one dies too.
+    """End this process at a given time, without any Python code: by SIGKILL, or with `code`.
 
-    A forked child does not inherit it. Where the kernel has no such timer, `set` does nothing.
+    The time includes suspend. SIGKILL also ends a stopped process. With `code` the process exits as
+    by `os._exit`; a stopped one does when it is continued. A forked child does not inherit the
+    timer. Where the kernel has no such timer, `set` does nothing; with `code` it logs that once.
     """
 
-    def __init__(self) -> None:
-        event = _SigEvent(signo=signal.SIGKILL, notify=SIGEV_SIGNAL)
-        self._libc = _libc()
-        self._timer = None if self._libc is None else _created(self._libc, event)
+    def __init__(self, code: int | None = None) -> None:
+        self._code = code
+        self._timer: int | None = None
 
     def set(self, until: float | None) -> None:
         """Set the time (`clock.boot_s`), at once if it has passed; None disarms."""
-        if self._libc is not None and self._timer is not None:
+        if self._timer is None and until is not None:
+            self._timer = _created(self._code)
+        libc = _libc()
+        if self._timer is not None and libc is not None:
             at = 0 if until is None else max(1, int(until * NS_PER_S))
-            spec = _TimerSpec(0, 0, *divmod(at, NS_PER_S))
-            self._libc.timer_settime(self._timer, TIMER_ABSTIME, spec, None)
-
-
-class _Process:
-    """State that a forked child must not share with its parent: the lock and the owner pid."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # garbage collection inside it may close another timer
-
-
-_process = _Process()
-_warned = False
-
-
-def _reset_in_child() -> None:
-    global _process
-    _process = _Process()
-
-
-os.register_at_fork(after_in_child=_reset_in_child)
-
-
-class KillTimer:
-    """Exit this process with `code` at a given time, as `os._exit` would, without any Python code.
-
-    The time includes suspend. A stopped process exits when it is continued. A timer that fires
-    during `disarm` still exits. Any thread may call, a signal handler must not. A forked child has
-    no timer until it arms one itself. Garbage collection closes it. If it is not `available`, its
-    methods do nothing.
-    """
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-        self._closed = False
-        self._made_in: _Process | None = None
-        self._timer: int | None = None
-        self._at_collection: weakref.finalize[..., KillTimer] | None = None
-        self._spec = _TimerSpec(0, RETRY_NS, 0, 0)
-
-    @property
-    def available(self) -> bool:
-        """Return whether there is a timer; False once closed, and without glibc or free timers."""
-        with _process.lock:
-            return self._ready() is not None
-
-    def arm(self, seconds: float) -> None:
-        """Exit after that many seconds, at once if <= 0; replaces an earlier time."""
-        nanoseconds = max(1, int(seconds * NS_PER_S))
-        with _process.lock:
-            timer = self._ready()
-            if timer is not None:
-                self._set(timer, nanoseconds)
-
-    def disarm(self) -> None:
-        """Cancel the exit; do nothing if it is not armed."""
-        with _process.lock:
-            if self._timer is not None and self._made_in is _process:
-                self._set(self._timer, 0)
+            spec = _TimerSpec(0, RETRY_NS, *divmod(at, NS_PER_S))
+            libc.timer_settime(self._timer, TIMER_ABSTIME, spec, None)
 
     def close(self) -> None:
-        """Disarm it for good and free the timer."""
-        with _process.lock:
-            self._closed = True
-            timer, self._timer = self._timer, None
-            if timer is not None and self._made_in is not None:
-                _delete(timer, self._made_in)
-            if self._at_collection is not None:
-                self._at_collection.detach()
-
-    def _ready(self) -> int | None:
-        """Return the timer, created on first use in this process; None if closed or unavailable."""
-        if self._made_in is not _process:
-            self._made_in, self._timer = _process, None
-        if self._timer is None and not self._closed:
-            self._timer = _exiting(self.code)
-            if self._timer is not None:
-                self._at_collection = weakref.finalize(self, _delete, self._timer, _process)
-                self._at_collection.atexit = (
-                    False  # an armed timer also limits the interpreter's exit
-                )
-        return self._timer
-
-    def _set(self, timer: int, nanoseconds: int) -> None:
-        self._spec[2], self._spec[3] = divmod(nanoseconds, NS_PER_S)
-        libc = _libc()
-        if libc is not None and libc.timer_settime(timer, 0, self._spec, None) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"cannot set the timer of exit {self.code}: {os.strerror(error)}")
-
-
-def _exiting(code: int) -> int | None:
-    """Return a new timer that exits; None if there can be none, which is logged once."""
-    libc = _libc()
-    if libc is None or not hasattr(libc, "gnu_get_libc_version"):
-        return _warn_unavailable("the C library is not glibc")
-    leave = ctypes.cast(libc["_exit"], ctypes.c_void_p)
-    timer = _created(libc, _SigEvent(value=code, notify=SIGEV_THREAD, function=leave.value))
-    return _warn_unavailable(os.strerror(ctypes.get_errno())) if timer is None else timer
-
-
-def _warn_unavailable(reason: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        _log.warning(
-            "no kernel timer here (%s): a handler that keeps the GIL delays the exit after a"
-            " timeout or a lost lease; run the worker with --supervise",
-            reason,
-        )
-
-
-def _delete(timer: int, made_in: _Process) -> None:
-    """Free a timer, unless it is the parent's: a child may have a timer of the same number."""
-    libc = _libc()
-    if libc is not None and made_in is _process:
-        libc.timer_delete(timer)
+        """Disarm it and free the timer."""
+        libc, timer, self._timer = _libc(), self._timer, None
+        if libc is not None and timer is not None:
+            libc.timer_delete(timer)
 
 
 def set_title(text: str) -> None:

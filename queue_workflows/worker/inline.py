@@ -36,8 +36,8 @@ class InlineExecutors(executors.Executors):
         self.cut_at: float | None = None
         """Since when the thread runs a job that was given up, so that it cannot run another."""
         self._timed = on_exit is os._exit
-        self._lease_timer = kernel.KillTimer(guards.EXIT_LOST)
-        self._budget_timer = kernel.KillTimer(guards.EXIT_BUDGET)
+        self._lease_timer = kernel.DeathTimer(guards.EXIT_LOST)
+        self._budget_timer = kernel.DeathTimer(guards.EXIT_BUDGET)
         ours, theirs = socket.socketpair()
         asks, hears = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         nothing = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
@@ -58,10 +58,8 @@ class InlineExecutors(executors.Executors):
         if self._timed:
             # The next renewal may be the first that fails.
             self.hold(job.lease_end.ends - leases.EARLY_S, starts=True)
-            self._budget_timer.disarm()
             limits = [each.ends for each in job.guards if isinstance(each, guards.Budget)]
-            if limits:
-                self._budget_timer.arm(min(limits) - clock.boot_s() + LATE_S)
+            self._budget_timer.set(min(limits) + LATE_S if limits else None)
         super().start(job)
 
     def hold(self, until: float, *, starts: bool = False) -> None:
@@ -70,7 +68,7 @@ class InlineExecutors(executors.Executors):
         `starts`: a job is about to start; else nothing is done without one.
         """
         if self._timed and (self.place.jobs or starts):
-            self._lease_timer.arm(until - clock.boot_s())
+            self._lease_timer.set(until)
 
     def kill(self, place: executors.Executor, signum: int, why: str) -> None:
         """Treat the handler as ended, since the process ends as soon as that is written."""
@@ -85,8 +83,8 @@ class InlineExecutors(executors.Executors):
 
     def _freed(self, place: executors.Executor) -> None:
         if not place.jobs:  # else the next one has begun, with timers of its own
-            self._budget_timer.disarm()
-            self._lease_timer.disarm()
+            self._budget_timer.set(None)
+            self._lease_timer.set(None)
         super()._freed(place)
 
     def let_go(self, place: executors.Executor) -> None:

@@ -1,4 +1,4 @@
-"""Kill timers end real processes on time whatever their Python code does."""
+"""Death timers with an exit code end real processes on time whatever their Python code does."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
-from queue_workflows.runtime import clock
-from queue_workflows.runtime import kernel as kill_timer
+from queue_workflows.runtime import clock, kernel
 from tests.support.wait import until
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(kill_timer.ctypes.PyDLL(None), "gnu_get_libc_version"),
+    sys.platform != "linux" or not hasattr(kernel.ctypes.PyDLL(None), "gnu_get_libc_version"),
     reason="timers that call a function are glibc's",
 )
 
@@ -28,8 +27,7 @@ ON_TIME_S = 0.5
 PRELUDE = """
 import ctypes, gc, logging, os, resource, threading, time, warnings
 from pathlib import Path
-from queue_workflows.runtime import clock
-from queue_workflows.runtime import kernel as kill_timer
+from queue_workflows.runtime import clock, kernel
 
 keep_gil = ctypes.PyDLL(None).sleep
 
@@ -53,7 +51,10 @@ def unreachable():
     keep_gil(15)
     os._exit(98)
 
-timer75 = kill_timer.KillTimer(75)
+def arm(timer, seconds):
+    timer.set(clock.boot_s() + seconds)
+
+timer75 = kernel.DeathTimer(75)
 """
 
 
@@ -97,7 +98,7 @@ def test_it_exits_on_time_while_a_c_call_keeps_the_gil() -> None:
             os._exit(99)
         threading.Thread(target=python_exit, daemon=True).start()
         say_start()
-        timer75.arm(0.9)
+        arm(timer75, 0.9)
         unreachable()
     """)
     assert_left(end, 75, 0.9)
@@ -105,10 +106,10 @@ def test_it_exits_on_time_while_a_c_call_keeps_the_gil() -> None:
 
 def test_the_one_due_first_gives_the_code() -> None:
     end = ended("""
-        timer77 = kill_timer.KillTimer(77)
+        timer77 = kernel.DeathTimer(77)
         say_start()
-        timer75.arm(60)
-        timer77.arm(0.4)
+        arm(timer75, 60)
+        arm(timer77, 0.4)
         unreachable()
     """)
     assert_left(end, 77, 0.4)
@@ -116,9 +117,9 @@ def test_the_one_due_first_gives_the_code() -> None:
 
 def test_arming_it_again_postpones_it() -> None:
     end = ended("""
-        timer75.arm(0.3)
+        arm(timer75, 0.3)
         say_start()
-        timer75.arm(0.8)
+        arm(timer75, 0.8)
         unreachable()
     """)
     assert_left(end, 75, 0.8)
@@ -126,26 +127,23 @@ def test_arming_it_again_postpones_it() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1])
 def test_a_time_that_is_past_is_now(seconds: float) -> None:
-    assert_left(ended(f"say_start(); timer75.arm({seconds}); unreachable()"), 75, 0.0)
+    assert_left(ended(f"say_start(); arm(timer75, {seconds}); unreachable()"), 75, 0.0)
 
 
-@pytest.mark.parametrize(
-    "stop",
-    ["timer75.disarm()", "timer75.close()", "timer75.close(); timer75.arm(0.1)", "del timer75"],
-)
+@pytest.mark.parametrize("stop", ["timer75.set(None)", "timer75.close()"])
 def test_one_that_is_stopped_does_not_fire(stop: str) -> None:
-    end = ended(f"timer75.arm(0.2); {stop}; say_start(); keep_gil(1); os._exit(3)")
+    end = ended(f"arm(timer75, 0.2); {stop}; say_start(); keep_gil(1); os._exit(3)")
     assert (end.code, end.err) == (3, "")
 
 
 def test_a_disarmed_one_can_be_armed_again() -> None:
     end = ended("""
-        timer75.disarm()
-        timer75.arm(0.2)
-        timer75.disarm()
-        timer75.disarm()
+        timer75.set(None)
+        arm(timer75, 0.2)
+        timer75.set(None)
+        timer75.set(None)
         say_start()
-        timer75.arm(0.4)
+        arm(timer75, 0.4)
         unreachable()
     """)
     assert_left(end, 75, 0.4)
@@ -154,7 +152,7 @@ def test_a_disarmed_one_can_be_armed_again() -> None:
 def test_a_thread_that_is_gone_may_have_armed_it() -> None:
     end = ended("""
         say_start()
-        thread = threading.Thread(target=timer75.arm, args=(0.5,))
+        thread = threading.Thread(target=arm, args=(timer75, 0.5))
         thread.start()
         thread.join()
         unreachable()
@@ -163,7 +161,7 @@ def test_a_thread_that_is_gone_may_have_armed_it() -> None:
 
 
 def test_a_stopped_process_leaves_when_it_goes_on() -> None:
-    with started("say_start(); timer75.arm(0.4); unreachable()") as process:
+    with started("say_start(); arm(timer75, 0.4); unreachable()") as process:
         assert process.stdout
         start_s = float(process.stdout.readline())
         os.kill(process.pid, signal.SIGSTOP)
@@ -178,7 +176,7 @@ def test_an_interpreter_that_hangs_at_its_exit_leaves_too() -> None:
         import atexit
         atexit.register(unreachable)
         say_start()
-        timer75.arm(0.4)
+        arm(timer75, 0.4)
     """)
     assert_left(end, 75, 0.4)
 
@@ -190,54 +188,24 @@ def test_a_forked_child_has_its_own_timer_or_none() -> None:
             time.sleep(0.6)
             os._exit(5)
 
-        def stop_the_parents():
-            timer76 = kill_timer.KillTimer(76)
-            timer76.arm(0.2)  # has the number here that the parent's has there
-            timer75.disarm()
-            timer75.close()
-            unreachable()
-
-        def arm():
-            timer75.arm(0.2)
+        def leave():
+            arm(kernel.DeathTimer(76), 0.2)  # has the number here that the parent's has there
             unreachable()
 
         print(0, flush=True)
-        timer75.arm(60)
-        children = outlive, stop_the_parents, arm
-        print([code_of(child) for child in children], timers(), flush=True)
-        timer75.arm(0.2)
+        arm(timer75, 60)
+        print([code_of(child) for child in (outlive, leave)], timers(), flush=True)
+        arm(timer75, 0.2)
         unreachable()
     """)
-    assert (end.code, end.lines, end.err) == (75, ["0", "[5, 76, 75] 1"], "")
-
-
-def test_a_fork_while_another_thread_arms_does_not_block_the_child() -> None:
-    end = ended("""
-        def arm_in_child():
-            timer75.arm(0.2)
-            unreachable()
-
-        held, release = threading.Event(), threading.Event()
-        def in_the_middle_of_arming():
-            with kill_timer._process.lock:
-                held.set()
-                release.wait()
-        thread = threading.Thread(target=in_the_middle_of_arming)
-        thread.start()
-        held.wait()
-        print(0, flush=True)
-        print(code_of(arm_in_child))
-        release.set()
-        thread.join()
-    """)
-    assert (end.code, end.lines) == (0, ["75"])
+    assert (end.code, end.lines, end.err) == (75, ["0", "[5, 76] 1"], "")
 
 
 def test_it_fires_as_soon_as_there_is_memory_for_its_thread() -> None:
     end = ended("""
         no_limit = resource.getrlimit(resource.RLIMIT_AS)
         say_start()
-        timer75.arm(0.2)
+        arm(timer75, 0.2)
         resource.setrlimit(resource.RLIMIT_AS, (1 << 20, no_limit[1]))
         time.sleep(0.7)
         resource.setrlimit(resource.RLIMIT_AS, no_limit)
@@ -249,21 +217,19 @@ def test_it_fires_as_soon_as_there_is_memory_for_its_thread() -> None:
 def test_no_timer_is_left_over_and_the_clock_counts_suspend() -> None:
     end = ended("""
         print(0, flush=True)
-        timer75.arm(60)
-        timer75.arm(60)
+        arm(timer75, 60)
+        arm(timer75, 60)
         print(timers(), "ClockID: 7" in Path("/proc/self/timers").read_text())
         for _ in range(20):
-            closed = kill_timer.KillTimer(76)
-            closed.arm(60)
+            closed = kernel.DeathTimer(76)
+            arm(closed, 60)
             closed.close()
             closed.close()
-            kill_timer.KillTimer(77).arm(60)
-        gc.collect()
         print(timers())
         timer75.close()
-        print(timers(), timer75.available)
+        print(timers())
     """)
-    assert (end.code, end.lines, end.err) == (0, ["1 True", "1", "0 False"], "")
+    assert (end.code, end.lines, end.err) == (0, ["1 True", "1", "0"], "")
 
 
 def test_it_heals_when_the_kernel_has_timers_again() -> None:
@@ -271,30 +237,30 @@ def test_it_heals_when_the_kernel_has_timers_again() -> None:
         limit = resource.getrlimit(resource.RLIMIT_SIGPENDING)
         resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, limit[1]))
         logging.basicConfig(format="%(levelname)s")
-        timer75.arm(0)
-        timer75.disarm()
+        arm(timer75, 0)
+        timer75.set(None)
         print(0, flush=True)
-        print(timer75.available, kill_timer.KillTimer(77).available)
+        arm(kernel.DeathTimer(77), 0)
+        print(timers(), flush=True)
         resource.setrlimit(resource.RLIMIT_SIGPENDING, limit)
-        print(timer75.available, flush=True)
-        timer75.arm(0)
+        arm(timer75, 0)
         unreachable()
     """)
-    assert (end.code, end.lines, end.err) == (75, ["False False", "True"], "WARNING\n")
+    assert (end.code, end.lines, end.err) == (75, ["0"], "WARNING\n")
 
 
 def test_without_glibc_no_timer_is_armed_and_one_line_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kill_timer, "_libc", lambda: None)
-    monkeypatch.setattr(kill_timer, "_warned", False)
+    monkeypatch.setattr(kernel, "_libc", lambda: None)
+    kernel._warn_unavailable.cache_clear()
     with caplog.at_level(logging.INFO):
         for code in (75, 77):
-            unavailable = kill_timer.KillTimer(code)
-            assert not unavailable.available
-            unavailable.arm(0)
-            unavailable.disarm()
+            unavailable = kernel.DeathTimer(code)
+            unavailable.set(clock.boot_s())
+            unavailable.set(None)
             unavailable.close()
+    kernel._warn_unavailable.cache_clear()
     assert [(record.levelname, "not glibc" in record.message) for record in caplog.records] == [
         ("WARNING", True)
     ]

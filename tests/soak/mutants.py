@@ -79,7 +79,7 @@ def alter(conn: Conn, text: str) -> None:
 def _no_self_fence() -> None:
     """Let a worker continue after it lost its lease."""
     replace(guards.LeaseEnd, "check", lambda *_: None)
-    replace(kernel.KillTimer, "arm", lambda *_: None)
+    replace(kernel.DeathTimer, "set", lambda *_: None)
     replace(launcher.Launcher, "hold", lambda *_: None)
     replace(desk.Desk, "lose", lambda *_: None)
 

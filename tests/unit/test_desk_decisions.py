@@ -523,7 +523,7 @@ def test_the_executors_of_a_stopped_worker_and_launcher_end_before_the_lease() -
 
 
 class Timer:
-    """A kill timer that records for how long it is armed."""
+    """A death timer that records for how long it is armed."""
 
     made: dict[int, Timer] = {}  # noqa: RUF012  emptied by the fixture
 
@@ -531,13 +531,11 @@ class Timer:
         self.left: float | None = None
         self.made[code] = self
 
-    def arm(self, seconds: float) -> None:
-        self.left = seconds
+    def set(self, until: float | None) -> None:
+        self.left = None if until is None else until - clock.boot_s()
 
-    def disarm(self) -> None:
+    def close(self) -> None:
         self.left = None
-
-    close = disarm
 
 
 class Loop:
@@ -549,7 +547,7 @@ class Loop:
 
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Timer]:
-    monkeypatch.setattr(kernel, "KillTimer", Timer)
+    monkeypatch.setattr(kernel, "DeathTimer", Timer)
     monkeypatch.setattr(Timer, "made", {})
     return Timer.made
 
