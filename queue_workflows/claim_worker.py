@@ -120,6 +120,8 @@ class ClaimWorker(_Stoppable):
             self.model_cache = self._cache = gpu_model_cache.gpu_model_cache()
             self._models = gpu_model_cache.gpu_model_cache  # an executor has its own
         self.heartbeat = Heartbeat(lambda: self._worker)
+        self.stops_by_signal = False
+        """Whether its handlers may keep the main thread from the handlers of SIGTERM and SIGINT."""
 
     def run_once(self) -> bool:
         """Claim one job, run it and record its outcome; return False if there was none."""
@@ -150,7 +152,7 @@ class ClaimWorker(_Stoppable):
 
         known = list(model_registry.known_ids()) or None if self._cache is not None else None
         shape = shapes.Shape(1, self._batch, gpu=self._cache is not None)
-        inline = process.Inline(self._on_exit, once, known)
+        inline = process.Inline(self._on_exit, once, known, self.stops_by_signal)
         with self._running(None, {self.queue: shape}, inline=inline) as worker:
             return worker.run_inline(self._cache)
 
@@ -287,12 +289,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(worker: ClaimWorker | process.Worker) -> int:
-    # Only a handler in this process may keep the main thread in C code.
-    inline = isinstance(worker, ClaimWorker)
-    request = signals.StopRequest(
-        on_first=worker.stop, on_second=worker.stop_now, signal_thread=inline
-    )
-    with request as stop:
+    if isinstance(worker, ClaimWorker):
+        worker.stops_by_signal = True
+    with signals.StopRequest(on_first=worker.stop, on_second=worker.stop_now) as stop:
         if db.wait_until_ready(stopped=stop.requested.is_set, pause=stop.requested.wait):
             if not isinstance(worker, ClaimWorker):
                 log_context.set_for_process(worker=",".join(worker.worker_ids.values()))

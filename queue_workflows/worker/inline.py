@@ -92,15 +92,17 @@ class InlineExecutors(executors.Executors):
         super().let_go(place)
         self._by_number.pop(place.number, None)
 
-    def serve(self, model_cache: ModelCache | None) -> None:
-        """Run handlers in this thread until the worker lets it go."""
+    def serve(self, model_cache: ModelCache | None, begins: Callable[[], object]) -> None:
+        """Run handlers in this thread until the worker lets it go; `begins` is called for each."""
         ends, self._theirs = self._theirs, []
         if not ends:
             return  # the loop has ended already
         # They are this thread's from here on: what waits for a descriptor is not woken by its end.
         with ends[0], ends[1]:
             end = wire.Channel(ends[0])
-            jobs = job_loop.JobLoop(end, ends[1], model_cache, alone=False)
+            jobs = job_loop.JobLoop(
+                end, ends[1], model_cache, alone=False, begins=lambda _: begins()
+            )
             printed = job_output.captured(functools.partial(_send_printed, end, jobs.key))
             with contextlib.closing(jobs), printed, contextlib.suppress(ConnectionError):
                 jobs.serve()

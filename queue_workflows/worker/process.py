@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,7 +25,7 @@ from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_c
 from queue_workflows.claim import claims, recovery
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
-from queue_workflows.runtime import app_loading, clock, identity, io_loop, service
+from queue_workflows.runtime import app_loading, clock, identity, io_loop, service, signals
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
     desk,
@@ -50,6 +52,8 @@ class Inline(NamedTuple):
     once: bool = False
     """Whether it runs one job at most, and then leaves."""
     known_models: list[str] | None = None
+    stops_by_signal: bool = False
+    """Whether SIGTERM and SIGINT stop it, also while the calling thread runs C code (Linux)."""
 
 
 class _Policy(NamedTuple):
@@ -267,7 +271,11 @@ class Worker:
                 signal.set_wakeup_fd(-1)
 
     def run_inline(self, models: model_cache.ModelCache | None) -> bool:
-        """Run jobs in this thread until `stop`, or one if `once`; return whether there was one."""
+        """Run jobs in this thread until `stop`, or one if `once`; return whether there was one.
+
+        A handler in C code delays what signals call in the main thread. So the loop receives
+        signals by itself, if `stops_by_signal`.
+        """
         assert self._inline is not None
         assert self._inline_runner is not None
         inline, runner, failed = self._inline, self._inline_runner, list[BaseException]()
@@ -280,11 +288,21 @@ class Worker:
             if self.exit_code or runner.cut_at is not None:
                 inline.on_exit(self.exit_code)
 
-        with service.Pool("worker-loop", 1, run):
-            runner.serve(models)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        hears = inline.stops_by_signal and in_main_thread and sys.platform == "linux"
+        with signals.Wakeups() if hears else contextlib.nullcontext() as wakeups:
+            if wakeups is not None:
+                self._loop.read(wakeups.fileno(), functools.partial(self._signalled, wakeups))
+            with service.Pool("worker-loop", 1, run):
+                runner.serve(models, wakeups.take if wakeups is not None else lambda: None)
         if failed:
             raise failed[0]
         return self._desk.queues[0].left == 0
+
+    def _signalled(self, wakeups: signals.Wakeups) -> None:
+        if count := wakeups.received():
+            self._desk.stop(self._shutdown_s if count == 1 else 0.0)
+            self._loop.wake_at(0.0)
 
     def _rang(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -103,25 +103,23 @@ def test_a_flag_gives_its_descriptors_back() -> None:
         os.fstat(reader)
 
 
-# --- received by a thread ------------------------------------------------------------------------
+# --- received by another thread ------------------------------------------------------------------
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs SO_PASSCRED")
 
 
 @linux
-def test_the_signal_thread_receives_while_the_main_thread_is_in_c_code() -> None:
+def test_another_thread_receives_signals_while_the_main_thread_is_in_c_code() -> None:
     lock = ctypes.create_string_buffer(64)  # zeros are an open one
     libc = ctypes.CDLL(None)
     heard: list[int] = []
-    with signals.StopRequest(signal_thread=True) as stop:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.count == 2, "what the main thread does next comes after the request"
+    with signals.StopRequest() as stop, signals.Wakeups() as wakeups:
 
         def kill(_: threading.Event) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
             try:
-                until(lambda: stop.count > 2)
+                until(lambda: lock.raw[0] == 2)  # of glibc: taken, and somebody waits
+                os.kill(os.getpid(), signal.SIGTERM)
+                until(lambda: wakeups.received() == 1)
                 heard.append(stop.count)
             finally:
                 libc.pthread_mutex_unlock(lock)
@@ -129,83 +127,38 @@ def test_the_signal_thread_receives_while_the_main_thread_is_in_c_code() -> None
         libc.pthread_mutex_lock(lock)
         with service.Pool("killer", 1, kill):
             libc.pthread_mutex_lock(lock)
-        assert heard == [3], "the ear hears in order: of the first two it made no second requests"
-        assert stop.count == 3, "its handler has run meanwhile, and counted it no second time"
-
-
-@linux
-def test_the_main_thread_goes_on_with_the_callback_done_though_the_ear_is_in_it_still() -> None:
-    lock = ctypes.create_string_buffer(64)  # zeros are an open one
-    libc = ctypes.CDLL(None)
-    entered, over = threading.Event(), threading.Event()
-    done: list[str] = []
-
-    def callback() -> None:
-        if threading.current_thread() is not threading.main_thread():
-            entered.set()
-            over.wait(30)
-        done.append(threading.current_thread().name)
-
-    with signals.StopRequest(on_first=callback, signal_thread=True) as stop:
-
-        def kill(_: threading.Event) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            entered.wait(30)
-            libc.pthread_mutex_unlock(lock)
-
-        libc.pthread_mutex_lock(lock)
-        with service.Pool("killer", 1, kill):
-            libc.pthread_mutex_lock(lock)
-        assert entered.is_set()
-        assert done == ["MainThread"]
+        assert heard == [0], "the main thread had not received it"
         assert stop.count == 1
-        over.set()
-        until(lambda: len(done) == 2)
-        assert stop.count == 1
-
-
-def test_with_an_ear_each_signal_counts_once_and_all_is_put_back() -> None:
-    calls: list[str] = []
-    before = [signal.getsignal(s) for s in signals.SIGNALS]
-    with signals.StopRequest(
-        on_first=lambda: calls.append("first"),
-        on_second=lambda: calls.append("second"),
-        signal_thread=True,
-    ) as stop:
-        for count, signum in enumerate([*signals.SIGNALS, *signals.SIGNALS], 1):
-            signal.raise_signal(signum)
-            assert stop.count == count, "what the main thread does next comes after the callback"
-    assert [*dict.fromkeys(calls)] == ["first", "second"]
-    assert stop.count == 4
+        signal.raise_signal(signal.SIGINT)
+        assert wakeups.received() == 2
     assert signal.set_wakeup_fd(-1) == -1
-    assert [signal.getsignal(s) for s in signals.SIGNALS] == before
 
 
 @linux
 def test_the_signals_of_a_forked_child_are_its_own() -> None:
-    with signals.StopRequest(signal_thread=True) as stop:
+    with signals.StopRequest() as stop, signals.Wakeups() as wakeups:
         child = os.fork()
         if child == 0:
             signal.raise_signal(signal.SIGTERM)
             os._exit(stop.count)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1, "the child heard it"
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1, "the child received it"
+        assert select.select([wakeups], [], [], 30)[0], "the byte of the child is there"
+        assert wakeups.received() == 0
         signal.raise_signal(signal.SIGTERM)
-        until(lambda: stop.count)
-    assert stop.count == 1
+        assert wakeups.received() == 1
 
 
 @linux
-def test_a_signal_counts_while_an_event_loop_has_the_descriptor_and_after() -> None:
+def test_an_event_loop_keeps_the_descriptor_and_is_succeeded() -> None:
     theirs, other = socket.socketpair()
     theirs.setblocking(False)
-    with theirs, other, signals.StopRequest(signal_thread=True) as stop:
-        ours = signal.set_wakeup_fd(theirs.fileno())
+    with theirs, other, signals.StopRequest(), signals.Wakeups() as wakeups:
+        signal.set_wakeup_fd(theirs.fileno())
+        wakeups.take()
         signal.raise_signal(signal.SIGTERM)
-        assert stop.count == 1
-        assert signal.set_wakeup_fd(-1) == theirs.fileno()
         assert other.recv(2) == bytes([signal.SIGTERM])
+        assert wakeups.received() == 0
+        signal.set_wakeup_fd(-1)
+        wakeups.take()
         signal.raise_signal(signal.SIGTERM)
-        assert stop.count == 2
-        assert signal.set_wakeup_fd(ours) == ours, "the ear has its descriptor back"
-        signal.raise_signal(signal.SIGTERM)
-        until(lambda: stop.count == 3)
+        assert wakeups.received() == 1
