@@ -1,4 +1,4 @@
-"""Define the command `queue-workflows` (extra: cli); `COMMANDS` names each subcommand's module."""
+"""Define the command `queue-workflows` (extra: cli); `GROUPS` lists its subcommands."""
 
 from __future__ import annotations
 
@@ -8,26 +8,66 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from queue_workflows import __version__
+from queue_workflows import __version__, errors
 from queue_workflows.cli import command
 from queue_workflows.runtime import entry_point
 
-COMMANDS = {
-    "demo": "run.demo", "up": "up.up", "run": "run.run", "serve": "up.serve",
-    "check": "check.check", "status": "status.status", "runs": "runs.runs", "show": "show.show",
-    "workers": "status.workers", "queues": "queues.queues", "schedules": "queues.schedules",
-    "models": "status.models", "samples": "samples.samples", "metrics": "metrics.metrics",
-    "why": "runs.why", "jobs": "jobs.app", "events": "queues.events", "cancel": "runs.cancel",
-    "retry": "runs.retry", "upgrade": "runs.upgrade", "inputs": "answer.waiting",
-    "answer": "answer.answer", "spans": "spans.spans", "supervise": "supervise.supervise",
-    "migrate": "migrate.migrate", "prune": "migrate.prune", "audit": "doctor.audit",
-    "doctor": "doctor.doctor", "connect": "doctor.connect", "health": "status.health",
-    "databases": "migrate.databases",
+GROUPS: dict[str, dict[str, str]] = {
+    "Run": {
+        "demo": "run.demo", "check": "check.check", "run": "run.run", "up": "up.up",
+        "serve": "up.serve",
+    },
+    "Look": {
+        "status": "status.status", "runs": "runs.runs", "show": "show.show", "why": "runs.why",
+        "inputs": "answer.waiting", "workers": "status.workers", "samples": "samples.samples",
+    },
+    "Change": {
+        "answer": "answer.answer", "cancel": "runs.cancel", "retry": "runs.retry",
+        "upgrade": "runs.upgrade", "jobs": "jobs.app", "queues": "queues.queues",
+        "schedules": "queues.schedules", "models": "status.models", "events": "queues.events",
+    },
+    "Operate": {
+        "doctor": "doctor.doctor", "audit": "doctor.audit", "health": "status.health",
+        "supervise": "supervise.supervise", "metrics": "metrics.metrics", "spans": "spans.spans",
+        "prune": "migrate.prune",
+    },
+    "Set up": {
+        "connect": "doctor.connect", "migrate": "migrate.migrate",
+        "databases": "migrate.databases",
+    },
 }  # fmt: skip
 """The function of each subcommand, or the Typer app of several, in the order of `--help`."""
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
+
+
+class _Root(TyperGroup):
+    """The command, whose help lists the subcommands by group."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group, all with the same columns."""
+        del ctx
+        width = max(map(len, self.commands))
+        for title, group in GROUPS.items():
+            found = {name: self.commands[name] for name in group if name in self.commands}
+            room = formatter.width - 6 - width
+            lines = [(n.ljust(width), each.get_short_help_str(room)) for n, each in found.items()]
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the subcommand that the first word names. Exits with 2 if there is none."""
+        if args[0] in self.commands or args[0].startswith("-"):
+            return super().resolve_command(ctx, args)
+        help_ = f"; `{command.PROG} --help` lists them"
+        hint = errors.hint(args[0], COMMANDS) or help_
+        command.print_message(f"there is no command {args[0]!r:.80}{hint}")
+        raise typer.Exit(2)
 
 
 def _show_version(wanted: bool) -> None:
@@ -57,6 +97,7 @@ def load(argv: Sequence[str] | None = None) -> typer.Typer:
 @functools.cache
 def _with(names: tuple[str, ...]) -> typer.Typer:
     made = typer.Typer(
+        cls=_Root,
         help="Postgres as queue, message bus and memory of a workflow engine.",
         no_args_is_help=True,
         add_completion=False,

@@ -138,6 +138,11 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
     assert invoke("models", "drop").err.splitlines()[-1] == (
         "queue-workflows models: 'drop' is none of list, load, unload"
     )
+    said = invoke("statsu", "--json")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "queue-workflows: there is no command 'statsu'; did you mean 'status'?\n"
+    lists = "`queue-workflows --help` lists them"
+    assert invoke("zzz").err == f"queue-workflows: there is no command 'zzz'; {lists}\n"
 
 
 @pytest.mark.parametrize(("option", "example"), [("--bounce", "COMMAND"), ("--unit", "NAME")])

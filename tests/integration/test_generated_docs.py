@@ -17,6 +17,7 @@ REMEDY = "generate it again: python -m tests.support.docgen"
     "page",
     [
         "docs/configuration.md",
+        "docs/commands.md",
         "docs/schema.md",
         "docs/schema.sql",
         "docs/architecture.md",

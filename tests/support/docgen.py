@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import ast
+import html
+import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from queue_workflows import client, config, tasks
+import typer
+
+from queue_workflows import cli, client, config, tasks
+from queue_workflows.cli import define
 from queue_workflows.client import verbs
 from queue_workflows.requests import request
 from queue_workflows.testing import servers
@@ -165,6 +171,98 @@ its variable is set and not empty.
 
 {_table(("variable", "else", "default", "unit", "meaning"), knobs)}
 """
+
+
+def commands() -> str:
+    """Return the text of `docs/commands.md`, from the commands, in the groups of `--help`."""
+    common = [(_code(head), text) for head, text in map(_option_line, define.COMMON.values())]
+    parts = [
+        f"""{MADE}
+
+# Commands
+
+After this page you know each command of `queue-workflows`, its arguments and its options. It needs
+the extra `cli`. `queue-workflows --help` and `queue-workflows COMMAND --help` print the same. The
+processes that run for long have scripts of their own, such as `queue-claim-worker`:
+[processes](processes.md).
+
+The exit code is 0 if the command did it, and 1 if it did not, or if it has found a problem. It is 2
+for wrong usage or refused input, with the reason on stderr, and 130 after Ctrl-C. The text of a
+command has its own exit codes.
+
+## Common options
+
+Each command names the ones that it takes.
+
+{_table(("option", "meaning"), common)}
+""".rstrip()
+    ]
+    for title, group in cli.GROUPS.items():
+        parts.append(f"## {title}")
+        for name, place in group.items():
+            module, _, attribute = place.partition(".")
+            found = getattr(importlib.import_module(f"{cli.__name__}.{module}"), attribute)
+            if not isinstance(found, typer.Typer):
+                parts += _one_command(name, found)
+                continue
+            parts += [f"### {name}", str(found.info.help)]
+            for each in found.registered_commands:
+                assert each.name is not None and each.callback is not None
+                parts += _one_command(f"{name} {each.name}", each.callback)
+    return "\n\n".join(parts) + "\n"
+
+
+def _option_line(given: tuple[Any, Any, str]) -> tuple[str, str]:
+    head, _, text = given[2].partition("  ")
+    return head, text
+
+
+def _one_command(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    """Yield a command's heading, usage, text, arguments and options."""
+    usage, rows, shared = [f"queue-workflows {name}"], list[tuple[str, ...]](), list[str]()
+    for key, parameter in inspect.signature(function).parameters.items():
+        kind, mark = get_args(parameter.annotation)
+        if mark.hidden:
+            continue
+        if key in define.COMMON and mark.help == _option_line(define.COMMON[key])[1]:
+            shared.append(_code(mark.default))
+            continue
+        several, value = "list" in str(kind), mark.metavar or _VALUES.get(_plain(kind), "TEXT")
+        if isinstance(mark, typer.models.OptionInfo):
+            word = mark.default if _plain(kind) is bool else f"{mark.default} {value}"
+        else:
+            word = f"{value}{'...' if several else ''}"
+            required = parameter.default is inspect.Parameter.empty
+            usage.append(word if required else f"[{word}]")
+        text = f"{html.escape(mark.help, quote=False)}{_bounds(mark)}"
+        rows.append((_code(word), f"{text}{_default(parameter.default)}"))
+    yield f"{'####' if ' ' in name else '###'} {name}"
+    yield f"`{' '.join(usage)}`"
+    yield inspect.getdoc(function) or ""
+    if rows:
+        yield _table(("argument or option", "meaning"), rows)
+    yield f"Common options: {', '.join(shared)}."
+
+
+_VALUES = {int: "N", float: "N"}
+
+
+def _plain(kind: Any) -> Any:
+    """Return the type of `kind`, of its members if it is a list, without None."""
+    found = [each for each in get_args(kind) if each is not type(None)]
+    return _plain(found[0]) if found else kind
+
+
+def _bounds(mark: Any) -> str:
+    if mark.min is None:
+        return ""
+    return f" At least {mark.min}." if mark.max is None else f" From {mark.min} to {mark.max}."
+
+
+def _default(value: Any) -> str:
+    if value is inspect.Parameter.empty or value in (None, False):
+        return ""
+    return f" Default: `{value}`."
 
 
 def _names(items: list[str]) -> str:
@@ -357,6 +455,7 @@ def pages(dsn: str) -> dict[str, str]:
     """Return each generated page's text by its path from the root, for the database of this DSN."""
     return {
         "docs/configuration.md": configuration(),
+        "docs/commands.md": commands(),
         "docs/schema.md": schema(catalog.read(dsn)),
         "docs/schema.sql": dump(dsn),
         "docs/decisions/index.md": decisions(),

@@ -32,8 +32,18 @@ COMMANDS = dict(commands())
 @pytest.mark.parametrize("argv", [["--help"], ["jobs", "--help"]])
 def test_no_summary_is_cut_off(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(argv) == 0
-    listed = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    listed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert len(listed) > 3 and not [line for line in listed if line.endswith("...")]
+
+
+def test_the_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    sections = [part.splitlines() for part in capsys.readouterr().out.strip().split("\n\n")]
+    listed = {lines[0]: [line.split()[0] for line in lines[1:]] for lines in sections}
+    groups = {f"{title}:": [*group] for title, group in cli.GROUPS.items()}
+    assert {title: listed.get(title) for title in groups} == groups
+    assert [title for title in listed if title in groups] == [*groups]
+    assert ROOT.commands.keys() == cli.COMMANDS.keys()
 
 
 def test_a_command_that_is_loaded_alone_is_the_same_as_among_all() -> None:
