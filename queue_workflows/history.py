@@ -35,22 +35,24 @@ def get_run(
     read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet has `id`
     None and status `waiting`. `output`: as `runs.output`. `counts`: nodes by status, of
     `nodes_total`. `maps`: the graph's maps with their items by state, and as `items_failed` the
-    first failed. `loops`: their rounds and last state; with `nodes`, those of items among these.
+    first failed. `loops`: the graph's, with their rounds and last state, then those of `nodes`.
     """
     with db.transaction(conn) as own:
         return job_history.of_run(own, run_id, nodes=nodes, logs=logs)
 
 
-def get_run_page(run_id: str, *, after: str | None = None, limit: int = 200) -> JsonDict | None:
+def get_run_page(
+    run_id: str, *, after: str | None = None, limit: int = 200, logs: bool | None = None
+) -> JsonDict | None:
     """Return `get_run` of up to `limit` nodes behind node `after`, or None without such a run.
 
     First come the nodes of the workflow in its order, then those of items, by id. `next` is the
-    `after` of the next page, None on the last one. `loops` has those of these nodes. Their logs are
-    read if `limit`, or the number of the run's nodes, is at most 60. Raises `InvalidConfig` (a
-    ValueError) if the run has no node `after`.
+    `after` of the next page, None on the last one. `logs`: whether to read their logs; None: if
+    `limit`, or the number of the run's nodes, is at most 60. Raises `InvalidConfig` (a ValueError)
+    if the run has no node `after`.
     """
     with db.transaction() as own:
-        return job_history.page_of_run(own, run_id, after=after, limit=limit)
+        return job_history.page_of_run(own, run_id, after=after, limit=limit, logs=logs)
 
 
 def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:

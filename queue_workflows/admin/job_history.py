@@ -51,7 +51,9 @@ def of_run(
     later = item_nodes.waiting(conn, run_id, definition, rest)
     wanted = [*graph, *(name for name in found if name not in graph), *later]
     chosen = None if nodes is None else {*nodes}
-    of_loops = graph if nodes is None else item_nodes.loops(definition, [*found, *later])
+    inner = {} if nodes is None else item_nodes.loops(definition, [*found, *later])
+    states = {name: node["status"] for name, node in found.items()}
+    states |= _states_of_rounds(conn, run_id, graph, states)
     waiting = max(0, len(graph) - sum(counts.values()) + of_items)
     return {
         "kind": "run",
@@ -61,7 +63,7 @@ def of_run(
         "nodes_total": waiting + sum(counts.values()),
         "counts": counts | ({"waiting": waiting} if waiting else {}),
         "maps": maps(conn, run_id),
-        "loops": _loops(of_loops, found),
+        "loops": _loops(graph | inner, states),
         "logs_left_out": not wanted_logs,
         "nodes": [
             found.get(name) or _waiting(graph.get(name) or later[name], run_id)
@@ -71,8 +73,26 @@ def of_run(
     }
 
 
+def names_to_show(conn: db.Connection, run_id: str, *, most: int, some: int) -> list[str]:
+    """Return the ids of the nodes that a person wants to see first.
+
+    These are the nodes that run, wait for an answer or failed, and those of the graph that belong
+    to no round of a loop. If they are more than `most`, only the first `some` of the former.
+    """
+    graph = stored_json.graph_nodes(statements.runs.definition(conn, run_id=run_id))
+    active = statements.history_rows.active_nodes(conn, run_id=run_id, limit=most + 1)
+    names = [name for name, entry in graph.items() if not isinstance(entry.get("round"), int)]
+    if not statements.overview.maps(conn, run=run_id):
+        # An app may have queued nodes that no definition has.
+        names += statements.history_rows.further_node_ids(
+            conn, run_id=run_id, but=[*graph], after="", limit=most + 1
+        )
+    chosen = list(dict.fromkeys([*names, *active]))
+    return chosen if len(chosen) <= most else active[:some]
+
+
 def page_of_run(
-    conn: db.Connection, run_id: str, *, after: str | None, limit: int
+    conn: db.Connection, run_id: str, *, after: str | None, limit: int, logs: bool | None
 ) -> JsonDict | None:
     """Return the result of `history.get_run_page`, or None without such a run."""
     row = statements.history_rows.run(conn, run_id=run_id)
@@ -97,7 +117,8 @@ def page_of_run(
     )
     chosen = names[:limit]
     size = max(len(graph), sum(statements.overview.node_counts(conn, run=run_id).values()))
-    found = of_run(conn, run_id, nodes=chosen, logs=min(size, limit) <= LOGS_MAX)
+    wanted_logs = min(size, limit) <= LOGS_MAX if logs is None else logs
+    found = of_run(conn, run_id, nodes=chosen, logs=wanted_logs)
     if found is not None:
         by_id = {node["node_id"]: node for node in found["nodes"]}
         found["nodes"] = [by_id[name] for name in chosen if name in by_id]
@@ -114,26 +135,38 @@ def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
     ]
 
 
-def _loops(graph: Mapping[str, Row], found: Mapping[str, JsonDict]) -> list[JsonDict]:
+def _states_of_rounds(
+    conn: db.Connection, run_id: str, graph: Mapping[str, Row], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the states of the nodes of rounds that are not known yet."""
+    rounds = [name for name, entry in graph.items() if isinstance(entry.get("round"), int)]
+    missing = [name for name in rounds if name not in known]
+    if not missing:
+        return {}
+    rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=missing)
+    return {row["node_id"]: row["status"] for row in rows}
+
+
+def _loops(graph: Mapping[str, Row], states: Mapping[str, str]) -> list[JsonDict]:
     """Return the loops of a graph: `node_id`, `at_most`, `rounds` begun, state of the `last`.
 
     `last`: failed, cancelled, running (also if a node is queued or waits) or completed; None
-    without a round.
+    without a round. A node without a state waits.
     """
     rounds: dict[str, dict[int, list[str]]] = {}
     for name, entry in graph.items():
         loop, number = stored_json.text(entry.get("arm")), entry.get("round")
         if loop is not None and isinstance(number, int):
-            status = found[name]["status"] if name in found else "waiting"
+            status = states.get(name, "waiting")
             rounds.setdefault(loop, {}).setdefault(number, []).append(status)
     loops: list[JsonDict] = []
     for name, by_number in rounds.items():
-        begun = [n for n, states in by_number.items() if {*states} - {"waiting", "skipped"}]
+        begun = [n for n, each in by_number.items() if {*each} - {"waiting", "skipped"}]
         last = None
         if begun:
-            states = by_number[max(begun)]
-            done = all(state in ("completed", "skipped") for state in states)
-            ended = next((state for state in ("failed", "cancelled") if state in states), None)
+            latest = by_number[max(begun)]
+            done = all(state in ("completed", "skipped") for state in latest)
+            ended = next((state for state in ("failed", "cancelled") if state in latest), None)
             last = ended or ("completed" if done else "running")
         own = stored_json.mapping((graph.get(name) or {}).get("loop"))
         at_most = len(stored_json.sequence(own.get("rounds"))) or max(by_number)

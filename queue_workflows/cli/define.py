@@ -89,7 +89,7 @@ def command(
                 with commands.reading(common["app"]) as database:
                     named = {"database": database} if "database" in own else {}
                     found = function(**given, **named)
-                return _print(found, as_json=common.get("as_json", False))
+                    return _print(found, as_json=common.get("as_json", False))
 
             full_name = f"{app.info.name} {name}" if app else name
             _execute(full_name, run, debug=common["debug"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from queue_workflows.runtime import display
 
@@ -21,8 +22,21 @@ def word(value: Any, limit: int | None = display.LIMIT) -> str:
 
 
 def dump(value: Any) -> None:
-    """Print JSON to stdout: times in ISO 8601 (UTC), keys in the given order, ASCII only."""
-    sys.stdout.write(display.strict_json(value) + "\n")
+    """Print JSON to stdout: times in ISO 8601 (UTC), keys in the given order, ASCII only.
+
+    The last member of an object may be an iterator, whose items are printed as they are read.
+    """
+    members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    last = next(reversed(members), "")
+    if not isinstance(members.get(last), Iterator):
+        sys.stdout.write(display.strict_json(value) + "\n")
+        return
+    sys.stdout.write(display.strict_json(members | {last: []}).removesuffix("]\n}"))
+    end = ""
+    for item in members[last]:
+        sys.stdout.write(f"{end}\n{textwrap.indent(display.strict_json(item), '    ')}")
+        end = ","
+    sys.stdout.write("\n  ]\n}\n" if end else "]\n}\n")
 
 
 def echo(text: str = "", limit: int | None = None) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import db, errors
+from queue_workflows import db, errors, history
 from queue_workflows.admin import item_nodes, job_history
 from queue_workflows.cli import output, run_views, texts
 from queue_workflows.dag import graph, item_ids
@@ -29,7 +30,6 @@ FAILURES = 20
 TRACES = 3
 """Failed nodes whose tracebacks a summary has. The first ones are enough."""
 TRACE_LINES = 20
-ReadLogs = Callable[[list[JsonDict]], None]
 _DETAILED = ("failed", "running", "awaiting_input")
 _QUIET = frozenset({"claimed", "completed", "failed", "cancelled", *texts.OUTCOMES})
 _FRAME = re.compile(r'[ |+-]*File "(.+)", line \d+')
@@ -47,21 +47,22 @@ class Page:
         self._full = full
         self._width = UNCUT if full else max(width, 20)
 
-    def run(self, shown: JsonDict, *, read_logs: ReadLogs = lambda _: None) -> None:
-        """Print a run with its nodes; of a large one those that run, wait or failed.
+    def run(self, shown: JsonDict, *, chosen: bool) -> None:
+        """Print a run with its `nodes`, which may be an iterator, and how many others it has.
 
-        `read_logs` adds the logs to nodes that `shown` has without them; they are dropped once
-        printed.
+        `chosen`: a user has named them, so that each is printed in detail. Their logs are read here
+        and dropped once printed.
         """
         self._heading(shown)
-        # The total has no nodes of items that have no job yet.
-        counted = [n for n in shown["nodes"] if n["id"] or not item_ids.of_item(n["node_id"])]
-        chosen = len(counted) < shown["nodes_total"]
-        nodes = self._nodes_of(shown, chosen=chosen)
-        for at in range(0, len(nodes), AT_ONCE):
-            some = nodes[at : at + AT_ONCE]
-            detailed = [n for n in some if chosen or self._full or n["status"] in _DETAILED]
-            read_logs(detailed)
+        whole = chosen or self._full
+        left = 0 if whole else shown["nodes_total"] - len(shown["nodes"])
+        if left:
+            counts = shown["counts"].items()
+            self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts))
+        nodes = iter(shown["nodes"])
+        while some := [*itertools.islice(nodes, AT_ONCE)]:
+            detailed = [n for n in some if whole or n["status"] in _DETAILED]
+            history.add_logs(detailed)
             ids = {id(node) for node in detailed}
             for node in some:
                 output.echo()
@@ -71,7 +72,7 @@ class Page:
                 self._detail(node, detailed=id(node) in ids)
                 for attempt in node["attempts"]:
                     attempt["log"] = None
-        if left := len(shown["nodes"]) - len(nodes):
+        if left:
             output.echo()
             item = ", --item KEY" if shown["maps"] else ""
             item += ", --round N" if shown["loops"] else ""
@@ -81,12 +82,7 @@ class Page:
     def _heading(self, shown: JsonDict) -> None:
         """Print the state of a run, where it comes from, its output, its maps and its loops."""
         done = sum(shown["counts"].get(status, 0) for status in run_views.DONE)
-        state = f"{shown['status']}, {done}/{shown['nodes_total']} nodes"
-        error = f": {shown['error']}" if shown["error"] else ""
-        self._line(
-            f"run {shown['id']} ({shown['workflow_name']}): {state},"
-            f" {output.seconds(shown['elapsed_s'])}{error}"
-        )
+        self._line(" ".join(texts.run_parts(shown, done, shown["nodes_total"], None)))
         self._line(f"created {display.moment(shown['created_at'])}")
         if shown["parent_run_id"]:
             parent = shown["parent_run_id"]
@@ -103,19 +99,6 @@ class Page:
             self._line(texts.loop_text(each))
         for each in shown.get("items", ()):
             self._line(texts.item_text(each))
-
-    def _nodes_of(self, shown: JsonDict, *, chosen: bool) -> list[JsonDict]:
-        """Return the nodes to print; print the number of each state if some are left out."""
-        nodes: list[JsonDict] = shown["nodes"]
-        if self._full:
-            return nodes
-        if not chosen:
-            nodes = [n for n in nodes if n["status"] in _DETAILED or not _is_folded(n, shown)]
-        if len(nodes) > run_views.SMALL:
-            counts = shown["counts"].items()
-            self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts))
-            nodes = [n for n in nodes if n["status"] in _DETAILED][: run_views.SHOWN]
-        return nodes
 
     def job(self, shown: JsonDict) -> None:
         """Print a job of either family."""
@@ -215,14 +198,6 @@ class Page:
 
 def _show(run_id: str) -> str:
     return f"queue-workflows show {shlex.quote(run_id)}"
-
-
-def _is_folded(node: JsonDict, shown: JsonDict) -> bool:
-    """Return whether a line about a map or loop stands for a node."""
-    name: str = node["node_id"]
-    if shown["maps"] and "[" in name:
-        return True
-    return "#" in name and any(name.startswith(f"{loop['node_id']}/") for loop in shown["loops"])
 
 
 # --- the summary of a run that was followed ----------------------------------------------------

@@ -91,14 +91,8 @@ class RunSnapshot(NamedTuple):
 
     @property
     def heading(self) -> list[str]:
-        """Return the parts of `run ID (workflow): running, 3/10 nodes, 1.2 s`; a line may break
-        between two."""
-        run = self.run
-        nodes = f" {self.done}/{self.total} nodes," if self.total else ""
-        name, elapsed = output.line(run["workflow_name"]), output.seconds(run["elapsed_s"])
-        state = f"{output.line(run['status'])},{nodes} {elapsed}"
-        parts = [f"run {output.line(run['id'])}", f"({name}):"]
-        return [*parts, f"{state}:", output.line(run["error"])] if run["error"] else [*parts, state]
+        """Return the parts of the first line, as `texts.run_parts`."""
+        return texts.run_parts(self.run, self.done, self.total)
 
 
 class Reader:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from queue_workflows import db, errors, history
-from queue_workflows.admin import item_nodes
+from queue_workflows.admin import item_nodes, job_history
 from queue_workflows.cli import command, define, ids, output, report, run_views, texts
+from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point
 from queue_workflows.types import JsonDict, Row
@@ -14,6 +15,8 @@ from queue_workflows.types import JsonDict, Row
 _STEPS_HEAD = ("step", "key", "state", "tries", "crashes", "claim", "ended (UTC)", "")
 CUT = 100
 """Characters of a step's result, error or arguments that are shown without --full."""
+PAGE = 200
+"""Nodes that are in memory at once if all of a run's nodes are shown."""
 
 
 @define.command(
@@ -45,12 +48,12 @@ def show(
     wanted = [*(node or ()), *_chosen(any_id, item, round_no)] if is_part else None
     if follow:
         return _follow(kind, any_id, wanted, item, as_json=as_json, full=full or debug)
-    # The page reads the logs of the nodes that it prints.
+    # A page of text reads the logs of the nodes that it prints.
     logs = (True if full else None) if as_json else False
-    shown = collect(kind, any_id, wanted, item, logs=logs)
-    if not as_json and wanted and item is None:
+    shown = collect(kind, any_id, wanted, item, every=as_json or full, logs=logs)
+    if not as_json and is_part and item is None:
         shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
-    return define.Shown(shown, lambda: print_out(shown, full=full))
+    return define.Shown(shown, lambda: print_out(shown, full=full, chosen=is_part))
 
 
 def _chosen(run_id: str, item: str | None, round_no: int | None) -> list[str]:
@@ -76,17 +79,26 @@ def _items(run_id: str, key: str) -> list[Row]:
 
 def collect(
     kind: str, any_id: str, nodes: Sequence[str] | None = None, item: str | None = None, *,
-    logs: bool | None = None,
+    every: bool = True, logs: bool | None = None,
 ) -> JsonDict:  # fmt: skip
     """Return what `--json` shows; `logs` as in `history.get_run`.
 
-    With `item`, a key, also `items`: the items that have it. Raises `UnknownJob` if the run or job
-    is gone, and `InvalidConfig` for a node that it does not have.
+    Without `nodes`, those that a person wants to see first, or an iterator over `every` node, which
+    reads PAGE at a time. With `item`, a key, also `items`: the items that have it. Raises
+    `UnknownJob` if the run or job is gone, and `InvalidConfig` for a node that it does not have.
     """
     if kind != "run":
         shown = history.get_job(any_id)
-    else:
+    elif nodes is not None:
         shown = history.get_run(any_id, nodes=nodes, logs=logs)
+    elif every:
+        shown = _paged(any_id, logs)
+    else:
+        with db.transaction() as conn:
+            names = job_history.names_to_show(
+                conn, any_id, most=run_views.SMALL, some=run_views.SHOWN
+            )
+            shown = history.get_run(any_id, nodes=names, logs=logs, conn=conn)
     if shown is None:
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
@@ -94,16 +106,36 @@ def collect(
         with db.transaction() as conn:
             meant = item_nodes.hint(conn, any_id, missing[0])
         raise errors.InvalidConfig(f"run {any_id} has no --node {missing[0]}{meant}")
+    if kind == "run":
+        # The loops of the whole run, or those of the items that have these nodes.
+        is_part, loops = nodes is not None, shown["loops"]
+        shown["loops"] = [each for each in loops if item_ids.of_item(each["node_id"]) is is_part]
     if item is not None:
         shown["items"] = _items(any_id, item)
     return shown
 
 
-def print_out(shown: JsonDict, *, full: bool) -> None:
+def _paged(run_id: str, logs: bool | None) -> JsonDict | None:
+    """Return a run whose `nodes`, its last member, is an iterator that reads them by pages."""
+    first = history.get_run_page(run_id, limit=PAGE, logs=logs)
+    if first is None:
+        return None
+
+    def nodes() -> Iterator[JsonDict]:
+        page: JsonDict | None = first
+        while page is not None:
+            yield from page["nodes"]
+            after = page["next"]
+            page = after and history.get_run_page(run_id, after=after, limit=PAGE, logs=logs)
+
+    return {name: first[name] for name in first if name != "next"} | {"nodes": nodes()}
+
+
+def print_out(shown: JsonDict, *, full: bool, chosen: bool = False) -> None:
     """Print what `collect` returned as a page cut to the terminal, unless `full`."""
     page = report.Page(full=full)
     if shown["kind"] == "run":
-        page.run(shown, read_logs=history.add_logs)
+        page.run(shown, chosen=chosen)
     else:
         page.job(shown)
 
@@ -119,7 +151,8 @@ def _follow(
     text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
     with command.until_stopped(lambda: text) as stop:
         if kind == "run":
-            collect(kind, any_id, nodes, logs=False)
+            if nodes is not None:
+                collect(kind, any_id, nodes, logs=False)
             follower = follow.Follower(
                 run_views.Lines(say), stop, printing_queues=tuple, nodes=nodes, asks=False
             )

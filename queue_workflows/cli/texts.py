@@ -180,6 +180,20 @@ def event_text(event: JsonDict) -> str:
 # --- a run -------------------------------------------------------------------------------------
 
 
+def run_parts(run: JsonDict, done: int, total: int, limit: int | None = display.LIMIT) -> list[str]:
+    """Return the parts of `run ID (workflow): running, 3/10 nodes, 1.2 s: error`.
+
+    A line may break between two of them. `limit`: that of a value.
+    """
+    name, status = output.line(run["workflow_name"], limit), output.line(run["status"])
+    nodes = f" {done}/{total} nodes," if total else ""
+    state = f"{status},{nodes} {output.seconds(run['elapsed_s'])}"
+    parts = [f"run {output.line(run['id'], limit)}", f"({name}):"]
+    if not run["error"]:
+        return [*parts, state]
+    return [*parts, f"{state}:", output.line(run["error"], limit)]
+
+
 def map_texts(found: JsonDict) -> list[str]:
     """Return how many items of a map are done, and a line for each of the first that failed."""
     failed, some = found["failed"], found["items_failed"]

@@ -1036,6 +1036,14 @@ class _HistoryRowsCountItemNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
     def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
 
+class _HistoryRowsActiveNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, limit: int | None) -> list[Any]: ...
+    def script(self, *, run_id: str | None, limit: int | None) -> scripts.Script[list[Any]]: ...
+
+class _HistoryRowsNodeStates(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, nodes: _Texts | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
+
 class _HistoryRowsFurtherNodeIds(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> list[Any]: ...
     def script(self, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> scripts.Script[list[Any]]: ...
@@ -1073,6 +1081,12 @@ class _HistoryRows:
     Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at, actor."""
     count_item_nodes: _HistoryRowsCountItemNodes
     """Count the nodes of a run that belong to items of maps."""
+    active_nodes: _HistoryRowsActiveNodes
+    """Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
+    first."""
+    node_states: _HistoryRowsNodeStates
+    """Return the states of these nodes of a run.
+    Columns: node_id, status."""
     further_node_ids: _HistoryRowsFurtherNodeIds
     """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order."""
     ids_in_range: _HistoryRowsIdsInRange

@@ -123,20 +123,25 @@ def logged_run(conn: db.Connection, *, nodes: int, failed: int) -> str:
     return run_id
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many logs each statement reads."""
+def rows_read(monkeypatch: pytest.MonkeyPatch, table: bytes) -> list[int]:
+    """Return a list that gets how many rows each statement about a table reads."""
     seen: list[int] = []
     execute = psycopg.Cursor.execute
 
     def counted(self: psycopg.Cursor[Any], query: Any, *args: Any, **more: Any) -> Any:
         found = execute(self, query, *args, **more)
-        if isinstance(query, bytes) and b"FROM job_attempt_logs" in query:
+        if isinstance(query, bytes) and b"FROM " + table in query:
             seen.append(self.rowcount)
         return found
 
     monkeypatch.setattr(psycopg.Cursor, "execute", counted)
     return seen
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many logs each statement reads."""
+    return rows_read(monkeypatch, b"job_attempt_logs")
 
 
 def test_logs_are_read_of_what_is_printed_only_and_few_at_a_time(
@@ -168,9 +173,35 @@ def test_json_of_a_large_run_has_every_log_with_full_only(db: ModuleType, asked:
     one = json.loads(show(run_id, "--json", "--node", "s/n7").out)
     assert one["nodes"][0]["attempts"][0]["log"]["text"] == "n of s/n7\nrest"
     every = json.loads(show(run_id, "--json", "--full").out)
-    texts = [node["attempts"][0]["log"]["text"] for node in every["nodes"]]
-    assert texts == [f"n of s/n{n}\nrest" for n in range(61)]
+    texts = {node["node_id"]: node["attempts"][0]["log"]["text"] for node in every["nodes"]}
+    assert texts == {f"s/n{n}": f"n of s/n{n}\nrest" for n in range(61)}
+    assert len(every["nodes"]) == 61
     assert not every["logs_left_out"]
+
+
+def test_a_large_run_is_read_by_pages(toy: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.dag(a="")
+    run_id = toy.started()
+    with db.connect() as conn:
+        factories.node(conn, run_id, "x/failed", status="failed", error="no")
+        conn.execute(
+            "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue)"
+            " SELECT %s, 'x/' || n, 'ok', 'cpu' FROM generate_series(1, 1000) n",
+            (run_id,),
+        )
+    read = rows_read(monkeypatch, b"workflow_node_jobs")
+    lines = show(run_id).out.splitlines()
+    assert "x/failed: failed: no" in lines
+    assert lines[-1] == "and 1001 nodes more: --node NODE, --full or --json"
+    assert 0 < max(read) <= 61
+    read.clear()
+    everything = json.loads(show(run_id, "--json").out)
+    names = [node["node_id"] for node in everything["nodes"]]
+    assert len(names) == 1002
+    assert {*names} == {"s/a", "x/failed", *(f"x/{n}" for n in range(1, 1001))}
+    assert ([*everything][-1], everything["logs_left_out"]) == ("nodes", True)
+    assert show(run_id, "--full").out.count("\nx/") == 1001
+    assert 0 < max(read) <= 201
 
 
 def test_an_ingest_job_is_shown(db: ModuleType) -> None:

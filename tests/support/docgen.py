@@ -234,7 +234,7 @@ def _one_command(name: str, function: Callable[..., Any]) -> Iterator[str]:
             word = f"{value}{'...' if several else ''}"
             required = parameter.default is inspect.Parameter.empty
             usage.append(word if required else f"[{word}]")
-        text = f"{html.escape(mark.help, quote=False)}{_bounds(mark)}"
+        text = f"{html.escape(str(mark.help), quote=False)}{_bounds(mark)}"
         rows.append((_code(word), f"{text}{_default(parameter.default)}"))
     yield f"{'####' if ' ' in name else '###'} {name}"
     yield f"`{' '.join(usage)}`"

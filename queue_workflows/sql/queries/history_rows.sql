@@ -47,6 +47,18 @@ SELECT id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, e
 SELECT count(*) AS n FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND strpos(node_id, '[') > 0;
 
+-- name: active_nodes column
+-- Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
+-- first.
+SELECT node_id FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND status IN ('running', 'awaiting_input', 'failed')
+ ORDER BY seq LIMIT %(limit)s;
+
+-- name: node_states many
+-- Return the states of these nodes of a run.
+SELECT node_id, status::text FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]);
+
 -- name: further_node_ids column
 -- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order.
 SELECT node_id FROM workflow_node_jobs
