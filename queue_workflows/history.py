@@ -6,8 +6,8 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 
 from queue_workflows import config, db, errors
 from queue_workflows.admin import attempt_history, job_history
@@ -19,6 +19,17 @@ from queue_workflows.types import JsonDict, Row
 _log = logging.getLogger(__name__)
 PRUNE_BATCH = 5000
 """Events that one transaction deletes."""
+LATE: Final = timedelta(seconds=6)
+"""A transaction of the engine ends within 5 s: its events appear behind younger ones until then."""
+FEED, FEED_RUNS = 5_000, 10_000
+_EVENT: Final = (
+    "kind", "id", "job_id", "run_id", "node_id", "event_type", "attempt", "claim_no", "queue",
+    "worker_id", "elapsed_s", "error", "actor", "created_at",
+)  # fmt: skip
+_STATE: Final = (
+    "workflow_name", "status", "generation", "error", "progress_pct", "created_at", "started_at",
+    "finished_at",
+)  # fmt: skip
 
 
 def get_run(
@@ -94,44 +105,37 @@ def events(job_id: str) -> list[Row] | None:
         return found
 
 
-def changes(
-    since: datetime | None = None, *, after: Row | None = None, limit: int = 1000
-) -> list[Row]:
-    """Return the events of all jobs from `since` on, the oldest first; `since` None: none.
+class Feed(NamedTuple):
+    """What has happened in jobs and runs, and the time of the database when it was read."""
 
-    Each has `kind` (`ingest` or `node`), `id`, `job_id`, `run_id`, `node_id`, `event_type`,
-    `attempt`, `claim_no`, `queue`, `worker_id`, `elapsed_s`, `error`, `actor`, `created_at`.
-    `after`: the last one of the page before. `created_at` is the start of the transaction, so an
-    event may appear behind events that are a few seconds younger.
+    now: datetime
+    events: list[Row]
+    """With the columns `_EVENT`; `kind` is `ingest` or `node`."""
+    runs: list[Row]
+    """With `id` and the columns `_STATE`."""
+
+
+def feed(
+    since: datetime | None = None, *, after: Row | None = None, runs: Iterable[str] = ()
+) -> Feed:
+    """Return up to FEED events of jobs from `since` on, the oldest first, and states of runs.
+
+    The runs are those of these events, those in `runs`, and those queued since then, up to
+    FEED_RUNS, the newest. `since` None: from LATE ago on. `after`: the last event of the page
+    before. The `created_at` of an event is the start of its transaction, so an event may appear
+    behind events that are younger by LATE. It is one statement.
     """
-    if since is None:
-        return []
-    place = after or {"created_at": None, "kind": None, "id": None}
+    place = after or dict.fromkeys(("created_at", "kind", "id"))
+    behind = {"at": place["created_at"], "kind": place["kind"], "id": place["id"]}
+    late_s = LATE.total_seconds()
     with db.statement() as conn:
-        return statements.history_rows.changes(
-            conn,
-            since=since,
-            at=place["created_at"],
-            kind=place["kind"],
-            id=place["id"],
-            limit=limit,
+        rows = statements.history_rows.feed(
+            conn, since=since, late_s=late_s, runs=[*runs], limit=FEED, most=FEED_RUNS, **behind
         )
-
-
-def run_states(ids: Iterable[str], *, recent_s: float = 0.0, limit: int = 1000) -> list[Row]:
-    """Return the state of these runs, and of those that were queued within `recent_s` seconds.
-
-    `id`, `workflow_name`, `status`, `generation`, `error`, `progress_pct`, `created_at`,
-    `started_at`, `finished_at`.
-    """
-    with db.statement() as conn:
-        return statements.history_rows.run_states(conn, ids=[*ids], recent_s=recent_s, limit=limit)
-
-
-def now() -> datetime:
-    """Return the time of the database."""
-    with db.statement() as conn:
-        return statements.history_rows.clock(conn)
+    events = [{name: row[name] for name in _EVENT} for row in rows if row["id"] is not None]
+    states = [row for row in rows if row["kind"] == "run"]
+    states = [{"id": row["run_id"]} | {name: row[name] for name in _STATE} for row in states]
+    return Feed(rows[0]["now"], events, states)
 
 
 def record_event(

@@ -1052,17 +1052,9 @@ class _HistoryRowsIdsInRange(Named):
     def __call__(self, conn: _Conn, /, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> list[Row]: ...
     def script(self, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _HistoryRowsChanges(Named):
-    def __call__(self, conn: _Conn, /, *, since: datetime | None, at: datetime | None, kind: str | None, id: int | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, since: datetime | None, at: datetime | None, kind: str | None, id: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _HistoryRowsRunStates(Named):
-    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, recent_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, ids: _Texts | None, recent_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _HistoryRowsClock(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
+class _HistoryRowsFeed(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, late_s: float | None, at: datetime | None, kind: str | None, id: int | None, limit: int | None, runs: _Texts | None, most: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, late_s: float | None, at: datetime | None, kind: str | None, id: int | None, limit: int | None, runs: _Texts | None, most: int | None) -> scripts.Script[list[Row]]: ...
 
 class _HistoryRows:
     run: _HistoryRowsRun
@@ -1092,15 +1084,12 @@ class _HistoryRows:
     ids_in_range: _HistoryRowsIdsInRange
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
     Columns: kind, id."""
-    changes: _HistoryRowsChanges
-    """Return the events of jobs of both kinds from `since` on, in the order of their transactions'
-    start, after the event with this place (`at`, `kind`, `id`); NULL: from the first.
-    Columns: kind, id, job_id, run_id, node_id, event_type, attempt, claim_no, queue, worker_id, elapsed_s, error, actor, created_at."""
-    run_states: _HistoryRowsRunStates
-    """Return the state of these runs, and of those that were queued within `recent_s` seconds.
-    Columns: id, workflow_name, status, generation, error, progress_pct, created_at, started_at, finished_at."""
-    clock: _HistoryRowsClock
-    """Return the time of the database."""
+    feed: _HistoryRowsFeed
+    """Return the time of the database with each event of a job, and with the state of each run that may have changed.
+    The events of both kinds of jobs from `since` on (NULL: of the last `late_s` seconds) come in the order of their
+    transactions' start, after the event with this place (`at`, `kind`, `id`; NULL: from the first). The runs are of these
+    events, in `runs`, or queued since then; a row of a run has the `kind` run and no `id`. At most `most` runs come, the
+    newest of all, the oldest of these first. Without events and runs there is one row, which has the time alone."""
 
 history_rows: _HistoryRows
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
@@ -23,12 +22,11 @@ CHANNELS: Final = (
 )  # fmt: skip
 POLL_S: Final = 0.5
 """Nothing notifies of a job that ends, so the history is read so often while somebody listens."""
-OVERLAP: Final = timedelta(seconds=6)
-"""A transaction of the engine ends within 5 s: its events appear behind younger ones until then."""
-PAGE: Final = 1000
-REMEMBERED: Final = 20_000
+NOTIFIED_S: Final = 0.1
+"""How soon it is read after a notification. Many of them together cost one statement."""
 WATCHED_RUNS: Final = 2_000
-REPLAY_PAGES: Final = 50
+"""Runs, the newest, whose states are read although none of their jobs has an event."""
+REPLAY_PAGES: Final = 10
 """Pages of events that are searched for missed changes; with more, a reader is refused."""
 
 
@@ -111,8 +109,11 @@ class Changes:
         self._follow: service.Follow[db.Wake] | None = None
         self._listener: db.Listener | None = None
         self._closed = False
-        self._seen = OrderedDict[tuple[str, int], None]()
-        self._runs = OrderedDict[str, tuple[str, int]]()
+        self._is_due = False
+        """Whether a notification waits for a read."""
+        self._seen: Collection[tuple[str, int]] = ()
+        self._runs: Mapping[str, tuple[str, int]] = {}
+        """The events and the states of runs of the last read."""
         self._since: datetime | None = None
 
     @contextlib.asynccontextmanager
@@ -127,7 +128,7 @@ class Changes:
             if not self._closed:
                 self._readers.append(reader)
                 if self._listener is None:
-                    self._listener = db.listen(*CHANNELS, poll_s=POLL_S)
+                    self._listener = db.listen(*CHANNELS, poll_s=self._pause_s)
                     self._follow = service.Follow("service-changes", self._listener, self._on_wake)
                     self._follow.start()
                 self._listener.wake()
@@ -162,59 +163,49 @@ class Changes:
         for reader in readers:
             if reader.parts_of is not None and reader.parts_of[:1000] in streamed:
                 reader.wake()
-        if wake.notified and len(streamed) == len(wake.notified):
-            return  # parts do not change jobs
+        if wake.notified:
+            self._is_due |= len(streamed) < len(wake.notified)  # parts do not change jobs
+            return
+        self._is_due = False
         found = self._read()
         for reader in readers:
             reader.offer(found)
+
+    def _pause_s(self) -> float:
+        return NOTIFIED_S if self._is_due else POLL_S
 
     def _read(self) -> list[Change]:
         """Return the changes that were not returned before; none at the first call.
 
         Nothing is noted before all was read: after an error the next call returns the same.
         """
-        now = history.now()
-        rows: list[Row] = []
-        for page in _pages(self._since or now - OVERLAP):
-            rows += [row for row in page if (row["kind"], row["id"]) not in self._seen]
-        jobs = [*map(job_change, rows)]
-        wanted = _runs_of(jobs) | self._runs.keys()
-        recent_s = OVERLAP.total_seconds()
-        states = history.run_states(wanted, recent_s=recent_s, limit=WATCHED_RUNS)
-        runs = [row for row in states if self._runs.get(row["id"]) != _state(row)]
-        first, self._since = self._since is None, now - OVERLAP
-        self._note(rows, runs)
-        return [] if first else [*jobs, *map(run_change, runs)]
-
-    def _note(self, rows: list[Row], runs: list[Row]) -> None:
-        self._seen.update(((row["kind"], row["id"]), None) for row in rows)
-        for row in runs:
-            if row["status"] in TERMINAL_RUN_STATUSES:
-                self._runs.pop(row["id"], None)
-            else:
-                self._runs[row["id"]] = _state(row)
-        for known, most in ((self._seen, REMEMBERED), (self._runs, WATCHED_RUNS)):
-            while len(known) > most:
-                known.popitem(last=False)
+        over = TERMINAL_RUN_STATUSES
+        live = [run for run, (status, _) in self._runs.items() if status not in over]
+        pages = [*_pages(self._since, live[-WATCHED_RUNS:])]
+        events = {(row["kind"], row["id"]): row for page in pages for row in page.events}
+        states = {row["id"]: row for page in pages for row in page.runs}
+        jobs = [job_change(row) for key, row in events.items() if key not in self._seen]
+        runs = [
+            run_change(row) for key, row in states.items() if self._runs.get(key) != _state(row)
+        ]
+        first, self._since = self._since is None, pages[0].now - history.LATE
+        self._seen, self._runs = events.keys(), {key: _state(states[key]) for key in states}
+        return [] if first else [*jobs, *runs]
 
 
 def _state(row: Row) -> tuple[str, int]:
     return row["status"], row["generation"]
 
 
-def _runs_of(found: Iterable[Change]) -> set[str]:
-    return {change.data["run_id"] for change in found if change.data["run_id"]}
-
-
-def _pages(since: datetime) -> Iterator[list[Row]]:
-    """Yield the events of jobs from `since` on, a page at a time."""
-    after: Row | None = None
+def _pages(since: datetime | None, runs: Iterable[str] = ()) -> Iterator[history.Feed]:
+    """Yield what has happened from `since` on, a page at a time; the first one has `runs` too."""
+    page = history.feed(since, runs=runs)
+    since = since or page.now - history.LATE
     while True:
-        page = history.changes(since, after=after, limit=PAGE)
         yield page
-        if len(page) < PAGE:
+        if len(page.events) < history.FEED:
             return
-        after = page[-1]
+        page = history.feed(since, after=page.events[-1])
 
 
 def replay(last_id: str, wanted: dict[str, str]) -> list[Change]:
@@ -222,21 +213,14 @@ def replay(last_id: str, wanted: dict[str, str]) -> list[Change]:
 
     Raises `InvalidConfig` for an id that no change has, `LookupError` if there are too many.
     """
-    since = _instant(last_id) - OVERLAP
     found: list[Change] = []
-    runs: set[str] = set()
-    for number, page in enumerate(_pages(since)):
-        changes = [*map(job_change, page)]
-        runs |= _runs_of(changes)
-        found += [change for change in changes if change.matches(wanted)]
-        most = max(len(found), len(runs))
-        if most > BACKLOG or number >= REPLAY_PAGES:
+    states: dict[str, Row] = {}
+    for number, page in enumerate(_pages(_instant(last_id) - history.LATE)):
+        found += [one for one in map(job_change, page.events) if one.matches(wanted)]
+        states |= {row["id"]: row for row in page.runs}
+        if max(len(found), len(states)) > BACKLOG or number >= REPLAY_PAGES:
             raise LookupError(last_id)
-    away_s = max(0.0, (history.now() - since).total_seconds())
-    states = history.run_states(runs, recent_s=away_s, limit=BACKLOG + 1)
-    if len(states) > BACKLOG:
-        raise LookupError(last_id)
-    return found + [each for each in map(run_change, states) if each.matches(wanted)]
+    return found + [one for one in map(run_change, states.values()) if one.matches(wanted)]
 
 
 def _instant(change_id: str) -> datetime:

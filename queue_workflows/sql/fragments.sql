@@ -404,3 +404,7 @@ left(e.error, 2000) AS error, e.created_at
 -- fragment: this_step(s)
 -- The step of a claimed job that a statement is about.
 s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s AND s.name = %(name)s AND s.key = %(key)s
+
+-- fragment: feed_from()
+-- From when on the feed has events. The planner knows this time, and so how few events there are.
+coalesce(%(since)s::timestamptz, now() - %(late_s)s::float8 * interval '1 second')

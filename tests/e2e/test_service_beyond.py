@@ -470,7 +470,7 @@ def test_a_stream_that_is_too_far_behind_is_told(
         " SELECT %s, 'note', 'load.a' FROM generate_series(1, 4000)",
         (job_id,),
     )
-    at = history.now().timestamp() - 5
+    at = history.feed().now.timestamp() - 5
     headers = {"last-event-id": f"{int(at * 1e6)}-i1"}
     with alone.client.stream("GET", "/api/v1/events", headers=headers) as reply:
         assert reply.status_code == 410

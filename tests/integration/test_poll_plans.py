@@ -68,6 +68,28 @@ def test_runs_are_checked_by_their_own_rows_for_any_statistics(conn: Any, name: 
         assert factories.one(conn, READ) - before < 10 * len(ids)
 
 
+OLD_RUNS = """
+SET session_replication_role = replica;
+INSERT INTO workflow_runs (id, workflow_name, status, mode, definition, queued_at)
+SELECT 'r' || i, 'w', 'completed', 'node', '{}', now() - interval '1 day'
+  FROM generate_series(1, 20000) i;
+INSERT INTO workflow_node_events (run_id, node_id, event_type) VALUES ('r7', 'a', 'completed');
+SET session_replication_role = origin;
+"""
+
+
+@pytest.mark.parametrize("statistics", ["", "ANALYZE"])
+def test_the_feed_reads_the_runs_that_may_have_changed(conn: Any, statistics: str) -> None:
+    conn.execute(OLD_RUNS + statistics)
+    place = dict.fromkeys(("since", "at", "kind", "id"))
+    given = place | {"late_s": 6, "runs": ["r8", "r9"], "limit": 9, "most": 9}
+    with conn.transaction():
+        before = factories.one(conn, READ)
+        found = conn.execute(named_statements.texts()["history_rows.feed"], given).fetchall()
+        assert {row["run_id"] for row in found if row["kind"] == "run"} == {"r7", "r8", "r9"}
+        assert factories.one(conn, READ) - before < 20
+
+
 LATER_EVENTS = """
 SET session_replication_role = replica;
 INSERT INTO workflow_runs (id, workflow_name, status, mode, definition)

@@ -39,7 +39,7 @@ def test_a_change_while_a_stream_begins_is_not_missed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(changes, "replay", and_then)
     monkeypatch.setattr(changes.Changes, "_read", late)
     status, text = streamed(
-        last=f"{int(history.now().timestamp() * 1_000_000)}-i1",
+        last=f"{int(history.feed().now.timestamp() * 1_000_000)}-i1",
         until=lambda text: bool(found) and found[0] in text,
     )
     assert (status, found[0] in text) == (200, True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+import time
+from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 import queue_workflows
 from queue_workflows import db, history, jobs
+from tests.support import wait
 from tests.support.asgi_service import streamed
 
 
@@ -17,30 +21,53 @@ def _queues(db: Any) -> None:
     queue_workflows.register_ingest_task("load", lambda args: None)
 
 
+class Read(NamedTuple):
+    """A statement of the thread that follows changes."""
+
+    at: float
+    is_first: bool
+    """Whether it reads the first page of what is new."""
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
+    found: list[Read] = []
+    execute = psycopg.Connection.execute
+
+    def counted(self: Any, query: Any, given: Any = None, **keywords: Any) -> Any:
+        if threading.current_thread().name == "service-changes":
+            is_first = given is not None and given.get("at", "") is None
+            found.append(Read(time.monotonic(), is_first))
+        return execute(self, query, given, **keywords)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    return found
+
+
 def enqueue(queue: str = "load.a") -> str:
     return jobs.enqueue_once("load", queue=queue, by="a test")[0]
 
 
 def place(ago_s: float = 0.0) -> str:
-    return f"{int((history.now().timestamp() - ago_s) * 1_000_000)}-i1"
+    return f"{int((history.feed().now.timestamp() - ago_s) * 1_000_000)}-i1"
 
 
 def test_an_error_of_the_database_loses_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    states, failed = history.run_states, []
+    feed, failed = history.feed, []
     begun: list[bool] = []
 
     def once(*args: Any, **keywords: Any) -> Any:
         if begun and not failed:
             failed.append(True)
             raise db.OperationalError("the server was restarted")
-        return states(*args, **keywords)
+        return feed(*args, **keywords)
 
     def opened() -> None:
         begun.append(True)  # before the change, which the stream may read at once
         found.append(enqueue())
 
-    monkeypatch.setattr(history, "run_states", once)
+    monkeypatch.setattr(history, "feed", once)
     status, text = streamed(
         opened=opened,
         until=lambda text: bool(found) and found[0] in text,
@@ -65,3 +92,55 @@ def test_a_run_that_was_submitted_meanwhile_is_replayed(db: Any, conn: db.Connec
     conn.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('new', 'any')")
     status, text = streamed("kind=run", last=last, until=lambda text: '"new"' in text)
     assert (status, '"new"' in text) == (200, True)
+
+
+def test_fifty_viewers_cost_two_statements_a_second(reads: list[Read]) -> None:
+    begun: list[float] = []
+
+    def since() -> list[float]:
+        """The reads behind the first two after all have begun, which viewers may have hastened."""
+        return [each.at for each in reads if each.at > begun[0]][2:]
+
+    def opened() -> None:
+        begun.append(time.monotonic())
+        wait.until(lambda: len(since()) >= 6)
+        enqueue()
+
+    status, _ = streamed(opened=opened, until=lambda text: "queued" in text, others=49)
+    six = since()[:6]
+    assert (status, six[-1] - six[0] > 2.4) == (200, True), six
+
+
+def test_many_notifications_cost_few_statements(reads: list[Read]) -> None:
+    counts: list[int] = []
+
+    def opened() -> None:
+        before, began = len(reads), time.monotonic()
+        while time.monotonic() - began < 1:
+            enqueue()
+        counts.append(len(reads) - before)
+
+    status, text = streamed(opened=opened, until=lambda text: "queued" in text)
+    assert (status, "queued" in text, counts[0] <= 13) == (200, True, True), counts
+
+
+def test_a_change_comes_once_among_very_many(conn: db.Connection, reads: list[Read]) -> None:
+    mine: list[str] = []
+
+    def first_pages() -> int:
+        return sum(each.is_first for each in reads)
+
+    def opened() -> None:
+        mine.append(enqueue("load.b"))
+        before = first_pages()
+        wait.until(lambda: first_pages() > before + 1)
+        conn.execute(
+            "INSERT INTO ingest_job_events (job_id, event_type, queue)"
+            " SELECT 'other', 'note', 'load.a' FROM generate_series(1, 25000)"
+        )
+        before = first_pages()
+        wait.until(lambda: first_pages() > before + 2)
+        jobs.cancel(mine[0])
+
+    status, text = streamed("queue=load.b", opened=opened, until=lambda text: "cancelled" in text)
+    assert (status, text.count('"event_type":"queued"')) == (200, 1)

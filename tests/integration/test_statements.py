@@ -62,7 +62,7 @@ def test_a_statement_is_executed_by_a_call_and_by_a_script(
         return own(conn, **given)
 
     job = factories.ingest(conn)["id"]
-    assert isinstance(do(statements.history_rows.clock), datetime)
+    assert isinstance(do(statements.schedules.now), datetime)
     found = do(statements.ingest_jobs.get, job=job)
     assert isinstance(found, dict)
     assert found["status"] == "queued"

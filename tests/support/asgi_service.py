@@ -32,11 +32,12 @@ def streamed(
     last: str = "",
     opened: Callable[[], object] = lambda: None,
     until: Callable[[str], bool] = lambda text: False,
+    others: int = 0,
     **settings: Any,
 ) -> tuple[int, str]:
     """Return the status and the text of a response, once it has ended or `until` holds for it.
 
-    `opened`: called once the response has begun.
+    `opened`: called once the response has begun. `others`: how many other viewers get it, too.
     """
     app = service.app(token=http_service.TOKEN, workers_json="", **settings)
     headers = {"last_event_id": last} if last else {}
@@ -61,9 +62,15 @@ def streamed(
             if until(text):
                 over.set()
 
+        async def drop(_: Any) -> None:
+            pass
+
         async with app.router.lifespan_context(app):
             scope = scope_of(path, query, **headers)
+            beside = [asyncio.ensure_future(app({**scope}, receive, drop)) for _ in range(others)]
             await asyncio.wait_for(app(scope, receive, send), TIMEOUT_S)
+            over.set()
+            await asyncio.gather(*beside)
 
     asyncio.run(run())
     return status, text

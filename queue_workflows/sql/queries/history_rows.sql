@@ -79,31 +79,44 @@ UNION ALL
   WHERE id BETWEEN %(low)s AND %(high)s AND starts_with(id, %(prefix)s)
   ORDER BY id LIMIT %(limit)s);
 
--- name: changes many
--- Return the events of jobs of both kinds from `since` on, in the order of their transactions'
--- start, after the event with this place (`at`, `kind`, `id`); NULL: from the first.
-SELECT * FROM (
-    SELECT 'ingest' AS kind, id, job_id, NULL::text AS run_id, NULL::text AS node_id,
-           event_type::text, attempt::integer, claim_no, queue::text, worker_id, elapsed_s,
-           left(error, 1000) AS error, actor, created_at
-      FROM ingest_job_events WHERE created_at >= %(since)s::timestamptz
-    UNION ALL
-    SELECT 'node', id, job_id, run_id, node_id, event_type::text, attempt::integer, claim_no,
-           queue::text, worker_id, elapsed_s, left(error, 1000), NULL, created_at
-      FROM workflow_node_events WHERE created_at >= %(since)s::timestamptz) e
- WHERE %(at)s::timestamptz IS NULL
-    OR (e.created_at, e.kind, e.id) > (%(at)s::timestamptz, %(kind)s::text, %(id)s::bigint)
- ORDER BY e.created_at, e.kind, e.id LIMIT %(limit)s;
-
--- name: run_states many
--- Return the state of these runs, and of those that were queued within `recent_s` seconds.
-SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, progress_pct,
-       created_at, started_at, finished_at
-  FROM workflow_runs
- WHERE id = ANY (%(ids)s::text[])
-    OR status IN ('queued', 'running') AND queued_at >= now() - %(recent_s)s * interval '1 second'
- LIMIT %(limit)s;
-
--- name: clock value
--- Return the time of the database.
-SELECT clock_timestamp() AS now;
+-- name: feed many
+-- Return the time of the database with each event of a job, and with the state of each run that may have changed.
+-- The events of both kinds of jobs from `since` on (NULL: of the last `late_s` seconds) come in the order of their
+-- transactions' start, after the event with this place (`at`, `kind`, `id`; NULL: from the first). The runs are of these
+-- events, in `runs`, or queued since then; a row of a run has the `kind` run and no `id`. At most `most` runs come, the
+-- newest of all, the oldest of these first. Without events and runs there is one row, which has the time alone.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT 'ingest' AS kind, id, job_id, NULL::text AS run_id, NULL::text AS node_id,
+               event_type::text, attempt::integer, claim_no, queue::text, worker_id, elapsed_s,
+               left(error, 1000) AS error, actor, created_at
+          FROM ingest_job_events WHERE created_at >= {feed_from()}
+        UNION ALL
+        SELECT 'node', id, job_id, run_id, node_id, event_type::text, attempt::integer, claim_no,
+               queue::text, worker_id, elapsed_s, left(error, 1000), NULL, created_at
+          FROM workflow_node_events WHERE created_at >= {feed_from()}) e
+     WHERE %(at)s::timestamptz IS NULL
+        OR (e.created_at, e.kind, e.id) > (%(at)s::timestamptz, %(kind)s::text, %(id)s::bigint)
+     ORDER BY e.created_at, e.kind, e.id LIMIT %(limit)s),
+states AS MATERIALIZED (
+    SELECT r.*
+      FROM (SELECT unnest(%(runs)s::text[]) AS id
+            UNION SELECT run_id FROM found WHERE run_id IS NOT NULL
+            UNION SELECT id FROM workflow_runs
+                   WHERE status IN ('queued', 'running') AND queued_at >= {feed_from()}) w
+     CROSS JOIN LATERAL (
+           SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, progress_pct, created_at,
+                  started_at, finished_at
+             FROM workflow_runs WHERE id = w.id OFFSET 0) r
+     ORDER BY r.created_at DESC LIMIT %(most)s)
+SELECT now() AS now, f.*
+  FROM (SELECT 1) one
+  LEFT JOIN (
+       SELECT e.*, NULL::text AS workflow_name, NULL::text AS status, NULL::integer AS generation,
+              NULL::real AS progress_pct, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at
+         FROM found e
+       UNION ALL
+       SELECT 'run', NULL, NULL, s.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, s.error, NULL, s.created_at,
+              s.workflow_name, s.status, s.generation, s.progress_pct, s.started_at, s.finished_at
+         FROM states s) f ON true
+ ORDER BY f.kind = 'run', f.created_at, f.kind, f.id;
