@@ -26,7 +26,6 @@ from queue_workflows.cli import connectivity, output, texts
 from queue_workflows.dag import confinement
 from queue_workflows.db import functions as installed
 from queue_workflows.db import ledger, statements
-from queue_workflows.db import schema as schemas
 from queue_workflows.runtime import display, masking
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -366,21 +365,16 @@ def schema_seen(conn: db.Connection, purpose: str) -> Finding:
 
 def schema(conn: db.Connection, purpose: str = "work") -> Finding:
     """Report a schema of another version than this code needs, or of another package."""
-    required, where = db.REQUIRED_VERSION, ""
-    newer = "upgrade queue_workflows here"
+    required, newer = db.REQUIRED_VERSION, "upgrade queue_workflows here"
     if (of_others := ledger.of_others(conn)) is not None:
         return Finding("schema", ERROR, of_others, ledger.OF_OTHERS_REMEDY)
     version = max(ledger.versions(conn, ledger.NAME), default=0)
     needs: int = statements.doctor.schema_version(conn)["needs"] if version else 0
-    if (development := schemas.development_version(conn)) is not None:
-        where = f"at version {development} of a development build"
-    elif needs > required:
+    if needs > required:
         text = f"at version {version}, which needs code that knows version {needs}"
         return Finding("schema", ERROR, f"{text}; this knows {required}", newer)
-    elif version < required:
-        where = f"at version {version}"
-    if where:
-        text = f"{where}, this code needs {required}"
+    if version < required:
+        text = f"at version {version}, this code needs {required}"
         is_fine = purpose == "migrate"
         return Finding("schema", OK if is_fine else ERROR, text, "" if is_fine else MIGRATE)
     if version > required:

@@ -80,11 +80,9 @@ def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, ta
             raise errors.MigrationFailed(
                 f"--to {to}: there is no migration {to}; the newest here is {newest}"
             )
-        is_development = ours and schema.development_version(conn) is not None and to is None
         # A database that is newer than this code stays as it is.
-        target = newest if is_development else max(newest, before) if to is None else to
-        is_down = target < before and not is_development
-        if target < before:
+        target = max(newest, before) if to is None else to
+        if is_down := target < before:
             steps = [step for step in reversed(chain) if target < step.version <= before]
         else:
             missing = db.pending(migrations_dir=folder, version_table=table)

@@ -1,15 +1,14 @@
 """Migrate the schema: apply, revert and list migrations, and refuse a schema of newer code.
 
-One process at a time does so, by an advisory lock. A database of a development build, whose chain
-had 33 migrations, is converted first. A downgrade is rehearsed, to name the rows that it drops.
+One process at a time does so, by an advisory lock. A downgrade is rehearsed, to name the rows that
+it drops.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -18,7 +17,6 @@ import psycopg
 from psycopg import sql
 
 from queue_workflows import config, errors
-from queue_workflows import sql as texts
 from queue_workflows.db import functions, ledger, pool, statements
 
 POLL_S = 0.1
@@ -117,7 +115,6 @@ def _bring(
     def once() -> None:
         done.clear()
         with conn.transaction():
-            convert_development(conn, steps[12].checksum)
             for step in _missing(conn, ledger.NAME, steps):
                 _apply(conn, ledger.NAME, step)
                 done.append(step.version)
@@ -196,31 +193,15 @@ def _missing(
 ) -> list[ledger.Migration]:
     """Return the migrations that the ledger lacks; log those that changed after they were applied.
 
-    Raises `SchemaTooNew`, and `MigrationFailed` where a development build applied one of ours.
+    Raises `SchemaTooNew`.
     """
     applied = ledger.read(conn, name)
     ledger.refuse_newer(steps[-1].version, applied)
-    if _is_ours(steps, name):
-        _refuse_edited(steps, applied)
     for step in steps:
         recorded = applied[step.version]["checksum"] if step.version in applied else None
         if recorded is not None and recorded != step.checksum:
             _log.warning("migration %04d_%s changed after it was applied", step.version, step.name)
     return [step for step in steps if step.version not in applied]
-
-
-def _refuse_edited(steps: list[ledger.Migration], applied: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise `MigrationFailed` where a development build applied one of ours with another text."""
-    for step in steps:
-        if step.version in UNRELEASED and step.version in applied:
-            recorded = applied[step.version]["checksum"]
-            if recorded is not None and recorded != step.checksum:
-                raise errors.MigrationFailed(
-                    f"migration {step.version:04d}_{step.name} of this database is that of a "
-                    f"development build; run `queue-workflows migrate --to {step.version - 1} "
-                    "--allow-data-loss`, which drops its tables with what they hold, then "
-                    "`queue-workflows migrate`"
-                )
 
 
 def _apply(conn: pool.Connection, version_table: str, step: ledger.Migration) -> None:
@@ -242,11 +223,6 @@ def pending(
         if not statements.migrations.ledger_exists(conn, ledger=version_table):
             return steps
         applied = ledger.versions(conn, version_table)
-        ours = _is_ours(steps, version_table) and statements.migrations.ledger_is_whole(
-            conn, ledger=version_table
-        )
-        if ours and development_version(conn) is None:
-            _refuse_edited(steps, ledger.read(conn, version_table))
     return [step for step in steps if step.version not in applied]
 
 
@@ -315,58 +291,6 @@ def _revert(conn: pool.Connection, version_table: str, steps: list[ledger.Migrat
         with _naming(f"down migration {step.version:04d}_{step.name}"):
             conn.execute((step.down or "").encode())
             ledger.forget(conn, version_table, step.version)
-
-
-_COMPLETE = frozenset(
-    {
-        "2d33adcbe67eded56423709ebf080d3417cbf992e4572523e9dee1e10cbde2bc",
-        "47c6aa167514f530b81c1a07da5980bd8fb135ee6aa5bba67a7c46d990888d79",
-    }
-)
-"""SHA-256 of the lines `version checksum` of a ledger above 12 with the whole old chain.
-
-Its last two builds differed in one function, which is installed again.
-"""
-UNRELEASED = frozenset({14})
-"""Versions that development builds have applied with another text."""
-
-
-def development_version(conn: pool.Connection) -> int | None:
-    """Return the version of a database that a development build made, else None.
-
-    0013 makes queue_schema_objects, so a ledger with 13 and without that table is such a build's.
-    """
-    rows = _development_rows(conn)
-    return rows[-1]["version"] if rows else None
-
-
-def convert_development(conn: pool.Connection, checksum: str) -> None:
-    """Replace what the ledger has above 12 by 0013 with its checksum; joins the transaction.
-
-    That chain's tables are those of 0013, but for what `sql/development_chain.sql` changes. Does
-    nothing to any other database. Raises `MigrationFailed` where the chain is not complete.
-    """
-    rows = _development_rows(conn)
-    if not rows:
-        return
-    lines = "\n".join(f"{row['version']} {row['checksum']}" for row in rows)
-    if hashlib.sha256(lines.encode()).hexdigest() not in _COMPLETE:
-        raise errors.MigrationFailed(
-            f"the database has schema version {rows[-1]['version']} of a development build; run"
-            " the last development build's `queue-workflows migrate` first, or, if that finds"
-            " nothing to do, start from an empty database"
-        )
-    conn.execute((texts.FOLDER / "development_chain.sql").read_bytes())
-    statements.development_chain.forget(conn)
-    statements.development_chain.record(conn, checksum=checksum)
-
-
-def _development_rows(conn: pool.Connection) -> list[dict[str, Any]]:
-    """Return the ledger's rows above 12 if a development build wrote them, else none."""
-    row = statements.development_chain.is_possible(conn)
-    if row is None or not row["is_possible"]:
-        return []
-    return statements.development_chain.applied(conn)
 
 
 _Columns: TypeAlias = "dict[tuple[str, str], str | None]"

@@ -549,37 +549,6 @@ class _Databases:
 
 databases: _Databases
 
-class _DevelopmentChainIsPossible(Named):
-    def __call__(self, conn: _Conn, /) -> Row | None: ...
-    def script(self) -> scripts.Script[Row | None]: ...
-
-class _DevelopmentChainApplied(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
-
-class _DevelopmentChainForget(Named):
-    def __call__(self, conn: _Conn, /) -> None: ...
-    def script(self) -> scripts.Script[None]: ...
-
-class _DevelopmentChainRecord(Named):
-    def __call__(self, conn: _Conn, /, *, checksum: str | None) -> None: ...
-    def script(self, *, checksum: str | None) -> scripts.Script[None]: ...
-
-class _DevelopmentChain:
-    is_possible: _DevelopmentChainIsPossible
-    """Return whether a development build may have made this database: it has our ledger, and lacks the
-    table in which a release records its functions and triggers.
-    Columns: is_possible."""
-    applied: _DevelopmentChainApplied
-    """Return the migrations above 12, lowest first. An older ledger has no column `checksum`.
-    Columns: version, checksum."""
-    forget: _DevelopmentChainForget
-    """Delete the record of the migrations above 12."""
-    record: _DevelopmentChainRecord
-    """Record the migration of the release that these tables amount to."""
-
-development_chain: _DevelopmentChain
-
 class _DoctorServer(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
     def script(self) -> scripts.Script[Row]: ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,11 +9,9 @@ import psycopg
 
 _TEXT = (Path(__file__).parent / "schema_snapshot.sql").read_text(encoding="utf-8")
 _PARTS = {part.partition("\n")[0]: part.partition("\n")[2] for part in _TEXT.split("-- kind: ")[1:]}
-_COMMENT = re.compile(r"--[^\n]*")
-_QUALIFIER = re.compile(r"\b[a-z]\.(?=\w)")
 
 Snapshot: TypeAlias = "dict[str, dict[str, str]]"
-"""kind → name of the object → its text, or a hash of it."""
+"""kind → name of the object → its text."""
 
 
 def snapshot(conn: psycopg.Connection[Any], schema: str = "public") -> Snapshot:
@@ -30,24 +26,6 @@ def snapshot(conn: psycopg.Connection[Any], schema: str = "public") -> Snapshot:
             rows = cursor.execute(query.encode(), {"schema": schema}).fetchall()
             found[kind] = {row["name"]: row["text"] or "" for row in rows}
     return found
-
-
-def hashes(found: Snapshot) -> Snapshot:
-    """Return the snapshot with a short hash of each text.
-
-    Comments, white space, and the qualifiers that PostgreSQL 16 leaves out of a view do not count.
-    """
-    return {
-        kind: {name: _hash(kind, text) for name, text in sorted(objects.items())}
-        for kind, objects in found.items()
-    }
-
-
-def _hash(kind: str, text: str) -> str:
-    plain = re.sub(r"\s+", " ", _COMMENT.sub("", text)).strip()
-    if kind == "views":
-        plain = re.sub(r"[()\s]", "", _QUALIFIER.sub("", plain))
-    return hashlib.sha256(plain.encode()).hexdigest()[:12]
 
 
 def difference(old: Snapshot, new: Snapshot) -> list[tuple[str, str, str | None, str | None]]:
