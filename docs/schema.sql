@@ -1705,118 +1705,6 @@ END IF;
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_ingest_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) RETURNS record
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET jit TO 'off'
-    AS $$
-DECLARE
-    c_window CONSTANT integer := 100;
-    v_limited boolean := EXISTS (SELECT FROM queue_settings s WHERE s.queue = p_queue);
-    v_raised  jsonb := '[]';
-    v_id      text;
-    v_status  text;
-    v_state   text;
-    v_message text;
-    v_became  text;
-    v_one     record;
-BEGIN
-    aside := '[]';
-    IF p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND queue_workflows_is_off(c.desired_state, c.until_at))
-       OR EXISTS (SELECT FROM queue_settings s
-                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
-        RETURN;
-    END IF;
-    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
-    FOR v_id IN
-        SELECT l.id FROM ingest_jobs l
-         WHERE l.id = ANY (ARRAY(SELECT j.id FROM ingest_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT c_window)
-                           || ARRAY(SELECT k.id FROM ingest_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
-AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
-                                     ORDER BY k.resume_host, k.queue, k.resume_at LIMIT c_window))
-           AND (l.status = 'queued' AND l.blocked_reason = 'not_due') IS TRUE FOR UPDATE SKIP LOCKED
-    LOOP
-        BEGIN
-            UPDATE ingest_jobs SET blocked_reason = NULL, available_at = NULL WHERE id = v_id;
-        EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
-        END;
-    END LOOP;
-    IF v_limited AND (SELECT r.room < 1 FROM queue_workflows_queue_room(p_queue, 1) r) THEN
-        RETURN;
-    END IF;
-    FOR v_id IN
-        SELECT q.id FROM (
-            SELECT j.* FROM ingest_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-             ORDER BY j.priority, j.seq LIMIT 10 * c_window) q
-         LIMIT c_window
-    LOOP
-        -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
-        PERFORM FROM ingest_jobs j
-          WHERE j.id = v_id AND queue_workflows_is_claimable(j.status, j.blocked_reason) IS TRUE FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        BEGIN
-            UPDATE ingest_jobs j SET
-status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
-available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
-
-             WHERE j.id = v_id RETURNING j.status INTO v_status;
-
-INSERT INTO ingest_job_events
-       (
-        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
-SELECT
-       j.attempts,
-       j.id, 'claimed', j.claim_no, p_worker, p_host, j.queue
- FROM ingest_jobs j WHERE j.id = v_id AND v_status = 'running';
-        EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
-            v_status := NULL;
-        END;
-        IF v_status = 'running' THEN
-            job_id := v_id;
-            EXIT;
-        END IF;  -- else it raised, or its partition's limits have blocked it
-    END LOOP;
-    IF v_limited AND job_id IS NOT NULL THEN
-        PERFORM queue_workflows_note_starts(p_queue, 1);
-    END IF;
-    FOR v_one IN SELECT * FROM jsonb_to_recordset(v_raised) AS r (id text, state text, message text) LOOP
-        IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_one.state) THEN
-            v_became := queue_workflows_ingest_set_aside(
-                v_one.id, left('the database refuses its claim: ' || v_one.message, 8000));
-        ELSE
-            BEGIN
-                UPDATE ingest_jobs SET blocked_reason = 'not_due', available_at = now() + interval '1 minute'
-                 WHERE id = v_one.id;
-                v_became := 'postponed';
-            EXCEPTION WHEN OTHERS THEN
-                v_became := NULL;
-            END;
-        END IF;
-        aside := aside || jsonb_build_object(
-            'id', v_one.id, 'became', coalesce(v_became, 'skipped'), 'error', left(v_one.message, 1000), 'run_id',
-            (SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_one.id));
-    END LOOP;
-END $$;
-
 CREATE FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
@@ -1910,51 +1798,7 @@ AND j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.
     RETURN v_ids;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_ingest_set_aside(p_id text, p_error text, p_worker text DEFAULT NULL::text, p_claim_no bigint DEFAULT NULL::bigint) RETURNS text
-    LANGUAGE plpgsql
-    AS $$
-DECLARE
-    v_job     ingest_jobs;
-    v_state   text;
-    v_message text;
-BEGIN
-    BEGIN
-        UPDATE ingest_jobs j
-           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL, worker_id = NULL,
-               lease_expires_at = NULL
-         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
-                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END RETURNING * INTO v_job;
-        IF NOT FOUND THEN
-            RETURN NULL;
-        END IF;
-        IF p_worker IS NOT NULL THEN
-        -- A trigger records the end of a queued ingest job.
-        PERFORM queue_workflows_record(v_job, 'failed', worker => p_worker, detail => '{"by": "database"}');
-        END IF;
-        RETURN 'failed';
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-    END;
-    BEGIN
-        UPDATE ingest_jobs j
-           SET status = 'queued', blocked_reason = 'set_aside', available_at = NULL, worker_id = NULL,
-               lease_expires_at = NULL
-         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
-                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END;
-        RETURN CASE WHEN FOUND THEN 'set_aside' END;
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-    END;
-    RETURN NULL;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS TABLE(id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb, claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer, crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text, wait_s double precision, due_s double precision)
+CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL::double precision, p_only text DEFAULT NULL::text) RETURNS TABLE(id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb, claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer, crash_count integer, timeout_s double precision, headers jsonb, partition_key text, lock_key text, wait_s double precision, due_s double precision)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -2016,7 +1860,7 @@ UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id =
     IF v_limited THEN
         SELECT r.room, r.wait_s INTO v_room, v_wait_s FROM queue_workflows_queue_room(p_queue, p_claim) r;
     END IF;
-    IF v_limited AND v_room > 0 THEN
+    IF v_limited AND v_room > 0 AND p_only IS NULL THEN
         SELECT p.held, p.id INTO v_held, v_past FROM queue_workflows_past_lines(p_queue) p;
         IF v_held THEN
             v_wait_s := 0;
@@ -2024,7 +1868,15 @@ UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id =
         END IF;
     END IF;
     v_count := 0;
-    IF v_past IS NOT NULL THEN
+    IF p_only IS NOT NULL THEN
+        -- LIMIT keeps this a look-up by id, whatever the statistics say.
+        v_ids := ARRAY(SELECT q.id
+                         FROM (SELECT * FROM ingest_jobs WHERE id = p_only AND v_room > 0 LIMIT 1 FOR UPDATE SKIP LOCKED) q
+                        WHERE
+q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
+);
+        v_room := cardinality(v_ids);
+    ELSIF v_past IS NOT NULL THEN
         v_ids := ARRAY[v_past];
     ELSIF v_room > 0 AND (SELECT true FROM ingest_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
 AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
@@ -2251,12 +2103,6 @@ BEGIN
     RETURN v_count;
 END $_$;
 
-CREATE FUNCTION public.queue_workflows_is_about_data(p_state text) RETURNS boolean
-    LANGUAGE sql IMMUTABLE
-    AS $$
-    SELECT left(p_state, 2) IN ('0A', '21', '22', '23', '54')
-$$;
-
 CREATE FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
@@ -2286,13 +2132,6 @@ CREATE FUNCTION public.queue_workflows_is_paused(p_paused_at timestamp with time
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
     SELECT p_paused_at IS NOT NULL AND (p_paused_until IS NULL OR p_paused_until > now())
-$$;
-
-CREATE FUNCTION public.queue_workflows_is_systemic(p_state text) RETURNS boolean
-    LANGUAGE sql IMMUTABLE
-    AS $$
-    SELECT left(p_state, 2) IN ('08', '25', '28', '2D', '3B', '3D', '3F', '40', '42', '53', '55', '57', '58', '72',
-                                'F0', 'HV', 'XX')
 $$;
 
 CREATE FUNCTION public.queue_workflows_is_terminal_job(p_status text) RETURNS boolean
@@ -2893,118 +2732,6 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_node_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) RETURNS record
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET jit TO 'off'
-    AS $$
-DECLARE
-    c_window CONSTANT integer := 100;
-    v_vram    integer := (SELECT w.vram_total_mb FROM workers w WHERE w.worker_id = p_worker);
-    v_raised  jsonb := '[]';
-    v_id      text;
-    v_status  text;
-    v_state   text;
-    v_message text;
-    v_became  text;
-    v_one     record;
-BEGIN
-    aside := '[]';
-    IF p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
-           AND queue_workflows_is_off(c.desired_state, c.until_at))
-       OR EXISTS (SELECT FROM queue_settings s
-                   WHERE s.queue = p_queue AND queue_workflows_is_paused(s.paused_at, s.paused_until)) THEN
-        RETURN;
-    END IF;
-    -- Jobs that are due, or kept for the host, may have made the claim fail: anyone may claim them from now on.
-    FOR v_id IN
-        SELECT l.id FROM workflow_node_jobs l
-         WHERE l.id = ANY (ARRAY(SELECT j.id FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT c_window)
-                           || ARRAY(SELECT k.id FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
-AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
-                                     ORDER BY k.resume_host, k.queue, k.resume_at LIMIT c_window))
-           AND (l.status = 'queued' AND l.blocked_reason = 'not_due') IS TRUE FOR UPDATE SKIP LOCKED
-    LOOP
-        BEGIN
-            UPDATE workflow_node_jobs SET blocked_reason = NULL, available_at = NULL WHERE id = v_id;
-        EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
-        END;
-    END LOOP;
-    FOR v_id IN
-        SELECT q.id FROM (
-            SELECT j.* FROM workflow_node_jobs j
-             WHERE j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-               AND (j.required_version IS NULL OR j.required_version = ANY (p_versions))
-             ORDER BY j.priority, j.seq LIMIT 10 * c_window) q
-         WHERE EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND (p_queue <> 'gpu'
-               OR queue_workflows_gpu_misfit(p_host, p_models, v_vram, q.required_model) IS NULL)
-         LIMIT c_window
-    LOOP
-        -- Outside of the subtransaction: a row that raises stays locked until it is moved out of the way.
-        PERFORM FROM workflow_node_jobs j
-          WHERE j.id = v_id AND queue_workflows_is_claimable(j.status, j.blocked_reason) IS TRUE FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        BEGIN
-            UPDATE workflow_node_jobs j SET
-status = 'running', claim_no = j.claim_no + 1, worker_id = p_worker, claimed_by = p_host,
-lease_expires_at = now() + p_lease_s * interval '1 second', heartbeat_at = now(), started_at = now(),
-host_label = p_host, worker_lane = coalesce(p_lane, j.worker_lane),
-resolved_inputs = CASE WHEN j.ref_heads = '{}' THEN j.inputs ELSE j.resolved_inputs END,
-available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
-
-             WHERE j.id = v_id RETURNING j.status INTO v_status;
-
-INSERT INTO workflow_node_events
-       (
-        run_id, node_id, model,
-        attempt, job_id, event_type, claim_no, worker_id, host_label, queue)
-SELECT
-       j.run_id, j.node_id, j.required_model, greatest(0, least(j.attempts, 32767)),
-       j.id, 'claimed', j.claim_no, p_worker, p_host, j.queue
- FROM workflow_node_jobs j WHERE j.id = v_id AND v_status = 'running';
-        EXCEPTION WHEN OTHERS THEN
-            GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-            v_raised := v_raised || jsonb_build_object('id', v_id, 'state', v_state, 'message', v_message);
-            v_status := NULL;
-        END;
-        IF v_status = 'running' THEN
-            job_id := v_id;
-            EXIT;
-        END IF;  -- else it raised, or its partition's limits have blocked it
-    END LOOP;
-    FOR v_one IN SELECT * FROM jsonb_to_recordset(v_raised) AS r (id text, state text, message text) LOOP
-        IF job_id IS NOT NULL OR queue_workflows_is_about_data(v_one.state) THEN
-            v_became := queue_workflows_node_set_aside(
-                v_one.id, left('the database refuses its claim: ' || v_one.message, 8000));
-        ELSE
-            BEGIN
-                UPDATE workflow_node_jobs SET blocked_reason = 'not_due', available_at = now() + interval '1 minute'
-                 WHERE id = v_one.id;
-                v_became := 'postponed';
-            EXCEPTION WHEN OTHERS THEN
-                v_became := NULL;
-            END;
-        END IF;
-        aside := aside || jsonb_build_object(
-            'id', v_one.id, 'became', coalesce(v_became, 'skipped'), 'error', left(v_one.message, 1000), 'run_id',
-            (SELECT j.run_id FROM workflow_node_jobs j WHERE j.id = v_one.id));
-    END LOOP;
-END $$;
-
 CREATE FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
@@ -3101,49 +2828,7 @@ AND j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.
     RETURN v_ids;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_node_set_aside(p_id text, p_error text, p_worker text DEFAULT NULL::text, p_claim_no bigint DEFAULT NULL::bigint) RETURNS text
-    LANGUAGE plpgsql
-    AS $$
-DECLARE
-    v_job     workflow_node_jobs;
-    v_state   text;
-    v_message text;
-BEGIN
-    BEGIN
-        UPDATE workflow_node_jobs j
-           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL, worker_id = NULL,
-               lease_expires_at = NULL
-         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
-                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END RETURNING * INTO v_job;
-        IF NOT FOUND THEN
-            RETURN NULL;
-        END IF;
-        -- A trigger records the end of a queued ingest job.
-        PERFORM queue_workflows_record(v_job, 'failed', worker => p_worker, detail => '{"by": "database"}');
-        RETURN 'failed';
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-    END;
-    BEGIN
-        UPDATE workflow_node_jobs j
-           SET status = 'queued', blocked_reason = 'set_aside', available_at = NULL, worker_id = NULL,
-               lease_expires_at = NULL
-         WHERE j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
-                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END;
-        RETURN CASE WHEN FOUND THEN 'set_aside' END;
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
-    END;
-    RETURN NULL;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL::double precision) RETURNS json
+CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL::double precision, p_only text DEFAULT NULL::text) RETURNS json
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -3214,13 +2899,18 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
 AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
 UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
         END IF;
-        IF p_queue = 'gpu' THEN
+        IF p_only IS NOT NULL THEN
+            -- LIMIT keeps this a look-up by id, whatever the statistics say.
+            SELECT q.id INTO v_id
+              FROM (SELECT * FROM workflow_node_jobs WHERE id = p_only LIMIT 1 FOR UPDATE SKIP LOCKED) q
+             WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND (q.required_version IS NULL OR q.required_version = ANY (p_versions));
+        ELSIF p_queue = 'gpu' THEN
             v_id := queue_workflows_pick_gpu(p_worker, p_host, p_model, p_models, p_newest,
                                              p_policy, p_grace_s, p_bound_s, p_versions);
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
-        IF (SELECT true FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
+        IF p_only IS NULL AND (SELECT true FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
 AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL AND k.resume_at <= now()
   ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1) THEN
             v_kept := (queue_workflows_node_kept(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
@@ -3255,7 +2945,7 @@ available_at = NULL, blocked_reason = NULL, error = NULL, progress = NULL
          WHERE j.id = (
                SELECT CASE WHEN p_obey AND EXISTS (SELECT FROM worker_controls c WHERE c.host_label = p_host AND c.queue IN (p_queue, 'all')
            AND queue_workflows_is_off(c.desired_state, c.until_at)) THEN NULL
-                           WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
+                           WHEN v_id IS NOT NULL OR p_queue = 'gpu' OR p_only IS NOT NULL THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
                                   WHERE
 q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason)
@@ -3435,7 +3125,7 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
             v_job := queue_workflows_node_step(
                 p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                p_versions => p_versions, p_look_ahead_s => NULL);
+                p_versions => p_versions, p_look_ahead_s => NULL, p_only => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
             IF (v_job ->> 'crash_count')::integer > 0
@@ -5863,23 +5553,17 @@ REVOKE ALL ON FUNCTION public.queue_workflows_hold_node(p_run text, p_node text)
 
 REVOKE ALL ON FUNCTION public.queue_workflows_hold_until_due() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_ingest_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_ingest_set_aside(p_id text, p_error text, p_worker text, p_claim_no bigint) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision, p_only text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_is_about_data(p_state text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) FROM PUBLIC;
 
@@ -5890,8 +5574,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_is_off(p_desired_state text, p_unt
 REVOKE ALL ON FUNCTION public.queue_workflows_is_past_retention(p_status text, p_ended_at timestamp with time zone, p_days double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_paused(p_paused_at timestamp with time zone, p_paused_until timestamp with time zone) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_is_systemic(p_state text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_terminal_job(p_status text) FROM PUBLIC;
 
@@ -5927,15 +5609,11 @@ REVOKE ALL ON FUNCTION public.queue_workflows_next_wake(p_app text, p_names text
 
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_node_claim_apart(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_obey boolean, p_models text[], p_lane smallint, p_versions text[], OUT job_id text, OUT aside jsonb) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_within_s double precision, p_overdue boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_node_set_aside(p_id text, p_error text, p_worker text, p_claim_no bigint) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision, p_only text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 

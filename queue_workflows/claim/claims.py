@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import db
-from queue_workflows.claim import job_tables, outcomes
+from queue_workflows.claim import job_tables, outcomes, row_isolation
+from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.types import Row
 
 _log = logging.getLogger(__name__)
 CLAIM_LOST = "QW001"
@@ -78,15 +78,16 @@ def claim(
     done: Sequence[Done] = (),
     promote: bool = False,
     ahead_s: float | None = None,
+    only: str | None = None,
 ) -> db.Script[list[Any]]:
     """Record completed jobs of this table, and claim up to `count` jobs of the worker's queue.
 
     Returns the rows that `claims:ingest_rows` and `claims:node_rows` describe, one for each job,
     and perhaps one without an id, which has the seconds of a `Wait`. A link returns raw rows.
     `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it looks for delayed
-    ones; None: not at all. One transaction, after the errors that handlers of ingest jobs logged.
-    Raises CLAIM_LOST if one of the claims to record is lost. A worker of a gpu queue claims and
-    records one job at a time.
+    ones; None: not at all. `only`: claims this job or none, wherever it stands in the queue. One
+    transaction, after the errors that handlers of ingest jobs logged. Raises CLAIM_LOST if one of
+    the claims to record is lost. A worker of a gpu queue claims and records one job at a time.
     """
     given: dict[str, Any] = {
         "worker": who.worker_id,
@@ -106,14 +107,16 @@ def claim(
                     claim_no=lease.claim_no,
                     error=outcome.error,
                 )
-        given |= {"claim": count, "done": _ingest_array(done) if done else None}
+        texts = _ingest_array(done) if done else None
+        given |= {"claim": count, "done": texts, "only": only}
         return (yield db.Statement(statements.claims.ingest_rows.text, given, is_raw=True))
     given |= {"newest": who.newest, "versions": who.versions}
     single = len(done) <= 1 and count <= 1
     if who.queue == "gpu" or (single and not (done and _queues_many(done[0].ahead))):
         names = ("model", "models", "lane", "policy", "grace_s", "bound_s")
         given |= {name: getattr(who, name) for name in names}
-        given |= (_columns(done[0]) if done else _NOTHING) | {"claim": count > 0}
+        given |= _columns(done[0]) if done else _NOTHING
+        given |= {"claim": count > 0, "only": only}
         return (yield db.Statement(statements.claims.node_rows.text, given, is_raw=True))
     texts = f"[{','.join(map(_node_json, done))}]" if done else None
     given |= {"claim": count, "done": texts}
@@ -172,52 +175,72 @@ def _ingest_array(done: Sequence[Done]) -> str:
 # --- One row at a time.
 
 
-def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any]]:
-    """Claim one job after a row has made the ordinary claim raise; return its row, as `claim` does.
-
-    First admits jobs that have become due. Sets aside the rows that raise, and logs a warning for
-    each, with the command that removes it. One statement tries at most 100 rows, and a second one
-    reads the job that it has claimed.
-    """
-    row = yield from statements.claim_isolation.claim_apart[table.name].script(
-        worker=who.worker_id,
-        host=who.host,
-        queue=who.queue,
-        lease_s=who.lease_s,
-        obey=who.obey,
-        models=who.models,
-        lane=who.lane,
-        versions=who.versions,
-    )
-    for each in row["aside"]:
-        _log.warning("%s", _describe(table, each))
-    if row["job_id"] is None:
-        return []
-    claimed = statements.claim_isolation.claimed_ingest
-    if table.in_run:
-        claimed = statements.claim_isolation.claimed_node
-    given = {"job": row["job_id"], "worker": who.worker_id}
-    return (yield db.Statement(claimed.text, given, is_raw=True))
-
-
-_BECAME = {
+APART_CAUSE: Final = "the database refuses its claim: "
+_BECAME: Final = {
     "failed": "it has failed",
     "set_aside": "it is blocked as set_aside, since it cannot be failed either",
     "postponed": "it is tried again in a minute",
-    "skipped": "no change of it is accepted, so that every claim skips it",
+    None: "no change of it is accepted, so that every claim skips it",
 }
 
 
-def _describe(table: job_tables.JobTable, aside: Row) -> str:
-    remove = (
-        f"queue-workflows cancel {aside['run_id']!r}"
-        if table.in_run
-        else f"queue-workflows jobs delete {aside['id']!r}"
-    )
-    return (
-        f"job {aside['id']!r} cannot be claimed: {_BECAME[aside['became']]}."
-        f" The error of the database: {aside['error']!r:.1000}. To remove it: {remove}"
-    )
+def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any]]:
+    """Claim one job after a row has made the ordinary claim raise; return its row, as `claim` does.
+
+    One transaction. Admits the jobs that have become due, or that are kept for the host, as one of
+    them may have raised. Then tries the first 100 jobs in their order, each in a savepoint. Moves
+    those that raised aside, and logs a warning for each, with the command that removes it.
+    """
+    claimed: list[Any] = []
+    refused: dict[str, db.Error] = {}
+    given: dict[str, Any] = {
+        "worker": who.worker_id, "host": who.host, "queue": who.queue, "obey": who.obey,
+        "models": who.models, "versions": who.versions,
+    }  # fmt: skip
+    who = who._replace(newest=False)
+    yield db.BEGIN
+    delayed = yield from statements.claim_isolation.delayed[table.name].script(**given)
+    promote = statements.promotion.promote_jobs[table.name]
+    for job in delayed:
+        found = yield from row_isolation.attempted(promote.script(ids=[job]))
+        if isinstance(found, db.Error):
+            refused[job] = found
+    for job in (yield from statements.claim_isolation.claimable[table.name].script(**given)):
+        found = yield from row_isolation.attempted(claim(table, who, only=job))
+        if isinstance(found, db.Error):
+            refused[job] = found
+        elif found:
+            claimed = found
+            break
+    for job, error in refused.items():
+        yield from _move_aside(table, job, error, may_pass=not claimed)
+    yield db.COMMIT
+    return claimed
+
+
+def _move_aside(
+    table: job_tables.JobTable, job: str, error: db.Error, *, may_pass: bool
+) -> db.Script[None]:
+    """Move a queued job that raised out of the way of claims, and log what became of it.
+
+    `may_pass`: no other job could be claimed, so that the reason may concern all jobs and pass. The
+    job is ended then only if its own values are the reason, else tried again in a minute.
+    """
+    message = payload.error_text(error).partition("\n")[0]
+    if may_pass and not row_isolation.is_about_data(error):
+        postponed = statements.claim_isolation.postpone[table.name].script(job=job)
+        found = yield from row_isolation.attempted(postponed)
+        became = "postponed" if isinstance(found, str) else None
+    else:
+        why = f"{APART_CAUSE}{message}"[: payload.ERROR_LIMIT]
+        became = yield from row_isolation.set_aside(table, job, error=why)
+    remove = f"queue-workflows jobs delete {job!r}"
+    for row in (yield from statements.ingest_jobs.find_node_jobs.script(ids=[job])):
+        remove = f"queue-workflows cancel {row['run_id']!r}"
+    _log.warning(
+        "job %r cannot be claimed: %s. The error of the database: %.1000r. To remove it: %s",
+        job, _BECAME[became], message, remove,
+    )  # fmt: skip
 
 
 # --- Renewals.

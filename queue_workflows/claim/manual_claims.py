@@ -74,17 +74,8 @@ def take(table: job_tables.JobTable, job: Row) -> Row | None:
     """
     if job.get("status") == "queued":
         who = _claimant(job["queue"], None, LEASE_S)
-        claim = statements.claims.claim[table.name]
-        given: dict[str, Any] = {
-            "job": job["id"],
-            "worker": who.worker_id,
-            "host": who.host,
-            "lease_s": who.lease_s,
-            "obey": who.obey,
-            "versions": who.versions,
-        }
         with db.transaction() as conn:
-            return _row(conn, table, claim(conn, **given))
+            return _row_of(conn, table, claims.claim(table, who, only=job["id"]))
     own = identity.process_prefix(config.host_label(), os.getpid())
     is_read = "created_at" in job and not isinstance(job, Claimed)
     if is_read and not (job["worker_id"] or "").startswith(own):
@@ -100,12 +91,10 @@ def _row_of(
     conn: db.Connection, table: job_tables.JobTable, claim: db.Script[list[Any]]
 ) -> Claimed | None:
     rows = db.run(conn, claim)
-    return _row(conn, table, rows[0]["id"]) if rows else None
-
-
-def _row(conn: db.Connection, table: job_tables.JobTable, job_id: str | None) -> Claimed | None:
+    if not rows:
+        return None
     get = statements.nodes.get if table.in_run else statements.ingest_jobs.get
-    row = get(conn, job=job_id) if job_id else None
+    row = get(conn, job=rows[0]["id"])
     return Claimed(row) if row else None
 
 

@@ -369,13 +369,3 @@ def _hand_back(
         after_s=after_s,
         keep_for=keep_for,
     )
-
-
-def set_aside(lease: job_tables.Lease, *, error: str) -> db.Script[str | None]:
-    """End a claimed job whose outcome the database refuses.
-
-    Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
-    about it can be written.
-    """
-    set_aside = statements.claim_isolation.set_aside[lease.table.name]
-    return set_aside.script(**job_tables.fence(lease, error=error))

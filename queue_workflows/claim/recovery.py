@@ -194,17 +194,10 @@ def note_death(
         # Plain SQL may write progress that is too long for an event's detail.
         more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
         detail = payload.encode(death | more | {"gpu": None}, "detail")
-    yield db.BEGIN
-    try:
-        job = row | {"worker_id": worker_id}
-        yield from record.note(table, job, "death", detail=detail, error=how)
-    except db.Error as error:
-        if not row_isolation.is_about_rows(error):
-            raise
-        yield db.ROLLBACK
-        _log.warning("the death of job %r is not recorded: %s", row["id"], str(error).strip())
-    else:
-        yield db.COMMIT
+    job = row | {"worker_id": worker_id}
+    noted = record.note(table, job, "death", detail=detail, error=how)
+    if isinstance(refused := (yield from row_isolation.attempted(noted)), db.Error):
+        _log.warning("the death of job %r is not recorded: %s", row["id"], str(refused).strip())
 
 
 def _crash(

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
 from queue_workflows import db
 from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
+from queue_workflows.db import statements
 from queue_workflows.types import NowFn, Row
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ SERVER = ("08", "25", "53", "57P")
 SYSTEMIC = frozenset(
     ("08", "25", "28", "2D", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "72")
 ) | {"F0", "HV", "XX"}
-"""SQLSTATE classes that say nothing about a row; `queue_workflows_is_systemic` has the same."""
+"""SQLSTATE classes that say nothing about a row: connection, transaction, rights, missing objects,
+resources, locks, shutdown, storage, internal errors."""
 DATA = frozenset(("0A", "21", "22", "23", "54"))
 """SQLSTATE classes of values that cannot be computed with or stored."""
 
@@ -89,7 +91,7 @@ def is_about_rows(error: Exception) -> bool:
 
 
 def is_about_data(error: Exception) -> bool:
-    """Return whether the row can never be written as it is; `queue_workflows_is_about_data` agrees.
+    """Return whether the row can never be written as it is.
 
     An error that a trigger raises does not count: the trigger may accept the row later. One that is
     not the database's counts: the value did not even reach it.
@@ -288,7 +290,43 @@ def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
     return found
 
 
-# --- Claims that one statement changes.
+# --- Rows that scripts change.
+
+
+def attempted(script: db.Script[T]) -> db.Script[T | db.Error]:
+    """Run a script in a transaction or savepoint of its own; return its error if a row caused it.
+
+    Then the transaction is undone. Any other error is raised.
+    """
+    yield db.BEGIN
+    try:
+        found = yield from script
+    except db.Error as error:
+        if not is_about_rows(error):
+            raise
+        yield db.ROLLBACK
+        return error
+    yield db.COMMIT
+    return found
+
+
+def set_aside(
+    table: job_tables.JobTable, job_id: str, *, error: str, lease: job_tables.Lease | None = None
+) -> db.Script[Literal["failed", "set_aside"] | None]:
+    """End a job that the database refuses: a queued one, or the one of a claim.
+
+    Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
+    about it can be written, or it is neither queued nor under the claim.
+    """
+    given: dict[str, Any] = {"job": job_id, "worker": None, "claim": None}
+    if lease is not None:
+        given = job_tables.fence(lease)
+    known = statements.claim_isolation
+    failed = known.fail[table.name].script(**given, error=error)
+    if isinstance((yield from attempted(failed)), str):
+        return "failed"
+    blocked = yield from attempted(known.block[table.name].script(**given))
+    return "set_aside" if isinstance(blocked, str) else None
 
 
 def change_all(
@@ -301,32 +339,15 @@ def change_all(
     Then each claim is changed in a transaction or savepoint of its own. A claim whose change the
     database refuses is logged, and ends with its lease.
     """
-    yield db.BEGIN
-    try:
-        rows = yield from change
-    except psycopg.Error as error:
-        if not is_about_rows(error):
-            raise
-        yield db.ROLLBACK
-    else:
-        yield db.COMMIT
+    rows = yield from attempted(change)
+    if not isinstance(rows, db.Error):
         return rows
     changed: list[Row] = []
     for lease in leases:
-        yield db.BEGIN
-        try:
-            row = yield from one(lease)
-        except psycopg.Error as error:
-            if not is_about_rows(error):
-                raise
-            yield db.ROLLBACK
-            _log.warning(
-                "job %r is left to its lease, the database refuses its change: %s",
-                lease.job_id,
-                str(error).strip(),
-            )
-            continue
-        yield db.COMMIT
-        if row is not None:
+        row = yield from attempted(one(lease))
+        if isinstance(row, db.Error):
+            why = "job %r is left to its lease, the database refuses its change: %s"
+            _log.warning(why, lease.job_id, str(row).strip())
+        elif row is not None:
             changed.append(row)
     return changed

@@ -337,58 +337,57 @@ class _Cancellation:
 
 cancellation: _Cancellation
 
-class _ClaimIsolationClaimApart(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> Row: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, obey: bool | None, models: _Texts | None, lane: int | None, versions: _Texts | None) -> scripts.Script[Row]: ...
+class _ClaimIsolationDelayed(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, host: str | None) -> list[Any]: ...
+    def script(self, *, queue: str | None, host: str | None) -> scripts.Script[list[Any]]: ...
 
-class _ClaimIsolationSetAside(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, error: str | None, worker: str | None, claim: int | None) -> Any: ...
-    def script(self, *, job: str | None, error: str | None, worker: str | None, claim: int | None) -> scripts.Script[Any]: ...
+class _ClaimIsolationClaimable(Named):
+    def __call__(self, conn: _Conn, /, *, queue: str | None, obey: bool | None, host: str | None) -> list[Any]: ...
+    def script(self, *, queue: str | None, obey: bool | None, host: str | None) -> scripts.Script[list[Any]]: ...
 
-class _ClaimIsolationClaimedNode(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
-    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+class _ClaimIsolationFail(Named):
+    def __call__(self, conn: _Conn, /, *, error: str | None, job: str | None, worker: str | None, claim: int | None) -> Any: ...
+    def script(self, *, error: str | None, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[Any]: ...
 
-class _ClaimIsolationClaimedIngest(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None) -> list[Row]: ...
-    def script(self, *, job: str | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+class _ClaimIsolationBlock(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> Any: ...
+    def script(self, *, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[Any]: ...
+
+class _ClaimIsolationPostpone(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None) -> Any: ...
+    def script(self, *, job: str | None) -> scripts.Script[Any]: ...
 
 class _ClaimIsolation:
-    claim_apart: Mapping[str, _ClaimIsolationClaimApart]
-    """Claim one job, trying the rows one by one, each in a savepoint. `aside`: of each row that raised its id, its run, the
-    error, and its state now.
-    Columns: job_id, aside."""
-    set_aside: Mapping[str, _ClaimIsolationSetAside]
-    """End a claimed job whose outcome cannot be stored. NULL: nothing about it can be written."""
-    claimed_node: _ClaimIsolationClaimedNode
-    """Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
-    does not hold the job.
-    Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
-    claimed_ingest: _ClaimIsolationClaimedIngest
-    """Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job.
-    Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
+    delayed: Mapping[str, _ClaimIsolationDelayed]
+    """Lock and return up to 100 jobs that have become due, and as many that are kept for this host and may be claimed by it."""
+    claimable: Mapping[str, _ClaimIsolationClaimable]
+    """Return the first 100 jobs that a worker may claim, in the order of the claim. None if the queue is paused, or OFF for its
+    host."""
+    fail: Mapping[str, _ClaimIsolationFail]
+    """Fail a job, queued (`worker` NULL) or under this claim; a trigger records the end of a queued ingest job. No row: it is
+    neither."""
+    block: Mapping[str, _ClaimIsolationBlock]
+    """Block a job as `set_aside`, so that no claim finds it. No row: as for `fail`."""
+    postpone: Mapping[str, _ClaimIsolationPostpone]
+    """Let a queued job wait for a minute. No row: it is not queued any more."""
 
 claim_isolation: _ClaimIsolation
 
 class _ClaimsNodeRows(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> list[Row]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None, only: str | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None, only: str | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimsNodesRows(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> list[Row]: ...
     def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimsIngestRows(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> list[Row]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None, only: str | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None, only: str | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimsRenew(Named):
     def __call__(self, conn: _Conn, /, *, jobs: _Texts | None, claims: _Ints | None, progress: _Texts | None, worker: str | None, lease_s: float | None) -> list[Row]: ...
     def script(self, *, jobs: _Texts | None, claims: _Ints | None, progress: _Texts | None, worker: str | None, lease_s: float | None) -> scripts.Script[list[Row]]: ...
-
-class _ClaimsClaim(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, obey: bool | None) -> Any: ...
-    def script(self, *, worker: str | None, host: str | None, lease_s: float | None, job: str | None, obey: bool | None) -> scripts.Script[Any]: ...
 
 class _ClaimsIsHeld(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> Row | None: ...
@@ -411,7 +410,8 @@ class _Claims:
     """Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
     Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
     without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
-    job is due. Raises QW001 if the claim to record is lost.
+    job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
+    claim to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     nodes_rows: _ClaimsNodesRows
     """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
@@ -422,16 +422,13 @@ class _Claims:
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
     more. Return what `node_rows` returns; if fewer are claimed, the last row may be one without an
     id: a limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
-    `look_ahead_s`. Raises QW001 if one of the claims to record is lost.
+    `look_ahead_s`. `only`: as for `node_rows`. Raises QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     renew: Mapping[str, _ClaimsRenew]
     """Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
     as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
     locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
     Columns: id, claim_no, cancel, renewed."""
-    claim: Mapping[str, _ClaimsClaim]
-    """Claim this job, wherever it stands in its queue; return its id. No row: it is not queued, it is
-    blocked, its run is over, its queue is paused or limited, or the host is OFF."""
     is_held: Mapping[str, _ClaimsIsHeld]
     """Return one row without columns if this claim still holds its job.
     Columns: ."""

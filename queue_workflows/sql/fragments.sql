@@ -47,8 +47,12 @@ WHERE {claimable(q)}
 {first(q)})
 
 -- fragment: kept(k)
+-- The job is kept for the host that claims.
+{kept_for(k, p_host, p_queue)}
+
+-- fragment: kept_for(k, host, of_queue)
 -- The job is kept for the host that ran it: from `resume_at` on that host may claim it.
-k.resume_host = p_host AND k.queue = p_queue
+k.resume_host = host AND k.queue = of_queue
 AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.available_at AND k.lock_key IS NULL
 
 -- fragment: any_kept()
@@ -115,21 +119,14 @@ j.timeout_s, j.inputs, j.input_template, j.ref_heads
                           'traceparent', r.headers ->> 'traceparent')
    FROM workflow_runs r WHERE r.id = j.run_id)
 
--- fragment: is_set_aside(j)
--- The job is still as its caller set it aside, queued or under its claim.
-j.id = p_id AND CASE WHEN p_worker IS NULL THEN j.status = 'queued'
-                     ELSE j.status = 'running' AND j.worker_id = p_worker AND j.claim_no = p_claim_no END
+-- fragment: is_aside(j)
+-- The job is still as its caller moved it aside, queued or under its claim.
+j.id = %(job)s AND CASE WHEN %(worker)s::text IS NULL THEN j.status = 'queued'
+                        ELSE j.status = 'running' AND j.worker_id = %(worker)s AND j.claim_no = %(claim)s::bigint END
 
 -- fragment: run_completed()
 -- The columns that the end of a completed run sets.
 status = 'completed', finished_at = now(), progress_pct = 100, error = NULL, updated_at = now()
-
--- fragment: raise_systemic()
--- Of a caught error get the state and the message; raise it again if it is not about the row.
-GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT;
-IF queue_workflows_is_systemic(v_state) THEN
-    RAISE;
-END IF;
 
 -- fragment: give_turns(jobs)
 -- The statements of queue_workflows_give_turns() for one table.

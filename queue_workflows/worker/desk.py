@@ -802,8 +802,10 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
 def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Script[bool]:
     """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs."""
     text = payload.error_text(why)
-    is_data = row_isolation.is_about_data(error)
-    if not (is_data and (yield from record.set_aside(job.lease, error=text))):
+    ended, table = None, job.queue.table
+    if row_isolation.is_about_data(error):
+        ended = yield from row_isolation.set_aside(table, job.id, error=text, lease=job.lease)
+    if ended is None:
         yield from recovery.charge(job.lease, evidence=text)
     return True
 

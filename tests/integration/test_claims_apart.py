@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from queue_workflows import config, db, queues, workers
-from queue_workflows.claim import row_isolation
+from queue_workflows import config, db, ingest_executor, node_queue, queues, workers
 from tests.support import factories, rows_before_checks, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 QUEUE = "load"
-
-
-def test_the_classes_of_errors_are_the_same_in_sql(conn: db.Connection) -> None:
-    letters = "0123456789ABCDFHPQVWXZ"
-    states = {first + second for first in letters for second in letters}
-    assert states > row_isolation.SYSTEMIC | row_isolation.DATA
-    for state in sorted(states):
-        row = conn.execute(
-            "SELECT queue_workflows_is_systemic(%s) AS systemic,"
-            " queue_workflows_is_about_data(%s) AS data",
-            (state + "000", state + "000"),
-        ).fetchone()
-        assert row == {
-            "systemic": state in row_isolation.SYSTEMIC,
-            "data": state in row_isolation.DATA,
-        }
 
 
 def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: db.Connection) -> None:
@@ -54,3 +37,19 @@ def test_limits_lock_keys_pauses_and_off_hold_there_too(conn: db.Connection) -> 
     assert claimed() is None
     queues.limit(QUEUE, max_running=3)
     assert claimed() is not None
+
+
+def test_a_queued_job_that_an_app_executes_obeys_the_limits_of_its_queue(
+    conn: db.Connection,
+) -> None:
+    config.configure(ingest_queues={QUEUE})
+    config.register_ingest_task("t", lambda reason: {})
+    queues.limit(QUEUE, max_running=1)
+    for name in ("runs", "waits"):
+        factories.ingest(conn, id=name, queue=QUEUE, task_name="t")
+    (running,) = transitions.claim(conn, transitions.who(QUEUE))
+    waits = node_queue.get_ingest_job("waits")
+    assert waits is not None
+    assert ingest_executor.execute_ingest_job(waits) == "skipped"
+    transitions.complete_ingest(conn, running)
+    assert ingest_executor.execute_ingest_job(waits) == "completed"

@@ -23,7 +23,7 @@ from queue_workflows import (
     node_queue,
 )
 from queue_workflows.types import Row, Unreadable
-from tests.support import factories, flow, rows_before_checks, transitions
+from tests.support import factories, flow, rows_before_checks
 from tests.support.wait import until
 
 QUEUE = "load"
@@ -276,21 +276,6 @@ def test_a_document_is_split_where_each_of_its_columns_can_be_loaded(
     assert single("cpu").run_once()  # pyright: ignore[reportAttributeAccessIssue]
     assert node(conn, job_id)["status"] == "completed"
     assert ran == [{"x": "y" * 2000}]
-
-
-def test_the_read_column_by_column_is_the_row_that_the_claim_gives(
-    conn: db.Connection, ran: list[Any]
-) -> None:
-    factories.node(conn, run_id=factories.run(conn, out_dir="/tmp/x"), timeout_s=5)
-    job = transitions.claim_node(conn)
-    job.pop("context")
-    assert transitions.read_claimed(conn, job, "w1") == job
-    factories.ingest(conn, args={"x": 1}, headers={"a": "b"})
-    row = transitions.claim_ingest(conn)
-    row.pop("wait_s")
-    row.pop("due_s")
-    assert transitions.read_claimed(conn, row, "w1") == row
-    assert transitions.read_claimed(conn, row, "w2") is None
 
 
 @pytest.mark.parametrize("column", ["args", "headers"])

@@ -432,11 +432,3 @@ def claimed_row(number: int) -> Row:
         "claim_no": 1, "attempts": 0, "worker_id": "w", "crash_count": 0, "timeout_s": None,
         "max_attempts": 1, "policy": None, "seq": number,
     }  # fmt: skip
-
-
-def read_claimed(conn: db.Connection, job: Row, worker_id: str) -> Row | None:
-    """Return a job as `claim_apart` reads it after its claim; None: the worker does not hold it."""
-    claimed = statements.claim_isolation
-    read = claimed.claimed_node if kind_of(job) == "node" else claimed.claimed_ingest
-    rows = read(conn, job=job["id"], worker=worker_id)
-    return rows[0]["body"] if rows else None

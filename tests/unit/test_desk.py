@@ -157,11 +157,10 @@ class FakeDatabase:
             known.claims.renew[TABLE].text: self._renew,
             known.claims.has_recorded["ingest_jobs"].text: self._recorded,
             known.job_steps.begin[TABLE].text: self._begin_step,
-            known.claim_isolation.claim_apart[TABLE].text: self._claim_apart,
-            known.claim_isolation.set_aside[TABLE].text: lambda given: [
-                {"became": self._fail(given) or None}
+            known.claim_isolation.claimable[TABLE].text: lambda given: [
+                {"id": job} for job in self._claimable(given)
             ],
-            known.claim_isolation.claimed_ingest.text: lambda given: [self._row(given["job"])],
+            known.claim_isolation.fail[TABLE].text: self._fail,
             known.controls.off_policy.text: lambda given: [
                 {"policy": self.off.get(given["queue"])}
             ],
@@ -212,9 +211,6 @@ class FakeDatabase:
         self.demand(given["job"])
         return [{"id": given["job"]}] if self.held(given["job"], given["claim"]) else []
 
-    def _claim_apart(self, given: Any) -> list[Any]:
-        return [{"job_id": next(iter(self._claim(given, 1)), None), "aside": []}]
-
     def _crashed(self, job_id: str) -> dict[str, Any]:
         row = self.rows[job_id]
         row["crashes"] += 1
@@ -244,16 +240,21 @@ class FakeDatabase:
             self.end(each["id"], each["claim_no"], "completed")
         return [self._row(job) for job in self._claim(given, given["claim"])]
 
+    def _claimable(self, given: Any) -> list[str]:
+        return [
+            job_id
+            for job_id, row in self.rows.items()
+            if row["status"] == "queued" and row["due"] <= self.now
+            and job_id not in self.locked
+            and row["queue"] == given["queue"] and given["queue"] not in self.off
+        ]  # fmt: skip
+
     def _claim(self, given: Any, most: int) -> list[str]:
-        found: list[str] = []
-        for job_id, row in self.rows.items():
-            is_due = row["status"] == "queued" and row["due"] <= self.now
-            free = is_due and job_id not in self.locked
-            is_on = row["queue"] == given["queue"] and given["queue"] not in self.off
-            if free and is_on and len(found) < most:
-                claim, expires = row["claim"] + 1, self.now + given["lease_s"]
-                row.update(status="running", worker=given["worker"], claim=claim, expires=expires)
-                found.append(job_id)
+        only = given["only"]
+        found = [job for job in self._claimable(given) if only in (None, job)][:most]
+        for row in map(self.rows.__getitem__, found):
+            claim, expires = row["claim"] + 1, self.now + given["lease_s"]
+            row.update(status="running", worker=given["worker"], claim=claim, expires=expires)
         return found
 
     def _row(self, job_id: str) -> tuple[bytes | None, ...]:

@@ -7,10 +7,12 @@
 -- `p_look_ahead_s` is given and fewer than `p_claim` jobs were claimed, the last row has no id. Its `wait_s` is the
 -- number of seconds after which a limit admits the next job, if nothing was claimed. Its `due_s` is the number of
 -- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown. `due_s` is also 0 if
--- a job that may have killed its worker was claimed or left: then more jobs may be claimable.
+-- a job that may have killed its worker was claimed or left: then more jobs may be claimable. `p_only`: claim this job,
+-- wherever it stands in the queue, or none.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
-    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL)
+    p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL,
+    p_only text DEFAULT NULL)
 RETURNS TABLE (
     id text, task_name text, queue text, reason text, priority smallint, seq bigint, args jsonb,
     claim_no bigint, worker_id text, claimed_by text, attempts integer, max_attempts integer,
@@ -62,7 +64,7 @@ BEGIN
     IF v_limited THEN
         SELECT r.room, r.wait_s INTO v_room, v_wait_s FROM queue_workflows_queue_room(p_queue, p_claim) r;
     END IF;
-    IF v_limited AND v_room > 0 THEN
+    IF v_limited AND v_room > 0 AND p_only IS NULL THEN
         SELECT p.held, p.id INTO v_held, v_past FROM queue_workflows_past_lines(p_queue) p;
         IF v_held THEN
             v_wait_s := 0;
@@ -70,7 +72,13 @@ BEGIN
         END IF;
     END IF;
     v_count := 0;
-    IF v_past IS NOT NULL THEN
+    IF p_only IS NOT NULL THEN
+        -- LIMIT keeps this a look-up by id, whatever the statistics say.
+        v_ids := ARRAY(SELECT q.id
+                         FROM (SELECT * FROM ingest_jobs WHERE id = p_only AND v_room > 0 LIMIT 1 FOR UPDATE SKIP LOCKED) q
+                        WHERE {ingest:claimable(q)});
+        v_room := cardinality(v_ids);
+    ELSIF v_past IS NOT NULL THEN
         v_ids := ARRAY[v_past];
     ELSIF v_room > 0 AND {ingest:any_kept()} THEN
         v_ids := queue_workflows_ingest_kept(p_worker, p_host, p_queue, NULL, NULL, NULL, v_room);

@@ -30,6 +30,7 @@ END $$;
 -- locked by another transaction; then the outbox event is inserted as processed. A completed gpu node also
 -- updates the average run time of its model. The run must also be in `p_revision`: an upgrade changes the graph. If nothing
 -- is claimed, and a delayed job is due within `p_look_ahead_s` seconds, the JSON has only `due_s`: in how many seconds.
+-- `p_only`: claim this job, wherever it stands in the queue, or none.
 CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
@@ -38,7 +39,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean,
     p_policy text DEFAULT 'strict', p_grace_s double precision DEFAULT 300,
     p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL,
-    p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL)
+    p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL, p_only text DEFAULT NULL)
 RETURNS json LANGUAGE plpgsql
 {by_index()} AS $$
 DECLARE
@@ -95,13 +96,18 @@ BEGIN
         IF p_promote THEN
             {node:promote_due()}
         END IF;
-        IF p_queue = 'gpu' THEN
+        IF p_only IS NOT NULL THEN
+            -- LIMIT keeps this a look-up by id, whatever the statistics say.
+            SELECT q.id INTO v_id
+              FROM (SELECT * FROM workflow_node_jobs WHERE id = p_only LIMIT 1 FOR UPDATE SKIP LOCKED) q
+             WHERE {versioned(q)} AND (q.required_version IS NULL OR q.required_version = ANY (p_versions));
+        ELSIF p_queue = 'gpu' THEN
             v_id := queue_workflows_pick_gpu(p_worker, p_host, p_model, p_models, p_newest,
                                              p_policy, p_grace_s, p_bound_s, p_versions);
         ELSIF p_versions <> '{}' THEN
             v_id := queue_workflows_pick_version(p_queue, p_versions, p_newest);
         END IF;
-        IF {node:any_kept()} THEN
+        IF p_only IS NULL AND {node:any_kept()} THEN
             v_kept := (queue_workflows_node_kept(p_worker, p_host, p_queue, v_id, p_models, p_versions, 1))[1];
             IF v_kept IS NOT NULL AND v_id IS NOT NULL THEN
                 PERFORM pg_notify('node_job_ready', p_queue);  -- of the job that this transaction has locked in vain
@@ -120,7 +126,7 @@ BEGIN
         UPDATE workflow_node_jobs j SET {node:to_running(j, p_worker, p_host, p_lease_s, p_lane)}
          WHERE j.id = (
                SELECT CASE WHEN p_obey AND {is_off(p_host, p_queue)} THEN NULL
-                           WHEN v_id IS NOT NULL OR p_queue = 'gpu' THEN v_id
+                           WHEN v_id IS NOT NULL OR p_queue = 'gpu' OR p_only IS NOT NULL THEN v_id
                            ELSE (SELECT q.id FROM workflow_node_jobs q
                                   WHERE {node:claimable(q)}
                                   {node:first(q)} FOR UPDATE OF q SKIP LOCKED) END)
@@ -231,7 +237,7 @@ BEGIN
             v_job := queue_workflows_node_step(
                 p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                p_versions => p_versions, p_look_ahead_s => NULL);
+                p_versions => p_versions, p_look_ahead_s => NULL, p_only => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
             IF (v_job ->> 'crash_count')::integer > 0

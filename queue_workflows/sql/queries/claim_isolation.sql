@@ -1,34 +1,60 @@
--- Claim jobs one by one when a batch fails, and block the row that makes a claim fail.
+-- Find the jobs of a queue after one of them has made the claim fail, and move jobs aside that the database refuses.
 
--- name: claim_apart row
+-- name: delayed column
 -- tables: ingest_jobs workflow_node_jobs
--- Claim one job, trying the rows one by one, each in a savepoint. `aside`: of each row that raised its id, its run, the
--- error, and its state now.
-SELECT *
-  FROM queue_workflows_ingest_claim_apart(
-           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8, %(obey)s::boolean,
-           %(models)s::text[], %(lane)s::smallint, %(versions)s::text[]);
+-- Lock and return up to 100 jobs that have become due, and as many that are kept for this host and may be claimed by it.
+SELECT l.id FROM ingest_jobs l
+ WHERE l.id = ANY (ARRAY(SELECT j.id FROM ingest_jobs j
+                          WHERE j.queue = %(queue)s::text AND j.status = 'queued' AND j.blocked_reason = 'not_due'
+                            AND j.available_at <= now()
+                          ORDER BY j.available_at LIMIT 100)
+                   || ARRAY(SELECT k.id FROM ingest_jobs k WHERE {kept_for(k, %(host)s::text, %(queue)s::text)} AND k.resume_at <= now()
+                             ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 100))
+   AND (l.status = 'queued' AND l.blocked_reason = 'not_due') IS TRUE FOR UPDATE SKIP LOCKED;
 
--- name: set_aside value
+-- name: claimable column
 -- tables: ingest_jobs workflow_node_jobs
--- End a claimed job whose outcome cannot be stored. NULL: nothing about it can be written.
-SELECT queue_workflows_ingest_set_aside(%(job)s::text, %(error)s::text, %(worker)s::text, %(claim)s::bigint) AS became;
+-- Return the first 100 jobs that a worker may claim, in the order of the claim. None if the queue is paused, or OFF for its
+-- host.
+SELECT q.id
+  FROM (SELECT
+               j.run_id, j.required_model,  -- nodes only
+               j.id
+          FROM ingest_jobs j
+         WHERE j.queue = %(queue)s::text AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+           AND (j.required_version IS NULL OR j.required_version = ANY (%(versions)s::text[]))  -- nodes only
+         ORDER BY j.priority, j.seq LIMIT 1000) q
+ WHERE NOT {is_queue_paused()} AND NOT (%(obey)s::boolean AND {is_off(%(host)s::text, %(queue)s::text)})
+   AND {live(q)} AND (%(queue)s::text <> 'gpu' OR queue_workflows_gpu_misfit(  -- nodes only
+       %(host)s::text, %(models)s::text[], (SELECT w.vram_total_mb FROM workers w WHERE w.worker_id = %(worker)s),  -- nodes only
+       q.required_model) IS NULL)  -- nodes only
+ LIMIT 100;
 
--- name: claimed_node many
--- Return a node job as `claims.node_rows` does, without the context of its run. No row: the worker
--- does not hold the job.
-SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s,
-       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
-  FROM (SELECT {claimed_columns(j)}, {run_of(j)} AS run
-          FROM workflow_node_jobs j
-         WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.status = 'running') r;
+-- name: fail value
+-- tables: ingest_jobs workflow_node_jobs
+-- Fail a job, queued (`worker` NULL) or under this claim; a trigger records the end of a queued ingest job. No row: it is
+-- neither.
+WITH done AS (
+    UPDATE ingest_jobs j
+       SET status = 'failed', error = %(error)s, finished_at = now(), blocked_reason = NULL, worker_id = NULL,
+           lease_expires_at = NULL
+     WHERE {is_aside(j)}
+ RETURNING
+ CASE WHEN %(worker)s::text IS NULL THEN j ELSE  -- ingest only
+ queue_workflows_record(j, 'failed', worker => %(worker)s::text, detail => '{"by": "database"}')
+ END  -- ingest only
+ AS job)
+SELECT (job).id FROM done;
 
--- name: claimed_ingest many
--- Return an ingest job as `claims.ingest_rows` does. No row: the worker does not hold the job.
-SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.task_name, NULL AS run_id, NULL AS node_id,
-       NULL AS required_model, NULL AS run, row_to_json(r) AS body, NULL AS wait_s, NULL AS due_s,
-       (SELECT j.lapse_count FROM ingest_jobs j WHERE j.id = r.id) AS lapse_count
-  FROM (SELECT id, task_name, queue::text, reason, priority, seq, args, claim_no, worker_id, claimed_by,
-               attempts, max_attempts, crash_count, timeout_s, headers, partition_key, lock_key
-          FROM ingest_jobs WHERE id = %(job)s AND worker_id = %(worker)s AND status = 'running') r;
+-- name: block value
+-- tables: ingest_jobs workflow_node_jobs
+-- Block a job as `set_aside`, so that no claim finds it. No row: as for `fail`.
+UPDATE ingest_jobs j
+   SET status = 'queued', blocked_reason = 'set_aside', available_at = NULL, worker_id = NULL, lease_expires_at = NULL
+ WHERE {is_aside(j)} RETURNING j.id;
+
+-- name: postpone value
+-- tables: ingest_jobs workflow_node_jobs
+-- Let a queued job wait for a minute. No row: it is not queued any more.
+UPDATE ingest_jobs j SET blocked_reason = 'not_due', available_at = now() + interval '1 minute'
+ WHERE j.id = %(job)s AND j.status = 'queued' RETURNING j.id;

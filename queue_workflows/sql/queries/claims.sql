@@ -4,7 +4,8 @@
 -- Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
 -- Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
 -- without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
--- job is due. Raises QW001 if the claim to record is lost.
+-- job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
+-- claim to record is lost.
 {claimed_rows()}
   FROM (SELECT queue_workflows_node_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
@@ -14,7 +15,7 @@
            %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
            %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
            %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
-           %(revision)s::integer, %(look_ahead_s)s::float8) AS job OFFSET 0) s
+           %(revision)s::integer, %(look_ahead_s)s::float8, %(only)s::text) AS job OFFSET 0) s
  {claimed_record()}
  WHERE s.job IS NOT NULL;
 
@@ -34,14 +35,14 @@
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
 -- more. Return what `node_rows` returns; if fewer are claimed, the last row may be one without an
 -- id: a limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
--- `look_ahead_s`. Raises QW001 if one of the claims to record is lost.
+-- `look_ahead_s`. `only`: as for `node_rows`. Raises QW001 if one of the claims to record is lost.
 SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id, NULL AS node_id,
        NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s,
        (SELECT j.lapse_count FROM ingest_jobs j WHERE j.id = s.id) AS lapse_count
   FROM queue_workflows_ingest_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            %(claim)s::integer, %(obey)s::boolean, %(promote)s::boolean, %(done)s::jsonb,
-           %(look_ahead_s)s::float8) s
+           %(look_ahead_s)s::float8, %(only)s::text) s
  ORDER BY s.id IS NULL, s.priority, s.seq;
 
 -- name: renew many
@@ -70,22 +71,6 @@ renewed AS (
  RETURNING j.id)
 SELECT mine.id, mine.claim_no, mine.cancel, renewed.id IS NOT NULL AS renewed
   FROM mine LEFT JOIN renewed USING (id);
-
--- name: claim value
--- tables: ingest_jobs workflow_node_jobs
--- Claim this job, wherever it stands in its queue; return its id. No row: it is not queued, it is
--- blocked, its run is over, its queue is paused or limited, or the host is OFF.
-WITH claimed AS (
-    UPDATE ingest_jobs j SET {to_running(j, %(worker)s, %(host)s, %(lease_s)s::float8, NULL)}
-     WHERE j.id = %(job)s AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-       AND (j.required_version IS NULL OR j.required_version = ANY (%(versions)s::text[])) AND {live(j)}  -- nodes only
-       AND NOT EXISTS (SELECT FROM queue_settings s WHERE s.queue = j.queue
-                          AND (queue_workflows_is_paused(s.paused_at, s.paused_until)
-                               OR s.max_running IS NOT NULL OR s.rate_limit IS NOT NULL))
-       AND NOT (%(obey)s::boolean AND {is_off(%(host)s, j.queue)})
- RETURNING CASE j.status
-           WHEN 'running' THEN queue_workflows_record(j, 'claimed', worker => %(worker)s) END AS job)
-SELECT (job).id FROM claimed WHERE (job).id IS NOT NULL;
 
 -- name: is_held one
 -- tables: ingest_jobs workflow_node_jobs
