@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from queue_workflows import config, db, errors, gpu_model_cache, model_registry, workers
 from queue_workflows.model_cache import RequiresModels, adapted
-from queue_workflows.runtime import app_loading, entry_point, log_context, logs, signals
+from queue_workflows.runtime import app_loading, entry_point, log_context, signals
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, shapes
 
@@ -278,12 +278,8 @@ def main(argv: list[str] | None = None) -> int:
 
             if (code := process.serve(options, _serve)) is not None:
                 return code
-        logs.print_as_json()
         app_loading.load_app(options.app)
-        try:
-            return _serve(_inline_worker(options))
-        finally:
-            logs.end_printed()
+        return _serve(_inline_worker(options))
 
     return entry_point.run_main("queue-claim-worker", body, debug=options.debug)
 

@@ -68,6 +68,7 @@ class AsyncJobs(job_loop.Jobs):
         self._numbers = itertools.count(1)
         self._quitting = False
         self._output = job_output.JobOutput(_key.get, self._send_log)
+        job_output.take_streams(self._output)
         job_output.send_records(self._send_log, _key.get, by_job=True)
         self._watch = LoopWatch(self._loop.inner, self._jobs)
         self._loop.keep()

@@ -195,7 +195,11 @@ class JobLoop(Jobs):
         self._hearing = service.Pool("executor-requests", 1, lambda _: self._hear_all())
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
-        if alone:
+        self.output: job_output.JobOutput | None = None
+        """What handlers print in a process that is not for this alone."""
+        if not alone:
+            self.output = job_output.JobOutput(self.key, self._send_log, takes_bytes=True)
+        else:
             job_output.send_records(self._send_log, self.key)
             self._state = restored_state.RestoredState()
 
@@ -282,6 +286,8 @@ class JobLoop(Jobs):
                 outcome = job.failed(error)
             # A process that has once failed to open its GPU may never see it.
             self._left = outcome.error if outcome.raised.wish in ("no_gpu", "no_memory") else ""
+            if self.output is not None:
+                self.output.end(key)
             frames = self._last_frames(job, outcome)
             if self._state is not None and self._state.has_unread_output():
                 self._undrained = key

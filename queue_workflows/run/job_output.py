@@ -17,7 +17,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
@@ -34,8 +34,6 @@ PIECE: Final = 1 << 20
 """Characters of one message: a message has a limit, and what a handler prints has none."""
 ENGINE: Final = "queue_workflows"
 NAMES: Final = ("stdout", "stderr")
-Keep: TypeAlias = Callable[[bytes], object]
-"""Keeps what the handler of a worker prints, if one runs."""
 Send: TypeAlias = Callable[[int, JsonDict], object]
 """Sends the record of a job (0: of none): level, name, text, whether the worker prints it."""
 _TEXT: Final = logging.Formatter()
@@ -180,8 +178,63 @@ class Printer:
 # of last resort, so those that nothing prints are taken where they are created.
 
 
-class Stream(logs.Stream):
-    """A stream of this process whose output is captured."""
+class Stream:
+    """Shows `add` what is written to a text stream of this process; all else is of that stream.
+
+    `add` returns whether that is printed elsewhere, and not here.
+    """
+
+    def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
+        self.stream = stream
+        self._add = add
+
+    def write(self, text: Any) -> int:
+        """Write a text; return its length."""
+        if isinstance(text, str) and self._add(text):
+            return len(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for each in lines:
+            self.write(each)
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Return what takes bytes."""
+        return _Bytes(self.stream.buffer, self._add)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.stream)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.flush()
+
+
+class _Bytes:
+    """The bytes under a `Stream`."""
+
+    def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
+        self._buffer = buffer
+        self._add = add
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return their number."""
+        return len(data) if self._add(bytes(memoryview(data))) else self._buffer.write(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write several pieces."""
+        for each in lines:
+            self.write(each)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
 
 
 class LogSender(logging.Handler):
@@ -269,56 +322,73 @@ def _is_printed(record: logging.LogRecord, prints: Callable[[logging.Handler], b
 class JobOutput:
     """The lines that handlers print, each for the job of the context in which it was printed.
 
-    `send` gets the stream, too, on which the worker is to print the lines as JSON: empty if they
-    were printed here.
+    `key` returns that of the job, or 0. `send` gets the stream, too, on which the worker is to
+    print the lines as JSON: empty if they were printed here.
     """
 
-    def __init__(self, key: Callable[[], int], send: Send) -> None:
-        """Take the place of `sys.stdout` and `sys.stderr`, before `send_records`.
-
-        They go on printing what is of no job, and all if the logs are no JSON.
-        """
+    def __init__(self, key: Callable[[], int], send: Send, *, takes_bytes: bool = False) -> None:
+        """`takes_bytes`: else bytes are printed here, as what child processes print."""
         self._key = key
         self._send = send
+        self._takes_bytes = takes_bytes
         self._lock = threading.Lock()
-        self._rest: dict[tuple[int, str], str] = {}
-        """The lines that have no end yet, by the key of their job and the stream."""
+        self._rest: dict[tuple[int, str, int], str] = {}
+        """The lines that have no end yet, by the key of their job, the stream and the thread."""
         self._as_json = logs.are_json()
-        for name in NAMES:
-            setattr(sys, name, Stream(getattr(sys, name), functools.partial(self.add, name)))
 
     def add(self, stream: str, text: str | bytes) -> bool:
         """Send the lines that are complete now; return whether the worker prints them."""
         key = self._key()
-        if not key or isinstance(text, bytes):
-            return False  # bytes are printed here, as what child processes print
+        if isinstance(text, bytes):
+            if not self._takes_bytes:
+                return False
+            text = text.decode("utf-8", "backslashreplace")
+        if not key:
+            return False
+        place = key, stream, threading.get_ident()
         with self._lock:
-            whole = self._rest.pop((key, stream), "") + text
-            lines, _, rest = whole.rpartition("\n")
+            whole = self._rest.pop(place, "") + text
+            lines, ending, rest = whole.rpartition("\n")
             if len(rest) > LINE:
-                lines, rest = whole, ""
+                lines, ending, rest = whole, "\n", ""
             if rest:
-                self._rest[key, stream] = rest
-        self._send_lines(key, lines, stream)
+                self._rest[place] = rest
+        if ending:
+            self._send_lines(key, lines, stream)
         return self._as_json
+
+    def add_record(self, record: logging.LogRecord) -> None:
+        """Send a record that nothing prints."""
+        if key := self._key():
+            text = _STAMPED.format(copy.copy(record))
+            self._send(key, message(record.name, text, record.levelno))
 
     def end(self, key: int) -> None:
         """Send the last lines of a job, which has ended."""
-        for stream in NAMES:
-            with self._lock:
-                rest = self._rest.pop((key, stream), "")
+        with self._lock:
+            left = [(place[1], self._rest.pop(place)) for place in [*self._rest] if place[0] == key]
+        for stream, rest in left:
             self._send_lines(key, rest, stream)
 
     def _send_lines(self, key: int, text: str, stream: str) -> None:
         on = stream if self._as_json else ""
-        for start in range(0, len(text), PIECE):
+        for start in range(0, len(text) or 1, PIECE):
             part = text[start : start + PIECE]
             self._send(key, message(logs.PRINT_LOGGER, part, stream=on))
 
 
+def take_streams(output: JobOutput) -> None:
+    """Show this what the process prints from now on; call it before `send_records`.
+
+    The streams go on printing what is of no job, and all if the logs are no JSON.
+    """
+    for name in NAMES:
+        setattr(sys, name, Stream(getattr(sys, name), functools.partial(output.add, name)))
+
+
 # --- In the worker's own process.
 
-_keeps: ContextVar[Keep | None] = ContextVar("queue_workflows_log", default=None)
+_outputs: ContextVar[JobOutput | None] = ContextVar("queue_workflows_output", default=None)
 
 
 class _Captures:
@@ -326,28 +396,28 @@ class _Captures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sources: list[Keep] = []
+        self._outputs: list[JobOutput] = []
         self._streams: dict[str, Stream] = {}
         self._made: Callable[..., logging.LogRecord] | None = None
         self._make: Callable[..., logging.LogRecord] = logging.LogRecord
 
-    def begin(self, source: Keep) -> None:
+    def begin(self, output: JobOutput) -> None:
         with self._lock:
-            self._sources = [*self._sources, source]
+            self._outputs = [*self._outputs, output]
             for name in NAMES:
                 stream: Any = getattr(sys, name)
                 if stream is not None and not isinstance(stream, Stream):
-                    self._streams[name] = found = Stream(stream, self._add)
+                    self._streams[name] = found = Stream(stream, functools.partial(self._add, name))
                     setattr(sys, name, found)
             if logging.getLogRecordFactory() is not self._made:
                 self._make = logging.getLogRecordFactory()
                 self._made = _factory(self._record)
                 logging.setLogRecordFactory(self._made)
 
-    def end(self, source: Keep) -> None:
+    def end(self, output: JobOutput) -> None:
         with self._lock:
-            self._sources = [each for each in self._sources if each is not source]
-            if self._sources:
+            self._outputs = [each for each in self._outputs if each is not output]
+            if self._outputs:
                 return
             if logging.getLogRecordFactory() is self._made:
                 logging.setLogRecordFactory(self._make)
@@ -356,37 +426,37 @@ class _Captures:
                     setattr(sys, name, stream.stream)
             self._streams.clear()
 
-    def _keep(self) -> Keep | None:
-        """Return what keeps the output of this thread; another thread's if one worker captures."""
-        sources = self._sources
-        return _keeps.get() or (sources[0] if len(sources) == 1 else None)
+    def _output(self) -> JobOutput | None:
+        """Return the output of this thread's worker; of another thread if one worker captures."""
+        outputs = self._outputs
+        return _outputs.get() or (outputs[0] if len(outputs) == 1 else None)
 
-    def _add(self, data: str | bytes) -> bool:
+    def _add(self, stream: str, data: str | bytes) -> bool:
         """Capture output, best effort: printing never fails because of it."""
         with contextlib.suppress(Exception):
-            if (keep := self._keep()) is not None:
-                keep(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+            if (output := self._output()) is not None:
+                return output.add(stream, data)
         return False
 
     def _record(self, record: logging.LogRecord) -> None:
         """Capture a record; the engine's own are in the job's history already."""
         name: Any = record.name
-        if not name or name.partition(".")[0] == ENGINE or self._keep() is None:
+        if not name or name.partition(".")[0] == ENGINE or (output := self._output()) is None:
             return
         if not _is_printed(record, lambda each: isinstance(getattr(each, "stream", None), Stream)):
-            self._add(_STAMPED.format(copy.copy(record)) + "\n")
+            output.add_record(record)
 
 
 _captures: Final = _Captures()
 
 
 @contextlib.contextmanager
-def captured(keep: Keep) -> Generator[None]:
-    """Capture the output of this thread and of those that it starts while the block runs."""
-    token = _keeps.set(keep)
-    _captures.begin(keep)
+def captured(output: JobOutput) -> Generator[None]:
+    """Show this what this thread and those that it starts print and log while the block runs."""
+    token = _outputs.set(output)
+    _captures.begin(output)
     try:
         yield
     finally:
-        _keeps.reset(token)
-        _captures.end(keep)
+        _outputs.reset(token)
+        _captures.end(output)

@@ -12,10 +12,8 @@ import json
 import logging
 import os
 import re
-import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -215,125 +213,6 @@ class Pipes:
     def _line(self, number: int, line: bytes) -> bytes:
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
         return as_json(text, STREAMS[number], self._pid).encode() if text else b""
-
-
-class Stream:
-    """A text stream that shows `add` what is written to it; all else is of the stream below it.
-
-    `add` returns whether that is printed elsewhere, and not here.
-    """
-
-    def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
-        self.stream = stream
-        self._add = add
-
-    def write(self, text: Any) -> int:
-        """Write a text; return its length."""
-        if isinstance(text, str) and self._add(text):
-            return len(text)
-        return self.stream.write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for each in lines:
-            self.write(each)
-
-    @property
-    def buffer(self) -> _Bytes:
-        """Return what takes bytes."""
-        return _Bytes(self.stream.buffer, self._add)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def __iter__(self) -> Any:
-        return iter(self.stream)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stream.flush()
-
-
-class _Bytes:
-    """The bytes under a `Stream`."""
-
-    def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
-        self._buffer = buffer
-        self._add = add
-
-    def write(self, data: Any) -> int:
-        """Write bytes; return their number."""
-        return len(data) if self._add(bytes(memoryview(data))) else self._buffer.write(data)
-
-    def writelines(self, lines: Iterable[Any]) -> None:
-        """Write several pieces."""
-        for each in lines:
-            self.write(each)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._buffer, name)
-
-
-class JsonLines:
-    """Prints each line of a stream as JSON, with the ids of the job that printed it."""
-
-    def __init__(self, stream: Any, name: str) -> None:
-        self._stream = stream
-        self._name = name
-        self._lock = threading.RLock()
-        self._rest: dict[tuple[int, Any], tuple[dict[str, str | int], str]] = {}
-        """The lines that have no end yet, with their ids, by thread and job."""
-
-    def add(self, text: str | bytes) -> bool:
-        """Print the lines that are whole now."""
-        if isinstance(text, bytes):
-            text = text.decode("utf-8", "backslashreplace")
-        ids = log_context.of_code()
-        key = (threading.get_ident(), ids.get("job_id"))
-        with self._lock:
-            before = self._rest.pop(key, (ids, ""))[1]
-            *lines, rest = (before + text).split("\n")
-            if len(rest) > LINE_LIMIT:
-                lines, rest = [*lines, rest], ""
-            if rest:
-                self._rest[key] = ids, rest
-            self._print(lines)
-        return True
-
-    def end(self, job_id: str | None = None) -> None:
-        """Print what a job, or else anything, has printed without a line end."""
-        with self._lock:
-            for key in [each for each in self._rest if job_id is None or each[1] == job_id]:
-                ids, rest = self._rest.pop(key)
-                with log_context.bound(ids):
-                    self._print([rest])
-
-    def _print(self, lines: list[str]) -> None:
-        text = "".join(as_json(each, self._name, os.getpid()) for each in lines if each.strip())
-        if text:
-            self._stream.write(text)
-
-
-_installed: list[JsonLines] = []
-
-
-def print_as_json() -> None:
-    """Print lines of JSON on stdout and stderr from now on, if this process logs JSON."""
-    if not are_json() or _installed:
-        return
-    for name in STREAMS.values():
-        stream = getattr(sys, name)
-        lines = JsonLines(stream, name)
-        setattr(sys, name, Stream(stream, lines.add))
-        _installed.append(lines)
-
-
-def end_printed(job_id: str | None = None) -> None:
-    """Print the last lines of a job, or of all jobs, that lack a line end."""
-    for lines in _installed:
-        lines.end(job_id)
 
 
 MODE: Final = 0o640

@@ -7,8 +7,6 @@ of sockets. A handler that must not run on ends with the process.
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import os
 import signal
 import socket
@@ -99,12 +97,12 @@ class InlineExecutors(executors.Executors):
             return  # the loop has ended already
         # They are this thread's from here on: what waits for a descriptor is not woken by its end.
         with ends[0], ends[1]:
-            end = wire.Channel(ends[0])
             jobs = job_loop.JobLoop(
-                end, ends[1], model_cache, alone=False, begins=lambda _: begins()
+                wire.Channel(ends[0]), ends[1], model_cache, alone=False, begins=lambda _: begins()
             )
-            printed = job_output.captured(functools.partial(_send_printed, end, jobs.key))
-            with contextlib.closing(jobs), printed, contextlib.suppress(ConnectionError):
+            assert jobs.output is not None
+            captured = job_output.captured(jobs.output)
+            with contextlib.closing(jobs), captured, contextlib.suppress(ConnectionError):
                 jobs.serve()
 
     def close(self) -> None:
@@ -113,13 +111,3 @@ class InlineExecutors(executors.Executors):
         theirs, self._theirs = self._theirs, []
         for each in (self.place, *theirs, self._budget_timer, self._lease_timer):
             each.close()
-
-
-def _send_printed(end: wire.Channel, key: Callable[[], int], data: bytes) -> None:
-    """Send the output of a handler, or of a thread of it."""
-    if job := key():
-        text = data.decode("utf-8", "backslashreplace")
-        record = {"level": logging.INFO, "name": "print", "text": text, "printed": False,
-                  "fields": None, "as_is": True}  # fmt: skip
-        with contextlib.suppress(ConnectionError):
-            end.send(wire.LOG, job, wire.encoded(record))

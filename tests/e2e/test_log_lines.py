@@ -65,6 +65,7 @@ SLOTS = [
     (["--slots", "1"], "prints"),
     (["--slots", "1", "--batch", "2"], "prints"),
     (["--slots", "2", "--async"], "prints_async"),
+    (["--inline"], "prints"),
 ]
 
 

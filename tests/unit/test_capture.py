@@ -21,16 +21,16 @@ class Bodies:
     """A thread that runs handlers; `said` has what each of them printed."""
 
     def __init__(self) -> None:
-        self.said: list[bytes] = []
-        self._block = job_output.captured(self._keep)
+        self.said: list[str] = []
+        output = job_output.JobOutput(lambda: int(self.runs), self._send, takes_bytes=True)
+        self._block = job_output.captured(output)
         self.runs = True
 
-    def _keep(self, data: bytes) -> None:
-        if self.runs:
-            self.said[-1] += data
+    def _send(self, _: int, record: dict[str, Any]) -> None:
+        self.said[-1] += record["text"] + "\n"
 
     def begin(self) -> None:
-        self.said.append(b"")
+        self.said.append("")
         self.runs = True
 
     def end(self) -> None:
@@ -44,7 +44,7 @@ class Bodies:
 
     def text(self) -> str:
         """What the handler printed that runs, or ran last."""
-        return self.said[-1].decode()
+        return self.said[-1]
 
 
 @pytest.fixture
