@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -91,17 +90,6 @@ def has_ended(pid: int) -> bool:
     return not Path("/proc", str(pid)).exists()
 
 
-def freeze_at_a_claim(wire: proxy.Proxy) -> None:
-    """Freeze the connections with a claim under way; where another statement comes first, again."""
-    for _ in range(10):
-        wire.freeze()
-        with contextlib.suppress(AssertionError):
-            until(lambda: wire.holds_back(CLAIM), timeout_s=3)
-            return
-        wire.thaw()
-    pytest.fail("no claim was held back")
-
-
 class Worker:
     """A worker that is restarted when it ends, as systemd or Docker does it."""
 
@@ -186,7 +174,7 @@ def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again
     hanging_app.setup()
     first = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
-    freeze_at_a_claim(wire)
+    wire.freeze_at(CLAIM)
     job_id = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     time.sleep(float(LEASE_S) + 1)  # the lease of that claim is over before it is made
     wire.thaw()
@@ -231,7 +219,7 @@ def test_a_claim_without_a_reply_is_handed_back_after_a_stop(
     hanging_app.setup()
     first = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     until(lambda: row_of(first)["status"] == "completed", timeout_s=30)
-    freeze_at_a_claim(wire)
+    wire.freeze_at(CLAIM)
     job_id = jobs.enqueue(task_name="hogs_once", queue="work", args={})
     wire.mute()  # the server executes that claim
     until(lambda: row_of(job_id)["status"] == "running", timeout_s=30)

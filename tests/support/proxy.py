@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import selectors
 import socket
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 
 from psycopg import conninfo
 
-from tests.support import database
+from tests.support import database, wait
 
 BLOCK = 65536
+BOTH = frozenset({True, False})
 
 
 class _Flow(NamedTuple):
@@ -23,10 +25,14 @@ class _Flow(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """What the proxy's thread is to do: `block`, `cut` or `close`."""
+    """What the proxy's thread is to do: `block`, `cut` or `close`.
+
+    `part`: to block once a client sends bytes that contain this; empty: at once.
+    """
 
     what: str
     blocked: frozenset[bool]
+    part: bytes
     done: threading.Event
 
 
@@ -34,6 +40,7 @@ class Proxy:
     """Listens on 127.0.0.1 and forwards to the server of a DSN, its unix socket too.
 
     `freeze`: nothing is forwarded, connections stay open, new ones are taken and get no word.
+    `freeze_at`: the same from a statement on.
     `mute`: data of the client arrives, data of the server does not. `thaw` undoes both, with
     nothing lost. `cut` closes every connection.
     """
@@ -48,6 +55,8 @@ class Proxy:
         self._flows: dict[socket.socket, _Flow] = {}
         self._held: set[socket.socket] = set()
         self._blocked: frozenset[bool] = frozenset()
+        self._awaits: _Order | None = None
+        """What is done once a client sends its part."""
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="test-proxy", daemon=True)
 
@@ -85,7 +94,14 @@ class Proxy:
 
     def freeze(self) -> None:
         """Forward nothing from now on."""
-        self._order("block", frozenset({True, False}))
+        self._order("block", BOTH)
+
+    def freeze_at(self, part: bytes) -> None:
+        """Forward nothing from the moment that a client sends these bytes, which are held back.
+
+        Return once that has happened.
+        """
+        self._order("block", BOTH, part)
 
     def mute(self) -> None:
         """Forward no data of the server from now on."""
@@ -99,13 +115,16 @@ class Proxy:
         """Close every connection; new ones are taken."""
         self._order("cut")
 
-    def _order(self, what: str, blocked: frozenset[bool] = frozenset()) -> None:
+    def _order(self, what: str, blocked: frozenset[bool] = frozenset(), part: bytes = b"") -> None:
         """Let the thread do it, and wait until it is done."""
-        order = _Order(what, blocked, threading.Event())
+        order = _Order(what, blocked, part, threading.Event())
         self._orders.put(order)
         self._rope.send(b"!")
-        if not order.done.wait(5):
-            raise AssertionError(f"the proxy does not {what}")
+        try:
+            wait.until(lambda: order.done.wait(0.1))
+        except AssertionError:
+            at = f" at {part!r}, which no client sends" if part else ""
+            raise AssertionError(f"the proxy does not {what}{at}") from None
 
     def _run(self) -> None:
         what = ""
@@ -127,15 +146,22 @@ class Proxy:
     def _obey(self) -> str:
         self._bell.recv(1)
         order = self._orders.get()
+        self._awaits = None
+        if order.part:
+            self._awaits = order
+            return order.what
         if order.what == "cut":
             for sock in list(self._flows):
                 self._end(sock)
         elif order.what == "block":
-            self._blocked = order.blocked
-            for sock, flow in self._flows.items():
-                self._hold(sock, flow.towards_server in self._blocked)
+            self._block(order)
         order.done.set()
         return order.what
+
+    def _block(self, order: _Order) -> None:
+        self._blocked = order.blocked
+        for sock, flow in self._flows.items():
+            self._hold(sock, flow.towards_server in self._blocked)
 
     def _hold(self, sock: socket.socket, hold: bool) -> None:
         if hold and sock not in self._held:
@@ -169,6 +195,14 @@ class Proxy:
         return server
 
     def _forward(self, source: socket.socket) -> None:
+        order = self._awaits
+        if order is not None and self._flows[source].towards_server:
+            with contextlib.suppress(OSError):
+                if order.part in source.recv(BLOCK, socket.MSG_PEEK):
+                    self._awaits = None
+                    self._block(order)
+                    order.done.set()
+                    return
         try:
             data = source.recv(BLOCK)
             if data:
