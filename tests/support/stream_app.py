@@ -39,10 +39,10 @@ async def words_async(*, folder: str, count: int) -> dict[str, Any]:
     return {"count": count}
 
 
-def flood(*, seconds: float) -> dict[str, Any]:
-    """Stream as fast as it goes for a time; return how many parts there were."""
-    end, count = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+def flood(*, folder: str, least: int) -> dict[str, Any]:
+    """Stream as fast as it goes until the file `go` is there; return how many parts there were."""
+    count = 0
+    while count < least or not Path(folder, "go").exists():
         streams.stream("text", "word")
         count += 1
     return {"count": count}
