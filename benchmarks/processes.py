@@ -72,10 +72,7 @@ class Process:
 
     def cpu_s(self) -> float:
         """Return the CPU time of all its threads, in nanosecond steps."""
-        total = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-        return total / 1e9
+        return cpu_s(self.pid)
 
     def rss_mb(self) -> float:
         """Return the resident memory now, in MB of 1,024 kB."""
@@ -83,6 +80,14 @@ class Process:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         return 0.0
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process of this machine, in nanosecond steps."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
 
 
 def module(name: str, *arguments: str) -> list[str]:

@@ -19,6 +19,7 @@ from benchmarks import baseline
 from queue_workflows import db, embedded
 
 SUFFIX = "_bench"
+OWN = "throw-away server"
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 _FOLDERS = "qw-bench-"
 _EMBEDDED_DIR = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
@@ -43,6 +44,7 @@ class Server:
         self._prefix = prefix[:40]
         self._dsn = url(self._parts, "postgres")
         self.kind = kind
+        self.is_own = kind == OWN
         try:
             self.admin = psycopg.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
@@ -111,7 +113,7 @@ def running(dsn: str | None, scratch: Path) -> Generator[Server]:
     """Yield the server to measure on, with its template; stop it if it was started here."""
     if dsn is None:
         with _throw_away(scratch) as own:
-            yield from _serve(Server(own, "own", "throw-away server"))
+            yield from _serve(Server(own, "own", OWN))
         return
     name = str(conninfo.conninfo_to_dict(dsn).get("dbname") or "")
     if not name.endswith(SUFFIX) or name == SUFFIX:

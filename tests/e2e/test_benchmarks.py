@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__, bench, processes, server
-from benchmarks.measurements import idle
+from benchmarks.measurements import batch, idle
 from tests.support import database
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,3 +118,15 @@ def test_idle_rows_are_of_the_processes_that_they_name(
     }
     assert [tag for tag in modules if modules[tag] in run.seen[tag]] == [*modules]
     assert [tag for tag in modules if idle.WITHOUT_SAMPLES in run.seen[tag]] == ["worker"]
+
+
+@pytest.mark.usefixtures("clean_process")
+def test_the_servers_cpu_is_that_of_batches_of_both_sides(
+    own_database: database.Database, tmp_path: Path
+) -> None:
+    name = own_database.name.removesuffix("_test") + server.SUFFIX
+    dsn = server.url(own_database.parts, name)
+    with server.running(dsn, tmp_path) as where:
+        row = batch.server_cpu(bench.Bench(where, tmp_path, quick=True), 2 * batch.SIZE)
+    assert row.ours > 0 and row.bare is not None and row.bare > 0
+    assert len(row.ratios) >= 1 and row.unit == "µs"
