@@ -465,8 +465,8 @@ class Executors:
         job = place.jobs.get(key)
         # The engine's own records are for the worker's log alone.
         if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
-            if not place.shared and len(place.jobs) == 1:
-                # Printed before it, perhaps the rest of a line; another job may print by now else.
+            if not place.shared and (len(place.jobs) == 1 or record.get("is_behind_output")):
+                # Printed before it, perhaps the rest of a line. No other job can have printed that.
                 self._drain(place)
             ending = "" if record.get("as_is") else "\n"
             text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")

@@ -190,6 +190,8 @@ class JobLoop(Jobs):
         """What the last job has found that this process cannot undo."""
         self._undrained = 0
         """The key of a job whose output the worker has to read before the next job may print."""
+        self._logged = 0
+        """The key of the last job that has logged while the worker had not read its output."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
         self._hearing = service.Pool("executor-requests", 1, lambda _: self._hear_all())
@@ -261,6 +263,20 @@ class JobLoop(Jobs):
             return 0
         return job.key
 
+    def _has_unread_output(self) -> bool:
+        return self._state is not None and self._state.has_unread_output()
+
+    def _send_log(self, key: int, record: JsonDict) -> None:
+        """Send a record; say whether the worker has to read what this job has printed before it.
+
+        The worker can do that without reading what another job prints: it is told at the end of
+        this job, and the next one waits for it. A child that the handler forked cannot promise it.
+        """
+        if key and os.getpid() == self._pid and self._has_unread_output():
+            self._logged = key
+            record = record | {"is_behind_output": True}
+        super()._send_log(key, record)
+
     # --- Jobs.
 
     def _run(self, frame: wire.Frame) -> None:
@@ -289,7 +305,7 @@ class JobLoop(Jobs):
             if self.output is not None:
                 self.output.end(key)
             frames = self._last_frames(job, outcome)
-            if self._state is not None and self._state.has_unread_output():
+            if self._logged == key or self._has_unread_output():
                 self._undrained = key
                 frames = wire.frame(wire.PRINTED, key, b"") + frames
             self.channel.send_all(frames, blocked=True)

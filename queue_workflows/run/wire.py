@@ -64,7 +64,7 @@ MODEL: Final = 23  # The loaded model, the one being loaded, and their times; se
 CHANGED: Final = 24  # A LOAD has ended; the body is its error, or null.
 EVENT: Final = 25  # An event for the history of a node: its type and seconds.
 READY: Final = 26  # It runs jobs from now on, or why it cannot, as the app cannot be loaded.
-PRINTED: Final = 27  # The pipes hold output of the job whose outcome follows.
+PRINTED: Final = 27  # The pipes may hold output of the job whose outcome follows.
 LEAVES: Final = 28
 """The executor is to be replaced, as it cannot undo what a job has left, which the body says.
 

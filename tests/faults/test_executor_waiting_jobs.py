@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from queue_workflows.run import executors as run_executors
 from tests.support import executors
+from tests.support.wait import until
 
 UNREAD = "it ended before it read this one"
 
@@ -39,6 +41,19 @@ def test_each_of_many_jobs_has_its_own_output(worker: executors.Worker) -> None:
         found = re.findall(rb"on std(?:out|err) (\d+)\n", job.printed)
         assert found == ([b"%d" % number] * 2 if number % 3 else [])
         assert job.printed.count(b"from a child\n") == bool(number % 3)
+
+
+def test_a_record_comes_after_what_its_job_has_printed_before_it(
+    worker: executors.Worker, tmp_path: Path
+) -> None:
+    jobs = [
+        worker.send_task("prints_and_logs", {"n": number, "folder": str(tmp_path)})
+        for number in range(3)
+    ]
+    until((tmp_path / "0").exists)  # the worker has read neither of both yet
+    for number, job in enumerate(jobs):
+        worker.outcome(job)
+        assert job.printed == b"prints %d\nlogs %d\n" % (number, number)
 
 
 def test_only_so_many_wait(worker: executors.Worker) -> None:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -116,6 +117,12 @@ def logs(reason: str) -> None:
         raise ValueError("shown")
     except ValueError:
         log.exception("it failed")
+
+
+def prints_and_logs(reason: str, args: dict[str, Any]) -> None:
+    print("prints", args["n"])
+    log.warning("logs %d", args["n"])
+    Path(args["folder"], str(args["n"])).touch()
 
 
 def takes_memory(reason: str, args: dict[str, Any]) -> None:
@@ -267,9 +274,10 @@ def logs_from_threads(reason: str, args: dict[str, Any]) -> int:
 TASKS = (
     add, meets, closes_some, reporting_child, counting, coroutine,
     stream, endless, endless_await, until_cancelled, fails, retries,
-    snoozes, job_facts, prints, prints_much, logs, takes_memory, holds_gil, evil_regex, segfaults,
-    exits, sys_exits, interrupts, closes_everything, writes_garbage, forks_children,
-    terminates_child, ignores_sigterm, replaces_json, alarms, alarm_later, logs_from_threads,
+    snoozes, job_facts, prints, prints_and_logs, prints_much, logs, takes_memory, holds_gil,
+    evil_regex, segfaults, exits, sys_exits, interrupts, closes_everything, writes_garbage,
+    forks_children, terminates_child, ignores_sigterm, replaces_json, alarms, alarm_later,
+    logs_from_threads,
 )  # fmt: skip
 
 
