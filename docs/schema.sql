@@ -92,6 +92,7 @@ CREATE DOMAIN public.queue_workflows_upgrades AS jsonb
 
 CREATE FUNCTION public.notify_dispatch_event() RETURNS trigger
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     IF NEW.processed_at IS NULL AND NOT EXISTS (
@@ -352,6 +353,7 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS void
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     -- The arguments of a plpgsql function share a collation, here that of `name`, which the index does not have.
@@ -581,12 +583,13 @@ END $$;
 CREATE FUNCTION public.queue_workflows_cancel_children() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     UPDATE workflow_runs r SET status = 'cancelled', finished_at = now(), updated_at = now()
      WHERE r.id = ANY (ARRAY(
                SELECT j.child_run_id FROM workflow_node_jobs j
-                WHERE j.run_id = NEW.id AND j.status = 'awaiting_input' AND j.child_run_id IS NOT NULL
+                WHERE j.run_id = NEW.id AND (j.status = 'awaiting_input') IS TRUE AND j.child_run_id IS NOT NULL
                 ORDER BY j.child_run_id))
        AND r.parent_run_id = NEW.id AND r.mode = 'node' AND NOT queue_workflows_is_terminal_run(r.status);
     RETURN NULL;
@@ -632,6 +635,7 @@ END $_$;
 CREATE FUNCTION public.queue_workflows_child_ended() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 DECLARE
     v_output jsonb;
@@ -661,6 +665,7 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_close_run() RETURNS trigger
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     WITH closed AS (
@@ -881,7 +886,8 @@ BEGIN
     WITH ended AS (
         UPDATE workflow_node_jobs j
            SET status = p_status, context_delta = p_output, error = left(p_error, 8000), finished_at = now()
-         WHERE j.run_id = p_run AND j.node_id = p_node AND j.status = 'awaiting_input' AND j.child_run_id = p_child
+         WHERE j.run_id = p_run AND j.node_id = p_node AND j.child_run_id = p_child
+           AND (j.status = 'awaiting_input') IS TRUE  -- by its key, not by the index of all that wait
            AND EXISTS (SELECT FROM workflow_runs r
                         WHERE r.id = p_run AND NOT queue_workflows_is_terminal_run(r.status))
         RETURNING j.id, j.claim_no, j.generation)
@@ -917,6 +923,7 @@ END $$;
 CREATE FUNCTION public.queue_workflows_event_sent() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     IF EXISTS (SELECT FROM added e JOIN job_steps s ON s.name = e.name AND s.key = e.key
@@ -1480,6 +1487,7 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_guard_run() RETURNS trigger
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     IF NEW.generation > OLD.generation THEN
@@ -1644,6 +1652,7 @@ END $$;
 CREATE FUNCTION public.queue_workflows_hold_node(p_run text, p_node text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     PERFORM queue_workflows_demand('INSERT', 'workflow_input_submissions', 'value');
@@ -2333,6 +2342,7 @@ END $$;
 CREATE FUNCTION public.queue_workflows_jobs_gone() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, k.lock_key)
@@ -2540,7 +2550,7 @@ BEGIN
                SET status = 'failed', finished_at = now(),
                    error = 'child runs are nested deeper than 8: does workflow '
                            || left(p_child ->> 'workflow', 200) || ' call itself?'
-             WHERE run_id = p_run AND node_id = p_node AND status = 'awaiting_input'
+             WHERE run_id = p_run AND node_id = p_node AND (status = 'awaiting_input') IS TRUE
             RETURNING id, claim_no, generation)
         INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
         SELECT p_run, p_node, 'failed', f.id, f.claim_no, f.generation FROM failed f;
@@ -3847,6 +3857,7 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_run_depth(p_run text) RETURNS integer
     LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
     AS $$
 DECLARE
     v_run   text := p_run;
@@ -4163,6 +4174,7 @@ END $$;
 CREATE FUNCTION public.queue_workflows_take_turns() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 DECLARE
     v_asked partition_turns[];

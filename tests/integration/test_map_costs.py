@@ -128,11 +128,11 @@ def test_the_end_of_a_map_reads_as_much_for_each_item_of_a_large_one(
     assert many / 400 <= few / 40 * 1.2
 
 
-def rows_of_runs(toy: flow.Flow, count: int) -> list[int]:
+def rows_of_runs(toy: flow.Flow, count: int, at_once: int = 2) -> list[int]:
     """Return how many rows are read to end the runs of two items, and to open two others."""
     run = {"id": "c", "kind": "run", "workflow": "kid"}
     toy.define(flow.step("kid", "one"), name="kid")
-    run_id = opened(toy, [], count, steps=[run])
+    run_id = opened(toy, [], count, steps=[run], at_once=at_once)
     found: list[int] = []
     for at in range(0, 6, 2):
         ids = [f"m[{key}]/c" for key in (at, at + 1)]
@@ -158,6 +158,18 @@ def test_the_end_of_an_items_run_reads_as_much_in_a_large_map(toy: flow.Flow) ->
     # Nor does it grow with the items that have runs by now, though one round may read a row again.
     assert min(few[1:]) <= few[0]
     assert min(many[1:]) <= many[0]
+
+
+@pytest.mark.parametrize("statistics", ["none", "of a small map"])
+def test_the_end_of_an_items_run_reads_no_other_item_that_waits(
+    toy: flow.Flow, statistics: str
+) -> None:
+    few = rows_of_runs(toy, 20)
+    if statistics != "none":
+        with db.connect() as conn:
+            conn.execute("ANALYZE")
+    many = rows_of_runs(toy, 400, at_once=300)
+    assert max(many) <= max(few) + 10
 
 
 # --- branches and loops in items

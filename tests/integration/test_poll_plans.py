@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import db
-from tests.support import database, factories, named_statements
+from tests.support import database, factories, flow, named_statements
 
 ALL_RAN_OR_WAITED = """
 SET session_replication_role = replica;
@@ -34,6 +34,38 @@ def test_a_poll_reads_no_finished_job_for_any_statistics(conn: Any) -> None:
         plan = "\n".join(row["QUERY PLAN"] for row in found)
         assert "Seq Scan on workflow_node_jobs" not in plan
         assert "Seq Scan on ingest_jobs" not in plan
+
+
+GROWN = """
+SET session_replication_role = replica;
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status)
+SELECT 'r' || i, 'n', 'm', 'cpu', 'completed' FROM generate_series(1, 2000) i;
+INSERT INTO workflow_runs (id, workflow_name, status, mode, definition)
+SELECT 'r' || i, 'w', 'running', 'node', '{}' FROM generate_series(1, 2000) i;
+INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
+SELECT 'r' || i, 'n', 'completed', 'j', 1, 0 FROM generate_series(1, 2000) i;
+SET session_replication_role = origin;
+"""
+
+
+def test_a_session_of_the_time_when_tables_were_empty_reads_no_whole_table(
+    toy: flow.Flow, conn: Any
+) -> None:
+    """A plan that a session keeps is not made again as the table grows, but by an ANALYZE."""
+    toy.define(flow.step("kid", "one"), name="kid")
+    toy.define({"id": "c", "kind": "run", "workflow": "kid"}, one=flow.nodes(n=""))
+    runs_of_kids = [flow.job(toy.started(), "c")["child_run_id"] for _ in range(9)]
+    conn.execute("ANALYZE")
+    conn.execute("SET plan_cache_mode = force_generic_plan")
+    end = "UPDATE workflow_runs SET status = 'completed', finished_at = now() WHERE id = %s"
+    for run_id in runs_of_kids[:8]:
+        conn.execute(end, (run_id,), prepare=False)
+    with db.connect() as other:  # SET session_replication_role drops a session's plans
+        other.execute(GROWN)
+    with conn.transaction():
+        before = factories.one(conn, READ)
+        assert conn.execute(end, (runs_of_kids[8],), prepare=False).rowcount == 1
+        assert factories.one(conn, READ) - before < 100
 
 
 ONE_RUN_HAD_ALL = """

@@ -2,7 +2,8 @@
 -- `parent_node_id`), and nothing is done for a pair of which only one does.
 
 -- Return how many runs are above this one, 9 at most: a forged cycle has no end.
-CREATE OR REPLACE FUNCTION queue_workflows_run_depth(p_run text) RETURNS integer LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION queue_workflows_run_depth(p_run text) RETURNS integer LANGUAGE plpgsql STABLE
+SET enable_seqscan = off AS $$
 DECLARE
     v_run   text := p_run;
     v_depth integer := 0;
@@ -45,7 +46,7 @@ BEGIN
                SET status = 'failed', finished_at = now(),
                    error = 'child runs are nested deeper than 8: does workflow '
                            || left(p_child ->> 'workflow', 200) || ' call itself?'
-             WHERE run_id = p_run AND node_id = p_node AND status = 'awaiting_input'
+             WHERE run_id = p_run AND node_id = p_node AND (status = 'awaiting_input') IS TRUE
             RETURNING id, claim_no, generation)
         INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
         SELECT p_run, p_node, 'failed', f.id, f.claim_no, f.generation FROM failed f;
@@ -69,7 +70,8 @@ BEGIN
     WITH ended AS (
         UPDATE workflow_node_jobs j
            SET status = p_status, context_delta = p_output, error = left(p_error, 8000), finished_at = now()
-         WHERE j.run_id = p_run AND j.node_id = p_node AND j.status = 'awaiting_input' AND j.child_run_id = p_child
+         WHERE j.run_id = p_run AND j.node_id = p_node AND j.child_run_id = p_child
+           AND (j.status = 'awaiting_input') IS TRUE  -- by its key, not by the index of all that wait
            AND EXISTS (SELECT FROM workflow_runs r
                         WHERE r.id = p_run AND NOT queue_workflows_is_terminal_run(r.status))
         RETURNING j.id, j.claim_no, j.generation)
@@ -80,7 +82,7 @@ END $$;
 -- End the node that waits for a run, in the transaction that ends the run: with the run's output, which is that of its
 -- node `__output__`, or with its error.
 CREATE OR REPLACE FUNCTION queue_workflows_child_ended() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
     v_output jsonb;
 BEGIN
@@ -99,12 +101,12 @@ END $$;
 -- Cancel the children of a run that fails or is cancelled, before its own nodes: the end of a child locks the child
 -- first and the parent's node second, and so does this.
 CREATE OR REPLACE FUNCTION queue_workflows_cancel_children() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     UPDATE workflow_runs r SET status = 'cancelled', finished_at = now(), updated_at = now()
      WHERE r.id = ANY (ARRAY(
                SELECT j.child_run_id FROM workflow_node_jobs j
-                WHERE j.run_id = NEW.id AND j.status = 'awaiting_input' AND j.child_run_id IS NOT NULL
+                WHERE j.run_id = NEW.id AND (j.status = 'awaiting_input') IS TRUE AND j.child_run_id IS NOT NULL
                 ORDER BY j.child_run_id))
        AND r.parent_run_id = NEW.id AND r.mode = 'node' AND NOT queue_workflows_is_terminal_run(r.status);
     RETURN NULL;

@@ -3,7 +3,7 @@
 -- Let an orchestrator wake the jobs that wait for a new event, once it is committed. The sender writes its own row alone:
 -- while its transaction is open, it holds no job and no step.
 CREATE OR REPLACE FUNCTION queue_workflows_event_sent() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     IF EXISTS (SELECT FROM added e JOIN job_steps s ON s.name = e.name AND s.key = e.key
                 WHERE s.kind = 'event' AND s.state = 'waiting') THEN

@@ -5,7 +5,7 @@
 
 -- Note that the waiters of a lock key must be checked before this transaction commits.
 CREATE OR REPLACE FUNCTION queue_workflows_ask_turn(p_jobs name, p_key text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     -- The arguments of a plpgsql function share a collation, here that of `name`, which the index does not have.
     IF p_key IS NOT NULL AND p_jobs IN ('workflow_node_jobs', 'ingest_jobs') AND NOT EXISTS (
@@ -118,7 +118,7 @@ END $$;
 -- the advisory locks: for 4,000 keys that took over a minute. Partitions come first, since a job that they admit may
 -- wait for a lock key. Those whose locks another transaction keeps are left to a later claim or sweep.
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
     v_asked partition_turns[];
     v_one   partition_turns;
@@ -201,7 +201,7 @@ END $$;
 -- queue_workflows.retention. It also records each node that had not ended, if its run is running. It runs as its
 -- owner, because a role that may delete a job needs no right to its logs and history.
 CREATE OR REPLACE FUNCTION queue_workflows_jobs_gone() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     PERFORM queue_workflows_ask_turn(TG_TABLE_NAME, k.lock_key)
        FROM (SELECT DISTINCT lock_key FROM gone WHERE lock_key IS NOT NULL) k;

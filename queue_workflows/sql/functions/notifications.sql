@@ -33,7 +33,7 @@ END $$;
 -- nobody. Nor does an event that closely follows an open one of its run, which has sent the wake-up: every
 -- notification serialises the commits and wakes every listener. The orchestrator polls again after it has
 -- dispatched, so no event is missed.
-CREATE OR REPLACE FUNCTION notify_dispatch_event() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION notify_dispatch_event() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     IF NEW.processed_at IS NULL AND NOT EXISTS (
         SELECT FROM workflow_dispatch_events e

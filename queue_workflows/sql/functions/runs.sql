@@ -160,7 +160,8 @@ $$;
 
 -- Refuse to change the status of a terminal run (SQLSTATE QW002), except that `queued` reopens a failed or
 -- cancelled run in a new generation.
-CREATE OR REPLACE FUNCTION queue_workflows_guard_run() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION queue_workflows_guard_run() RETURNS trigger LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
 BEGIN
     IF NEW.generation > OLD.generation THEN
         RETURN NEW;
@@ -182,7 +183,8 @@ END $$;
 
 -- Cancel the waiting nodes of a run that ends, in the transaction that ends it, and notify the workers of its
 -- running nodes.
-CREATE OR REPLACE FUNCTION queue_workflows_close_run() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION queue_workflows_close_run() RETURNS trigger LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
 BEGIN
     WITH closed AS (
         UPDATE workflow_node_jobs
@@ -230,7 +232,7 @@ END $$;
 -- locked. The lock keeps the end of the node's wait (`timeout_s`) and a DELETE waiting, and no other change: a
 -- stronger one would let a role that may only submit stop the orchestrator for as long as its transaction is open.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_node(p_run text, p_node text) RETURNS void LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     PERFORM queue_workflows_demand('INSERT', 'workflow_input_submissions', 'value');
     PERFORM FROM workflow_node_jobs

@@ -87,5 +87,5 @@ WITH done AS (
            finished_at = now(),
            progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
                            ELSE '1' END
-     WHERE j.id = %(job)s AND j.status = 'awaiting_input'
+     WHERE j.id = %(job)s AND (j.status = 'awaiting_input') IS TRUE
  {node:recorded(j, 'completed', detail => jsonb_build_object('by', %(by)s::text))};

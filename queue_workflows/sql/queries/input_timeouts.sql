@@ -43,5 +43,5 @@ UPDATE workflow_input_timeouts SET due_at = now() + %(more_s)s * interval '1 sec
 -- Fail a node that waited too long for its answer. No row: it does not wait.
 WITH done AS (
     UPDATE workflow_node_jobs j SET status = 'failed', error = %(error)s, finished_at = now()
-     WHERE j.id = %(job)s AND j.status = 'awaiting_input'
+     WHERE j.id = %(job)s AND (j.status = 'awaiting_input') IS TRUE
  {node:recorded(j, 'failed', detail => '{"by": "timeout"}')};
