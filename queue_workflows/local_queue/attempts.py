@@ -26,40 +26,16 @@ class TaskCount:
     seconds: float = 0.0
 
 
-@dataclasses.dataclass(slots=True)
-class SlotCounts:
-    """The counts of one slot of a thread; one thread at a time writes them, without a lock.
-
-    `finished`: how many jobs have completed. `error`: the latest one.
-    """
-
-    worker: str
-    finished: int = 0
-    tasks: dict[str, TaskCount] = dataclasses.field(default_factory=dict[str, TaskCount])
-    error: str | None = None
-
-    def ended(self, task: str, seconds: float, error: str | None = None) -> None:
-        """Count an attempt that has ended, by this error if it has failed."""
-        count = self.tasks.get(task)
-        if count is None:
-            name = task if len(self.tasks) < MAX_TASKS else OTHER_TASKS
-            count = self.tasks.setdefault(name, TaskCount())
-        count.ended += 1
-        count.seconds += seconds
-        if error is not None:
-            count.failed += 1
-            self.error = error
-
-
 class Statistics:
     """Counters that several threads add to."""
 
-    fetched = failed = timed_out = late_results = dead_threads = 0
+    fetched = finished = failed = timed_out = late_results = dead_threads = 0
     """`failed`: for good. `late_results`: of jobs that had timed out, which were dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.slots: list[SlotCounts] = []
+        self._tasks: dict[str, TaskCount] = {}
+        self._last_errors: dict[str, str] = {}
 
     def add(self, **counts: int) -> None:
         """Add to counters."""
@@ -67,27 +43,29 @@ class Statistics:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
-    @property
-    def finished(self) -> int:
-        """Return the number of completed jobs."""
-        return sum(each.finished for each in self.slots)
+    def ended(self, worker: str, task: str, seconds: float, error: str | None = None) -> None:
+        """Count an attempt that has ended, by this error if it has failed."""
+        with self._lock:
+            if task not in self._tasks and len(self._tasks) >= MAX_TASKS:
+                task = OTHER_TASKS
+            count = self._tasks.setdefault(task, TaskCount())
+            count.ended += 1
+            count.seconds += seconds
+            if error is not None:
+                count.failed += 1
+                self._last_errors[worker] = error
 
     @property
     def tasks(self) -> dict[str, TaskCount]:
         """Return the counts by task."""
-        found: dict[str, TaskCount] = {}
-        for slot in self.slots:
-            for task, count in slot.tasks.copy().items():
-                total = found.setdefault(task, TaskCount())
-                total.ended += count.ended
-                total.failed += count.failed
-                total.seconds += count.seconds
-        return found
+        with self._lock:
+            return {task: dataclasses.replace(count) for task, count in self._tasks.items()}
 
     @property
     def last_errors(self) -> dict[str, str]:
         """Return the latest error of each worker that had one."""
-        return {each.worker: each.error for each in self.slots if each.error is not None}
+        with self._lock:
+            return self._last_errors.copy()
 
 
 class Outcomes:

@@ -30,16 +30,6 @@ LEAST_SNOOZE_S = 1.0
 ERROR_CHARS = 2000
 QUEUE = "local"
 """What `current_job().queue` returns."""
-forks: int = 0
-"""How many forks are between this process and the one that was started; cheaper than a getpid."""
-
-
-def _count_fork() -> None:
-    global forks
-    forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Settings(NamedTuple):
@@ -58,7 +48,7 @@ class Settings(NamedTuple):
 class Attempt:
     """One attempt at one job."""
 
-    __slots__ = ("began", "control", "deadline", "ending", "job", "stored", "wrong")
+    __slots__ = ("began", "control", "deadline", "is_over", "job", "stored", "wrong")
 
     def __init__(self, job: job_queue.Job, began: float, limit_s: Any) -> None:
         self.job = job
@@ -68,8 +58,8 @@ class Attempt:
         """Why its handler is not called at all."""
         self.control: running.Running | None = None
         """What can end a generator or an async function."""
-        self.ending = threading.Lock()
-        """The first thread that acquires it decides how the attempt ends; it is never released."""
+        self.is_over = False
+        """Whether a thread has decided how the attempt ends; the first one does."""
         self.stored = False
         """Whether the plan gets, or has got, its outcome from the thread that ran it."""
         if isinstance(limit_s, (int, float)) and limit_s is not True and limit_s > 0:
@@ -86,7 +76,6 @@ class Slot:
     def __init__(self, number: int, start_at: float) -> None:
         self.name = f"Worker-{number}"
         self.start_at = start_at
-        self.counts = attempts.SlotCounts(self.name)
         self.thread: service.Pool | None = None
         self.job: job_queue.Job | None = None
         """The job that its thread has taken, until it takes the next one."""
@@ -143,7 +132,6 @@ class WorkerThreads:
         self._slots = [
             Slot(number + 1, now + number * stagger_s) for number in range(self._settings.workers)
         ]
-        self._counts.slots += [each.counts for each in self._slots]
 
     @property
     def started(self) -> bool:
@@ -208,7 +196,7 @@ class WorkerThreads:
             self._queue.done(job.id)
             return
         if attempt is not None:
-            slot.counts.ended(job.task, now - attempt.began, DIED)
+            self._counts.ended(slot.name, job.task, now - attempt.began, DIED)
         self._outcomes.failed(job, DIED)
 
     @property
@@ -300,11 +288,11 @@ class WorkerThreads:
         The thread is replaced by the next `check`.
         """
         with self._lock:
-            if not attempt.ending.acquire(blocking=False):
+            if attempt.is_over:
                 return False
-            # Before another thread gets the slot, since the counts have no lock.
-            slot.counts.ended(attempt.job.task, self._now() - attempt.began, text)
+            attempt.is_over = True
             slot.attempt, slot.abandoned = None, True
+        self._counts.ended(slot.name, attempt.job.task, self._now() - attempt.began, text)
         if attempt.control is not None:
             attempt.control.interrupt(text)
         return True
@@ -369,7 +357,7 @@ class WorkerThreads:
 
         None: its attempt was ended meanwhile. `log`: log what is usual.
         """
-        number, forks_before = self._outcomes.attempt(job.id), forks
+        number, pid = self._outcomes.attempt(job.id), os.getpid()
         limit_s = self._settings.timeout_s if job.timeout_s is None else job.timeout_s
         slot.attempt = attempt = Attempt(job, self._now(), limit_s)
         if attempt.deadline < math.inf:
@@ -378,9 +366,11 @@ class WorkerThreads:
             result, error = self._call(slot, attempt, number), None
         except BaseException as raised:  # noqa: BLE001  the boundary around app code: a task may exit
             result, error = None, raised
-        if forks != forks_before:  # a child of the handler would run the other jobs, too
+        if os.getpid() != pid:  # a child of the handler would run the other jobs, too
             os._exit(_exit_code(error))
-        if not attempt.ending.acquire(False):  # by keyword it takes three times as long
+        with self._lock:
+            is_late, attempt.is_over = attempt.is_over, True
+        if is_late:
             self._counts.add(late_results=1)
             _log.warning("%s: the late result of job %s is dropped", slot.name, job.id)
             return None
@@ -388,12 +378,12 @@ class WorkerThreads:
         if error is not None:
             self._failed(slot, attempt, error, seconds)
             return False
-        slot.counts.ended(job.task, seconds)
+        self._counts.ended(slot.name, job.task, seconds)
         if log:
             _log.info("✅ %s finished job '%s' in %.1f s", slot.name, job.label, seconds)
         attempt.stored = True
         stored = self._outcomes.completed(job, result)
-        slot.counts.finished += 1
+        self._counts.add(finished=1)
         return stored
 
     def _call(self, slot: Slot, attempt: Attempt, number: int) -> Any:
@@ -415,7 +405,7 @@ class WorkerThreads:
             text = f"{type(error).__name__}: {text}"
         text = text[:ERROR_CHARS]
         snoozes = isinstance(error, errors.Snooze)
-        slot.counts.ended(job.task, seconds, None if snoozes else text)
+        self._counts.ended(slot.name, job.task, seconds, None if snoozes else text)
         if snoozes:
             wait_s = max(LEAST_SNOOZE_S, error.seconds)
             _log.info(

@@ -410,9 +410,7 @@ def test_attempts_of_claimed_jobs_are_not_counted_here() -> None:
 
 def test_however_many_tasks_are_named_the_statistics_stay_small() -> None:
     counts = attempts.Statistics()
-    slot = attempts.SlotCounts("Worker-1")
-    counts.slots.append(slot)
     for number in range(attempts.MAX_TASKS + 50):
-        slot.ended(str(number), 1.0)
+        counts.ended("Worker-1", str(number), 1.0)
     assert len(counts.tasks) == attempts.MAX_TASKS + 1
     assert counts.tasks[attempts.OTHER_TASKS].ended == 50
