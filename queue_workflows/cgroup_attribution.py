@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from queue_workflows import config
+from queue_workflows.telemetry import pressure
 from queue_workflows.types import NowFn
 
 CGROUPS = Path("/host/sys/fs/cgroup")
@@ -90,7 +90,7 @@ class Attribution:
     def _spent(self) -> dict[Path, int]:
         found: dict[Path, int] = {}
         for folder in self._folders or ():
-            value = _fields(folder / "cpu.stat").get("usage_usec")
+            (value,) = pressure.numbers(folder / "cpu.stat", b"usage_usec")
             if value is not None:
                 found[folder] = value
         return found
@@ -98,19 +98,9 @@ class Attribution:
 
 def _ram(folder: Path) -> int:
     """Return the bytes in use as docker counts them, without file pages that can be dropped."""
-    with contextlib.suppress(OSError, ValueError):
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        return max(0, used - _fields(folder / "memory.stat").get("inactive_file", 0))
-    return 0
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """Return the `name number` lines of a cgroup's file; {} if it cannot be read."""
-    try:
-        pairs = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
-        return {name: int(value) for name, value in pairs}
-    except (OSError, ValueError):
-        return {}
+    used = pressure.number(folder / "memory.current") or 0
+    (droppable,) = pressure.numbers(folder / "memory.stat", b"inactive_file")
+    return max(0, used - (droppable or 0))
 
 
 def _containers(docker: Path) -> list[dict[str, Any]]:

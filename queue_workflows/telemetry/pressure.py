@@ -30,7 +30,7 @@ def numbers(path: Path, *names: bytes) -> list[int | None]:
     return [None if each is None else int(each[1]) for each in found]
 
 
-def _number(path: Path) -> int | None:
+def number(path: Path) -> int | None:
     """Return the number that a file holds, or None."""
     content = text(path).strip()
     return int(content) if content.isdigit() else None
@@ -61,11 +61,11 @@ class Cgroup:
         File pages do not count, also those that were read more than once: the kernel drops them
         before it kills a process.
         """
-        limit, used, prefix = _number(self._folder / "memory.max"), "memory.current", b""
+        limit, used, prefix = number(self._folder / "memory.max"), "memory.current", b""
         if limit is None:
-            limit = _number(self._folder / "memory.limit_in_bytes")
+            limit = number(self._folder / "memory.limit_in_bytes")
             used, prefix = "memory.usage_in_bytes", b"total_"
-        now = _number(self._folder / used)
+        now = number(self._folder / used)
         if limit is None or now is None or not 0 < limit < min(below, NO_LIMIT):
             return None
         names = prefix + b"inactive_file", prefix + b"active_file"
@@ -74,8 +74,8 @@ class Cgroup:
 
     def swap(self, below: int) -> float | None:
         """Return the same for swap; 0 if the limit is 0, since the cgroup then fills no swap."""
-        limit = _number(self._folder / "memory.swap.max")
-        now = _number(self._folder / "memory.swap.current")
+        limit = number(self._folder / "memory.swap.max")
+        now = number(self._folder / "memory.swap.current")
         if limit == 0:
             return 0.0
         return None if limit is None or now is None or not 0 < limit < below else 100 * now / limit
