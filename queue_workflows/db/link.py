@@ -76,7 +76,7 @@ class Link:
     `flow`: its own, whose bell lets it ask the source. `channels`: where it listens, but for
     POLL_ONLY. `locks`: names of advisory locks that its session holds, shared. `url`: default
     `db_url()`. `waits` is called with the reason whenever it has to connect again; default: a log
-    line for each kind of reason.
+    line for each kind of reason. `answer_s`: how long it waits for a connection or a reply.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Link:
         locks: Sequence[str] = (),
         url: str | None = None,
         waits: Callable[[str], object] | None = None,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._loop = loop
         self._source = source
@@ -96,8 +97,7 @@ class Link:
         self._locks = locks
         self._url = url
         self._waits = waits
-        self.answer_s = ANSWER_S
-        """How long to wait for a connection or a reply."""
+        self._answer_s = answer_s
         self._pg: abc.PGconn | None = None
         self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
@@ -121,13 +121,13 @@ class Link:
 
     def tick(self, now: float) -> float:
         """Give up a connection that does not answer; return when to look again."""
-        if now >= self.waits_since + self.answer_s:
-            self.cut(f"no answer within {self.answer_s:g} s")
-            return now + self.answer_s
+        if now >= self.waits_since + self._answer_s:
+            self.cut(f"no answer within {self._answer_s:g} s")
+            return now + self._answer_s
         if now >= self._retry_at > 0.0:
             self._retry_at = 0.0
             self.flow.ring()
-        return min(self.waits_since + self.answer_s, self._retry_at or math.inf)
+        return min(self.waits_since + self._answer_s, self._retry_at or math.inf)
 
     def cut(self, why: str = "") -> None:
         """End the connection: its flow reads an end of file, the one way that handles lost replies.
@@ -270,7 +270,7 @@ class Link:
         """Wait for the end of a reply; return its last result, or raise its error."""
         pg = cast("abc.PGconn", self._pg)
         self.waits_since = clock.boot_s()
-        self._loop.wake_at(self.waits_since + self.answer_s)
+        self._loop.wake_at(self.waits_since + self._answer_s)
         try:
             fd = pg.socket
             while pg.flush():
@@ -319,7 +319,7 @@ class Link:
         self._prepared.clear()
         pg.nonblocking = 1
         self.waits_since = clock.boot_s()
-        self._loop.wake_at(self.waits_since + self.answer_s)
+        self._loop.wake_at(self.waits_since + self._answer_s)
         try:
             while (state := pg.connect_poll()) != pq.PollingStatus.OK:
                 if state == pq.PollingStatus.FAILED:

@@ -20,13 +20,11 @@ from queue_workflows.db import link, scripts
 from queue_workflows.runtime import clock, io_loop, service
 
 _log = logging.getLogger(__name__)
-CONNECT_S = 4.0
-"""Longest wait in seconds for a connection."""
 PING_S = 10.0
 """Seconds between two pings of a listening connection: with ANSWER_S, a half-open one is noticed
 within 15 s."""
 ANSWER_S = 4.0
-"""Longest wait in seconds for a reply on it: a frozen peer still acknowledges bytes."""
+"""Longest wait for it, and for a reply on it: a frozen peer still acknowledges bytes."""
 
 
 class Wake(NamedTuple):
@@ -89,9 +87,9 @@ class Listener:
             try:
                 if self._channels:
                     self._link = link.Link(
-                        loop, self, channels=self._channels, url=self._url, waits=self._lost
-                    )
-                    self._link.answer_s = CONNECT_S
+                        loop, self, channels=self._channels, url=self._url, waits=self._lost,
+                        answer_s=ANSWER_S,
+                    )  # fmt: skip
                 yield from self._wakes(loop)
             finally:
                 own, self._link, self._rope = self._link, None, None
@@ -159,8 +157,7 @@ class Listener:
 
     def connected(self) -> None:
         """Note a new connection."""
-        assert self._link is not None
-        self._is_new, self._link.answer_s = True, ANSWER_S
+        self._is_new = True
         self._ping_later()
         if self._away:
             _log.warning("the LISTEN connection is back")
@@ -169,8 +166,6 @@ class Listener:
     def disconnected(self) -> None:
         """Note that the connection was lost."""
         self._ping_at = math.inf
-        if self._link is not None:
-            self._link.answer_s = CONNECT_S
 
     def _lost(self, reason: str) -> None:
         if not self._away:
