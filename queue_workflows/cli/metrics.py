@@ -7,8 +7,7 @@ import sys
 
 from queue_workflows.cli import command, define
 from queue_workflows.runtime import app_loading, entry_point
-from queue_workflows.telemetry import metrics as page
-from queue_workflows.telemetry import metrics_listener as listener
+from queue_workflows.telemetry import metrics_listener, metrics_page
 
 EVERYWHERE = (
     "{} is not this machine's loopback: every client that reaches it reads the names of queues, "
@@ -29,10 +28,10 @@ def metrics(listen: str | None = None, *, app: str | None) -> int:
     """
     if listen is None:
         with command.reading(app):
-            page.count(within_s=float("inf"))
-            sys.stdout.write(page.scrape())
+            metrics_page.count(within_s=float("inf"))
+            sys.stdout.write(metrics_page.scrape())
         return 0
-    where = listener.address(listen)
+    where = metrics_listener.address(listen)
     entry_point.setup_logging("warning")
     app_loading.load_app(app)
     if not where.is_loopback:
@@ -40,7 +39,7 @@ def metrics(listen: str | None = None, *, app: str | None) -> int:
     # The database need not answer yet. Until it does, the reply is 503.
     with command.database(create=False), command.until_stopped(lambda: "stopping") as stop:
         asyncio.run(
-            listener.serve(
+            metrics_listener.serve(
                 where,
                 is_stopped=stop.requested.is_set,
                 on_ready=lambda url: command.print_message(f"metrics on {url}"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from queue_workflows import db, errors, history
-from queue_workflows.telemetry import metrics
+from queue_workflows.telemetry import metrics_page
 
 _log = logging.getLogger(__name__)
 MOST_CLIENTS: Final = 32
@@ -100,7 +100,7 @@ class _Source:
         """Count new events; log why that fails."""
         try:
             with self._dedicated.using() as conn:
-                metrics.count(conn, within_s=COUNT_FOR_S)
+                metrics_page.count(conn, within_s=COUNT_FOR_S)
         except db.Error as error:
             _log.warning("no events are counted: %s", error)
 
@@ -108,7 +108,7 @@ class _Source:
         """Return the reply with the page, or the one that the database gives none."""
         try:
             with self._dedicated.using() as conn:
-                return _Reply("200 OK", metrics.scrape(conn), metrics.CONTENT_TYPE)
+                return _Reply("200 OK", metrics_page.scrape(conn), metrics_page.CONTENT_TYPE)
         except (db.Error, errors.QueueWorkflowsError) as error:
             _log.warning("no metrics: %s", error)
         return _Reply("503 Service Unavailable", "the database gives no metrics; see the log\n")

@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import db
 from queue_workflows.db import statements
-from queue_workflows.telemetry import metrics
+from queue_workflows.telemetry import metrics_page
 from tests.support import console, factories, transitions
 from tests.support.metrics_page import read, value
 
@@ -20,7 +20,7 @@ def test_a_role_that_only_reads_gets_what_is_counted(migrated_database: str) -> 
         transitions.complete_ingest(conn, transitions.claim_ingest(conn))
 
     def counted() -> float:
-        return value(read(metrics.scrape(conn)), "jobs_total")
+        return value(read(metrics_page.scrape(conn)), "jobs_total")
 
     with db.connect(url=migrated_database) as conn:
         finish()

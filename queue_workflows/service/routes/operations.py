@@ -19,7 +19,7 @@ from queue_workflows import config, errors, jobs, runs, workers
 from queue_workflows.requests import catalog
 from queue_workflows.service import problems, responses, state
 from queue_workflows.service.routes import endpoints, streams
-from queue_workflows.telemetry import metrics as fleet_metrics
+from queue_workflows.telemetry import metrics_page
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 T = TypeVar("T")
@@ -286,8 +286,8 @@ async def _ready(_: object, http: fastapi.Request) -> JsonDict | Response:
 )
 async def metrics(request: fastapi.Request) -> Response:
     """Return the metrics of the whole fleet in the text format of Prometheus."""
-    text = await state.of(request).calls.run(fleet_metrics.scrape)
-    return Response(text, media_type=fleet_metrics.CONTENT_TYPE)
+    text = await state.of(request).calls.run(metrics_page.scrape)
+    return Response(text, media_type=metrics_page.CONTENT_TYPE)
 
 
 # --- answers by request ------------------------------------------------------------------------
