@@ -242,6 +242,13 @@ def unserved_text(queue: str) -> str:
     return f"its queue {queue} is served by no worker, so its lock key passed to others"
 
 
+def passed_over_text(row: Row) -> str:
+    """Return what `unserved_jobs.count_by_queue` found of a queue, in one sentence."""
+    jobs = display.counted(row["n"], "job")
+    text = f"no worker takes the jobs of queue {row['queue']}, so the lock keys of {jobs} passed to"
+    return display.line(f"{text} others", 500)
+
+
 def _of_unserved(conn: db.Connection, row: Row) -> str:
     """Return why other jobs got its lock key, and whether it may wait for the key again."""
     stale_s = config.STALE_WORKER_AFTER_S.read()

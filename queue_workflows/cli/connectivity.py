@@ -1,4 +1,4 @@
-"""Test the connection to a DSN's server by plain sockets, and explain a refusal to connect."""
+"""Check the way to a DSN's server step by step, and explain a refusal to connect."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import errno
 import os
 import re
 import socket
+import statistics
 import struct
+import time
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from queue_workflows import errors
-from queue_workflows.db import database_url
+from queue_workflows import db, errors
+from queue_workflows.admin.checks import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.db import database_url, statements
 
+TRIPS = 7
+SLOW_TRIP_MS = 50.0
+"""A worker needs two round trips or more per job, so 50 ms means less than ten jobs a second."""
 _DEFAULT_PORT = 5432
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 """PostgreSQL's SSLRequest message, which every server answers with one byte."""
@@ -180,3 +187,96 @@ def _no_connection(target: Target, error: OSError, timeout_s: float) -> Reply:
         text = f"no route to {target} ({error.strerror})"
         remedy = "put both machines in one network, or route between theirs"
     return Reply(text, remedy)
+
+
+# --- the steps of `connect` ---------------------------------------------------------------------
+
+
+def network(where: Destination, timeout_s: float) -> Findings:
+    """Yield the steps before the login, about names and ports of the servers and TLS."""
+    if not where.targets:
+        yield Finding("name", OK, "no host is named: libpq's service or default socket")
+        return
+    step, good = _of_all("name", where.targets, resolve)
+    yield step
+    step, good = _of_all("port", good, lambda each: probe_port(each, timeout_s))
+    yield step
+    if good and not good[0].local and where.probe_tls and where.sslmode != "disable":
+        yield _tls(good[0], where.sslmode, timeout_s)
+
+
+def _of_all(
+    name: str,
+    targets: Iterable[Target],
+    probe: Callable[[Target], Reply],
+) -> tuple[Finding, list[Target]]:
+    """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
+    replies = [(target, probe(target)) for target in targets]
+    good = [target for target, reply in replies if not reply.remedy]
+    text = "; ".join(reply.text for _, reply in replies)
+    remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
+    level = OK if not remedy else WARNING if good else ERROR
+    return Finding(name, level, text, remedy), good
+
+
+def _tls(target: Target, sslmode: str, timeout_s: float) -> Finding:
+    try:
+        offered = offers_tls(target, timeout_s)
+    except TimeoutError:
+        text = f"{target} accepts connections and sends nothing for {timeout_s:g} s"
+        return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
+    if offered is None:
+        text = f"the server at {target} is not PostgreSQL"
+        return Finding("tls", ERROR, text, "name the port of the server or of its pooler")
+    if offered:
+        return Finding("tls", OK, f"offered, sslmode={sslmode}")
+    if sslmode.startswith(("require", "verify")):
+        remedy = "set ssl = on in its postgresql.conf, or sslmode=prefer in the DSN"
+        return Finding("tls", ERROR, f"sslmode={sslmode}, and the server offers none", remedy)
+    if target.host in {"127.0.0.1", "::1", "localhost"}:
+        return Finding("tls", OK, "none, on this machine")
+    text = "none: what is sent and received can be read on the way"
+    return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
+
+
+def refused(where: Destination, message: str) -> Findings:
+    """Yield the step that a refused connection failed at, and those before it that passed."""
+    user, dbname = where.user or "of this account", where.dbname or where.user
+    kind = refusal(message)
+    remedies = {
+        "tls": "see sslmode and sslrootcert in the DSN",
+        "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
+        "password": f"as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)",
+        "peer": "its pg_hba.conf wants another kind of login; name a user with a password",
+        "rule": (
+            f"add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its "
+            "pg_hba.conf, and SELECT pg_reload_conf()"
+        ),
+        "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
+        "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
+        "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
+        "full": "raise max_connections there; a worker holds up to three connections",
+        "starting": "wait until it has started; see the server's log",
+        "session": "no server of the DSN is what target_session_attrs wants",
+        "silent": "it takes connections and does not answer: see the server's log",
+        "other": "see the server's log",
+    }
+    step = {"tls": "tls", "session": "server"}.get(kind, "login")
+    if kind in {"no_database", "no_connect"}:
+        yield Finding("login", OK, f"as {user}")
+        step = "database"
+    yield Finding(step, ERROR, message, remedies[kind])
+
+
+def round_trip(conn: db.Connection) -> Finding:
+    took: list[float] = []
+    for _ in range(TRIPS):
+        began = time.monotonic()
+        statements.doctor.clock(conn)
+        took.append((time.monotonic() - began) * 1000)
+    median_ms = statistics.median(took)
+    text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"
+    if median_ms > SLOW_TRIP_MS:
+        remedy = "run workers nearer to the server; each job takes two round trips and more"
+        return Finding("round trip", WARNING, text, remedy)
+    return Finding("round trip", OK, text)

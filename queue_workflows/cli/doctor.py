@@ -7,25 +7,27 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.admin import audit as invariants
-from queue_workflows.admin import doctor as facts
-from queue_workflows.admin import permissions
-from queue_workflows.cli import checks, command, connectivity, define, output
-from queue_workflows.cli.checks import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.admin import checks, permissions
+from queue_workflows.admin.checks import ERROR, OK, WARNING, Finding, Findings
+from queue_workflows.cli import command, connectivity, define, output
 from queue_workflows.db import statements
-from queue_workflows.runtime import app_loading, clock, entry_point
+from queue_workflows.runtime import app_loading, clock, entry_point, masking
 from queue_workflows.types import JsonDict
 
+_PURPOSE = f"--for PURPOSE  What the role is for: {', '.join(permissions.PURPOSES)}."
 
-@define.command("doctor", reads=False)
-def doctor(*, app: str | None, as_json: bool) -> define.Shown:
+
+@define.command("doctor", _PURPOSE, reads=False)
+def doctor(purpose: str = "work", *, app: str | None, as_json: bool) -> define.Shown:
     """Check this machine, the server and unfinished work. Exit code 1 for an error."""
+    _check_purpose(purpose)
     entry_point.setup_logging("error")
     app_loading.load_app(app)
-    found = checks.masked(_examine_all(), lambda found: as_json or checks.show(found))
+    found = _masked(_examine_all(purpose), lambda found: as_json or _print(found))
     counts = {level: sum(f.level == level for f in found) for level in (ERROR, WARNING)}
     listed = [finding._asdict() for finding in found]
     report = {"findings": listed, "errors": counts[ERROR], "warnings": counts[WARNING]}
@@ -33,11 +35,17 @@ def doctor(*, app: str | None, as_json: bool) -> define.Shown:
     return define.Shown(report, lambda: output.echo(text), int(counts[ERROR] > 0))
 
 
-def _examine_all() -> Findings:
+def _check_purpose(purpose: str) -> None:
+    if purpose not in permissions.PURPOSES:
+        known = ", ".join(permissions.PURPOSES)
+        raise errors.InvalidConfig(f"--for {purpose!r:.80} is none of {known}")
+
+
+def _examine_all(purpose: str) -> Findings:
     """Yield every finding in order; end early if nothing further can be checked."""
     python = platform.python_version()
     yield Finding("package", OK, f"queue_workflows {__version__}, Python {python}")
-    version, kind, libpq = facts.driver()
+    version, kind, libpq = checks.driver()
     text = f"psycopg {version} ({kind}), libpq {libpq // 10000}.{libpq % 10000}"
     if kind == "python":
         yield Finding("psycopg", WARNING, text, "install psycopg[binary], which is faster")
@@ -45,33 +53,46 @@ def _examine_all() -> Findings:
         yield Finding("psycopg", OK, text)
     try:
         with command.database(create=False) as words:
-            yield from _examine_database(words)
+            yield from _examine_database(words, purpose)
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:
-        yield Finding("database", ERROR, f"the connection was lost: {facts.reason(error)}")
+        yield Finding("database", ERROR, f"the connection was lost: {checks.reason(error)}")
 
 
-def _examine_database(words: str) -> Findings:
+def _examine_database(words: str, purpose: str) -> Findings:
     began = time.monotonic()
     try:
         conn = db.connect()
     except db.OperationalError as error:
         remedy = "is the server up, and are host, port, user and password right?"
-        yield Finding("database", ERROR, f"{words} does not answer: {facts.reason(error)}", remedy)
+        yield Finding("database", ERROR, f"{words} does not answer: {checks.reason(error)}", remedy)
         return
     with conn:
         took_ms = (time.monotonic() - began) * 1000
         yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
-        for check in checks.OF_SERVER:
-            yield from checks.guarded(check, conn)
-        schema = list(checks.guarded(checks.schema, conn))
-        yield from schema
-        if any(finding.level == ERROR for finding in schema):
-            yield Finding("tables", WARNING, "not checked: the schema comes first")
-            return
-        for check in checks.OF_TABLES:
-            yield from checks.guarded(check, conn)
+        for check in checks.CHECKS:
+            found = [*check.answer(conn, purpose)]
+            yield from found
+            if check.ask is checks.schema and any(each.level == ERROR for each in found):
+                yield Finding("tables", WARNING, "not checked: the schema comes first")
+                return
+
+
+def _masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
+    """Return the findings without secrets, each after it was given to `each`."""
+    safe: list[Finding] = []
+    for finding in found:
+        safe.append(Finding(*(masking.mask(part) for part in finding)))
+        each(safe[-1])
+    return safe
+
+
+def _print(finding: Finding) -> None:
+    """Print a finding, its remedy on the same line."""
+    remedy = f"; {finding.remedy}" if finding.remedy else ""
+    text = output.line(f"{finding.text}{remedy}", 1000)
+    output.echo(f"{finding.level:7}  {finding.check:18}  {text}")
 
 
 TIMEOUT_S = 5.0
@@ -86,9 +107,9 @@ STEPS = (
 
 @define.command(
     "connect",
-    f"""DSN  Default: the one in force, which no `ps` shows.
-    --for PURPOSE  What the role is for: {", ".join(permissions.PURPOSES)}.
-    --timeout SECONDS 0.1..  How long each step may take.
+    "DSN  Default: the one in force, which no `ps` shows.",
+    _PURPOSE,
+    """--timeout SECONDS 0.1..  How long each step may take.
     --sql  Print only the GRANTs and REVOKEs, as an SQL script.""",
     reads=False,
 )
@@ -97,9 +118,7 @@ def connect(
     *, app: str | None, as_json: bool,
 ) -> int | define.Shown:  # fmt: skip
     """Check the connection to the database, step by step."""
-    if purpose not in permissions.PURPOSES:
-        known = ", ".join(permissions.PURPOSES)
-        raise errors.InvalidConfig(f"--for {purpose!r:.80} is none of {known}")
+    _check_purpose(purpose)
     if as_sql and as_json:
         raise errors.InvalidConfig("--sql and --json cannot be used together")
     entry_point.setup_logging("error")
@@ -145,11 +164,11 @@ def _report(words: str, steps: Findings, purpose: str, *, as_json: bool) -> defi
         if len(step.remedy) > SHOWN:
             script = f"`queue-workflows connect --for {purpose} --sql`"
             step = step._replace(remedy=f"run what {script} prints, as the owner of the tables")
-        checks.show(step)
+        _print(step)
 
     if not as_json:
         output.echo(words)
-    found = checks.masked(steps, lambda step: as_json or show(step))
+    found = _masked(steps, lambda step: as_json or show(step))
     failed = next((step.check for step in found if step.level == ERROR), None)
     seen = {step.check for step in found}
     left = [step for step in STEPS if step not in seen] if failed else []
@@ -172,7 +191,7 @@ def examine(
 
 
 def _steps(url: str, purpose: str, timeout_s: float, where: connectivity.Destination) -> Findings:
-    yield from checks.network(where, timeout_s)
+    yield from connectivity.network(where, timeout_s)
     conn: db.Connection | None = None
     try:
         conn = db.connect(url=url, connect_s=max(2.0, timeout_s), timeout_s=max(1.0, timeout_s))
@@ -181,22 +200,22 @@ def _steps(url: str, purpose: str, timeout_s: float, where: connectivity.Destina
             yield Finding("login", OK, f"as {conn.info.user}{ssl}")
             yield Finding("database", OK, conn.info.dbname)
             yield checks.server(conn)
-            yield checks.schema_seen(conn, purpose)
+            yield checks.schema(conn, purpose)
             if purpose == "submit":
                 knob = config.OUT_ROOTS.variables[0]
                 where_set = "on workers and orchestrators: runs keep files there"
                 yield Finding("files", OK, f"set {knob}=/folder[:/folder] {where_set}")
             yield checks.rights_of(conn, purpose)
-            for check in (checks.clock, checks.listen, checks.round_trip):
+            for check in (checks.clock, checks.listen, connectivity.round_trip):
                 yield check(conn)
     except errors.InvalidConfig as error:
         yield Finding("database", ERROR, str(error))
     except db.Error as error:
         if conn is None:
-            yield from checks.refused(where, " ".join(str(error).split()))
+            yield from connectivity.refused(where, " ".join(str(error).split()))
         else:
             remedy = "try again; see the server's log"
-            yield Finding("server", ERROR, f"it broke off: {facts.reason(error)}", remedy)
+            yield Finding("server", ERROR, f"it broke off: {checks.reason(error)}", remedy)
 
 
 OFFENDERS = 5
@@ -217,7 +236,7 @@ def audit(since: str = "24h", *, app: str | None) -> define.Shown:
         since_s = None if span is None else span.total_seconds()
         values = invariants.parameters(conn, since_s=since_s, limit=OFFENDERS + 1)
         found = [_invariant(conn, each, values) for each in invariants.INVARIANTS]
-        bad = facts.stuck_rows(conn, OFFENDERS) + facts.rows_out_of_range(conn, OFFENDERS)
+        bad = checks.stuck_rows(conn, OFFENDERS) + checks.rows_out_of_range(conn, OFFENDERS)
     rows = [row._asdict() for row in bad]
     report = {"database": database, "since": since, "invariants": found, "bad_rows": rows}
     is_bad = any(each["state"] in ("broken", "unfinished") for each in found)
@@ -241,7 +260,7 @@ def _invariant(conn: db.Connection, invariant: invariants.Invariant, values: Jso
     }  # fmt: skip
 
 
-def _show_audit(found: list[JsonDict], bad: list[facts.BadRow]) -> None:
+def _show_audit(found: list[JsonDict], bad: list[checks.BadRow]) -> None:
     """Print a line for each invariant, the offenders below it, and rows that break none."""
     for each in found:
         note = f" ({each['note']})" if each["note"] else ""

@@ -12,6 +12,7 @@ from queue_workflows.runtime import display
 line = display.line
 compact = display.compact
 seconds = display.duration
+counted = display.counted
 CELL = 60
 """Maximum characters of a table's cell."""
 
@@ -76,8 +77,3 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 def listed(*parts: object) -> str:
     """Return the parts that are neither empty nor false, with commas between."""
     return ", ".join(str(part) for part in parts if part)
-
-
-def counted(number: int, word: str) -> str:
-    """Return `1 node`, `2 nodes`."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from queue_workflows import config, db, errors, schedules
 from queue_workflows import models as model_api
 from queue_workflows import workers as worker_api
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.claim import admission, record
 from queue_workflows.cli import command, define, output, texts
 from queue_workflows.dag import confinement
@@ -175,7 +176,7 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
         jobs = output.counted(row["n"], "job")
         what = f"queue {row['queue']}: no worker so far knows node module {row['node_module']}"
         yield output.line(f"{what} of {jobs}; `why {row['run_id']}` names who met it", 500)
-    yield from map(texts.unserved_text, found["unserved"])
+    yield from map(waiting_reasons.passed_over_text, found["unserved"])
 
 
 ALIVE, SILENT, UNKNOWN = "alive", "silent", "unknown"

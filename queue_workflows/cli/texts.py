@@ -328,10 +328,3 @@ def paused(until: Any, by: str | None) -> str:
     """Return `paused until TIME by ops`."""
     ends = f" until {display.moment(until)}" if until else ""
     return f"paused{ends}{f' by {by}' if by else ''}"
-
-
-def unserved_text(row: Row) -> str:
-    """Return what `unserved_jobs.count_by_queue` found of a queue, in one sentence."""
-    jobs = output.counted(row["n"], "job")
-    text = f"no worker takes the jobs of queue {row['queue']}, so the lock keys of {jobs} passed to"
-    return output.line(f"{text} others", 500)

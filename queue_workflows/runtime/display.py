@@ -149,6 +149,11 @@ def number(value: Any, form: str = "g", unit: str = "") -> str:
         return line(value)
 
 
+def counted(number: int, word: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def compact(value: Any, limit: int | None = LIMIT) -> str:
     """Return a value as one line of JSON with JSON escapes.
 

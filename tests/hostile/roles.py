@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import conninfo, sql
 
-from queue_workflows.admin import permissions
-from queue_workflows.cli import checks, doctor
+from queue_workflows.admin import checks, permissions
+from queue_workflows.cli import doctor
 
 WRITES = tuple(purpose for purpose in permissions.PURPOSES if purpose not in ("migrate", "read"))
 """The documented roles that write: `migrate` owns the tables, `read` writes nothing."""

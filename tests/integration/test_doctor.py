@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import config, db
+from tests.hostile import roles
 from tests.support import constants, database, factories, sweeps, transitions
 from tests.support.findings import ERROR, OK, WARNING, Finding, report, wrong
 from tests.support.findings import doctors as found
@@ -42,6 +43,22 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)
+
+
+@pytest.mark.parametrize("purpose", ["work", "submit", "read"])
+def test_each_role_may_ask_all_questions(own: str, purpose: str) -> None:
+    with (
+        roles.role(own, purpose) as name,
+        database.environment(QUEUE_WORKFLOWS_DB_URL=roles.as_role(own, name)),
+    ):
+        found = report("doctor", "--for", purpose)
+        others = report("doctor", "--for", "migrate")
+    assert not [finding for finding in found if "cannot be read" in finding.text]
+    files = {"files": WARNING} if purpose == "submit" else {}
+    assert wrong({finding.check: finding for finding in found}) == files
+    (rights,) = (finding for finding in others if finding.check == "rights")
+    assert rights.level == ERROR
+    assert "`queue-workflows connect --for migrate --sql`" in rights.remedy
 
 
 def counts(conn: db.Connection) -> dict[str, int]:
@@ -98,7 +115,7 @@ def test_a_database_without_the_schema(
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", fresh_database)
     result = findings()
     assert wrong(result) == {"schema": ERROR, "tables": WARNING}
-    assert "at version 0" in result["schema"].text
+    assert result["schema"].text == "there is none"
     assert "queue-workflows migrate" in result["schema"].remedy
 
 
@@ -144,7 +161,8 @@ def test_rights_that_are_missing(own: str, monkeypatch: pytest.MonkeyPatch) -> N
             conn.execute(sql.SQL("DROP ROLE {}").format(name))
     assert wrong(blind) == {"rights": ERROR, "schema": ERROR, "tables": WARNING}
     assert "SELECT on workflow_runs" in blind["rights"].text
-    assert "permission denied for table queue_schema_version" in blind["schema"].text
+    assert blind["schema"].text == "its version cannot be read"
+    assert "GRANT SELECT ON queue_schema_version" in blind["schema"].remedy
     assert wrong(whole) == {}
     assert wrong(partly) == {
         "rights": ERROR, "runs": ERROR, "bad rows": ERROR, "schedules": ERROR,

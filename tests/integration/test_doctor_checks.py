@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from queue_workflows import db
-from queue_workflows.admin import doctor as facts
-from queue_workflows.cli import checks
+from queue_workflows.admin import checks
 from queue_workflows.db import statements
 from tests.support import factories, reused_backends
 from tests.support.findings import ERROR, OK, WARNING, wrong
@@ -49,10 +48,10 @@ def test_a_server_that_will_not_do(
 def test_settings_of_the_whole_server(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, check: str, level: str
 ) -> None:
-    real = facts.settings
-    monkeypatch.setattr(facts, "settings", lambda *args: real(*args) | {name: "off"})
+    real = checks.in_force
+    monkeypatch.setattr(checks, "in_force", lambda *args: real(*args) | {name: "off"})
     assert found(check).level == level
-    monkeypatch.setattr(facts, "settings", lambda *args: real(*args) | {name: "on"})
+    monkeypatch.setattr(checks, "in_force", lambda *args: real(*args) | {name: "on"})
     assert found(check).level == OK
 
 
@@ -69,9 +68,9 @@ def test_clocks_that_differ(
 
 
 def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = facts.notify
+    real = checks.notify
     monkeypatch.setattr(checks, "LISTEN_WAIT_S", 0.2)
-    monkeypatch.setattr(facts, "notify", lambda conn, _: real(conn, "another_channel"))
+    monkeypatch.setattr(checks, "notify", lambda conn, _: real(conn, "another_channel"))
     finding = found("listen")
     assert finding.level == WARNING
     assert "session mode" in finding.remedy
@@ -80,8 +79,8 @@ def test_notifications_that_do_not_arrive(db: ModuleType, monkeypatch: pytest.Mo
 def test_a_queue_of_notifications_that_fills(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = facts.notify
-    monkeypatch.setattr(facts, "notify", lambda *args: real(*args) + 0.6)
+    real = checks.notify
+    monkeypatch.setattr(checks, "notify", lambda *args: real(*args) + 0.6)
     assert found("listen").level == WARNING
     assert "60% full" in found("listen").text
 
@@ -190,7 +189,7 @@ def test_renewals_that_are_not_hot(
 def test_psycopg_without_its_c_part_is_slow(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "driver", lambda: ("3.2.0", "python", 150004))
+    monkeypatch.setattr(checks, "driver", lambda: ("3.2.0", "python", 150004))
     assert found("psycopg") == (
         "psycopg", WARNING, "psycopg 3.2.0 (python), libpq 15.4",
         "install psycopg[binary], which is faster",
@@ -203,7 +202,7 @@ def test_a_check_that_is_refused_is_one_finding(
     def refused(conn: Any, *_: Any, **__: Any) -> None:
         conn.execute("SELECT * FROM nowhere")
 
-    monkeypatch.setattr(facts, "settings", refused)
+    monkeypatch.setattr(checks, "in_force", refused)
     for name in ("transactions", "connections", "lapsed", "table_statistics"):
         monkeypatch.setattr(statements.doctor, name, refused)
     result = findings()
@@ -211,3 +210,10 @@ def test_a_check_that_is_refused_is_one_finding(
         ("settings", "transactions", "connections", "leases", "dead rows", "renewals"), ERROR
     )
     assert 'relation "nowhere" does not exist' in result["leases"].text
+
+
+def test_every_finding_belongs_to_a_question(own: str) -> None:
+    names = [name for check in checks.CHECKS for name in check.names.split(", ")]
+    assert [name for name in findings() if name not in ("package", "psycopg", "database")] == [
+        name for name in names if name not in ("settings", "schema rights")
+    ]

@@ -18,6 +18,7 @@ REMEDY = "generate it again: python -m tests.support.docgen"
     [
         "docs/configuration.md",
         "docs/commands.md",
+        "docs/diagnose.md",
         "docs/schema.md",
         "docs/schema.sql",
         "docs/architecture.md",

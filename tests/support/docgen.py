@@ -21,6 +21,7 @@ from typing import Any, get_args
 import typer
 
 from queue_workflows import cli, client, config, tasks
+from queue_workflows.admin import checks
 from queue_workflows.cli import define
 from queue_workflows.client import verbs
 from queue_workflows.requests import request
@@ -265,6 +266,15 @@ def _default(value: Any) -> str:
     return f" Default: `{value}`."
 
 
+def check_table() -> str:
+    """Return the questions of `doctor`, for docs/diagnose.md."""
+    rows = [
+        (", ".join(map(_code, check.names.split(", "))), check.question, check.worst)
+        for check in checks.CHECKS
+    ]
+    return _table(("check", "question", "no is"), rows)
+
+
 def _names(items: list[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
@@ -460,6 +470,7 @@ def pages(dsn: str) -> dict[str, str]:
         "docs/schema.sql": dump(dsn),
         "docs/decisions/index.md": decisions(),
         "docs/http-reference.md": _with_block("docs/http-reference.md", endpoints(), "endpoints"),
+        "docs/diagnose.md": _with_block("docs/diagnose.md", check_table(), "checks"),
         "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
         "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),
         "AGENTS.md": agents,

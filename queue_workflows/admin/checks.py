@@ -1,7 +1,7 @@
-"""List the checks of `doctor` and `connect`: the way to the server, the server, and its tables.
+"""List the checks of an installation: what each asks, and its answer with a remedy.
 
-Each returns findings with a level, and with a remedy if something is wrong. Its length: one short
-function each.
+`doctor` asks all of them, `connect` some with its steps on the way to the server. Its length: one
+short function each.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ import datetime
 import os
 import secrets
 import shlex
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import psycopg
 
 from queue_workflows import config, db
 from queue_workflows import schedules as schedule_api
-from queue_workflows.admin import doctor as facts
-from queue_workflows.admin import permissions
-from queue_workflows.claim import admission
-from queue_workflows.cli import connectivity, output, texts
+from queue_workflows.admin import permissions, waiting_reasons
+from queue_workflows.claim import admission, job_tables
 from queue_workflows.dag import confinement
 from queue_workflows.db import functions as installed
 from queue_workflows.db import ledger, statements
-from queue_workflows.runtime import display, masking
+from queue_workflows.runtime import display
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 MIN_SERVER = 140000
@@ -48,9 +47,6 @@ DANGERS = {
     "full_page_writes": "a crash of the machine may leave torn pages",
     "synchronous_commit": "a crash of the server loses acknowledged commits",
 }
-TRIPS = 7
-SLOW_TRIP_MS = 50.0
-"""A worker needs two round trips or more per job, so 50 ms means less than ten jobs a second."""
 OUTBOX_WARN_S, OUTBOX_ERROR_S = 10.0, 60.0
 """The orchestrator polls every second; a service manager restarts it within a minute."""
 LAPSED_WARN_S = 60.0
@@ -70,6 +66,18 @@ HOT_SHARE_WARN = 0.5
 COLD_UPDATES_WARN = 10.0
 """Updates per job that are not HOT. Its claim and its end are two, each requeue adds two."""
 MIGRATE = "run `queue-workflows migrate`"
+RENEWED = {
+    "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
+    "ingest_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
+    "workers": ["last_seen", "state", "job_ids", "detail"],
+}
+"""The columns that each renewal writes, by table."""
+HOT_TABLES = [*RENEWED, "workflow_runs", "workflow_dispatch_events", "worker_heartbeats"]
+"""The tables whose rows are updated often."""
+LATE_S = 60
+"""A row that is due for so long was tried several times: sweeps come every few seconds."""
+EXAMINED = 20_000
+"""Live rows of a table whose payloads and times are read; more would make it a slow command."""
 
 
 class Finding(NamedTuple):
@@ -82,45 +90,36 @@ class Finding(NamedTuple):
 
 
 Findings: TypeAlias = Iterator[Finding]
-Check: TypeAlias = Callable[[db.Connection], "Finding | Iterable[Finding]"]
 
 
-def run(check: Check, conn: db.Connection) -> Findings:
-    found = check(conn)
-    yield from (found,) if isinstance(found, Finding) else found
+class Check(NamedTuple):
+    """A question about an installation, and the function that finds the answer."""
 
+    names: str
+    """What its findings are about, the first being its own name."""
+    worst: str
+    """The level of an answer of no, the worse one of two."""
+    question: str
+    ask: Callable[..., Finding | Iterable[Finding]]
+    by_purpose: bool = False
+    """Whether the answer depends on what this role is for, one of `permissions.PURPOSES`."""
 
-def guarded(check: Check, conn: db.Connection) -> Findings:
-    """Yield the findings of a check, or one finding if the server refused it.
+    def answer(self, conn: db.Connection, purpose: str) -> Findings:
+        """Yield its findings, or one finding if the server refused the question.
 
-    Raises `db.Error` if the connection is lost.
-    """
-    try:
-        yield from run(check, conn)
-    except db.Error as error:
-        if conn.closed or conn.broken:
-            raise
-        remedy = "grant this role what it needs, or try again when the server is less busy"
-        if facts.is_undefined(error):
-            remedy = f"{MIGRATE}, which installs what is missing"
-        name = check.__name__.replace("_", " ")
-        yield Finding(name, ERROR, f"cannot be read: {facts.reason(error)}", remedy)
-
-
-def masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
-    """Return the findings without secrets, each after it was given to `each`."""
-    safe: list[Finding] = []
-    for finding in found:
-        safe.append(Finding(*(masking.mask(part) for part in finding)))
-        each(safe[-1])
-    return safe
-
-
-def show(finding: Finding) -> None:
-    """Print a finding, its remedy on the same line."""
-    remedy = f"; {finding.remedy}" if finding.remedy else ""
-    text = output.line(f"{finding.text}{remedy}", 1000)
-    output.echo(f"{finding.level:7}  {finding.check:18}  {text}")
+        Raises `db.Error` if the connection is lost.
+        """
+        try:
+            found = self.ask(conn, purpose) if self.by_purpose else self.ask(conn)
+            yield from (found,) if isinstance(found, Finding) else found
+        except db.Error as error:
+            if conn.closed or conn.broken:
+                raise
+            remedy = "grant this role what it needs, or try again when the server is less busy"
+            if is_undefined(error):
+                remedy = f"{MIGRATE}, which installs what is missing"
+            name = self.names.partition(",")[0]
+            yield Finding(name, ERROR, f"cannot be read: {reason(error)}", remedy)
 
 
 def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Finding]:
@@ -129,97 +128,46 @@ def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Fin
     return found or [Finding(check, OK, ok)]
 
 
-# --- the way to the server --------------------------------------------------------------------
+def driver() -> tuple[str, str, int]:
+    """Return psycopg's version, its implementation (`c`, `binary`, `python`), libpq's version."""
+    return psycopg.__version__, psycopg.pq.__impl__, psycopg.pq.version()
 
 
-def network(where: connectivity.Destination, timeout_s: float) -> Findings:
-    """Yield the steps before the login, about names and ports of the servers and TLS."""
-    if not where.targets:
-        yield Finding("name", OK, "no host is named: libpq's service or default socket")
-        return
-    step, good = _of_all("name", where.targets, connectivity.resolve)
-    yield step
-    step, good = _of_all("port", good, lambda each: connectivity.probe_port(each, timeout_s))
-    yield step
-    if good and not good[0].local and where.probe_tls and where.sslmode != "disable":
-        yield _tls(good[0], where.sslmode, timeout_s)
+def reason(error: db.Error) -> str:
+    """Return the server's sentence with the reason why it refused a statement."""
+    return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 
-def _of_all(
-    name: str,
-    targets: Iterable[connectivity.Target],
-    probe: Callable[[connectivity.Target], connectivity.Reply],
-) -> tuple[Finding, list[connectivity.Target]]:
-    """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
-    replies = [(target, probe(target)) for target in targets]
-    good = [target for target, reply in replies if not reply.remedy]
-    text = "; ".join(reply.text for _, reply in replies)
-    remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
-    level = OK if not remedy else WARNING if good else ERROR
-    return Finding(name, level, text, remedy), good
+def is_undefined(error: db.Error) -> bool:
+    """Return whether a statement named a function, table or column that the database lacks."""
+    undefined = (
+        psycopg.errors.UndefinedFunction,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedColumn,
+    )
+    return isinstance(error, undefined)
 
 
-def _tls(target: connectivity.Target, sslmode: str, timeout_s: float) -> Finding:
-    try:
-        offered = connectivity.offers_tls(target, timeout_s)
-    except TimeoutError:
-        text = f"{target} accepts connections and sends nothing for {timeout_s:g} s"
-        return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
-    if offered is None:
-        text = f"the server at {target} is not PostgreSQL"
-        return Finding("tls", ERROR, text, "name the port of the server or of its pooler")
-    if offered:
-        return Finding("tls", OK, f"offered, sslmode={sslmode}")
-    if sslmode.startswith(("require", "verify")):
-        remedy = "set ssl = on in its postgresql.conf, or sslmode=prefer in the DSN"
-        return Finding("tls", ERROR, f"sslmode={sslmode}, and the server offers none", remedy)
-    if target.host in {"127.0.0.1", "::1", "localhost"}:
-        return Finding("tls", OK, "none, on this machine")
-    text = "none: what is sent and received can be read on the way"
-    return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
+def in_force(conn: db.Connection, names: list[str]) -> dict[str, str]:
+    """Return settings as they are in force for this role and database."""
+    return {row["name"]: row["setting"] for row in statements.doctor.settings(conn, names=names)}
 
 
-def refused(where: connectivity.Destination, message: str) -> Findings:
-    """Yield the step that a refused connection failed at, and those before it that passed."""
-    user, dbname = where.user or "of this account", where.dbname or where.user
-    kind = connectivity.refusal(message)
-    remedies = {
-        "tls": "see sslmode and sslrootcert in the DSN",
-        "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
-        "password": f"as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)",
-        "peer": "its pg_hba.conf wants another kind of login; name a user with a password",
-        "rule": (
-            f"add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its "
-            "pg_hba.conf, and SELECT pg_reload_conf()"
-        ),
-        "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
-        "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
-        "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
-        "full": "raise max_connections there; a worker holds up to three connections",
-        "starting": "wait until it has started; see the server's log",
-        "session": "no server of the DSN is what target_session_attrs wants",
-        "silent": "it takes connections and does not answer: see the server's log",
-        "other": "see the server's log",
-    }
-    step = {"tls": "tls", "session": "server"}.get(kind, "login")
-    if kind in {"no_database", "no_connect"}:
-        yield Finding("login", OK, f"as {user}")
-        step = "database"
-    yield Finding(step, ERROR, message, remedies[kind])
+def notify(conn: db.Connection, channel: str) -> float:
+    """Notify a channel; return how full the server's queue of notifications is, 0 to 1."""
+    statements.doctor.notify(conn, channel=channel)
+    return float(statements.doctor.notification_queue_usage(conn))
 
 
-def round_trip(conn: db.Connection) -> Finding:
-    took: list[float] = []
-    for _ in range(TRIPS):
-        began = time.monotonic()
-        statements.doctor.clock(conn)
-        took.append((time.monotonic() - began) * 1000)
-    median_ms = statistics.median(took)
-    text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"
-    if median_ms > SLOW_TRIP_MS:
-        remedy = "run workers nearer to the server; each job takes two round trips and more"
-        return Finding("round trip", WARNING, text, remedy)
-    return Finding("round trip", OK, text)
+def indexes_on_renewed(conn: db.Connection) -> list[str]:
+    """Return the indexes over a RENEWED column; they keep renewals from being HOT updates."""
+    pairs = [(table, column) for table, columns in RENEWED.items() for column in columns]
+    return [
+        row["name"]
+        for row in statements.doctor.indexes_on_renewed(
+            conn, tables=[table for table, _ in pairs], columns=[column for _, column in pairs]
+        )
+    ]
 
 
 # --- the server --------------------------------------------------------------------------------
@@ -241,7 +189,7 @@ def server(conn: db.Connection) -> Finding:
 
 def settings(conn: db.Connection) -> Findings:
     """Report settings that endanger the data or slow down the queue."""
-    found = facts.settings(conn, [*DANGERS, "autovacuum", "track_counts"])
+    found = in_force(conn, [*DANGERS, "autovacuum", "track_counts"])
     for name, danger in DANGERS.items():
         if found[name] == "off":
             yield Finding(name, ERROR, f"off: {danger}", f"set {name} = on")
@@ -286,7 +234,7 @@ def listen(conn: db.Connection) -> Finding:
         wake = next(wakes)
         if wake.reason == "connected":
             began = time.monotonic()
-            used = facts.notify(conn, channel)
+            used = notify(conn, channel)
             wake = next(wakes)
     finally:
         ear.close()
@@ -320,9 +268,9 @@ def transactions(conn: db.Connection) -> Finding:
     if not rows:
         return Finding("transactions", OK, "none is open")
     worst = max(idle, key=lambda row: row["idle_s"]) if idle else rows[0]
-    text = f"the oldest is open for {output.seconds(worst['age_s'])}: {worst['what']}"
+    text = f"the oldest is open for {display.duration(worst['age_s'])}: {worst['what']}"
     if idle:
-        text = f"{worst['what']} has been idle in one for {output.seconds(worst['idle_s'])}"
+        text = f"{worst['what']} has been idle in one for {display.duration(worst['idle_s'])}"
     if idle or worst["age_s"] > TRANSACTION_WARN_S:
         return Finding("transactions", WARNING, text, "end it: vacuum waits for it, and locks may")
     return Finding("transactions", OK, text)
@@ -341,12 +289,12 @@ def connections(conn: db.Connection) -> Finding:
 # --- the schema, its functions and its rights --------------------------------------------------
 
 
-def schema_seen(conn: db.Connection, purpose: str) -> Finding:
-    """Report a schema that this role does not see or that is not there; else as `schema` does."""
+def schema(conn: db.Connection, purpose: str = "work") -> Finding:
+    """Report a schema that this role does not see, that is not there, or not what is needed."""
     seen = statements.doctor.schema_seen(conn)
     role = seen["role"]
     if seen["found"] and seen["readable"]:
-        return schema(conn, purpose)
+        return _version(conn, purpose)
     if seen["found"]:
         remedy = f"GRANT SELECT ON queue_schema_version TO {role}"
         return Finding("schema", ERROR, "its version cannot be read", remedy)
@@ -363,7 +311,7 @@ def schema_seen(conn: db.Connection, purpose: str) -> Finding:
     return Finding("schema", ERROR, "there is none", remedy)
 
 
-def schema(conn: db.Connection, purpose: str = "work") -> Finding:
+def _version(conn: db.Connection, purpose: str) -> Finding:
     """Report a schema of another version than this code needs, or of another package."""
     required, newer = db.REQUIRED_VERSION, "upgrade queue_workflows here"
     if (of_others := ledger.of_others(conn)) is not None:
@@ -418,10 +366,10 @@ def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
     ]
 
 
-def rights(conn: db.Connection) -> Finding:
-    """Report the rights that a worker lacks; the remedy names the command that prints the SQL."""
-    found = rights_of(conn, "work")
-    script = "`queue-workflows connect --for work --sql`"
+def rights(conn: db.Connection, purpose: str) -> Finding:
+    """Report as `rights_of`; the remedy names the command that prints the SQL."""
+    found = rights_of(conn, purpose)
+    script = f"`queue-workflows connect --for {purpose} --sql`"
     remedy = f"run what {script} prints, as the owner of the tables"
     return found._replace(remedy=remedy if found.remedy else "")
 
@@ -472,9 +420,9 @@ def outbox(conn: db.Connection) -> Finding:
     found = statements.doctor.outbox(conn)
     lag_s = found["lag_s"] if found else 0.0
     if found is None or lag_s <= OUTBOX_WARN_S:
-        return Finding("outbox", OK, f"lag {output.seconds(lag_s)}")
-    text = f"an event of run {found['run_id']} waits for {output.seconds(lag_s)}"
-    text += f" ({output.line(found['error'])})" if found["error"] else ""
+        return Finding("outbox", OK, f"lag {display.duration(lag_s)}")
+    text = f"an event of run {found['run_id']} waits for {display.duration(lag_s)}"
+    text += f" ({display.line(found['error'])})" if found["error"] else ""
     level = ERROR if lag_s > OUTBOX_ERROR_S else WARNING
     return Finding("outbox", level, text, "is a queue-orchestrator running? see its log")
 
@@ -489,7 +437,7 @@ def runs(conn: db.Connection) -> Findings:
     if found is None or found["wait_s"] <= WAIT_WARN_S:
         yield Finding("runs", OK, "none waits to be started")
         return
-    text = f"run {found['run_id']} has not been started for {output.seconds(found['wait_s'])}"
+    text = f"run {found['run_id']} has not been started for {display.duration(found['wait_s'])}"
     remedy = "start queue-orchestrator with --app"
     if found["others"]:
         text += ", though others were started within the last minute"
@@ -497,9 +445,46 @@ def runs(conn: db.Connection) -> Findings:
     yield Finding("runs", WARNING, text, remedy)
 
 
+class BadRow(NamedTuple):
+    """A row, its fault in a sentence, and the command that ends or removes it."""
+
+    kind: str
+    id: str
+    text: str
+    command: str
+
+
+def stuck_rows(conn: db.Connection, limit: int) -> list[BadRow]:
+    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a kind."""
+    return _found(conn, "stuck_", limit)
+
+
+def rows_out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
+    """Return live rows with unusable times, counters or payloads, of EXAMINED of each table."""
+    return _found(conn, "out_of_range_", limit)
+
+
+def _found(conn: db.Connection, prefix: str, limit: int) -> list[BadRow]:
+    """Return the rows that the statements of this prefix find: ingest jobs, or rows of a run."""
+    found: list[BadRow] = []
+    for name, query in vars(statements.bad_rows).items():
+        if not name.startswith(prefix):
+            continue
+        of_tables = cast("dict[str, Any]", query) if isinstance(query, dict) else {"": query}
+        for table, of_table in reversed(of_tables.items()):
+            kind, command = "run", "cancel"
+            if table == job_tables.INGEST_JOBS.name:
+                kind, command = "job", "jobs cancel" if "lapsed" in name else "jobs delete"
+            for row in of_table(conn, limit=limit, late_s=LATE_S, examined=EXAMINED):
+                # The id is one word of a shell command; the display escapes control characters.
+                words = f"queue-workflows {command} {shlex.quote(row['id'])}"
+                found.append(BadRow(kind, row["id"], row["text"], words))
+    return found
+
+
 def bad_rows(conn: db.Connection) -> Iterable[Finding]:
     """Report failing, blocked, unreadable and out-of-range rows with the command that ends each."""
-    rows = facts.stuck_rows(conn, SHOWN_BAD) + facts.rows_out_of_range(conn, SHOWN_BAD)
+    rows = stuck_rows(conn, SHOWN_BAD) + rows_out_of_range(conn, SHOWN_BAD)
     wrong = [(f"{row.kind} {row.id}: {row.text}", f"`{row.command}`") for row in rows]
     return _each("bad rows", "none is failing, blocked, unreadable or out of range", wrong)
 
@@ -508,7 +493,9 @@ def leases(conn: db.Connection) -> Finding:
     found = statements.doctor.lapsed(conn)
     if not found["n"] or found["since_s"] <= LAPSED_WARN_S:
         return Finding("leases", OK, "none is left lapsed")
-    text = f"{output.counted(found['n'], 'job')} not taken back, {output.seconds(found['since_s'])}"
+    text = (
+        f"{display.counted(found['n'], 'job')} not taken back, {display.duration(found['since_s'])}"
+    )
     return Finding("leases", ERROR, f"{text} after the lease lapsed", "start queue-orchestrator")
 
 
@@ -516,7 +503,7 @@ def queues(conn: db.Connection) -> Iterable[Finding]:
     wrong: list[tuple[str, str]] = []
     stale_s = config.STALE_WORKER_AFTER_S.read()
     for row in statements.doctor.unserved(conn, stale_s=stale_s, counted=10_000):
-        text, queue = f"{row['queue']}: {output.counted(row['n'], 'due job')}", row["queue"]
+        text, queue = f"{row['queue']}: {display.counted(row['n'], 'due job')}", row["queue"]
         if row["wait_s"] <= WAIT_WARN_S:
             continue
         if row["alive"]:
@@ -534,7 +521,7 @@ def versions(conn: db.Connection) -> Iterable[Finding]:
     for row in statements.doctor.missing_versions(conn, stale_s=stale_s, listed=SHOWN_BAD):
         jobs = ", ".join(display.line(job, 100) for job in row["jobs"])
         what = f"no live worker of queue {row['queue']} has {display.line(row['version'], 200)}"
-        waits = f"jobs that need it wait, the first for {output.seconds(row['wait_s'])}: {jobs}"
+        waits = f"jobs that need it wait, the first for {display.duration(row['wait_s'])}: {jobs}"
         remedy = "start a worker with this version, or `queue-workflows upgrade RUN`"
         wrong.append((f"{what}; {waits}", remedy))
     ok = "every version of a node that due jobs need has a live worker"
@@ -547,7 +534,10 @@ def lock_keys(conn: db.Connection) -> Iterable[Finding]:
         "paused, or `queue-workflows jobs cancel --queue {0}`"
     )
     rows = admission.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
-    wrong = [(texts.unserved_text(row), remedy.format(shlex.quote(row["queue"]))) for row in rows]
+    wrong = [
+        (waiting_reasons.passed_over_text(row), remedy.format(shlex.quote(row["queue"])))
+        for row in rows
+    ]
     return _each("lock keys", "none passed over a queue whose jobs no worker takes", wrong)
 
 
@@ -561,8 +551,8 @@ def schedules(conn: db.Connection) -> Iterable[Finding]:
 def alerts(conn: db.Connection) -> Finding:
     found = statements.doctor.alerts(conn)
     if not found["n"] or found["wait_s"] <= ALERT_WARN_S:
-        return Finding("alerts", OK, f"no failure waits for over {output.seconds(ALERT_WARN_S)}")
-    failures, waits = output.counted(found["n"], "failure"), output.seconds(found["wait_s"])
+        return Finding("alerts", OK, f"no failure waits for over {display.duration(ALERT_WARN_S)}")
+    failures, waits = display.counted(found["n"], "failure"), display.duration(found["wait_s"])
     text = f"{failures} not sent yet, {waits} after the first"
     if found["seen_s"] is not None and found["seen_s"] <= ALERT_WARN_S:
         remedy = "see the schedulers' logs: a hook or a command may hang"
@@ -586,7 +576,7 @@ def workers(conn: db.Connection) -> Iterable[Finding]:
 
 def dead_rows(conn: db.Connection) -> Finding:
     """Report tables that autovacuum leaves bloated, and those for which it is off."""
-    rows = statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
+    rows = statements.doctor.table_statistics(conn, tables=HOT_TABLES)
     bloated = [
         f"{row['name']} ({row['dead']} dead, {row['live']} live)"
         for row in rows
@@ -604,13 +594,13 @@ def dead_rows(conn: db.Connection) -> Finding:
 
 def renewals(conn: db.Connection) -> Finding:
     """Report renewals that are no HOT updates, and the indexes that make them so."""
-    found = statements.doctor.table_statistics(conn, tables=facts.HOT_TABLES)
-    rows = [row for row in found if row["name"] in facts.RENEWED]
+    found = statements.doctor.table_statistics(conn, tables=HOT_TABLES)
+    rows = [row for row in found if row["name"] in RENEWED]
     used = [row for row in rows if row["updates"]]
     shares = ", ".join(f"{row['name']} {row['hot'] / row['updates']:.0%}" for row in used)
     text = f"HOT updates: {shares or 'no updates yet'}"
     cold = [row["name"] for row in rows if _are_cold(row)]
-    if named := facts.indexes_on_renewed(conn):
+    if named := indexes_on_renewed(conn):
         text = f"renewals write what is indexed by {', '.join(named)}"
         return Finding("renewals", WARNING, text, "drop these indexes")
     if cold:
@@ -627,9 +617,96 @@ def _are_cold(row: dict[str, int]) -> bool:
     return row["updates"] - row["hot"] > COLD_UPDATES_WARN * max(1, row["inserts"])
 
 
-OF_SERVER: tuple[Check, ...] = (server, settings, clock, listen, transactions, connections, rights)
-OF_TABLES: tuple[Check, ...] = (
-    functions, files, outbox, runs, bad_rows, leases, queues, versions, lock_keys, schedules,
-    alerts, workers, dead_rows, renewals,
-)  # fmt: skip
-"""The checks of `doctor`, in its order; the second ones need the schema."""
+CHECKS = (
+    Check("server", ERROR, "Is it PostgreSQL 14 or later, a primary and writable?", server),
+    Check(
+        "settings, fsync, full_page_writes, synchronous_commit, autovacuum",
+        ERROR,
+        "Are the settings on without which data is lost or the queue gets slower?",
+        settings,
+    ),
+    Check(
+        "clock",
+        WARNING,
+        f"Is the server's clock within {CLOCK_WARN_S:g} s of this machine's?",
+        clock,
+    ),
+    Check(
+        "listen",
+        ERROR,
+        "Does a notification come back, or is POLL_ONLY set? Is the queue of notifications less "
+        f"than {NOTIFY_QUEUE_WARN:.0%} full?",
+        listen,
+    ),
+    Check(
+        "transactions",
+        WARNING,
+        f"Is each transaction open for at most {TRANSACTION_WARN_S / 60:g} min, and idle for at "
+        f"most {IDLE_WARN_S:g} s?",
+        transactions,
+    ),
+    Check(
+        "connections",
+        ERROR,
+        f"Are less than {CONNECTIONS_WARN:.0%} of the connections in use? From "
+        f"{CONNECTIONS_ERROR:.0%} on it is an error.",
+        connections,
+    ),
+    Check(
+        "rights", ERROR, "Has this role the rights for its purpose, and no others?", rights, True
+    ),
+    Check("schema", ERROR, "Has the database the schema that this code needs?", schema),
+    Check("functions", ERROR, "Are functions and triggers as in this version?", functions),
+    Check(
+        "files, outputs, schema rights",
+        ERROR,
+        "Are runs of roles that only submit confined to folders? Can nodes of this machine write "
+        "theirs, and do all machines share them? May only some roles create functions there?",
+        files,
+    ),
+    Check(
+        "outbox",
+        ERROR,
+        f"Is each due event dispatched within {OUTBOX_WARN_S:g} s? Over {OUTBOX_ERROR_S:g} s is "
+        "an error.",
+        outbox,
+    ),
+    Check(
+        "runs",
+        ERROR,
+        f"Is each run started within {WAIT_WARN_S:g} s? Does something move each running one "
+        f"forward within {LAPSED_WARN_S:g} s?",
+        runs,
+    ),
+    Check(
+        "bad rows",
+        WARNING,
+        "Is each row readable and in range, so that it neither fails again and again nor is set "
+        f"aside? Of each table {EXAMINED:,} live rows are examined.",
+        bad_rows,
+    ),
+    Check("leases", ERROR, f"Is each lapsed lease taken back within {LAPSED_WARN_S:g} s?", leases),
+    Check(
+        "queues", WARNING, f"Has each job that is due for {WAIT_WARN_S:g} s a live worker?", queues
+    ),
+    Check(
+        "versions", WARNING, "Is there a live worker for each version that due jobs need?", versions
+    ),
+    Check(
+        "lock keys",
+        WARNING,
+        "Has each lock key stayed with a queue that a worker serves?",
+        lock_keys,
+    ),
+    Check("schedules", WARNING, "Does each schedule fire in time and without an error?", schedules),
+    Check("alerts", WARNING, f"Is each failure sent within {ALERT_WARN_S:g} s?", alerts),
+    Check("workers", WARNING, "Does each worker with jobs send heartbeats?", workers),
+    Check(
+        "dead rows",
+        WARNING,
+        f"Does autovacuum keep dead rows under {DEAD_ROWS_WARN:,}, or under half of a table?",
+        dead_rows,
+    ),
+    Check("renewals", WARNING, "Are renewals HOT updates, which no index slows down?", renewals),
+)
+"""In the order of `doctor`. What follows `schema` needs the tables."""
