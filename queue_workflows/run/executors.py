@@ -468,8 +468,7 @@ class Executors:
             if not place.shared and (len(place.jobs) == 1 or record.get("is_behind_output")):
                 # Printed before it, perhaps the rest of a line. No other job can have printed that.
                 self._drain(place)
-            ending = "" if record.get("as_is") else "\n"
-            text = f"{record['text']}{ending}".encode("utf-8", "backslashreplace")
+            text = f"{record['text']}\n".encode("utf-8", "backslashreplace")
             self._keep(place, job, text)
         with log_context.bound({} if job is None else job.ids):
             self._printer.record(place.pid, record)
