@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shlex
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, define
 from queue_workflows.db import statements
-from queue_workflows.runtime import app_loading, entry_point, service, signals, supervisor
+from queue_workflows.runtime import app_loading, entry_point, external_tool, service, signals
 from queue_workflows.types import NowFn, Row
 
 TIMEOUT_S = 120.0
@@ -27,8 +25,6 @@ MAX_DELAY_S = 300.0
 
 It starts at FIRST_DELAY_S and doubles each time. Twice this long without a restart resets it.
 """
-POLL_S = 0.05
-GRACE_S = 0.3
 STOP_S = 0.8
 """The rest of the second in which the command stops, after it has stopped the loop."""
 OUTPUT_BYTES = 4000
@@ -110,42 +106,21 @@ class Runner:
 
     def __call__(self, queue: str, words: list[str]) -> bool:
         """Return whether it ended with exit code 0 in time."""
-        with tempfile.NamedTemporaryFile() as printed:
-            argv = ["/bin/sh", "-c", 'exec >>"$0" 2>&1 && exec "$@"', printed.name, *words]
-            try:
-                how = self._wait(supervisor.Child(argv))
-            except OSError as error:
-                how = f"could not be started: {error}"
+        command = external_tool.PipedCommand(words)
+        with tempfile.TemporaryFile() as printed:
+            problem = command.run(
+                b"",
+                timeout_s=self.timeout_s,
+                ends_early=self.stopped.is_set,
+                output=printed.fileno(),
+            )
             at = max(0, os.fstat(printed.fileno()).st_size - OUTPUT_BYTES)
             text = os.pread(printed.fileno(), OUTPUT_BYTES, at)
         for line in text.decode(errors="replace").splitlines():
             _log.info("%s: | %s", queue, line)
-        if how:
-            _log.error("%s: %s %s", queue, shlex.join(words), how)
-        return not how
-
-    def _wait(self, running: supervisor.Child) -> str:
-        """Return how it failed, or ""."""
-        deadline = time.monotonic() + self.timeout_s
-        while (death := running.reap()) is None:
-            if self.stopped.wait(POLL_S):
-                return _end(running, "was stopped, as we are")
-            if time.monotonic() >= deadline:
-                return _end(running, f"did not end within {self.timeout_s:g} s")
-        if death.signal is not None:
-            return f"was killed by signal {death.signal}"
-        return "" if death.code == 0 else f"ended with exit code {death.code}"
-
-
-def _end(running: supervisor.Child, why: str) -> str:
-    """End the command and its descendants in its session."""
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signum)
-        deadline = time.monotonic() + GRACE_S
-        while running.reap() is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-    return why
+        if problem is not None:
+            _log.error("%s: %s: %s", queue, shlex.join(words), problem)
+        return problem is None
 
 
 @dataclass

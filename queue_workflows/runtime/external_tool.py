@@ -115,18 +115,24 @@ STEP_S = 0.1
 
 
 class PipedCommand(_Command):
-    """A program with its arguments that gets a text; its output goes to this process's stderr."""
+    """A program with its arguments that gets a text."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(argv[0])
         self._argv = list(argv)
 
     def run(
-        self, text: bytes, *, timeout_s: float, ends_early: Callable[[], bool] = lambda: False
+        self,
+        text: bytes,
+        *,
+        timeout_s: float,
+        ends_early: Callable[[], bool] = lambda: False,
+        output: int = 2,
     ) -> str | None:
         """Run it for at most `timeout_s`; return what went wrong, or None. Raises nothing.
 
-        Its process group is killed at the timeout, and as soon as `ends_early()` is true.
+        Its process group is killed at the timeout, and as soon as `ends_early()` is true. `output`:
+        the descriptor for what it prints, by default this process's stderr.
         """
         if problem := self._hangs():
             return problem
@@ -136,13 +142,16 @@ class PipedCommand(_Command):
             with tempfile.TemporaryFile() as given:
                 given.write(text)
                 given.seek(0)
-                with self._started(self._argv, stdin=given, stdout=2) as process:
+                streams = {"stdin": given, "stdout": output, "stderr": output}
+                with self._started(self._argv, **streams) as process:
                     while (left_s := deadline - time.monotonic()) > 0:
                         if ends_early():
                             return f"{self.name} was killed, as this process stops"
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             code = process.wait(min(STEP_S, left_s))
-                            return None if code == 0 else f"{self.name} ended with {code}"
+                            how = f"ended with exit code {code}"
+                            how = how if code >= 0 else f"was killed by signal {-code}"
+                            return f"{self.name} {how}" if code else None
         except OSError as error:
             return f"{self.name} cannot be started: {error.strerror or error}"
         return f"{self.name} did not end within {timeout_s:g} s, and was killed"

@@ -401,8 +401,8 @@ def test_the_command_gets_the_alert_as_json_on_stdin(make: Make, tmp_path: Path)
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("exit 3", "sh ended with 3"),
-        ("kill -9 $$", "sh ended with -9"),
+        ("exit 3", "sh ended with exit code 3"),
+        ("kill -9 $$", "sh was killed by signal 9"),
         ("sleep 60 & sleep 60", "sh did not end within 0.3 s, and was killed"),
         ("trap '' TERM; exec 0<&-; while :; do sleep 1; done", "did not end within 0.3 s"),
     ],

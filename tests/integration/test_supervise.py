@@ -217,7 +217,7 @@ def test_of_a_long_output_the_end_is_logged(caplog: pytest.LogCaptureFixture) ->
     [
         (["false"], "false ended with exit code 1"),
         (python("import os; os.kill(os.getpid(), 9)"), "was killed by signal 9"),
-        (["/no/such/command"], "ended with exit code 127"),
+        (["/no/such/command"], "/no/such/command cannot be started: No such file or directory"),
     ],
 )
 def test_a_command_that_fails_is_an_error(
