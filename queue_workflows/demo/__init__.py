@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue_workflows
 from queue_workflows import declare, scheduler
-from queue_workflows.demo import painter, texts, workflow
+from queue_workflows.demo import book_texts, painter, workflow
 
 
 def setup() -> None:
@@ -16,7 +16,7 @@ def setup() -> None:
     declare.install(workflow)
     queue_workflows.set_builtin_model_registrar(painter.register)
     queue_workflows.configure(ingest_queues={"fetch"})
-    queue_workflows.register_ingest_task("count_texts", texts.count_texts)
+    queue_workflows.register_ingest_task("count_texts", book_texts.count_texts)
     nightly = scheduler.ScheduleEntry(
         "nightly-count", minute=15, task_name="count_texts", queue="fetch", hours={3}
     )

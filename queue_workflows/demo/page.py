@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from queue_workflows.demo.texts import Text
+from queue_workflows.demo.book_texts import Text
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">

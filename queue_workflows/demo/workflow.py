@@ -18,7 +18,7 @@ from typing import TypedDict
 
 from queue_workflows import OFFERED, ask, current_job, history, node, pipeline, workflow
 from queue_workflows.demo import page, painter, run_picture
-from queue_workflows.demo.texts import SAMPLES, Text, read_texts
+from queue_workflows.demo.book_texts import SAMPLES, Text, read_texts
 
 PARTS = 3
 """The graph is fixed before the folder is read: each part takes every third text."""

@@ -58,9 +58,9 @@ def let_claimed_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def pause_streams(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let the service read an open stream of parts again after these seconds without news."""
     # Only where the extra `service` is installed.
-    from queue_workflows.service.routes import streams
+    from queue_workflows.service.routes import sent_events
 
-    monkeypatch.setattr(streams, "PAUSE_S", seconds)
+    monkeypatch.setattr(sent_events, "PAUSE_S", seconds)
 
 
 def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from queue_workflows import check, demo
 from queue_workflows.cli import run as command
-from queue_workflows.demo import page, painter, run_picture, texts, workflow
+from queue_workflows.demo import book_texts, page, painter, run_picture, workflow
 
 SVG = "{http://www.w3.org/2000/svg}"
 NOW = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.timezone.utc)
@@ -30,7 +30,7 @@ def test_texts_are_read_by_file_name_with_their_first_line_as_title(tmp_path: Pa
     (tmp_path / "a.md").write_text("# First\nbody\n")
     (tmp_path / "c.py").write_text("print('no text')\n")
     (tmp_path / "empty.txt").touch()
-    assert texts.read_texts(tmp_path) == [
+    assert book_texts.read_texts(tmp_path) == [
         {"title": "First", "body": "body"},
         {"title": "Second", "body": "its body\nits end"},
         {"title": "Untitled", "body": ""},
@@ -54,30 +54,30 @@ def test_an_odd_folder_gives_texts_that_json_and_postgresql_can_store(
         return real_open(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", refusing_open)
-    first, last = texts.read_texts(tmp_path)
+    first, last = book_texts.read_texts(tmp_path)
     assert first["title"] == "na me  [31m"
     assert first["body"].startswith("\ufffd \nbody xxx")
-    assert len(first["body"]) < texts.MAX_BYTES
+    assert len(first["body"]) < book_texts.MAX_BYTES
     assert last == {"title": "z .txt", "body": "Permission denied"}
     json.dumps([first, last]).encode("ascii")
 
 
 def test_a_large_folder_gives_its_first_texts(tmp_path: Path) -> None:
-    for number in range(texts.MAX_TEXTS + 5):
+    for number in range(book_texts.MAX_TEXTS + 5):
         (tmp_path / f"{number:03}.txt").write_text(f"text {number}")
-    titles = [text["title"] for text in texts.read_texts(tmp_path)]
-    assert titles == [f"text {number}" for number in range(texts.MAX_TEXTS)]
+    titles = [text["title"] for text in book_texts.read_texts(tmp_path)]
+    assert titles == [f"text {number}" for number in range(book_texts.MAX_TEXTS)]
 
 
 def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: no .txt or .md file")):
-        texts.read_texts(tmp_path)
+        book_texts.read_texts(tmp_path)
     with pytest.raises(FileNotFoundError, match="gone"):
-        texts.read_texts(tmp_path / "gone")
+        book_texts.read_texts(tmp_path / "gone")
 
 
 def test_the_command_and_the_app_agree_on_what_a_text_is() -> None:
-    assert command.TEXT_SUFFIXES == texts.SUFFIXES
+    assert command.TEXT_SUFFIXES == book_texts.SUFFIXES
 
 
 # --- the nodes ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from queue_workflows import check as workflow_check
 from queue_workflows import config, errors, jobs, runs, workers
 from queue_workflows.requests import catalog
 from queue_workflows.service import problems, responses, state
-from queue_workflows.service.routes import endpoints, streams
+from queue_workflows.service.routes import endpoints, sent_events
 from queue_workflows.telemetry import metrics_page
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -326,11 +326,11 @@ _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
     catalog.PauseSchedule: _paused,
     catalog.ResumeSchedule: _paused,
     catalog.RunSchedule: _fired,
-    catalog.FollowEvents: streams.changed,
-    catalog.GetJobParts: streams.page,
-    catalog.GetNodeParts: streams.page,
-    catalog.FollowJob: streams.followed,
-    catalog.FollowNode: streams.followed,
+    catalog.FollowEvents: sent_events.changed,
+    catalog.GetJobParts: sent_events.page,
+    catalog.GetNodeParts: sent_events.page,
+    catalog.FollowJob: sent_events.followed,
+    catalog.FollowNode: sent_events.followed,
     catalog.Health: _health,
     catalog.ServiceStatus: _service_status,
     catalog.Ready: _ready,
