@@ -69,6 +69,19 @@ def owner(head: str, scopes: Sequence[Scope]) -> Scope | None:
     return None
 
 
+def named(heads: Iterable[str], scopes: Sequence[Scope]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the items that these heads name, and the names of the others in the run's context."""
+    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for head in heads:
+        scope = owner(head, scopes)
+        if scope is not None and head == scope.of.item:
+            found[head] = scope.item
+        else:
+            names[head] = head if scope is None else scope.prefix + head
+    return found, names
+
+
 def bound(template: Mapping[str, Any], scopes: Sequence[Scope]) -> dict[str, Any]:
     """Return resolved inputs' template with the values of items, and the full ids of their nodes.
 

@@ -5,6 +5,7 @@ Its length: all steps of a map use the rows and values that one transaction has 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -237,11 +238,9 @@ class Expansion:
             must_fit = is_only and not number
             fits = must_fit or self._room > TRANSACTION_BYTES // 2
             own = {each for each in of.body.nodes if scope.prefix + each in done} if done else done
-            around = [*outer, scope]
             try:
                 if fits:
-                    made = self._plan(around, self._reader(around, own), None)
-                    self._add_item(ended, scope.key, made)
+                    self._plan(ended, [*outer, scope], own)
             except run_cache.TooLarge:
                 if must_fit:
                     raise
@@ -284,30 +283,73 @@ class Expansion:
                 continue
             done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
             present = done.union(each for each, (status, _) in own.items() if status in _OPEN)
-            around, known, finished = [*outer, scope], None, None
+            known, finished = None, None
             if events is not None:
                 known = {*asked[key]}
                 finished = [each["node_id"] for each in events[key] if each["node_status"] in _DONE]
-            reader = self._reader(around, done, known)
-            self._add_item(ended, key, self._plan(around, reader, finished), present)
+            self._plan(ended, [*outer, scope], done, known, finished, present)
         self._insert(resumed=events is None)
         return ended._replace(failing=self._failed(of, map_id, ended.failing))
 
-    def _add_item(
-        self, ended: _Ended, key: str, made: plan.Plan, present: Collection[str] = ()
+    def _plan(
+        self,
+        ended: _Ended,
+        scopes: Sequence[items.Scope],
+        done: set[str],
+        asked: set[str] | None = None,
+        finished: list[str] | None = None,
+        present: Collection[str] = (),
     ) -> None:
-        """Add the plan of an item, which fails if the plan does or its inputs cannot be stored."""
+        """Plan the last of these items, of whose nodes `asked` (or all) `done` are; add its rows.
+
+        It fails if the plan does, or if its inputs cannot be stored. Raises `InvalidPayload` if an
+        id is too long.
+        """
+        scope, out_dir = scopes[-1], self._run["out_dir"]
+        if finished is None:
+            items.check_ids(scope)
+        if out_dir is not None:
+            out_dir = f"{out_dir.rstrip('/')}/{scope.id}"
+        reader = run_cache.Reader(
+            run_cache.in_open_transaction(self._conn),
+            self._run_id,
+            prefix=scope.prefix,
+            done=done,
+            asked=asked,
+            context=functools.partial(self._context_of, scopes),
+        )
+        progress = plan.Progress(scope.of.body, scope.prefix)
+        made = plan.plan(progress, finished, reader, out_dir=out_dir)
+        for row in made.rows:
+            if row.template and row.node.map is None:
+                row.template = items.bound(row.template, scopes)
         try:
             self._add(made.rows, present)
         except run_cache.TooLarge:
             raise
         except errors.InvalidPayload as error:
-            ended.failing[key] = str(error)
+            ended.failing[scope.key] = str(error)
             return
         if made.failure is not None:
-            ended.failing[key] = made.failure[1]
+            ended.failing[scope.key] = made.failure[1]
         elif made.complete:
-            ended.done.append(key)
+            ended.done.append(scope.key)
+
+    def _context_of(self, scopes: Sequence[items.Scope], heads: set[str] | None) -> dict[str, Any]:
+        """Return what these heads of refs name in the last of these items.
+
+        Members of the run's context that are outside of items are read once.
+        """
+        found, names = items.named(heads or (), scopes)
+        known = self._context
+        missing = {
+            each for each in names.values() if item_ids.of_item(each) or each not in self._asked
+        }
+        if missing:
+            script = run_cache.read_context(self._run_id, missing, self._readable)
+            known.update(db.run(self._conn, script))
+            self._asked |= missing
+        return found | {head: known[name] for head, name in names.items() if name in known}
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
         """Return the errors, by key, of items without an open node; store the others."""
@@ -332,22 +374,6 @@ class Expansion:
         rows = statements.maps.states(self._conn, run_id=self._run_id, nodes=[*names])
         return {row["node_id"]: (row["status"], row["error"]) for row in rows}
 
-    def _plan(
-        self, scopes: Sequence[items.Scope], reader: plan.Reader, finished: list[str] | None
-    ) -> plan.Plan:
-        """Return the plan in the last of these items; raise `InvalidPayload` for a too long id."""
-        scope, out_dir = scopes[-1], self._run["out_dir"]
-        if finished is None:
-            items.check_ids(scope)
-        if out_dir is not None:
-            out_dir = f"{out_dir.rstrip('/')}/{scope.id}"
-        progress = plan.Progress(scope.of.body, scope.prefix)
-        made = plan.plan(progress, finished, reader, out_dir=out_dir)
-        for row in made.rows:
-            if row.template and row.node.map is None:
-                row.template = items.bound(row.template, scopes)
-        return made
-
     def _outer(self, map_id: str) -> list[items.Scope]:
         """Return the items around a map, the outermost first."""
         parts = item_ids.split(map_id)
@@ -362,38 +388,6 @@ class Expansion:
         assert owner.map is not None
         scope = items.Scope(owner.map, *place, self._outer_items[place])
         return [*self._outer(parts.map_id), scope]
-
-    def _reader(
-        self, scopes: Sequence[items.Scope], done: set[str], asked: set[str] | None = None
-    ) -> run_cache.Reader:
-        """Return a reader of the last of these items, of whose nodes `asked` (or all) `done` are.
-
-        Members of the run's context that are outside of items are read once.
-        """
-
-        def context(heads: set[str] | None) -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            names: dict[str, str] = {}
-            for head in heads or ():
-                scope = items.owner(head, scopes)
-                if scope is not None and head == scope.of.item:
-                    found[head] = scope.item
-                else:
-                    names[head] = head if scope is None else scope.prefix + head
-            missing = {
-                each for each in names.values() if item_ids.of_item(each) or each not in self._asked
-            }
-            if missing:
-                script = run_cache.read_context(self._run_id, missing, self._readable)
-                self._context.update(db.run(self._conn, script))
-                self._asked |= missing
-            known = self._context
-            return found | {head: known[name] for head, name in names.items() if name in known}
-
-        begin, prefix = run_cache.in_open_transaction(self._conn), scopes[-1].prefix
-        return run_cache.Reader(
-            begin, self._run_id, prefix=prefix, done=done, asked=asked, context=context
-        )
 
 
 class _Ended(NamedTuple):
