@@ -19,8 +19,7 @@ from queue_workflows.claim import row_isolation
 from queue_workflows.db import check_violations, statements
 from queue_workflows.dispatch import schedule_rows
 from queue_workflows.runtime import app_loading, entry_point, masking, signals
-from queue_workflows.schedule import definition, expression
-from queue_workflows.schedule import entry as entries
+from queue_workflows.schedule import expression, timetable
 
 PROG = "queue-scheduler"
 LOOK_EVERY_S = 30.0
@@ -38,7 +37,7 @@ RETRY_S = 30.0
 _DATABASE_ERRORS = (db.Error, OSError)
 _Now = Callable[[db.Connection], datetime]
 
-ScheduleEntry = entries.ScheduleEntry
+ScheduleEntry = timetable.ScheduleEntry
 _log = logging.getLogger("queue_workflows.scheduler")
 
 
@@ -50,7 +49,7 @@ def enqueue_due(due: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[s
     instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
     `UnknownTask` or `ArgsRefused` (ValueErrors) before any write.
     """
-    checked = _check_entries(entries.check(due))
+    checked = _check_entries(timetable.check(due))
     with db.transaction() as conn:
         now = statements.schedules.now(conn)
         return _fire(conn, [(entry, entry.previous_fire_at(now)) for entry in checked], reason)
@@ -65,15 +64,15 @@ def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[s
     `enqueue_due` does.
     """
     if schedule is None:
-        chosen = entries.split(config.get_config().ingest_schedule)[0]
+        chosen = timetable.split(config.get_config().ingest_schedule)[0]
     else:
-        chosen = entries.check(schedule)
+        chosen = timetable.check(schedule)
     checked = _check_entries([one for one in chosen if "freshness" not in one.task_name])
     with db.transaction() as conn:
         now = expression.as_utc(statements.schedules.now(conn))
         hour = now.replace(minute=0, second=0, microsecond=0)
         fires = [(entry, hour) for entry in checked]
-        return _fire(conn, fires, "boot", suffix=definition.BOOT_SUFFIX)
+        return _fire(conn, fires, "boot", suffix=timetable.BOOT_SUFFIX)
 
 
 def _fire(
@@ -86,19 +85,9 @@ def _fire(
     ids: list[str] = []
     # In one order, so that schedulers that claim the same instants cannot deadlock.
     for entry, fire_at in sorted(fires, key=lambda fire: (fire[1], fire[0].name)):
-        task = tasks.row_defaults(entry.task_name)
-        job_id = statements.schedules.fire(
-            conn,
-            name=entry.name + suffix,
-            fire_at=fire_at,
-            task_name=entry.task_name,
-            queue=entry.queue,
-            reason=reason,
-            priority=task.get("priority"),
-            lock_key=task.get("lock_key"),
-        )
-        if job_id is not None:
-            ids.append(job_id)
+        row = dict.fromkeys(timetable.COLUMNS) | vars(entry)
+        made = schedule_rows.fire_once(conn, row, entry.name + suffix, fire_at, reason)
+        ids += [] if made is None or made["job_id"] is None else [made["job_id"]]
     return ids
 
 
@@ -134,7 +123,7 @@ class _CodeSchedules:
         self._now = now_fn
         self._has_clock = has_clock
         self._seen: list[Any] | None = None
-        self.wanted: list[tuple[definition.Schedule, str, bool]] = []
+        self.wanted: list[tuple[timetable.Schedule, str, bool]] = []
         """Each schedule of the code with its digest, and whether it was an old-style entry."""
         self._left_out: set[str] = set()
         self._retry_at: float | None = None
@@ -172,7 +161,7 @@ class _CodeSchedules:
 
     def _choose(self, chosen: list[Any]) -> None:
         """Note which schedules can be stored, and log which ones are left out and why."""
-        old, new = entries.split(chosen)
+        old, new = timetable.split(chosen)
         usable: list[ScheduleEntry] = []
         self._left_out, self.wanted = set(), []
         for one in old:
@@ -180,7 +169,7 @@ class _CodeSchedules:
                 usable += _check_entries([one])
             except (errors.UnknownQueue, errors.UnknownTask) as error:
                 self._leave_out(one.name, error, "schedule entry")
-        for is_old, part in ((True, entries.converted(usable)), (False, new)):
+        for is_old, part in ((True, timetable.converted(usable)), (False, new)):
             for one in part:
                 try:
                     self.wanted.append((one, schedule_rows.encoded(one)[1], is_old))
@@ -210,7 +199,7 @@ class _CodeSchedules:
         return refused
 
     def _put_one(
-        self, conn: db.Connection, one: definition.Schedule, app: str, *, is_old: bool
+        self, conn: db.Connection, one: timetable.Schedule, app: str, *, is_old: bool
     ) -> bool:
         try:
             with conn.transaction():
@@ -278,14 +267,14 @@ class Ticker:
     def __init__(
         self,
         *,
-        schedule: Iterable[ScheduleEntry | definition.Schedule] | None = None,
+        schedule: Iterable[ScheduleEntry | timetable.Schedule] | None = None,
         now_fn: Callable[[], datetime] | None = None,
         sleep_fn: types.SleepFn | None = None,
         boot_kick: bool = False,
         listens: bool = True,
     ) -> None:
         given = None if schedule is None else [*schedule]
-        entries.split(given or ())
+        timetable.split(given or ())
         self._now_fn = now_fn
         self._code = _CodeSchedules(given, self._now, has_clock=now_fn is not None)
         self._stopping = signals.Flag()
@@ -434,7 +423,7 @@ class Service:
     """
 
     def __init__(self, *, listens: bool = True) -> None:
-        old, new = entries.split(config.get_config().ingest_schedule)
+        old, new = timetable.split(config.get_config().ingest_schedule)
         _check_entries(old)
         for one in new:
             api.check(one)

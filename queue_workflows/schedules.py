@@ -16,12 +16,12 @@ from queue_workflows import check as workflow_check
 from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations, statements
 from queue_workflows.dispatch import schedule_rows
-from queue_workflows.schedule import definition, entry, expression
+from queue_workflows.schedule import expression, timetable
 from queue_workflows.tasks import job_validation, registry
 from queue_workflows.types import Row, Rows
 
-ScheduleEntry = entry.ScheduleEntry
-Schedule = definition.Schedule
+ScheduleEntry = timetable.ScheduleEntry
+Schedule = timetable.Schedule
 Occurrence = expression.Occurrence
 Fired = schedule_rows.Fired
 F = TypeVar("F")
@@ -42,7 +42,7 @@ def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the
     queue different jobs, and for two schedules of one name.
     """
     chosen = [*entries]
-    entry.split(chosen)
+    timetable.split(chosen)
     config.set_ingest_schedule(chosen)
 
 
@@ -110,7 +110,7 @@ def add(
 
 
 def _built(name: str, expression: str, options: Mapping[str, Any]) -> Schedule:
-    known = (*definition.COLUMNS[2:], "every", "on_failure")
+    known = (*timetable.COLUMNS[2:], "every", "on_failure")
     unknown = [key for key in options if key not in known]
     if unknown:
         raise errors.InvalidConfig(
@@ -130,7 +130,7 @@ def check(found: Schedule) -> None:
                 raise errors.UnknownWorkflow(f"schedule {found.name!r}: {error}") from error
         schedule_rows.check_inputs(found.workflow_name, found.inputs)
         return
-    row = {name: getattr(found, name) for name in definition.COLUMNS}
+    row = {name: getattr(found, name) for name in timetable.COLUMNS}
     try:
         registry.refuse_dropped(found.task_name or "", found.args)
         job_validation.batches([schedule_rows.new_job(row, _ANY_INSTANT)])
@@ -169,7 +169,7 @@ def _demand(
 
 def _check_name(name: Any) -> None:
     """Raise `UnknownSchedule` for what no schedule can be named."""
-    if not definition.is_name(name):
+    if not timetable.is_name(name):
         raise errors.UnknownSchedule(f"no schedule {name!r:.220}: {_LISTED}")
 
 
@@ -237,7 +237,7 @@ def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
 
 def _entries() -> dict[str, ScheduleEntry]:
     """Return this process's old-style entries by the names of their rows."""
-    return entry.named(entry.split(config.get_config().ingest_schedule)[0])
+    return timetable.named(timetable.split(config.get_config().ingest_schedule)[0])
 
 
 def _find(
@@ -276,7 +276,7 @@ def _listed(row: Row, one: ScheduleEntry | None, now: datetime) -> Row:
     if next_at is None and not row["ended"] and not row["paused"] and row["gone_at"] is None:
         # No scheduler has planned it since it was written. One that cannot fire has no next fire.
         with contextlib.suppress(errors.QueueWorkflowsError):
-            next_at = definition.first_after(row, now)
+            next_at = timetable.first_after(row, now)
     return row | {"next_fire_at": next_at} | _minute(one)
 
 
@@ -329,7 +329,7 @@ def preview(
         rows = [_entry_row(name, entries[name], now, None)]
     row = rows[0]
     start_at, end_at = row.get("start_at"), row.get("end_at")
-    found = definition.parsed(row["expression"], row["tz"], start_at)
+    found = timetable.parsed(row["expression"], row["tz"], start_at)
     after = now if start_at is None else max(now, start_at - timedelta(microseconds=1))
     until = now + timedelta(days=days)
     until = until if end_at is None else min(until, end_at)

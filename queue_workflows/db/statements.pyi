@@ -3142,10 +3142,6 @@ class _SchedulesNow(Named):
     def __call__(self, conn: _Conn, /) -> Any: ...
     def script(self) -> scripts.Script[Any]: ...
 
-class _SchedulesFire(Named):
-    def __call__(self, conn: _Conn, /, *, name: str | None, fire_at: datetime | None, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, lock_key: str | None) -> Any: ...
-    def script(self, *, name: str | None, fire_at: datetime | None, task_name: str | None, queue: str | None, reason: str | None, priority: int | None, lock_key: str | None) -> scripts.Script[Any]: ...
-
 class _SchedulesLastFires(Named):
     def __call__(self, conn: _Conn, /, *, names: _Texts | None, until: datetime | None) -> list[Row]: ...
     def script(self, *, names: _Texts | None, until: datetime | None) -> scripts.Script[list[Row]]: ...
@@ -3157,10 +3153,6 @@ class _SchedulesPrune(Named):
 class _Schedules:
     now: _SchedulesNow
     """Return the database's clock: the start of the current transaction."""
-    fire: _SchedulesFire
-    """Claim one instant of a schedule entry and queue its job. It waits for a transaction that is
-    claiming the same instant, so fire several in one order. No row: the instant was claimed before.
-    One statement, so that neither exists without the other."""
     last_fires: _SchedulesLastFires
     """Return the latest instant up to `until` that was fired under each of the names.
     Columns: name, fire_at."""

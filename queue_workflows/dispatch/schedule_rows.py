@@ -21,7 +21,7 @@ from queue_workflows import config, db, errors
 from queue_workflows.claim import job_tables, manual_changes, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.schedule import definition, expression
+from queue_workflows.schedule import expression, timetable
 from queue_workflows.tasks import job_validation
 from queue_workflows.types import TERMINAL_JOB_STATUSES, TERMINAL_RUN_STATUSES, Row
 
@@ -41,9 +41,9 @@ OVERLAP, SAME_KEY = "overlap", "idempotency key"
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
 
-def encoded(schedule: definition.Schedule) -> tuple[dict[str, Any], str]:
+def encoded(schedule: timetable.Schedule) -> tuple[dict[str, Any], str]:
     """Return the columns of a schedule and their digest; raise for what JSON cannot carry."""
-    values = {name: getattr(schedule, name) for name in definition.COLUMNS}
+    values = {name: getattr(schedule, name) for name in timetable.COLUMNS}
     for name in ("args", "inputs", "headers"):
         if name != "headers" or values[name] is not None:
             text = payload.encode(dict(values[name] or {}), f"{name} of {schedule.name!r}")
@@ -53,7 +53,7 @@ def encoded(schedule: definition.Schedule) -> tuple[dict[str, Any], str]:
     return values, whole[:32]
 
 
-def put(conn: db.Connection, schedule: definition.Schedule, app: str | None = None) -> Row | None:
+def put(conn: db.Connection, schedule: timetable.Schedule, app: str | None = None) -> Row | None:
     """Insert a schedule, or replace its definition; return `inserted`, or None if it is the same.
 
     `app`: whose code has it; None for a schedule of the table. Raises `InvalidConfig` if the name
@@ -62,7 +62,7 @@ def put(conn: db.Connection, schedule: definition.Schedule, app: str | None = No
     values, digest = encoded(schedule)
     source = "table" if app is None else "code"
     values |= {"source": source, "app": app, "definition_hash": digest}
-    values["columns"] = [*definition.COLUMNS]
+    values["columns"] = [*timetable.COLUMNS]
     found = statements.schedule_definitions.put(conn, **values)
     if found is not None:
         return found
@@ -96,7 +96,7 @@ def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
     if row["next_at"] is None and waits:
         # The scheduler reports why a schedule cannot be planned.
         with contextlib.suppress(errors.QueueWorkflowsError):
-            _plan(conn, row, definition.first_after(row, _planned_from(conn, row, now)))
+            _plan(conn, row, timetable.first_after(row, _planned_from(conn, row, now)))
             # A scheduler that found the row locked and without a plan does not know when it is due.
             statements.schedule_rows.notify(conn)
     if row["overlap"] == "queue" and _is_active(conn, row):
@@ -133,19 +133,32 @@ def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
     Returns None if it does not fire at present, or if it has fired within its own period: the time
     between the instants before and after `now`.
     """
-    period = definition.period(row, now)
+    period = timetable.period(row, now)
     if row["paused"] or row["gone_at"] is not None or period is None:
         return None
-    name = row["name"] + definition.BOOT_SUFFIX
+    name = row["name"] + timetable.BOOT_SUFFIX
     names = [row["name"], name]
     since = now - period
     if statements.schedule_rows.fired_since(conn, names=names, since=since, now=now) is not None:
         return None
-    if statements.schedule_rows.claim(conn, name=name, fire_at=now) is None:
+    made = fire_once(conn, row, name, now, "boot")
+    if made is None:
         return None
-    made = _queue(conn, row, name, now, "boot")
     statements.schedule_rows.kicked(conn, name=row["name"], **made)
     return made["job_id"] or made["run_id"]
+
+
+def fire_once(
+    conn: db.Connection, row: Row, name: str, at: datetime, reason: str
+) -> dict[str, str | None] | None:
+    """Claim an instant under `name` and queue its job or run, whatever else the schedule has.
+
+    Returns the id of each, or None if the instant was claimed before. It waits for a transaction
+    that is claiming the same one, so fire several in one order.
+    """
+    if statements.schedule_rows.claim(conn, name=name, fire_at=at) is None:
+        return None
+    return _queue(conn, row, name, at, reason)
 
 
 def _queue(
@@ -277,7 +290,7 @@ class Batch:
         conn, now, wake_at = self._conn, self._now, None
         waits = False
         if row["next_at"] is None:
-            row["next_at"] = definition.first_after(row, _planned_from(conn, row, now))
+            row["next_at"] = timetable.first_after(row, _planned_from(conn, row, now))
             if row["next_at"] is not None:
                 wake_at = max(_wake_at(row, row["next_at"]), now)
             is_unknown = row["task_name"] not in (None, *self._scope.tasks)
@@ -305,10 +318,10 @@ class Batch:
         Returns the last instant that nothing fires any more, if instants passed and none is due.
         """
         conn, now = self._conn, self._now
-        due = definition.due(row, now)
+        due = timetable.due(row, now)
         if not due:
             left_out = _left_out(conn, row, now)
-            _plan(conn, row, definition.first_after(row, now), missed_at=left_out)
+            _plan(conn, row, timetable.first_after(row, now), missed_at=left_out)
             return left_out
         waits = row["overlap"] == "queue"
         if waits and _is_active(conn, row):
@@ -321,7 +334,7 @@ class Batch:
                 # Behind what others are waiting for since an earlier time.
                 _plan(conn, row, due[number], wake_at=None if waits else now)
                 return None
-        _plan(conn, row, definition.first_after(row, max(now, due[-1])))
+        _plan(conn, row, timetable.first_after(row, max(now, due[-1])))
         return None
 
 
@@ -335,7 +348,7 @@ def _store_error(conn: db.Connection, row: Row, error: BaseException) -> bool:
 
 def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
     """Return the last instant that nothing fires any more; None if none passed or it has fired."""
-    passed = definition.last_until(row, now)
+    passed = timetable.last_until(row, now)
     if passed is None:
         return None
     claimed = statements.schedule_rows.last_claimed(conn, name=row["name"], now=now)

@@ -21,7 +21,7 @@ PLAN = "dag/plan.py"
 PASSES = "def test_one():\n    pass\n"
 FAILS = "def test_one():\n    assert False\n"
 ENDLESS = "def test_one():\n    while True:\n        pass\n"
-SAMPLED = (PLAN, "dag/policy.py", "worker/guards.py", "schedule/entry.py", CLAIM_TIMES)
+SAMPLED = (PLAN, "dag/policy.py", "worker/guards.py", "schedule/timetable.py", CLAIM_TIMES)
 
 
 def test_a_sample_of_the_mutants_is_killed_or_listed(capfd: pytest.CaptureFixture[str]) -> None:

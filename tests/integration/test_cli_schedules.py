@@ -10,7 +10,7 @@ import pytest
 
 from queue_workflows import config, schedules
 from queue_workflows.__main__ import main
-from queue_workflows.schedule import definition
+from queue_workflows.schedule import timetable
 from tests.support import tabled
 
 
@@ -65,7 +65,7 @@ def test_add_takes_every_option_of_a_schedule(capfd: pytest.CaptureFixture[str])
         "jitter_s": 2.0, "start_at": "2030-01-01T05:00:00+00:00",
         "end_at": "2030-06-01T06:00:00+00:00", "tz": "Europe/Warsaw", "args": {"a": 1},
     }  # fmt: skip
-    named = {f"--{name.replace('_', '-')}" for name in definition.COLUMNS[2:]}
+    named = {f"--{name.replace('_', '-')}" for name in timetable.COLUMNS[2:]}
     named -= {"--task-name", "--workflow-name", "--inputs"}
     assert named <= {*given, "--queue"}, "each field has an option here"
 

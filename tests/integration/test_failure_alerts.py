@@ -16,7 +16,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import claim_worker, config, history, jobs, node_queue, run_store, runs
-from queue_workflows.schedule import definition
+from queue_workflows.schedule import timetable
 from queue_workflows.scheduler import Ticker
 from tests.support import alert_senders, counting_cursor, factories, lost_replies, transitions, wait
 from tests.support.clocks import Clock
@@ -188,7 +188,7 @@ def ticker(clock: Clock[datetime], **more: Any) -> Ticker:
     """A ticker that planned the schedule `s` of every hour at the clock's time."""
     config.register_ingest_task("prices", lambda reason: None)
     config.set_ingest_schedule(
-        [definition.Schedule("s", "5 * * * *", task_name="prices", queue="fetch", **more)]
+        [timetable.Schedule("s", "5 * * * *", task_name="prices", queue="fetch", **more)]
     )
     made = Ticker(now_fn=clock)
     made.run_once()

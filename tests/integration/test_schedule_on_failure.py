@@ -12,7 +12,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, errors, node_queue, schedules
-from queue_workflows.schedule import definition
+from queue_workflows.schedule import timetable
 from queue_workflows.scheduler import Ticker
 from tests.support.alert_senders import send
 from tests.support.clocks import Clock
@@ -34,7 +34,7 @@ def noted(calls: list[tuple[str, Alert]], who: str) -> Callable[[Alert], None]:
     return lambda alert: calls.append((who, alert))
 
 
-def declare(calls: list[tuple[str, Alert]], **more: Any) -> list[definition.Schedule]:
+def declare(calls: list[tuple[str, Alert]], **more: Any) -> list[timetable.Schedule]:
     found = [
         schedules.Schedule(
             name, every="1h", task_name="prices", queue="fetch", overlap="allow",

@@ -18,7 +18,7 @@ from psycopg import sql
 
 import queue_workflows
 from queue_workflows import config, errors, scheduler, schedules
-from queue_workflows.schedule import definition
+from queue_workflows.schedule import timetable
 from queue_workflows.scheduler import Ticker
 from tests.support import tabled, timeouts, wait
 from tests.support.clocks import Clock
@@ -28,7 +28,7 @@ UTC = timezone.utc
 TEN = datetime(2024, 5, 1, 10, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
-Schedule = definition.Schedule
+Schedule = timetable.Schedule
 
 
 @pytest.fixture(autouse=True)
@@ -848,7 +848,7 @@ def test_a_jitter_longer_than_the_grace_is_not_late(db: ModuleType):
     clock = Clock(TEN)
     ticker = put(clock, hourly(jitter_s=1800.0, catch_up="none"))
     (row,) = rows("SELECT * FROM schedules")
-    assert row["wake_at"] - row["next_at"] > timedelta(seconds=definition.GRACE_S)
+    assert row["wake_at"] - row["next_at"] > timedelta(seconds=timetable.GRACE_S)
     clock.now = row["wake_at"]
     assert len(ticker.run_once()) == 1
 

@@ -34,8 +34,7 @@ TARGETS = {
     "refs/__init__.py": (*_REFS, *_LOOPS, *_MAPS),
     "worker/guards.py": _GUARDS,
     "worker/claim_times.py": ("unit/test_claim_times_edges.py", "unit/test_claim_times.py"),
-    "schedule/definition.py": ("unit/test_schedule_edges.py",),
-    "schedule/entry.py": _SCHEDULE,
+    "schedule/timetable.py": _SCHEDULE,
     "schedule/expression.py": ("unit/test_schedule_edges.py", *_EXPRESSION),
     "runtime/clock.py": ("unit/test_durations_edges.py", "unit/test_cli_parts.py"),
 }

@@ -15,7 +15,7 @@ import queue_workflows
 from queue_workflows import ingest_executor, model_registry, node_executor
 from queue_workflows.run import node_call as executor_nodes
 from queue_workflows.run import task_call
-from queue_workflows.schedule import definition
+from queue_workflows.schedule import timetable
 from queue_workflows.scheduler import ScheduleEntry
 from tests.soak import (
     growing_workflows,
@@ -47,7 +47,7 @@ def held_names() -> list[str]:
     return [f"held-{number}" for number in range(HELD)]
 
 
-def entries() -> list[ScheduleEntry | definition.Schedule]:
+def entries() -> list[ScheduleEntry | timetable.Schedule]:
     """Return entries that fire each few seconds, and some for each minute of the hour."""
     minutely = [
         ScheduleEntry(f"minute-{number}-{minute:02}", minute, "tick", tasks.NOTES)
@@ -55,7 +55,7 @@ def entries() -> list[ScheduleEntry | definition.Schedule]:
         for minute in range(60)
     ]
     held = [
-        definition.Schedule(
+        timetable.Schedule(
             name, every=f"{HELD_EVERY_S}s", task_name="tick", queue=tasks.NOTES,
             idempotency_key=name + " {fire_at}", catch_up="all", overlap="allow",
         )

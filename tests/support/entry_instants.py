@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from queue_workflows.schedule import entry as schedule_entry
+from queue_workflows.schedule import timetable
 
 
 def between(
-    entries: Iterable[schedule_entry.ScheduleEntry], after: datetime, until: datetime
-) -> list[tuple[schedule_entry.ScheduleEntry, datetime]]:
+    entries: Iterable[timetable.ScheduleEntry], after: datetime, until: datetime
+) -> list[tuple[timetable.ScheduleEntry, datetime]]:
     """Return each entry with its instants after `after` and up to `until`, by instant and name."""
-    due: list[tuple[schedule_entry.ScheduleEntry, datetime]] = []
+    due: list[tuple[timetable.ScheduleEntry, datetime]] = []
     for entry in entries:
         fire_at = entry.next_fire_at(after)
         while fire_at <= until:

@@ -19,7 +19,7 @@ PACKAGES = frozenset(
 """The packages that are public by what their `__init__` exports."""
 DEEPER = frozenset(
     (
-        *("schedule.definition", "schedule.entry", "schedule.expression"),
+        *("schedule.timetable", "schedule.expression"),
         *(f"testing.{name}" for name in ("app_harness", "faults", "plugin", "result", "servers")),
     )
 )
@@ -61,7 +61,7 @@ def test_what_is_private() -> None:
     assert is_private("db.pool")
     assert not is_private("db")
     assert not is_private("node_queue")
-    assert not is_private("schedule.entry")
+    assert not is_private("schedule.timetable")
     assert "dag.plan" in set(imported(ROOT / "tests/unit/test_dag_plan.py"))
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.schedule import entry as schedule_entry
-from queue_workflows.schedule.entry import ScheduleEntry
+from queue_workflows.schedule import timetable
+from queue_workflows.schedule.timetable import ScheduleEntry
 from tests.support import entry_instants, tabled
 from tests.support.examples import examples
 
@@ -174,9 +174,9 @@ def test_a_bad_entry_is_refused_by_field():
 
 def test_one_name_at_one_instant_is_one_job():
     same = ScheduleEntry("x", 5, "one", "fetch")
-    assert schedule_entry.check([same, same]) == [same, same]
-    schedule_entry.check([same, ScheduleEntry("x", 35, "two", "fetch")])
-    schedule_entry.check(
+    assert timetable.check([same, same]) == [same, same]
+    timetable.check([same, ScheduleEntry("x", 35, "two", "fetch")])
+    timetable.check(
         [
             ScheduleEntry("x", 5, "one", "fetch", hours={1}),
             ScheduleEntry("x", 5, "two", "fetch", hours={2}),
@@ -187,9 +187,9 @@ def test_one_name_at_one_instant_is_one_job():
         ScheduleEntry("x", 5, "one", "load", hours={7}),
     ):
         with pytest.raises(errors.InvalidConfig, match="'x'"):
-            schedule_entry.check([same, other])
+            timetable.check([same, other])
 
 
 def test_a_schedule_holds_entries_only():
     with pytest.raises(errors.InvalidConfig, match="dict"):
-        schedule_entry.check([{"name": "x"}])
+        timetable.check([{"name": "x"}])

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.schedule import definition, entry, expression
+from queue_workflows.schedule import expression, timetable
 
 UTC = timezone.utc
 DAY = timedelta(days=1)
 TICK = timedelta(microseconds=1)
 
 
-def schedule(**more: Any) -> definition.Schedule:
-    return definition.Schedule(
+def schedule(**more: Any) -> timetable.Schedule:
+    return timetable.Schedule(
         **{"name": "s", "expression": "0 3 * * *", "task_name": "t", "queue": "fetch", **more}
     )
 
@@ -119,88 +119,88 @@ def test_the_defaults_are_the_documented_ones() -> None:
         "every 10s", "UTC", "last", "skip",
     )  # fmt: skip
     assert (made.catch_up_max, made.catch_up_within_s, made.jitter_s) == (100, 86_400.0, 0.0)
-    assert "on_failure" not in definition.COLUMNS
+    assert "on_failure" not in timetable.COLUMNS
     with pytest.raises(AttributeError):
         made.name = "other"  # type: ignore[misc]
-    assert {"name", "expression", "end_at"} < set(definition.COLUMNS)
-    assert definition.GRACE_S == 60.0
+    assert {"name", "expression", "end_at"} < set(timetable.COLUMNS)
+    assert timetable.GRACE_S == 60.0
 
 
 # --- instants of a row
 
 
 def test_the_first_instant_is_after_the_given_one_and_between_start_and_end() -> None:
-    assert definition.first_after(row(), at(1)) == at(2)
-    assert definition.first_after(row(), at(1) - TICK) == at(1)
-    assert definition.first_after(row(start_at=at(5)), at(1)) == at(5)
-    assert definition.first_after(row(start_at=at(5)), at(7)) == at(8)
-    assert definition.first_after(row(end_at=at(2)), at(1)) == at(2)
-    assert definition.first_after(row(end_at=at(9)), at(1)) == at(2)
-    assert definition.first_after(row(end_at=at(2) - TICK), at(1)) is None
-    assert definition.first_after(row(start_at=at(5) + TICK), at(1)) == at(6)
+    assert timetable.first_after(row(), at(1)) == at(2)
+    assert timetable.first_after(row(), at(1) - TICK) == at(1)
+    assert timetable.first_after(row(start_at=at(5)), at(1)) == at(5)
+    assert timetable.first_after(row(start_at=at(5)), at(7)) == at(8)
+    assert timetable.first_after(row(end_at=at(2)), at(1)) == at(2)
+    assert timetable.first_after(row(end_at=at(9)), at(1)) == at(2)
+    assert timetable.first_after(row(end_at=at(2) - TICK), at(1)) is None
+    assert timetable.first_after(row(start_at=at(5) + TICK), at(1)) == at(6)
 
 
 def test_an_interval_counts_from_the_start() -> None:
     every = row(expression="every 1h", start_at=at(1, 3, 7))
-    assert definition.first_after(every, at(1, 3, 7)) == at(1, 4, 7)
+    assert timetable.first_after(every, at(1, 3, 7)) == at(1, 4, 7)
     assert schedule(expression="every 1h", start_at=at(1, 3, 7)).parsed().next_after(
         at(1, 3, 7)
     ) == at(1, 4, 7)
 
 
 def test_the_last_missed_instant_fires_alone() -> None:
-    assert definition.due(row(), at(4)) == [at(4)]
-    assert definition.due(row(), at(4) - TICK) == [at(3)]
-    assert definition.due(row(), at(1)) == [at(1)]
-    assert definition.due(row(), at(1) - TICK) == []
-    assert definition.due(row(next_at=at(1) + TICK), at(1, 4)) == []
-    assert definition.due(row(end_at=at(2)), at(4)) == [at(2)]
-    assert definition.due(row(end_at=at(9)), at(4)) == [at(4)]
+    assert timetable.due(row(), at(4)) == [at(4)]
+    assert timetable.due(row(), at(4) - TICK) == [at(3)]
+    assert timetable.due(row(), at(1)) == [at(1)]
+    assert timetable.due(row(), at(1) - TICK) == []
+    assert timetable.due(row(next_at=at(1) + TICK), at(1, 4)) == []
+    assert timetable.due(row(end_at=at(2)), at(4)) == [at(2)]
+    assert timetable.due(row(end_at=at(9)), at(4)) == [at(4)]
 
 
 def test_without_catch_up_an_instant_fires_for_a_minute_and_its_jitter() -> None:
     none = row(catch_up="none")
-    assert definition.due(none, at(4, 3, 0, 59)) == [at(4)]
-    assert definition.due(none, at(4, 3, 1)) == []
-    assert definition.due(row(catch_up="none", jitter_s=30.0), at(4, 3, 1, 29)) == [at(4)]
-    assert definition.due(row(catch_up="none", jitter_s=30.0), at(4, 3, 1, 30)) == []
+    assert timetable.due(none, at(4, 3, 0, 59)) == [at(4)]
+    assert timetable.due(none, at(4, 3, 1)) == []
+    assert timetable.due(row(catch_up="none", jitter_s=30.0), at(4, 3, 1, 29)) == [at(4)]
+    assert timetable.due(row(catch_up="none", jitter_s=30.0), at(4, 3, 1, 30)) == []
 
 
 def test_all_missed_instants_fire_up_to_their_number_and_age() -> None:
     every = row(catch_up="all", catch_up_within_s=10 * 86_400.0)
-    assert definition.due(every, at(4)) == [at(1), at(2), at(3), at(4)]
-    assert definition.due({**every, "catch_up_max": 2}, at(4)) == [at(3), at(4)]
-    assert definition.due({**every, "catch_up_within_s": 86_401.0}, at(4)) == [at(3), at(4)]
+    assert timetable.due(every, at(4)) == [at(1), at(2), at(3), at(4)]
+    assert timetable.due({**every, "catch_up_max": 2}, at(4)) == [at(3), at(4)]
+    assert timetable.due({**every, "catch_up_within_s": 86_401.0}, at(4)) == [at(3), at(4)]
     young = {**every, "catch_up_within_s": 86_400.0}
-    assert definition.due(young, at(4)) == [at(4)]
-    assert definition.due({**young, "jitter_s": 1.0}, at(4)) == [at(3), at(4)]
+    assert timetable.due(young, at(4)) == [at(4)]
+    assert timetable.due({**young, "jitter_s": 1.0}, at(4)) == [at(3), at(4)]
 
 
 def test_the_last_instant_of_a_row_ignores_its_catch_up() -> None:
     none = row(catch_up="none")
-    assert definition.last_until(none, at(4, 9)) == at(4)
-    assert definition.last_until(none, at(1)) == at(1)
-    assert definition.last_until(none, at(1) - TICK) is None
-    assert definition.last_until(row(next_at=at(1) + TICK), at(1, 4)) is None
-    assert definition.last_until(row(end_at=at(2)), at(4)) == at(2)
+    assert timetable.last_until(none, at(4, 9)) == at(4)
+    assert timetable.last_until(none, at(1)) == at(1)
+    assert timetable.last_until(none, at(1) - TICK) is None
+    assert timetable.last_until(row(next_at=at(1) + TICK), at(1, 4)) is None
+    assert timetable.last_until(row(end_at=at(2)), at(4)) == at(2)
 
 
 def test_the_period_is_that_around_now() -> None:
-    assert definition.period(row(), at(4, 9)) == DAY
-    assert definition.period(row(expression="0 3 1 1 *"), at(4)) == timedelta(days=366)
-    assert definition.period(row(end_at=at(4)), at(4)) is None
+    assert timetable.period(row(), at(4, 9)) == DAY
+    assert timetable.period(row(expression="0 3 1 1 *"), at(4)) == timedelta(days=366)
+    assert timetable.period(row(end_at=at(4)), at(4)) is None
     # In 2024 that minute lies in the gap of the clock, half an hour further.
     gap = row(expression="30 2 31 3 *", tz="Europe/Warsaw")
     just_before = datetime(2024, 3, 31, 0, 59, tzinfo=UTC)
-    assert definition.period(gap, just_before) == timedelta(days=366, minutes=30)
-    assert definition.period(row(expression="every 1h", start_at=at(9)), at(4)) is None
+    assert timetable.period(gap, just_before) == timedelta(days=366, minutes=30)
+    assert timetable.period(row(expression="every 1h", start_at=at(9)), at(4)) is None
 
 
 # --- old-style entries
 
 
-def old(name: str = "e", minute: int = 5, **more: Any) -> entry.ScheduleEntry:
-    return entry.ScheduleEntry(
+def old(name: str = "e", minute: int = 5, **more: Any) -> timetable.ScheduleEntry:
+    return timetable.ScheduleEntry(
         name, minute, **{"task_name": "t", "queue": "fetch", "hours": None, **more}
     )
 
@@ -222,7 +222,7 @@ def test_the_first_and_last_minute_and_hour_are_taken(more: dict[str, Any]) -> N
     ],
 )
 def test_a_name_is_a_text_that_can_be_stored(value: Any, taken: bool) -> None:
-    assert definition.is_name(value) is taken
+    assert timetable.is_name(value) is taken
 
 
 @pytest.mark.parametrize("hours", [[-1], [0, 24], ["1"], [1, 2.0]])
@@ -242,7 +242,7 @@ def test_entries_that_differ_in_hours_are_one_row_and_others_get_numbers() -> No
         old("every", hours={1}), old("every"), old("all"), old("all", hours={1}),
         old("same", 30, task_name="b"), old("same", 30, task_name="a"), old("same", 4),
     ]  # fmt: skip
-    found = entry.named(given)
+    found = timetable.named(given)
     assert {name: one.hours for name, one in found.items()} == {
         "e": {1, 2}, "every": None, "all": None, "same": None, "same#2": None, "same#3": None,
     }  # fmt: skip
@@ -252,12 +252,12 @@ def test_entries_that_differ_in_hours_are_one_row_and_others_get_numbers() -> No
 
 def test_a_numbered_name_fits_its_column() -> None:
     given = [old("x" * 200, minute) for minute in range(3)]
-    names = [*entry.named(given)]
+    names = [*timetable.named(given)]
     assert names == ["x" * 200, "x" * 194 + "#2", "x" * 194 + "#3"]
 
 
 def test_a_converted_entry_fires_alone_within_its_hour() -> None:
-    (made,) = entry.converted([old(hours={6})])
+    (made,) = timetable.converted([old(hours={6})])
     assert (made.name, made.expression, made.task_name, made.queue) == (
         "e", "5 6 * * *", "t", "fetch",
     )  # fmt: skip
@@ -266,7 +266,7 @@ def test_a_converted_entry_fires_alone_within_its_hour() -> None:
     )  # fmt: skip
 
 
-class Shifted(entry.ScheduleEntry):
+class Shifted(timetable.ScheduleEntry):
     """An app's entry that computes its own instants."""
 
     def next_fire_at(self, now: datetime) -> datetime:
@@ -283,24 +283,24 @@ class Described(Shifted):
 
 def test_an_entry_with_instants_of_its_own_needs_an_expression() -> None:
     with pytest.raises(errors.InvalidConfig, match="override the property `expression`"):
-        entry.converted([Shifted("e", 5, "t", "fetch")])
-    (made,) = entry.converted([Described("e", 5, "t", "fetch")])
+        timetable.converted([Shifted("e", 5, "t", "fetch")])
+    (made,) = timetable.converted([Described("e", 5, "t", "fetch")])
     assert made.expression == "6 * * * *"
 
 
 def test_entries_and_schedules_are_told_apart_and_have_names_of_their_own() -> None:
     made = schedule()
-    assert entry.split([old(), made, made]) == ([old()], [made])
+    assert timetable.split([old(), made, made]) == ([old()], [made])
     with pytest.raises(errors.InvalidConfig, match="two schedules are named 's'"):
-        entry.split([made, schedule(tz="Europe/Warsaw")])
+        timetable.split([made, schedule(tz="Europe/Warsaw")])
     with pytest.raises(errors.InvalidConfig, match="an entry and a schedule are named 's'"):
-        entry.split([old("s"), made])
+        timetable.split([old("s"), made])
     with pytest.raises(errors.InvalidConfig, match="an entry and a schedule are named 'a'"):
-        entry.split([old("s"), old("a"), made, schedule(name="a")])
+        timetable.split([old("s"), old("a"), made, schedule(name="a")])
     with pytest.raises(errors.InvalidConfig, match="holds ScheduleEntry objects, not Schedule"):
-        entry.check([made])
+        timetable.check([made])
     with pytest.raises(errors.InvalidConfig, match="holds ScheduleEntry and Schedule objects"):
-        entry.split([3])
+        timetable.split([3])
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,10 @@ def test_entries_and_schedules_are_told_apart_and_have_names_of_their_own() -> N
 def test_two_jobs_of_one_name_and_instant_collide(more: dict[str, Any], collides: bool) -> None:
     given = [old(hours={1, 2}), old(**{"hours": {1, 2}, **more})]
     if not collides:
-        assert entry.check(given) == given
+        assert timetable.check(given) == given
         return
     with pytest.raises(errors.InvalidConfig, match="fire at the same instants"):
-        entry.check(given)
+        timetable.check(given)
 
 
 # --- zones

@@ -162,10 +162,10 @@ def test_a_statement_may_say_whether_it_is_prepared(word: str, prepare: bool) ->
 
 def test_the_comment_of_a_statement_is_one_line() -> None:
     comments = statements.comments("schedules")
-    assert list(comments) == ["now", "fire", "last_fires", "prune"]
-    assert comments["fire"].endswith(
-        "No row: the instant was claimed before. One statement, so that neither exists without the "
-        "other."
+    assert list(comments) == ["now", "last_fires", "prune"]
+    assert statements.comments("schedule_definitions")["find"].endswith(
+        "fires that queued nothing, and jobs and runs that are gone or not over, do not count, nor "
+        "do fires past their retention, except the last."
     )
 
 

@@ -1,23 +1,8 @@
--- Record that a schedule entry has fired, and read when it last did.
+-- Read the clock and when schedule entries have fired last.
 
 -- name: now value
 -- Return the database's clock: the start of the current transaction.
 SELECT now() AS now;
-
--- name: fire value
--- Claim one instant of a schedule entry and queue its job. It waits for a transaction that is
--- claiming the same instant, so fire several in one order. No row: the instant was claimed before.
--- One statement, so that neither exists without the other.
-WITH fired AS (
-    INSERT INTO schedule_fires (name, fire_at, job_id)
-    VALUES (%(name)s, %(fire_at)s, gen_random_uuid()::text)
-    ON CONFLICT (name, fire_at) DO NOTHING
-    RETURNING job_id)
-INSERT INTO ingest_jobs (id, task_name, queue, reason, priority, lock_key)
-SELECT job_id, %(task_name)s, %(queue)s, %(reason)s,
-       coalesce(%(priority)s::smallint, 100), %(lock_key)s
-  FROM fired
-RETURNING id;
 
 -- name: last_fires many
 -- Return the latest instant up to `until` that was fired under each of the names.

@@ -1,9 +1,12 @@
-"""Define `Schedule`, check its fields, and compute the instants at which its row fires."""
+"""Define `Schedule` and the entries of 0.3.0, check them, and compute the instants of their rows.
+
+An entry is a task at one minute of every hour, or of chosen hours, in UTC.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, fields, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, cast, get_args
 
@@ -228,3 +231,163 @@ def period(row: Mapping[str, Any], now: datetime) -> timedelta | None:
         found, now, after=expression.as_utc(now) - timedelta(days=_LONGEST_DAYS)
     )
     return None if coming is None or not past else coming - past[-1]
+
+
+# --- the entries of 0.3.0
+
+
+CATCH_UP_S = 3600.0
+"""Seconds after which an entry's instant does not fire any more: one period of an hourly entry."""
+
+
+@dataclass(frozen=True)
+class ScheduleEntry:
+    """Run `task_name` on the ingest queue `queue` at `minute` of each of `hours`, in UTC.
+
+    `hours` is any iterable of 0-23, kept as a frozenset; None means every hour. Raises
+    `InvalidConfig` (a ValueError) that names the entry and the field. A name has at most 200
+    characters and must not end in `:boot`, which marks the fires of the boot kick.
+    """
+
+    name: str
+    minute: int
+    task_name: str
+    queue: str
+    hours: Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        for field in ("task_name", "queue"):
+            check_text(self.name, field, getattr(self, field))
+        if not _whole(0, 59)(self.minute):
+            raise errors.InvalidConfig(
+                f"schedule entry {self.name!r}: minute must be a whole number 0-59, "
+                f"not {self.minute!r}"
+            )
+        if self.hours is not None:
+            object.__setattr__(self, "hours", _checked_hours(self.name, self.hours))
+
+    @property
+    def expression(self) -> str:
+        """Return the cron expression of the same instants, in UTC."""
+        hours = "*" if self.hours is None else ",".join(map(str, sorted(self.hours)))
+        return f"{self.minute} {hours} * * *"
+
+    def next_fire_at(self, now: datetime) -> datetime:
+        """Return the first instant strictly after `now`, aware, in UTC; a naive `now` is UTC."""
+        found = parsed(self.expression, "UTC", None).next_after(now)
+        assert found is not None
+        return found
+
+    def previous_fire_at(self, now: datetime) -> datetime:
+        """Return the last instant at or before `now`, aware, in UTC; a naive `now` is UTC."""
+        each = parsed(self.expression, "UTC", None)
+        after = expression.as_utc(now) - timedelta(days=_LONGEST_DAYS)
+        (found,) = expression.latest(each, now, after=after)
+        return found
+
+
+def _checked_hours(name: str, hours: Any) -> frozenset[int]:
+    if isinstance(hours, str) or not isinstance(hours, Iterable):
+        chosen: list[Any] = []
+    else:
+        chosen = list(hours)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not chosen or not all(map(_whole(0, 23), chosen)):
+        raise errors.InvalidConfig(
+            f"schedule entry {name!r}: hours must be whole numbers 0-23, at least one, or None for "
+            f"every hour, not {hours!r}"
+        )
+    return frozenset(chosen)
+
+
+def check(entries: Iterable[object]) -> list[ScheduleEntry]:
+    """Return the entries as a list; raise as `split` does, and for a `Schedule` among them."""
+    checked, rows = split(entries)
+    if rows:
+        raise errors.InvalidConfig("a schedule holds ScheduleEntry objects, not Schedule")
+    return checked
+
+
+def split(entries: Iterable[object]) -> tuple[list[ScheduleEntry], list[Schedule]]:
+    """Return the old-style entries, and the schedules.
+
+    Raises `InvalidConfig` for any other value, for two schedules of one name, and for two different
+    jobs under one name at one instant, since only one could ever be claimed.
+    """
+    checked: list[ScheduleEntry] = []
+    rows: dict[str, Schedule] = {}
+    for candidate in entries:
+        if isinstance(candidate, Schedule):
+            if rows.setdefault(candidate.name, candidate) != candidate:
+                raise errors.InvalidConfig(f"two schedules are named {candidate.name!r}")
+            continue
+        if not isinstance(candidate, ScheduleEntry):
+            raise errors.InvalidConfig(
+                "a schedule holds ScheduleEntry and Schedule objects, not "
+                f"{type(candidate).__name__}"
+            )
+        for other in checked:
+            if _collide(candidate, other):
+                raise errors.InvalidConfig(
+                    f"two schedule entries named {candidate.name!r} fire at the same instants but "
+                    "run different jobs: give them different names"
+                )
+        checked.append(candidate)
+    if both := sorted({one.name for one in checked} & rows.keys()):
+        raise errors.InvalidConfig(f"an entry and a schedule are named {both[0]!r}")
+    return checked, [*rows.values()]
+
+
+def named(entries: Iterable[ScheduleEntry]) -> dict[str, ScheduleEntry]:
+    """Return old-style entries by the names of their rows.
+
+    Entries that differ in their hours alone become one. Of others with one name, each after the
+    first gets a number, by minute and task.
+    """
+    merged: dict[tuple[object, ...], ScheduleEntry] = {}
+    for one in entries:
+        key = (type(one), one.name, one.minute, one.task_name, one.queue)
+        other = merged.setdefault(key, one)
+        if other.hours is not None and other is not one:
+            hours = None if one.hours is None else {*one.hours, *other.hours}
+            merged[key] = replace(one, hours=hours)
+    found: dict[str, ScheduleEntry] = {}
+    for one in sorted(merged.values(), key=lambda one: (one.name, one.minute, one.task_name)):
+        name, number = one.name, 1
+        while name in found:
+            number += 1
+            name = f"{one.name[: MAX_NAME - 6]}#{number}"
+        found[name] = one
+    return found
+
+
+def converted(entries: Iterable[ScheduleEntry]) -> list[Schedule]:
+    """Return old-style entries as the schedules of which they are rows.
+
+    They keep what they do: of what an outage missed, the latest instant fires if it is less than an
+    hour old, and no job waits for another.
+    """
+    found: list[Schedule] = []
+    for name, one in named(entries).items():
+        kind = type(one)
+        own_instants = kind.next_fire_at is not ScheduleEntry.next_fire_at
+        if own_instants and kind.expression is ScheduleEntry.expression:
+            raise errors.InvalidConfig(
+                f"schedule entry {one.name!r}: {kind.__name__} overrides next_fire_at, which "
+                "schedulers do not call; override the property `expression`, or use "
+                "schedules.Schedule"
+            )
+        found.append(Schedule(
+            name, one.expression, task_name=one.task_name, queue=one.queue, overlap="allow",
+            catch_up="all", catch_up_max=1, catch_up_within_s=CATCH_UP_S,
+        ))  # fmt: skip
+    return found
+
+
+def _collide(one: ScheduleEntry, other: ScheduleEntry) -> bool:
+    """Return whether two entries queue different jobs under one name at one instant."""
+    same_instants = (one.name, one.minute) == (other.name, other.minute)
+    same_jobs = (one.task_name, one.queue) == (other.task_name, other.queue)
+    if same_jobs or not same_instants:
+        return False
+    return one.hours is None or other.hours is None or bool({*one.hours} & {*other.hours})
