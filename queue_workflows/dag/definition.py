@@ -283,9 +283,7 @@ def _read_step(
         return _Step(deps)
     if kind in ("map", "input", "run", "node"):
         if kind == "node":
-            inputs = _step_inputs(entry, where)
-            flow = _pipeline_of_one(step_id, entry, inputs, where)
-            (node,) = _placed(flow, "", inputs, skip_if)
+            node = _node_of_body(step_id, entry, where) | {"skip_if": skip_if or None}
         elif kind == "map":
             node = _map_node(step_id, entry, reading, depth, where) | {"skip_if": skip_if}
         elif kind == "run":
@@ -408,16 +406,14 @@ def _read_pipeline(name: str, schema: Any, where: str) -> dict[str, JsonDict]:
     return {node_id: {**node, "pipeline": name} for node_id, node in nodes.items()}
 
 
-def _pipeline_of_one(
-    node_id: str, entry: Mapping[str, Any], inputs: Iterable[str], where: str
-) -> dict[str, JsonDict]:
-    """Return the pipeline of a step of kind `node`: the step is its node, and has its inputs."""
+def _node_of_body(node_id: str, entry: Mapping[str, Any], where: str) -> JsonDict:
+    """Return the node of a step of kind `node`, which has the inputs of the step."""
     alone = {key: value for key, value in entry.items() if key not in ("depends_on", "inputs")}
-    node = _pipeline_node(node_id, alone, (), {}, where)
-    for name in inputs:
+    given = _step_inputs(entry, where)
+    for name in given:
         _check_input(name, where)
-    sources = {name: document_values.from_step(name) for name in inputs}
-    return {node_id: {**node, "inputs": sources}}
+    inputs = {name: document_values.as_input(value) for name, value in given.items()}
+    return {**_pipeline_node(node_id, alone, (), {}, where), "deps": [], "inputs": inputs}
 
 
 def _pipeline_node(

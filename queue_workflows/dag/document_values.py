@@ -213,16 +213,11 @@ def parse_source(text: str, siblings: Collection[str], where: str) -> Source:
                 f"{where}: {text!r} is none of pipeline.<key>, pipeline._implicit(<literal>), "
                 "pipeline._siblings([a, b])"
             )
-        return from_step(rest)
+        return lambda _, given: as_input(given.get(rest))
     sibling, path = _of_sibling(text, siblings)
     place = folder(_sibling(sibling, siblings, where))
     below = "" if path is None else f"/{_inside(path, text, where)}"
     return _from_paths([place + below], many=False)
-
-
-def from_step(key: str) -> Source:
-    """Return the source `pipeline.<key>`: the step's input of that name, None without one."""
-    return lambda _, given: as_input(given.get(key))
 
 
 def _from_paths(paths: list[str], *, many: bool) -> Source:

@@ -223,15 +223,10 @@ class _Cache(Generic[K, V]):
             self._items.pop(key, None)
 
 
-_cache: _Cache[str, tuple[Identity, plan.Progress]] = _Cache(CACHED_RUNS)
-"""The progress of runs by their ids."""
-_left: _Cache[Identity, bool] = _Cache(CACHED_RUNS)
-"""The runs that a worker leaves to the dispatcher."""
+_cache: _Cache[str, tuple[Identity, plan.Progress | None]] = _Cache(CACHED_RUNS)
+"""The progress of runs by their ids, None for a run that a worker leaves to the dispatcher."""
 parts: _Cache[str, int] = _Cache(CACHED_RUNS)
 """How many events of a run fit into one transaction, where that is fewer than a batch."""
-_graphs: _Cache[bytes, graph.Graph] = _Cache(CACHED_GRAPHS)
-"""Graphs by the SHA-256 of their definition's text, since a stored `definition_hash` may be forged.
-"""
 
 
 class Definition(NamedTuple):
@@ -328,11 +323,11 @@ def _hash(document: Any) -> bytes:
 
 def unknown(wanted: Iterable[Row]) -> list[Row]:
     """Return up to READ_AT_ONCE of these runs whose graphs are to be read, each once."""
-    found = {
-        run["id"]: run
-        for run in wanted
-        if run["generation"] is not None and recall(run) is None and not _left.get(identity(run))
-    }
+    found: dict[str, Row] = {}
+    for run in wanted:
+        known = _cache.get(run["id"])
+        if run["generation"] is not None and (known is None or known[0] != identity(run)):
+            found[run["id"]] = run
     return [*found.values()][:READ_AT_ONCE]
 
 
@@ -343,7 +338,7 @@ def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
     the dispatcher, and are not asked for again.
     """
     for run in asked:
-        _left.put(identity(run), True)
+        keep(run, None)
         with contextlib.suppress(errors.InvalidWorkflow):
             if run["id"] in texts:
                 keep(run, plan.Progress(_graph(texts[run["id"]])))
@@ -354,18 +349,19 @@ def _graph(text: str) -> graph.Graph:
 
     Raises `InvalidWorkflow` for a definition that cannot run, since its row may be forged.
     """
-    key = hashlib.sha256(text.encode()).digest()
-    known = _graphs.get(key)
-    if known is None:
-        known = graph.read(db.load_json(text))
-        # An app's resolver may change the templates that it receives.
-        if len(text) <= CACHED_GRAPH_CHARS and not hooks.app_resolves():
-            _graphs.put(key, known)
-    return known
+    # An app's resolver may change the templates that it receives.
+    if len(text) > CACHED_GRAPH_CHARS or hooks.app_resolves():
+        return graph.read(db.load_json(text))
+    return _read(text)
 
 
-def keep(run: Row, progress: plan.Progress) -> None:
-    """Cache the progress of a run in its generation."""
+@functools.lru_cache(maxsize=CACHED_GRAPHS)
+def _read(text: str) -> graph.Graph:
+    return graph.read(db.load_json(text))
+
+
+def keep(run: Row, progress: plan.Progress | None) -> None:
+    """Cache the progress of a run in its generation, None if it is left to the dispatcher."""
     _cache.put(run["id"], (identity(run), progress))
 
 

@@ -76,11 +76,8 @@ def test_the_graphs_of_unknown_runs_are_read_by_one_statement(toy: flow.Flow) ->
 def test_a_large_graph_delays_no_result_and_is_asked_for_once(toy: flow.Flow) -> None:
     toy.dag(*({"id": f"n{secrets.token_hex(40)}"} for _ in range(120)))
     run_id = toy.started()
-    asked: list[int] = []
-    for _ in range(2):
-        flow.forget(run_id)
-        asked.append(recorded_together(1))
-    assert asked == [2, 1]
+    flow.forget(run_id)
+    assert [recorded_together(1) for _ in range(2)] == [2, 1]
     assert factories.execute(
         "SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL"
     ) == [{"n": 2}]
