@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from queue_workflows.types import JsonDict, RefResolver
 
 END = ""
+DONE = ("completed", "skipped")
+"""The states of a node that satisfy the nodes that depend on it."""
 
 
 class Reader(Protocol):
@@ -352,7 +354,7 @@ class Planner:
         for row in rows:
             if row.status != "skipped" and row.reason is None:
                 row.resolve(context, self._resolver)
-        doubtful = {row.node.id for row in rows if row.reason is not None or _is_over(row)}
+        doubtful = {row.node.id for row in rows if row.reason is not None or row.status in DONE}
         present = self._reader.present(doubtful) if doubtful and may_exist else set[str]()
         ended: list[NewNode] = []
         for row in sorted(rows, key=lambda row: row.status != "skipped"):
@@ -361,7 +363,7 @@ class Planner:
             if row.reason is not None:
                 return [], row
             self._rows.append(row)
-            if _is_over(row):
+            if row.status in DONE:
                 ended.append(row)
             if row.result is not None:
                 self._outputs[row.node.id] = row.result
@@ -400,11 +402,7 @@ class Planner:
         rank: dict[str | None, int] = {model: at for at, model in enumerate([*models, None])}
         queued.sort(key=lambda row: rank[row.node.model])
         others = [row for row in self._rows if row.status != "queued"]
-        return queued + sorted(others, key=_is_over)
-
-
-def _is_over(row: NewNode) -> bool:
-    return row.status in ("skipped", "completed")
+        return queued + sorted(others, key=lambda row: row.status in DONE)
 
 
 def encode_row(row: NewNode) -> str:

@@ -18,7 +18,6 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 _log = logging.getLogger(__name__)
 STARTS, STARTS_A_ROUND = "start of run", 50
-DONE = ("completed", "skipped")
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
     errors.InvalidWorkflow,

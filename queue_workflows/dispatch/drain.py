@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from queue_workflows import db
 from queue_workflows.claim import recovery, row_isolation
-from queue_workflows.dag import hooks, item_ids, payload
+from queue_workflows.dag import hooks, item_ids, payload, plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, input_nodes, run_cache
 from queue_workflows.types import Row
@@ -105,7 +105,7 @@ class _Events:
         """Events of items' nodes, which are counted and fail no run by themselves."""
         own = [row for row in rows if not item_ids.of_item(row["node_id"])]
         self.failed = [row for row in own if row["kind"] == row["node_status"] == "failed"]
-        done = [r for r in own if r["kind"] == "completed" and r["node_status"] in advance.DONE]
+        done = [r for r in own if r["kind"] == "completed" and r["node_status"] in plan.DONE]
         self.finished = [*dict.fromkeys(row["node_id"] for row in done)]
         """The nodes of the definition that are done."""
 

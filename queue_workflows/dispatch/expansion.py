@@ -16,7 +16,6 @@ from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
 from queue_workflows.types import JsonDict, Row, Unreadable
 
-_DONE = ("completed", "skipped")
 _OPEN = ("queued", "running", "awaiting_input")
 _States = Mapping[str, "tuple[str, str | None]"]
 WINDOW = 1000
@@ -123,7 +122,7 @@ class Expansion:
                 ended = self._go_on(of, map_id, self._items(map_id, by_key), by_key)
             else:
                 last = [(key, found[-1]) for key, found in by_key.items()]
-                done = [key for key, event in last if event["node_status"] in _DONE]
+                done = [key for key, event in last if event["node_status"] in plan.DONE]
                 failed = [each for each in last if each[1]["node_status"] == "failed"]
                 ended = _Ended(done, {key: event["node_error"] or "" for key, event in failed})
             self._step(of, map_id, ended)
@@ -281,12 +280,14 @@ class Expansion:
             if error is not None:
                 ended.failing[key] = error
                 continue
-            done = {node_id for node_id, (status, _) in own.items() if status in _DONE}
+            done = {node_id for node_id, (status, _) in own.items() if status in plan.DONE}
             present = done.union(each for each, (status, _) in own.items() if status in _OPEN)
             known, finished = None, None
             if events is not None:
                 known = {*asked[key]}
-                finished = [each["node_id"] for each in events[key] if each["node_status"] in _DONE]
+                finished = [
+                    each["node_id"] for each in events[key] if each["node_status"] in plan.DONE
+                ]
             self._plan(ended, [*outer, scope], done, known, finished, present)
         self._insert(resumed=events is None)
         return ended._replace(failing=self._failed(of, map_id, ended.failing))
