@@ -297,7 +297,7 @@ def _read_step(
     inputs = _step_inputs(entry, where)
     flow, prefix = reading.flow(entry, where), f"{step_id}/"
     inner = [prefix + each for each in flow]
-    leaves = [prefix + each for each in _leaves(flow.values())]
+    leaves = [prefix + each for each in graph.last_of(flow.values())]
     known = {node_id: node["deps"] for node_id, node in flow.items()}
     if kind == "loop":
         spec = loops.read(entry, known, where)
@@ -380,13 +380,6 @@ def _map_node(
     body = _nodes(steps, reading, where)
     over, found = graph.read_map(entry, body, where)
     return {**_node(step_id, graph.MAP, [], {"over": over}), "map": {**found, "body": body}}
-
-
-def _leaves(nodes: Iterable[JsonDict]) -> list[str]:
-    """Return the nodes that no other one depends on."""
-    nodes = [*nodes]
-    followed = {dep for node in nodes for dep in node["deps"]}
-    return [node["id"] for node in nodes if node["id"] not in followed]
 
 
 def _read_pipeline(name: str, schema: Any, where: str) -> dict[str, JsonDict]:
@@ -505,4 +498,4 @@ def _output(raw: Any, nodes: list[JsonDict], where: str) -> JsonDict:
     inputs = document_values.value(document_values.record(raw, where), where)
     if any(node["id"] == graph.OUTPUT for node in nodes):
         raise errors.InvalidWorkflow(f"{where}: no step can have the id {graph.OUTPUT!r}")
-    return _node(graph.OUTPUT, graph.OUTPUT, _leaves(nodes), inputs)
+    return _node(graph.OUTPUT, graph.OUTPUT, graph.last_of(nodes), inputs)

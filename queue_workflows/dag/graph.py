@@ -373,16 +373,23 @@ def read_map(
     return over, {**given, "result": result, "path": path}
 
 
+def last_of(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the ids of the entries that no other one depends on."""
+    nodes = [*nodes]
+    followed = {dep for node in nodes for dep in node["deps"]}
+    return [node["id"] for node in nodes if node["id"] not in followed]
+
+
 def _map_result(given: Any, body: Sequence[Mapping[str, Any]], where: str) -> tuple[str, list[str]]:
     if given is None:
-        followed = {dep for node in body for dep in node["deps"]}
-        leaves = [node for node in body if node["id"] not in followed]
-        if len(leaves) > 1:
+        leaf, *others = last_of(body)
+        if others:
             raise errors.InvalidWorkflow(
-                f"{where}: {len(leaves)} nodes end its body: name the one whose output is the "
-                f'item\'s, as "result": {{"$from": "{leaves[-1]["id"]}"}}'
+                f"{where}: {len(others) + 1} nodes end its body: name the one whose output is the "
+                f'item\'s, as "result": {{"$from": "{others[-1]}"}}'
             )
-        return leaves[0]["id"], [MAP_RESULTS] if "map" in leaves[0] else []
+        is_map = any("map" in node for node in body if node["id"] == leaf)
+        return leaf, [MAP_RESULTS] if is_map else []
     path = cast("dict[str, Any]", given).get("$from") if isinstance(given, dict) else None
     if not isinstance(path, str) or len(cast("dict[str, Any]", given)) != 1:
         raise errors.InvalidWorkflow(

@@ -84,8 +84,6 @@ class NewNode:
     child: JsonDict | None = None
     owner: branches.Choice | loops.Loop | None = None
     reason: str | None = None
-    after_loop: bool = False
-    """Whether its round of a loop does not take place."""
     prefix: str = ""
 
     @property
@@ -129,8 +127,7 @@ class NewNode:
         try:
             if isinstance(owner, loops.Loop):
                 number = self.node.round or 1
-                self.after_loop = not loops.goes_on(owner, number, context, resolve)
-                return self.after_loop
+                return not loops.goes_on(owner, number, context, resolve)
             return self.node.id not in owner.members[owner.arm_of(owner.value(resolve))]
         except errors.InvalidWorkflow as error:
             self.reason = str(error)
@@ -267,7 +264,7 @@ class Planner:
         self._outputs: JsonDict = {}
         """Outputs of nodes that the plan itself completes."""
         self._left_out: set[str] = set()
-        """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
+        """Skipped nodes of a loop's rounds. A loop skips 1,000 of them without a query."""
         self._rows: list[NewNode] = []
 
     def run(self, candidates: list[str]) -> Plan:
@@ -356,7 +353,7 @@ class Planner:
                 row.resolve(context, self._resolver)
         doubtful = {row.node.id for row in rows if row.reason is not None or row.status in DONE}
         present = self._reader.present(doubtful) if doubtful and may_exist else set[str]()
-        ended: list[NewNode] = []
+        done: list[str] = []
         for row in sorted(rows, key=lambda row: row.status != "skipped"):
             if row.node.id in present:
                 continue
@@ -364,12 +361,12 @@ class Planner:
                 return [], row
             self._rows.append(row)
             if row.status in DONE:
-                ended.append(row)
+                done.append(row.node.id)
             if row.result is not None:
                 self._outputs[row.node.id] = row.result
-        done = [row.node.id for row in ended]
         self.skipped.update(done)
-        self._left_out |= {row.node.id for row in ended if row.after_loop}
+        nodes = self.progress.graph.nodes
+        self._left_out.update(each for each in done if nodes[each].round is not None)
         return done, None
 
     def _context(self, rows: Iterable[NewNode]) -> dict[str, Any]:

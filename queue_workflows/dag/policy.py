@@ -220,26 +220,21 @@ def _backoff(raw: Any, key: str, where: str) -> Any:
     return checked
 
 
-def _number(raw: Any, key: str, where: str, least: float, most: float) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or raw != raw:
-        raise errors.InvalidWorkflow(f"{where}: {key!r} must be a number, not {raw!r:.120}")
+def _number(
+    raw: Any, key: str, where: str, least: float, most: float, kind: type[float] = float
+) -> float:
+    noun, takes = ("a whole number", int) if kind is int else ("a number", (int, float))
+    if isinstance(raw, bool) or not isinstance(raw, takes) or raw != raw:
+        raise errors.InvalidWorkflow(f"{where}: {key!r} must be {noun}, not {raw!r:.120}")
     if not least <= raw <= most:  # also refuses NaN, infinity, and an int that no float can hold
         raise errors.InvalidWorkflow(
             f"{where}: {key!r} must be {least:g} to {most:g}, not {raw!r:.40}"
         )
-    return float(raw)
+    return kind(raw)
 
 
 def _seconds(raw: Any, key: str, where: str, least: float = 0.001) -> float:
     return _number(raw, key, where, least, MAX_WAIT_S)
-
-
-def _whole(raw: Any, key: str, where: str, least: int, most: int) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int):
-        raise errors.InvalidWorkflow(f"{where}: {key!r} must be a whole number, not {raw!r:.120}")
-    if not least <= raw <= most:
-        raise errors.InvalidWorkflow(f"{where}: {key!r} must be {least} to {most}, not {raw!r:.40}")
-    return raw
 
 
 def _names(raw: Any, key: str, where: str) -> list[str]:
@@ -254,12 +249,12 @@ def _names(raw: Any, key: str, where: str) -> list[str]:
 
 
 _CHECKS: dict[str, Callable[[Any, str, str], Any]] = {
-    "retries": functools.partial(_whole, least=0, most=MAX_RETRIES),
+    "retries": functools.partial(_number, least=0, most=MAX_RETRIES, kind=int),
     "backoff": _backoff,
     "timeout_s": _seconds,
     "retry_on": _names,
     "discard_on": _names,
-    "priority": functools.partial(_whole, least=PRIORITIES[0], most=PRIORITIES[-1]),
+    "priority": functools.partial(_number, least=PRIORITIES[0], most=PRIORITIES[-1], kind=int),
     "lock_key": lambda raw, key, where: document_values.needed_text({key: raw}, key, where),
 }
 
