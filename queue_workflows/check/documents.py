@@ -64,7 +64,6 @@ def check(
             yield from _question(step, at)
         elif isinstance(kind, str) and kind in _KEYS:
             yield from _unread_keys(step, _KEYS[kind], at)
-            yield from _unread_policy(step, at)
             if "pipeline" in step and kind != "run":
                 yield from _pipeline(step, pipelines[step["pipeline"]], seen, at)
         else:
@@ -84,7 +83,6 @@ def _pipeline(
     if step["pipeline"] not in seen:
         seen.add(step["pipeline"])
         yield from _unread_keys(schema, _PIPELINE, f"pipeline {step['pipeline']!r}")
-        yield from _unread_policy(schema, f"pipeline {step['pipeline']!r}")
         for node in schema["nodes"]:
             yield from _node(node, f"pipeline {step['pipeline']!r}: node {node['id']!r}")
     for node in schema["nodes"]:
@@ -194,26 +192,22 @@ def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
         yield findings.error(at, what, remedy)
 
 
-def _unread_policy(entry: Mapping[str, Any], at: str) -> Iterator[Finding]:
-    """Report a policy of a step or a pipeline, which was meant for the pipeline's nodes."""
-    for key in entry:
-        if key in policy.KEYS:
-            yield findings.warning(
-                at, f"nothing reads the key {key!r} here", "write it in a node, or in 'defaults'"
-            )
-
-
 def _unread_keys(entry: Mapping[str, Any], known: set[str], at: str) -> Iterator[Finding]:
-    """Report keys that are close to a known one; others may belong to the app."""
+    """Report keys that are close to a known one, and a policy; others may belong to the app."""
+    # Steps and pipelines have no policy; the author meant the pipeline's nodes.
+    is_group, in_node = "widget" not in known, " in a node, or in 'defaults'"
     for key in entry:
-        if key in known or key in policy.KEYS:
+        if key in known:
             continue
-        meant = policy.right_name(key, known)
-        where = ""
-        if meant is None and "widget" not in known:
-            # Steps and pipelines have no policy; the author meant the pipeline's nodes.
-            meant = policy.right_name(key, policy.KEYS)
-            where = " in a node, or in 'defaults'"
+        if key in policy.KEYS:
+            if is_group:
+                yield findings.warning(
+                    at, f"nothing reads the key {key!r} here", f"write it{in_node}"
+                )
+            continue
+        meant, where = policy.right_name(key, known), ""
+        if meant is None and is_group:
+            meant, where = policy.right_name(key, policy.KEYS), in_node
         if meant is not None:
             less = " (one less: the first attempt is none)" if key in _ATTEMPTS else ""
             yield findings.warning(
