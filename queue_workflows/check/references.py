@@ -45,7 +45,7 @@ class References:
         if node.choice is not None:
             # The arms' first nodes decide, so they must wait for what the value is taken from.
             ends = node.choice.ends
-            first = min(node.choice.members[ends[0]], key=self.graph.position)
+            first = min(node.choice.members[ends[0]], key=self.graph.position.__getitem__)
             found.append((self.graph.nodes[first], "its value", node.choice.on))
         if node.loop is not None:
             found.append((node, "'until'", node.loop.rounds[0].until))

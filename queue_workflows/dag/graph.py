@@ -121,24 +121,17 @@ class Graph:
     Raises `InvalidWorkflow` for an unknown dependency, branch or loop.
     """
 
-    __slots__ = ("_downstream", "_position", "leaves", "nodes", "once", "sources")
-    nodes: Mapping[str, Node]
-    sources: tuple[str, ...]
-    leaves: tuple[str, ...]
-    once: tuple[str, ...]
-    """The nodes that no loop repeats."""
+    __slots__ = ("_downstream", "leaves", "nodes", "once", "position", "sources")
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self._downstream = _downstream(nodes)
         self.nodes = {node_id: _linked(node, nodes) for node_id, node in nodes.items()}
-        self._position = {node_id: index for index, node_id in enumerate(nodes)}
+        self.position = {node_id: index for index, node_id in enumerate(nodes)}
+        """The positions of the nodes in declaration order."""
         self.sources = tuple(node.id for node in nodes.values() if not node.deps)
         self.leaves = tuple(node_id for node_id in nodes if not self._downstream[node_id])
         self.once = tuple(node.id for node in nodes.values() if node.round is None)
-
-    def position(self, node_id: str) -> int:
-        """Return the position of a node in declaration order."""
-        return self._position[node_id]
+        """The nodes that no loop repeats."""
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
         """Return the nodes that depend on this one, in declaration order; () if it is unknown."""

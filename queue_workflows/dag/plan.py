@@ -232,7 +232,7 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
     for node_id in finished:
         found.update(graph_.downstream(node_id) or (END,))
     end = [END] if END in found else []
-    return sorted(found.difference(end), key=graph_.position) + end
+    return sorted(found.difference(end), key=graph_.position.__getitem__) + end
 
 
 class Planner:
@@ -394,7 +394,7 @@ class Planner:
             return self._rows
         position = self.progress.graph.position
         queued = [row for row in self._rows if row.status == "queued"]
-        queued.sort(key=lambda row: position(row.node.id))
+        queued.sort(key=lambda row: position[row.node.id])
         models = dict.fromkeys(row.node.model for row in queued if row.node.model is not None)
         rank: dict[str | None, int] = {model: at for at, model in enumerate([*models, None])}
         queued.sort(key=lambda row: rank[row.node.model])

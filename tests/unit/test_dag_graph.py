@@ -35,7 +35,7 @@ def test_edges_go_both_ways_in_declaration_order() -> None:
     assert built.downstream("d") == built.downstream("stranger") == ()
     assert built.sources == ("a", "alone")
     assert built.leaves == ("d", "alone")
-    assert built.position("c") == 3
+    assert built.position["c"] == 3
 
 
 def test_a_node_cannot_be_changed_and_has_no_dict() -> None:
