@@ -53,8 +53,6 @@ JobStatus: TypeAlias = Literal["queued", "running", "completed", "failed", "canc
 """The states of an ingest job."""
 NodeStatus: TypeAlias = Literal["queued", "running", "awaiting_input", TerminalJobStatus]
 """The states of a node job."""
-SubmissionStatus: TypeAlias = Literal["pending", "processing", "processed", "failed"]
-"""The states of an answer to an input node."""
 WorkerState: TypeAlias = Literal[
     "idle", "busy", "parked", "draining", "paused", "throttled", "stopped", "dead"
 ]
@@ -64,14 +62,6 @@ StopPolicy: TypeAlias = Literal["hard", "drain", "pause"]
 RunMode: TypeAlias = Literal["step", "node"]
 DagQueue: TypeAlias = Literal["cpu", "gpu"]
 """The queues of node jobs."""
-OutboxKind: TypeAlias = Literal["completed", "failed", "awaiting_input"]
-NodeEventType: TypeAlias = Literal[
-    "claimed", "model_load_start", "model_load_done", "progress_beat", "stall_suspected",
-    "stall_trip", "gpu_health_trip", "budget_trip", "requeued", "reassigned", "lease_renew",
-    "completed", "failed", "cancelled", "error", "parked", "reclaimed", "retried", "skipped",
-    "death", "unassignable", "assignable",
-]  # fmt: skip
-"""The types of events in the history of node jobs."""
 
 TERMINAL_RUN_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalRunStatus))
 TERMINAL_JOB_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalJobStatus))
@@ -209,73 +199,6 @@ class IngestJob(Job):
     idempotency_window_s: float | None
     idempotency_released: bool
     admitted_at: datetime.datetime | None
-
-
-class Event(TypedDict):
-    """The columns that the histories of both job families have."""
-
-    id: int
-    attempt: int
-    host_label: str | None
-    queue: str | None
-    elapsed_s: float | None
-    error: str | None
-    detail: Any
-    created_at: datetime.datetime
-    worker_id: str | None
-    claim_no: int | None
-    xid: int | None
-
-
-class NodeEvent(Event):
-    """A row of `workflow_node_events`."""
-
-    run_id: str
-    node_id: str
-    job_id: str | None
-    event_type: NodeEventType
-    model: str | None
-
-
-class IngestEvent(Event):
-    """A row of `ingest_job_events`."""
-
-    job_id: str
-    event_type: str
-    actor: str | None
-
-
-class OutboxEvent(TypedDict):
-    """A row of `workflow_dispatch_events`."""
-
-    id: int
-    run_id: str
-    node_id: str
-    kind: OutboxKind
-    processed_at: datetime.datetime | None
-    error: str | None
-    attempts: int
-    created_at: datetime.datetime
-    job_id: str | None
-    claim_no: int | None
-    generation: int
-    available_at: datetime.datetime | None
-
-
-class Submission(TypedDict):
-    """A row of `workflow_input_submissions`."""
-
-    id: str
-    run_id: str
-    node_id: str
-    value: Any
-    status: SubmissionStatus
-    error: str | None
-    claimed_at: datetime.datetime | None
-    created_at: datetime.datetime
-    processed_at: datetime.datetime | None
-    attempts: int
-    available_at: datetime.datetime | None
 
 
 class Worker(TypedDict):

@@ -15,10 +15,6 @@ ROWS = {
     "workflow_runs": types.Run,
     "workflow_node_jobs": types.NodeJob,
     "ingest_jobs": types.IngestJob,
-    "workflow_node_events": types.NodeEvent,
-    "ingest_job_events": types.IngestEvent,
-    "workflow_dispatch_events": types.OutboxEvent,
-    "workflow_input_submissions": types.Submission,
     "workers": types.Worker,
     "worker_controls": types.WorkerControl,
 }
