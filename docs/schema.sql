@@ -1831,7 +1831,7 @@ BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
             SELECT * FROM jsonb_to_recordset(p_done) AS d (
-                id text, claim_no bigint, result jsonb, seconds float8)),
+                id text, claim_no bigint, result jsonb, seconds float8, detail jsonb)),
         done AS (
             UPDATE ingest_jobs j SET
 status = 'completed', error = NULL, seconds = f.seconds, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
@@ -1842,10 +1842,10 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
                     AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
-            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by)
+            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by, coalesce(f.detail, '{}') AS detail)
         INSERT INTO ingest_job_events
-               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
-        SELECT id, attempts, 'completed', claim_no, p_worker, claimed_by, queue, seconds FROM done;
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, detail)
+        SELECT id, attempts, 'completed', claim_no, p_worker, claimed_by, queue, seconds, detail FROM done;
         GET DIAGNOSTICS v_count = ROW_COUNT;
         IF v_count <> jsonb_array_length(p_done) THEN
             RAISE EXCEPTION '% of % claims are no longer held', jsonb_array_length(p_done) - v_count,
@@ -2838,7 +2838,7 @@ AND j.status = 'queued' AND j.blocked_reason = 'not_due' AND j.resume_until = j.
     RETURN v_ids;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL::double precision, p_only text DEFAULT NULL::text) RETURNS json
+CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text DEFAULT 'strict'::text, p_grace_s double precision DEFAULT 300, p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL::text[], p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL::double precision, p_only text DEFAULT NULL::text, p_detail jsonb DEFAULT NULL::jsonb) RETURNS json
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -2981,9 +2981,9 @@ j.timeout_s, j.inputs, j.input_template, j.ref_heads, (SELECT json_build_object(
     IF p_job IS NOT NULL THEN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
-                worker_id, claim_no)
+                worker_id, claim_no, detail)
         VALUES (v_old.run_id, v_old.node_id, p_job, greatest(0, least(v_old.attempts, 32767)), 'completed', v_old.claimed_by,
-                v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
+                v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no, coalesce(p_detail, '{}'));
     END IF;
     IF v_new.id IS NULL THEN
         IF p_claim AND p_look_ahead_s IS NOT NULL THEN
@@ -3077,7 +3077,7 @@ BEGIN
         WITH f AS MATERIALIZED (
             SELECT * FROM jsonb_to_recordset(p_done) AS d (
                 id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
-                generation integer, revision integer)),
+                generation integer, revision integer, detail jsonb)),
         done AS (
             UPDATE workflow_node_jobs j SET
 status = 'completed', error = NULL, seconds = f.seconds, finished_at = now(), worker_id = NULL, lease_expires_at = NULL,
@@ -3089,7 +3089,7 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
                     AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
             RETURNING j.id, j.run_id, j.node_id, j.claim_no, j.generation, j.attempts, j.claimed_by, j.queue,
-                      j.seconds, f.generation AS planned, f.revision),
+                      j.seconds, f.generation AS planned, f.revision, coalesce(f.detail, '{}') AS detail),
         held AS MATERIALIZED (
             SELECT r.id, r.generation, r.revision FROM workflow_runs r
              WHERE r.id = ANY (ARRAY(SELECT d.run_id FROM done d WHERE d.planned IS NOT NULL))
@@ -3104,9 +3104,9 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
         logged AS (
             INSERT INTO workflow_node_events
                    (run_id, node_id, job_id, attempt, event_type, host_label, queue, elapsed_s, worker_id,
-                    claim_no)
+                    claim_no, detail)
             SELECT d.run_id, d.node_id, d.id, greatest(0, least(d.attempts, 32767)), 'completed',
-                   d.claimed_by, d.queue, d.seconds, p_worker, d.claim_no
+                   d.claimed_by, d.queue, d.seconds, p_worker, d.claim_no, d.detail
               FROM done d)
         SELECT count(*), array_agg(d.id) FILTER (WHERE h.id IS NOT NULL),
                array_agg(d.run_id) FILTER (WHERE h.id IS NOT NULL)
@@ -3135,7 +3135,7 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
             v_job := queue_workflows_node_step(
                 p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                p_versions => p_versions, p_look_ahead_s => NULL, p_only => NULL);
+                p_versions => p_versions, p_look_ahead_s => NULL, p_only => NULL, p_detail => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
             IF (v_job ->> 'crash_count')::integer > 0
@@ -5625,7 +5625,7 @@ REVOKE ALL ON FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue t
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision, p_only text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision, p_only text, p_detail jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 

@@ -71,9 +71,10 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
 
     `attempts`: one dict for each claim: `claim_no`, `host_label`, `worker_id`, `pid`, `queued_at`,
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
-    it), `error`, `traceback`, `events`, `log` (`text`, `cut_bytes`; None: nothing stored) and
-    `machine`: the last sample of its machine before it died; None if it did not die. An ingest job
-    also has `acts`: changes by others than workers, each with `at`, `event_type`, `actor`, `error`.
+    it), `error`, `traceback`, `events`, `used` (mean `gpu_pct`, peaks `vram_mb` and `ram_mb`; None:
+    not measured), `log` (`text`, `cut_bytes`; None: nothing stored) and `machine`: the last sample
+    of its machine before it died; None if it did not die. An ingest job also has `acts`: changes by
+    others than workers, each with `at`, `event_type`, `actor`, `error`.
     """
     with db.transaction(conn) as own:
         return job_history.of_job(own, job_id)

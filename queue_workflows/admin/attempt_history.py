@@ -70,7 +70,7 @@ def _attempt(number: int, event: Row, queued_at: datetime | None) -> JsonDict:
         "queued_at": queued_at,
         "waited_s": _seconds(queued_at, claimed_at),
         "claimed_at": claimed_at,
-        **dict.fromkeys(("ended_at", "ran_s", "outcome", "error", "traceback")),
+        **dict.fromkeys(("ended_at", "ran_s", "outcome", "error", "traceback", "used")),
         "events": [_event(event)],
         "log": None,
         "machine": None,
@@ -101,8 +101,9 @@ def _event(event: Row) -> JsonDict:
 def _add(attempt: JsonDict, event: Row) -> None:
     attempt["events"].append(_event(event))
     kind = event["event_type"]
-    trace = stored_json.text(stored_json.mapping(event["detail"]).get("traceback"))
-    attempt["traceback"] = trace or attempt["traceback"]
+    detail = stored_json.mapping(event["detail"])
+    attempt["traceback"] = stored_json.text(detail.get("traceback")) or attempt["traceback"]
+    attempt["used"] = stored_json.mapping(detail.get("used")) or attempt["used"]
     if event["error"] and (kind in _TRIPS or attempt["error"] is None):
         attempt["error"] = event["error"]
     if kind in ENDS and attempt["ended_at"] is None:

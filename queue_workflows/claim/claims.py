@@ -138,6 +138,7 @@ def _columns(done: Done) -> dict[str, Any]:
         "result": outcome.result,
         "seconds": outcome.seconds,
         "rss_mb": outcome.vm_rss_mb_peak,
+        "detail": outcome.detail,
         "received": outcome.resolved_inputs,
         "generation": generation,
         "revision": revision,
@@ -148,7 +149,8 @@ def _columns(done: Done) -> dict[str, Any]:
 
 _NOTHING: Final[dict[str, Any]] = {
     "job": None, "claim_no": None, "result": None, "seconds": None, "rss_mb": None,
-    "received": None, "generation": None, "revision": 0, "rows": None, "complete": None,
+    "detail": None, "received": None, "generation": None, "revision": 0, "rows": None,
+    "complete": None,
 }  # fmt: skip
 """The parameters without a completed node."""
 
@@ -157,7 +159,7 @@ def _node_json(done: Done) -> str:
     """Return a completed node and the plan after it as an element of a JSON array."""
     # The JSON texts are checked already; encoding them again would cost a second walk.
     given = _columns(done)
-    texts = {name: given.pop(name) for name in ("result", "received", "rows")}
+    texts = {name: given.pop(name) for name in ("result", "received", "rows", "detail")}
     given["id"] = given.pop("job")
     more = "".join(f',"{name}":{text}' for name, text in texts.items() if text is not None)
     return f"{json.dumps(given)[:-1]}{more}}}"
@@ -166,7 +168,8 @@ def _node_json(done: Done) -> str:
 def _ingest_array(done: Sequence[Done]) -> str:
     texts = [
         f'{{"id":{_quoted(lease.job_id)},"claim_no":{lease.claim_no},'
-        f'"seconds":{outcome.seconds!r},"result":{outcome.result}}}'
+        f'"seconds":{outcome.seconds!r},"detail":{outcome.detail or "null"},'
+        f'"result":{outcome.result}}}'
         for lease, outcome, _ in done
     ]
     return f"[{','.join(texts)}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import traceback
 from collections.abc import Mapping
@@ -13,10 +14,13 @@ from queue_workflows import errors
 from queue_workflows.dag import payload, policy
 from queue_workflows.runtime import masking
 from queue_workflows.tasks import control
+from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 SNOOZE_LEAST_S = 1.0
 """The shortest snooze, in seconds. A job that waits for less is claimed again before the others."""
+USED_S = 2.0
+"""Seconds from which on an attempt's end has what it used, so that short jobs cost nothing more."""
 
 
 Cursor: TypeAlias = tuple[str, str, int]
@@ -37,7 +41,7 @@ class Outcome(NamedTuple):
     """The text of the error; the reason if the job waits, was snoozed or cancelled; if it
     completed, the first error that its handler logged."""
     detail: str | None = None
-    """The traceback as JSON text, for the history of the job."""
+    """The traceback, and what the attempt used, as JSON text for the history of the job."""
     value: Any = None
     """The result as the app returned it, for hooks."""
     resolved_inputs: str | None = None
@@ -123,6 +127,14 @@ def _raised(error: BaseException) -> policy.Raised:
         return policy.Raised(names, "retry", error.after_s)
     hopeless = isinstance(error, (errors.Discard, errors.ArgsRefused, errors.UnreadableRow))
     return policy.Raised(names, "discard" if hopeless else "")
+
+
+def with_used(outcome: Outcome, used: JsonDict) -> Outcome:
+    """Return the outcome with what its attempt used in its detail; {} for nothing."""
+    if not used:
+        return outcome
+    before = json.loads(outcome.detail or "{}")
+    return outcome._replace(detail=payload.encode(before | used, "detail"))
 
 
 def without_others(outcome: Outcome) -> Outcome:

@@ -146,6 +146,8 @@ class Page:
         self._line(f"attempt {attempt['claim_no']}: {texts.attempt_text(attempt)}", "  ")
         if again and attempt["outcome"] == "retried":
             self._line(again, "    ")
+        if self._full and attempt["used"]:
+            self._line(texts.used_text(attempt["used"]), "    ")
         for event in attempt["events"]:
             if event["event_type"] not in _QUIET:
                 self._line(texts.event_text(event), "    ")

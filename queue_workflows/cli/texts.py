@@ -168,6 +168,16 @@ def attempt_text(attempt: JsonDict) -> str:
     return output.line(f"{text}: {attempt['error']}" if attempt["error"] else text, 500)
 
 
+def used_text(found: JsonDict) -> str:
+    """Return `used 0.8 GB RAM, GPU 63 %, 20.3 GB GPU memory`: peaks, and the mean of the GPU."""
+    known = {
+        "ram_mb": f"{gb(found.get('ram_mb'))} RAM",
+        "gpu_pct": f"GPU {percent(found.get('gpu_pct'))}",
+        "vram_mb": f"{gb(found.get('vram_mb'))} GPU memory",
+    }
+    return f"used {', '.join(text for name, text in known.items() if name in found)}"
+
+
 def event_text(event: JsonDict) -> str:
     """Return `09:12:01.250 model load done, 3.1 s`."""
     text = f"{display.clock(event['at'])} {event['event_type'].replace('_', ' ')}"

@@ -101,6 +101,8 @@ class Jobs(abc.ABC):
         if os.getpid() != self._pid:
             os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
         key = job.key
+        if outcome.seconds >= outcomes.USED_S:
+            outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
         if outcome.kind != "completed":
             frame = wire.frame(wire.ENDED, key, wire.ended_body(outcome))
         else:

@@ -81,6 +81,8 @@ class ClaimedJob:
         """The executor that keeps the value of a completed node for the app's hook."""
         self.unwound = False
         """Whether the handler was told that its worker stops."""
+        self.gpu_readings: list[tuple[float, int]] = []
+        """The use of its GPU in % and of that memory in MB; another thread adds them."""
 
     @property
     def row(self) -> Row:
@@ -170,6 +172,23 @@ class ClaimedJob:
         for guard in self.guards:
             due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
         return due
+
+    def used(self, seconds: float, ram_mb: int | None = None) -> JsonDict:
+        """Return the member `used` of the detail of its end, or {} if it has none.
+
+        `seconds`: how long its handler took. `ram_mb`: the most memory of its process, which counts
+        if the process runs no other job at the same time.
+        """
+        if seconds < outcomes.USED_S or self.place is None:
+            return {}
+        found: JsonDict = {}
+        if readings := self.gpu_readings:
+            found["gpu_pct"] = round(sum(use for use, _ in readings) / len(readings))
+            if memory := max(memory for _, memory in readings):
+                found["vram_mb"] = memory
+        if ram_mb and not self.place.shared:
+            found["ram_mb"] = ram_mb
+        return {"used": found} if found else {}
 
     def judged(self, outcome: outcomes.Outcome) -> outcomes.Outcome:
         """Return the outcome to record of a handler that ended after its time limit was decided.

@@ -504,11 +504,14 @@ class Desk:
             outcome = outcomes.without_others(outcome)
         if self._models is not None:
             outcome = self._models.ended(job, outcome)
+        used = job.used(outcome.seconds, outcome.vm_rss_mb_peak)
         place, job.place = job.place, None
         if decided is not None and (decided.make is None or outcome.kind == "cancelled"):
             # Its claim is lost; or it has ended as it was requested to, or never started.
             self.write(job, decided.make)
-        elif (outcome := job.judged(outcome) if decided else outcome).kind == "completed":
+            return
+        outcome = outcomes.with_used(job.judged(outcome) if decided else outcome, used)
+        if outcome.kind == "completed":
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
@@ -765,7 +768,8 @@ class Desk:
             # If the claim is held even so, after the end of its handler another worker may have it.
             self.hand_back(job, failure.reason, now=True, code=failure.code)
             return
-        detail = payload.encode({"guard": failure.event, "exit_code": failure.code}, "detail")
+        more = {"guard": failure.event, "exit_code": failure.code}
+        detail = payload.encode(more | job.used(now - job.started), "detail")
         given = {"error": failure.reason, "seconds": now - job.started, "detail": detail}
         make = functools.partial(record.end_by_guard, job.lease, failure.event, **given)
         self.decide(job, failure.reason, make, code=failure.code)

@@ -18,13 +18,15 @@ from queue_workflows.db import statements
 from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.run import executors
 from queue_workflows.runtime import clock, external_tool, service
-from queue_workflows.telemetry import worker_usage
+from queue_workflows.telemetry import gpu_overview, worker_usage
 from queue_workflows.types import JsonDict, NowFn, Row
 from queue_workflows.worker import claimed_job, guards, queue_state, shapes
 
 _log = logging.getLogger(__name__)
 REAP_S: Final = 5.0
 SAMPLE_CHECK_S: Final = 1.0
+READ_S: Final = 5.0
+"""Seconds between two readings of the GPU for the job that runs."""
 PUBLISH_WAIT_S: Final = 5.0
 """Seconds for which the first claim waits for the GPU's size and a heartbeat, a little more than
 `shapes.TIMEOUT_S`."""
@@ -72,6 +74,9 @@ class GpuModels:
         self._sampled: tuple[float, worker_usage.Sample] | None = None
         self._shown: worker_usage.Sample | None = None
         self._wanted = self._blind = False
+        self._cards = gpu_overview.Reader()
+        self._working: claimed_job.ClaimedJob | None = None
+        """The job that runs."""
         self._fault = ""
         """Why the last job that ended could not use the GPU."""
         self._fault_s, self._fault_until = FAULT_FIRST_S, -math.inf
@@ -84,7 +89,8 @@ class GpuModels:
         self._sizes: dict[str, float] = {}
         size = service.Task("gpu-memory", self._memory.every_s, self._measure)
         sample = service.Task("sample", SAMPLE_CHECK_S, self._sample)
-        self._thread = service.Loop("worker-gpu", [size, sample])
+        cards = service.Task("cards", READ_S, self._read)
+        self._thread = service.Loop("worker-gpu", [size, sample, cards])
 
     def serve(self, own: queue_state.Queue, later: Later, changed: Callable[[], object]) -> None:
         """Serve this queue from now on; claims wait for the size of the GPU.
@@ -98,6 +104,7 @@ class GpuModels:
     def close(self) -> None:
         """End the measuring thread."""
         self._thread.stop()
+        self._cards.close()
 
     # --- The measuring thread.
 
@@ -110,6 +117,15 @@ class GpuModels:
             now = self._now()
             self._sampled = now, self._probe.sample()
             self._wake()
+
+    def _read(self) -> None:
+        """Read the GPU for the job that runs; of several that may be its own, the busiest."""
+        if (job := self._working) is None:
+            return
+        every = self._cards.read()
+        if own := [card for card in every if card.id == self._card] or every:
+            most = max(each.use_pct for each in own), max(each.vram_used_mb for each in own)
+            job.gpu_readings.append(most)
 
     # --- The loop.
 
@@ -187,6 +203,7 @@ class GpuModels:
     def tick(self, now: float) -> float:
         """Take samples to the guards, and act on the time; return when to be called again."""
         jobs = [*self._queue.jobs.values()]
+        self._working = next((job for job in jobs if job.has_started), None)
         every = [guard for job in jobs for guard in job.guards]
         self._wanted = any(guard.wants_sample(now) for guard in every)
         if self._sampled is not None:

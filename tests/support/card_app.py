@@ -136,16 +136,22 @@ def setup_threads() -> None:
 
 
 def install_nvidia_smi(tools: Path, *, busy: int = 1) -> None:
-    """Put an `nvidia-smi` of two GPUs in a folder for PATH; GPU `busy` is at 90 %."""
+    """Put an `nvidia-smi` of two GPUs in a folder for PATH; GPU `busy` is at 90 %.
+
+    It notes each reading of the memory in use in the file `readings` there.
+    """
     tools.mkdir()
     path = tools / "nvidia-smi"
     use = "\n".join(f"{card}, {90 if card == busy else 0} %" for card in (0, 1))
+    memory = "\n".join(f"{card}, {90 if card == busy else 0}, 9000, 24576" for card in (0, 1))
     path.write_text(
         "#!/bin/sh\n"
         'case "$1" in\n'
         "--query-gpu=index,uuid,memory.total)"
         " echo '0, GPU-aa, 24576'; echo '1, GPU-bb, 12288' ;;\n"
         f"--query-gpu=index,utilization.gpu) echo '{use}' ;;\n"
+        "--query-gpu=index,utilization.gpu,memory.used,memory.total)"
+        f" echo '{memory}'; echo >> '{tools}/readings' ;;\n"
         "--query-gpu=utilization.gpu) echo '0 %'; echo '90 %' ;;\n"
         "*) exit 2 ;;\n"
         "esac\n"

@@ -234,6 +234,14 @@ def _touched(megabytes: int) -> bytearray:
     return taken
 
 
+def holds(*, folder: str, megabytes: int) -> dict[str, Any]:
+    """Takes so much memory for a moment, and ends when the file `go` is there."""
+    _touched(megabytes)
+    begins(folder)
+    _until_go(folder)
+    return {}
+
+
 def fills(
     *, folder: str, percent: float, keep: bool = False, hangs: bool = False
 ) -> dict[str, Any]:
@@ -403,7 +411,7 @@ TASKS: tuple[Callable[..., Any], ...] = (
     closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
     floods, grows,
     async_quick, meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies,
-    async_reports, fills, leaks,
+    async_reports, fills, leaks, holds,
 )  # fmt: skip
 NODES: tuple[Callable[..., Any], ...] = (
     node_adds, node_waits, node_reports, node_awaits, node_yields, node_streams, node_meets,

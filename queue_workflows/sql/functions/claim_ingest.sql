@@ -34,17 +34,17 @@ BEGIN
     IF p_done IS NOT NULL THEN
         WITH f AS MATERIALIZED (
             SELECT * FROM jsonb_to_recordset(p_done) AS d (
-                id text, claim_no bigint, result jsonb, seconds float8)),
+                id text, claim_no bigint, result jsonb, seconds float8, detail jsonb)),
         done AS (
             UPDATE ingest_jobs j SET {ingest:to_completed(j, f.result, f.seconds, 0, 0)}
               FROM f
              WHERE j.id = ANY (ARRAY(SELECT i.id FROM f i)) AND j.id = f.id
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
                     AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
-            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by)
+            RETURNING j.id, j.claim_no, j.attempts, j.queue, j.seconds, j.claimed_by, coalesce(f.detail, '{}') AS detail)
         INSERT INTO ingest_job_events
-               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s)
-        SELECT id, attempts, 'completed', claim_no, p_worker, claimed_by, queue, seconds FROM done;
+               (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, detail)
+        SELECT id, attempts, 'completed', claim_no, p_worker, claimed_by, queue, seconds, detail FROM done;
         GET DIAGNOSTICS v_count = ROW_COUNT;
         IF v_count <> jsonb_array_length(p_done) THEN
             RAISE EXCEPTION '% of % claims are no longer held', jsonb_array_length(p_done) - v_count,

@@ -39,7 +39,8 @@ CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean,
     p_policy text DEFAULT 'strict', p_grace_s double precision DEFAULT 300,
     p_bound_s double precision DEFAULT 2400, p_versions text[] DEFAULT NULL,
-    p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL, p_only text DEFAULT NULL)
+    p_revision integer DEFAULT 0, p_look_ahead_s double precision DEFAULT NULL, p_only text DEFAULT NULL,
+    p_detail jsonb DEFAULT NULL)
 RETURNS json LANGUAGE plpgsql
 {by_index()} AS $$
 DECLARE
@@ -141,9 +142,9 @@ BEGIN
     IF p_job IS NOT NULL THEN
         INSERT INTO workflow_node_events
                (run_id, node_id, job_id, attempt, event_type, host_label, queue, model, elapsed_s,
-                worker_id, claim_no)
+                worker_id, claim_no, detail)
         VALUES (v_old.run_id, v_old.node_id, p_job, greatest(0, least(v_old.attempts, 32767)), 'completed', v_old.claimed_by,
-                v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no);
+                v_old.queue, v_old.required_model, p_seconds, p_worker, p_claim_no, coalesce(p_detail, '{}'));
     END IF;
     IF v_new.id IS NULL THEN
         IF p_claim AND p_look_ahead_s IS NOT NULL THEN
@@ -183,7 +184,7 @@ BEGIN
         WITH f AS MATERIALIZED (
             SELECT * FROM jsonb_to_recordset(p_done) AS d (
                 id text, claim_no bigint, result jsonb, seconds float8, rss_mb integer, received jsonb,
-                generation integer, revision integer)),
+                generation integer, revision integer, detail jsonb)),
         done AS (
             UPDATE workflow_node_jobs j SET {node:to_completed(j, f.result, f.seconds, f.rss_mb, f.received)}
               FROM f
@@ -191,7 +192,7 @@ BEGIN
                AND (j.worker_id IS NOT DISTINCT FROM p_worker
                     AND j.claim_no = f.claim_no AND j.status = 'running') IS TRUE
             RETURNING j.id, j.run_id, j.node_id, j.claim_no, j.generation, j.attempts, j.claimed_by, j.queue,
-                      j.seconds, f.generation AS planned, f.revision),
+                      j.seconds, f.generation AS planned, f.revision, coalesce(f.detail, '{}') AS detail),
         held AS MATERIALIZED (
             SELECT r.id, r.generation, r.revision FROM workflow_runs r
              WHERE r.id = ANY (ARRAY(SELECT d.run_id FROM done d WHERE d.planned IS NOT NULL))
@@ -206,9 +207,9 @@ BEGIN
         logged AS (
             INSERT INTO workflow_node_events
                    (run_id, node_id, job_id, attempt, event_type, host_label, queue, elapsed_s, worker_id,
-                    claim_no)
+                    claim_no, detail)
             SELECT d.run_id, d.node_id, d.id, greatest(0, least(d.attempts, 32767)), 'completed',
-                   d.claimed_by, d.queue, d.seconds, p_worker, d.claim_no
+                   d.claimed_by, d.queue, d.seconds, p_worker, d.claim_no, d.detail
               FROM done d)
         SELECT count(*), array_agg(d.id) FILTER (WHERE h.id IS NOT NULL),
                array_agg(d.run_id) FILTER (WHERE h.id IS NOT NULL)
@@ -237,7 +238,7 @@ BEGIN
             v_job := queue_workflows_node_step(
                 p_worker, p_host, p_queue, p_lease_s, true, p_obey, p_promote AND v_number = 1, p_newest,
                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                p_versions => p_versions, p_look_ahead_s => NULL, p_only => NULL);
+                p_versions => p_versions, p_look_ahead_s => NULL, p_only => NULL, p_detail => NULL);
             EXIT WHEN v_job IS NULL;
             RETURN NEXT v_job;
             IF (v_job ->> 'crash_count')::integer > 0

@@ -15,7 +15,7 @@
            %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
            %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
            %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
-           %(revision)s::integer, %(look_ahead_s)s::float8, %(only)s::text) AS job OFFSET 0) s
+           %(revision)s::integer, %(look_ahead_s)s::float8, %(only)s::text, %(detail)s::jsonb) AS job OFFSET 0) s
  {claimed_record()}
  WHERE s.job IS NOT NULL;
 
