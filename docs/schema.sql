@@ -4670,6 +4670,36 @@ CREATE SEQUENCE public.model_controls_request_seq
 
 ALTER SEQUENCE public.model_controls_request_seq OWNED BY public.model_controls.request_no;
 
+CREATE TABLE public.operator_acts (
+    id bigint NOT NULL,
+    at public.queue_workflows_time DEFAULT now() NOT NULL,
+    actor text NOT NULL,
+    login text DEFAULT SESSION_USER NOT NULL,
+    via text DEFAULT 'sql'::text NOT NULL,
+    action text NOT NULL,
+    kind text NOT NULL,
+    subject text NOT NULL,
+    reason text,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL,
+    CONSTRAINT operator_acts_action_check CHECK (((octet_length(action) >= 1) AND (octet_length(action) <= 100))),
+    CONSTRAINT operator_acts_actor_check CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 800))),
+    CONSTRAINT operator_acts_detail_bound CHECK ((octet_length((detail)::text) <= 65536)),
+    CONSTRAINT operator_acts_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 100))),
+    CONSTRAINT operator_acts_login_check CHECK ((octet_length(login) <= 200)),
+    CONSTRAINT operator_acts_reason_check CHECK ((octet_length(reason) <= 8000)),
+    CONSTRAINT operator_acts_subject_check CHECK (((octet_length(subject) >= 1) AND (octet_length(subject) <= 1000))),
+    CONSTRAINT operator_acts_via_check CHECK ((via = ANY (ARRAY['sql'::text, 'python'::text, 'cli'::text, 'http'::text])))
+);
+
+ALTER TABLE public.operator_acts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.operator_acts_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE public.partition_dues (
     id bigint NOT NULL,
     queue text NOT NULL,
@@ -5117,6 +5147,9 @@ ALTER TABLE ONLY public.metric_totals
 ALTER TABLE ONLY public.model_controls
     ADD CONSTRAINT model_controls_pkey PRIMARY KEY (host_label, worker_id);
 
+ALTER TABLE ONLY public.operator_acts
+    ADD CONSTRAINT operator_acts_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.partition_dues
     ADD CONSTRAINT partition_dues_pkey PRIMARY KEY (id);
 
@@ -5264,6 +5297,10 @@ CREATE INDEX job_steps_waiting_idx ON public.job_steps USING btree (name, key) W
 
 CREATE INDEX lock_turns_xid_idx ON public.lock_turns USING btree (xid, lock_key);
 
+CREATE INDEX operator_acts_at_idx ON public.operator_acts USING brin (at);
+
+CREATE INDEX operator_acts_subject_idx ON public.operator_acts USING btree (kind, subject, id);
+
 CREATE INDEX partition_dues_due_idx ON public.partition_dues USING btree (queue, due_at);
 
 CREATE INDEX partition_dues_partition_idx ON public.partition_dues USING btree (queue, partition_key);
@@ -5369,6 +5406,8 @@ CREATE CONSTRAINT TRIGGER lock_turns_take AFTER INSERT ON public.lock_turns DEFE
 CREATE TRIGGER model_controls_number BEFORE INSERT OR UPDATE ON public.model_controls FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_number_model_request();
 
 CREATE TRIGGER node_job_ready_notify_insert AFTER INSERT ON public.workflow_node_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_node_jobs_inserted();
+
+CREATE TRIGGER operator_acts_keep BEFORE DELETE OR UPDATE ON public.operator_acts FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_keep_events();
 
 CREATE CONSTRAINT TRIGGER partition_turns_take AFTER INSERT ON public.partition_turns DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_take_turns();
 

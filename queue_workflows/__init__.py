@@ -46,8 +46,8 @@ _DECLARING = frozenset({"OFFERED", "ask", "branch", "loop", "node", "pipeline", 
 _TASKS = frozenset({"current_job", "register_ingest_task"})
 _MODULES = frozenset(
     {
-        "cgroup_attribution", "check", "claim_worker", "config", "db", "declare", "dispatcher",
-        "embedded", "errors", "events", "gpu_model_cache", "history", "hw_metrics",
+        "acts", "cgroup_attribution", "check", "claim_worker", "config", "db", "declare",
+        "dispatcher", "embedded", "errors", "events", "gpu_model_cache", "history", "hw_metrics",
         "ingest_executor", "input_listener", "jobs", "migrations", "model_cache", "model_registry",
         "models", "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs",
         "run_store", "runs", "scheduler", "schedules", "service", "steps", "streams", "tasks",

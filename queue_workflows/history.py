@@ -215,7 +215,7 @@ def count_step(conn: db.Connection | None = None, *, most: int = COUNTED_AT_ONCE
 
 PRUNED = (
     "runs", "jobs", "outbox", "node_events", "ingest_job_events", "logs", "fires", "events",
-    "workers", "heartbeats", "hw_samples", "gpu_models", "failure_alerts",
+    "workers", "heartbeats", "hw_samples", "gpu_models", "failure_alerts", "acts",
 )  # fmt: skip
 """The kinds of rows that are pruned."""
 BLOCKS = 256
@@ -230,7 +230,7 @@ _Delete = Callable[[db.Connection], int]
 def prune() -> dict[str, int]:
     """Delete all that is past its retention; return the number of deleted rows of each kind.
 
-    Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, workers,
+    Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, acts, workers,
     heartbeats, hw_samples, gpu_models (of hosts that are gone). The nodes, answers and outbox rows
     of a run are deleted with it, uncounted. Rows that another transaction has locked stay until
     the next call. Commits in batches. The orchestrator prunes by itself.
@@ -315,6 +315,7 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
             "logs": statements.logs.prune,
             "fires": statements.schedules.prune,
             "events": statements.events.prune,
+            "acts": statements.acts.prune,
         }
     )
     for kind, delete in aged.items():

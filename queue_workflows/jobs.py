@@ -1,12 +1,14 @@
 """Enqueue, read, list, cancel, retry, delete and explain jobs.
 
 `enqueue`, `list` and the functions for many jobs work on ingest jobs; the others on node jobs too.
-Each call is one transaction, or joins that of `conn`.
+Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API is one
+module.
 """
 
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import psycopg
 
-from queue_workflows import db, errors
+from queue_workflows import acts, db, errors
 from queue_workflows.claim import job_tables, manual_changes
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
@@ -31,6 +33,7 @@ from queue_workflows.types import (
     NodeJob,
     Row,
     Rows,
+    Who,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ _Outcome = tuple[str, str | None]
 """An outcome and the reason of a refusal."""
 _Change = Callable[[db.Connection, Mapping[str, Row]], Mapping[str, _Outcome]]
 """Takes the locked rows by id; returns the outcome of each id."""
+_ChangeNodes = Callable[[db.Connection, str, Mapping[str, Row]], Mapping[str, _Outcome]]
+"""Takes a run and the rows of its jobs by id; returns the outcome of each id."""
+_ONLY_ENDED = ": only a failed or cancelled one is retried"
 
 
 # --- enqueue -----------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ def enqueue_once(
     (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
     with db.statement(conn) as own:
         row = statements.ingest_jobs.insert_once(
-            own, prefix=batch.prefix, jobs=batch.jobs, actor=payload.error_text(by or "")
+            own, prefix=batch.prefix, jobs=batch.jobs, actor=acts.actor(by) or ""
         )
     if row is None:
         return batch.ids([])[0], "queued"
@@ -292,7 +298,7 @@ def list(  # noqa: A001  the verb that users look for
     for one in statuses or ():
         if one not in STATUSES:
             raise errors.InvalidConfig(f"status {one!r}: it is one of {', '.join(STATUSES)}")
-    _check_since(since)
+    clock.check_since(since)
     if not all(payload.is_storable(one) for one in texts.values() if one is not None):
         return []
     with db.transaction(conn) as own:
@@ -309,17 +315,6 @@ def list(  # noqa: A001  the verb that users look for
             lost=lost,
             limit=limit,
         )
-
-
-def _check_since(since: Any) -> None:
-    if since is not None and not isinstance(since, (datetime, timedelta)):
-        raise errors.InvalidConfig(
-            f"since {since!r:.80}: a datetime with a time zone or a timedelta"
-        )
-    if isinstance(since, datetime) and since.tzinfo is None:
-        raise errors.InvalidConfig(f"since {since}: it has no time zone")
-    if isinstance(since, timedelta) and abs(since) > clock.MAX_SPAN:
-        raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
 
 
 def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | None:
@@ -340,45 +335,66 @@ def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
 # --- change ------------------------------------------------------------------------------------
 
 
-def cancel(job_id: str, *, conn: Any = None) -> Row | None:
+def cancel(job_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
     """Cancel a job and return its row; None if there is no such job or it is over.
 
     A waiting job is cancelled at once; a running one gets its `cancel_event`. A node's job takes
-    its run with it, because the nodes that depend on it can never run. `conn` (psycopg, SQLAlchemy,
-    Django): join its transaction.
+    its run with it, because the nodes that depend on it can never run. `by`, `reason`: see
+    `acts`. `conn` (psycopg, SQLAlchemy, Django): join its transaction.
     """
     with db.transaction(conn) as own:
-        # This statement begins the app's transaction, if need be: the block below would otherwise
-        # begin and commit one. The block is for connections in autocommit.
         job = statements.nodes.get(own, job=job_id)
-        with own.transaction():
+        with acts.recorded(own, "cancel", *_subjects(job_id, job), **who) as act:
             if job is None:
-                return manual_changes.cancel(own, job_tables.INGEST_JOBS, job_id)
-            statements.runs.lock(own, run_id=job["run_id"])
-            row = manual_changes.cancel(own, job_tables.NODE_JOBS, job_id)
-            if row is not None:
-                statements.runs.cancel(own, run_id=job["run_id"], error=None)
+                row = manual_changes.cancel(own, job_tables.INGEST_JOBS, job_id)
+            else:
+                act.detail["node"] = job["node_id"]
+                (row,) = _cancel_in_run(own, job["run_id"], [job_id])
+            if row is None:
+                act.subjects.clear()
             return row
 
 
-async def cancel_async(job_id: str, *, conn: Any = None) -> Row | None:
+def _cancel_in_run(
+    conn: db.Connection, run_id: str, ids: Iterable[str]
+) -> builtins.list[Row | None]:
+    """Cancel jobs of a run, and with them the run; return the row of each, None if it was over."""
+    statements.runs.lock(conn, run_id=run_id)
+    rows = [manual_changes.cancel(conn, job_tables.NODE_JOBS, one) for one in ids]
+    if any(row is not None for row in rows):
+        statements.runs.cancel(conn, run_id=run_id, error=None)
+    return rows
+
+
+def _subjects(job_id: str, node: Row | None) -> builtins.list[tuple[str, str]]:
+    """Return what an act on a job changes: the job, and of a node's job the run."""
+    own = [("job", job_id)]
+    return own if node is None else [*own, ("run", node["run_id"])]
+
+
+async def cancel_async(job_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
     """Do as `cancel` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await db.call_async(cancel, conn, job_id)
+    return await db.call_async(cancel, conn, job_id, **who)
 
 
 @check_violations.translated()
-def retry(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:
+def retry(
+    job_id: str, *, from_step: str | None = None, conn: Any = None, **who: Unpack[Who]
+) -> Row:
     """Run a failed or cancelled job again, with all its attempts; return its row.
 
     Its recorded steps keep their results. `from_step`: the first step of this name and those that
     began after it are done again. A node's job reopens its run, whose start queues the node. Raises
     `UnknownJob` (a KeyError), `InvalidConfig` (a ValueError) for a job in another status or without
-    such a step, and `IdempotencyClash` if another job has its idempotency key by now. `conn`
-    (psycopg, SQLAlchemy, Django): join its transaction.
+    such a step, and `IdempotencyClash` if another job has its idempotency key by now. `by`,
+    `reason`, `conn`: as in `cancel`.
     """
     with db.transaction(conn) as own:
-        job = statements.nodes.get(own, job=job_id)  # begins the app's transaction, as in `cancel`
-        with own.transaction():
+        job = statements.nodes.get(own, job=job_id)
+        subjects = _subjects(job_id, job)
+        with acts.recorded(own, "retry", *subjects, **who, from_step=from_step) as act:
+            if job is not None:
+                act.detail["node"] = job["node_id"]
             row = _reopen(own, job_id) if job is None else _retry_node(own, job)
             if row is None:
                 raise errors.UnknownJob(
@@ -451,18 +467,20 @@ def _retry_node(conn: db.Connection, job: Row) -> Row:
     return statements.nodes.get(conn, job=job["id"]) or job
 
 
-async def retry_async(job_id: str, *, from_step: str | None = None, conn: Any = None) -> Row:
+async def retry_async(
+    job_id: str, *, from_step: str | None = None, conn: Any = None, **who: Unpack[Who]
+) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await db.call_async(retry, conn, job_id, from_step=from_step)
+    return await db.call_async(retry, conn, job_id, from_step=from_step, **who)
 
 
-def delete(job_id: str, *, by: str | None = None, conn: db.Connection | None = None) -> bool:
+def delete(job_id: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> bool:
     """Delete an ingest job; return False if there is none. Its history stays until it is pruned.
 
-    `by`: who deletes it, for the history. Raises `InvalidConfig` (a ValueError) for a running job
-    and for the job of a node, which is deleted with its run. `conn`: join its transaction.
+    `by`, `reason`: see `acts`. Raises `InvalidConfig` (a ValueError) for a running job and
+    for the job of a node, which is deleted with its run. `conn`: join its transaction.
     """
-    (done,) = delete_many(job_id, by=by, conn=conn)
+    (done,) = delete_many(job_id, conn=conn, **who)
     if done["outcome"] == "deleted" or done["reason"] == _NO_SUCH_JOB:
         return done["outcome"] == "deleted"
     raise errors.InvalidConfig(f"job {job_id!r}: {done['reason']}")
@@ -475,74 +493,101 @@ def cancel_many(
     ids: str | Iterable[str],
     *,
     running: bool = True,
-    by: str | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> builtins.list[JsonDict]:
-    """Cancel queued ingest jobs, and request the end of running ones unless `running` is false.
+    """Cancel queued jobs, and request the end of running ingest jobs unless `running` is false.
 
     Returns for each id, in order: `id`, `outcome` (`cancelled`, `asked to stop`, `refused`,
-    `unknown`), `status` before the call, and `reason`. `by`: who does it, for the history. One
-    transaction for each 500 jobs, or that of `conn`. Raises `InvalidConfig` (a ValueError) for an
-    id that is no text.
+    `unknown`), `status` before the call, and `reason`. Jobs of nodes take their run with them, as
+    in `cancel`. `by`, `reason`: see `acts`. One transaction for each 500 ingest jobs and for each
+    run, or that of `conn`. Raises `InvalidConfig` (a ValueError) for an id that is no text.
     """
-    return _each(ids, _cancel if running else _cancel_queued, by, conn)
+    change = _cancel if running else _cancel_queued
+    return _each(ids, "cancel", change, _cancel_nodes, who, conn)
 
 
 def retry_many(
-    ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
+    ids: str | Iterable[str], *, conn: db.Connection | None = None, **who: Unpack[Who]
 ) -> builtins.list[JsonDict]:
-    """Queue failed and cancelled ingest jobs again, each with all its attempts.
+    """Queue failed and cancelled jobs again, each with all its attempts; nodes with their run.
 
     As `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
     """
-    return _each(ids, _retry, by, conn)
+    return _each(ids, "retry", _retry, _retry_nodes, who, conn)
 
 
 def delete_many(
-    ids: str | Iterable[str], *, by: str | None = None, conn: db.Connection | None = None
+    ids: str | Iterable[str], *, conn: db.Connection | None = None, **who: Unpack[Who]
 ) -> builtins.list[JsonDict]:
     """Delete ingest jobs that do not run; their history stays until it is pruned.
 
     As `cancel_many`; `outcome`: `deleted`, `refused`, `unknown`.
     """
-    return _each(ids, _delete, by, conn)
+    return _each(ids, "delete", _delete, None, who, conn)
 
 
 def _each(
-    ids: str | Iterable[str], change: _Change, by: str | None, conn: db.Connection | None
+    ids: str | Iterable[str],
+    action: str,
+    change: _Change,
+    change_nodes: _ChangeNodes | None,
+    who: Who,
+    conn: db.Connection | None,
 ) -> builtins.list[JsonDict]:
-    done: builtins.list[JsonDict] = []
-    wanted = builtins.list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
-    for one in wanted:
-        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidConfig(f"job {one!r:.80}: an id is a text")
+    done: dict[str, JsonDict] = {}
+    wanted, nodes = payload.distinct_ids(ids), Rows()
     for start in range(0, len(wanted), BATCH):
         some = wanted[start : start + BATCH]
-        with db.transaction(conn) as own:
-            if by is not None:
-                statements.ingest_jobs.name_actor(own, actor=payload.error_text(by))
+        with db.transaction(conn) as own, acts.recorded(own, action, **who) as act:
             known = [one for one in some if payload.is_storable(one)]
             rows = {row["id"]: row for row in statements.ingest_jobs.lock(own, ids=known)}
             outcomes = change(own, rows)
-            nodes = {
-                row["id"]: row["run_id"]
-                for row in statements.ingest_jobs.find_node_jobs(
-                    own, ids=[one for one in known if one not in rows]
-                )
-            }
-            done += [_report(one, rows.get(one), outcomes, nodes) for one in some]
-    return done
+            act.subjects.extend(("job", one) for one, (_, why) in outcomes.items() if why is None)
+            rest = [one for one in known if one not in rows]
+            nodes += statements.ingest_jobs.find_node_jobs(own, ids=rest)
+        done |= {one: _report(one, rows.get(one), outcomes) for one in some}
+    for run_id, found in itertools.groupby(nodes, lambda row: row["run_id"]):
+        rows = {row["id"]: row for row in found}
+        if change_nodes is None:
+            outcomes = dict.fromkeys(rows, ("refused", f"it is a node of run {run_id}"))
+        else:
+            with db.transaction(conn) as own, acts.recorded(own, action, **who) as act:
+                outcomes = change_nodes(own, run_id, rows)
+                act.subjects.extend(("job", one) for one, (_, why) in outcomes.items() if not why)
+                act.subjects.extend([("run", run_id)] if act.subjects else [])
+        done |= {one: _report(one, row, outcomes) for one, row in rows.items()}
+    return [done[one] for one in wanted]
 
 
-def _report(
-    job_id: str, row: Row | None, outcomes: Mapping[str, _Outcome], nodes: Mapping[str, str]
-) -> JsonDict:
+def _report(job_id: str, row: Row | None, outcomes: Mapping[str, _Outcome]) -> JsonDict:
     if row is None:
-        reason = f"it is a node of run {nodes[job_id]}" if job_id in nodes else _NO_SUCH_JOB
-        outcome, status = "unknown", None
-    else:
-        (outcome, reason), status = outcomes[job_id], row["status"]
-    return {"id": job_id, "outcome": outcome, "status": status, "reason": reason}
+        return {"id": job_id, "outcome": "unknown", "status": None, "reason": _NO_SUCH_JOB}
+    outcome, reason = outcomes[job_id]
+    return {"id": job_id, "outcome": outcome, "status": row["status"], "reason": reason}
+
+
+def _cancel_nodes(
+    conn: db.Connection, run_id: str, rows: Mapping[str, Row]
+) -> Mapping[str, _Outcome]:
+    outcomes = _refused(rows)
+    for row in filter(None, _cancel_in_run(conn, run_id, rows)):
+        ended = row["status"] == "cancelled"
+        outcomes[row["id"]] = ("cancelled" if ended else "asked to stop", None)
+    return outcomes
+
+
+def _retry_nodes(
+    conn: db.Connection, run_id: str, rows: Mapping[str, Row]
+) -> Mapping[str, _Outcome]:
+    chosen = _having(rows, "failed", "cancelled")
+    end: _Outcome = ("queued", None)
+    try:
+        if chosen:
+            manual_changes.reopen_run(conn, run_id)
+    except errors.InvalidConfig as error:
+        end = ("refused", str(error))
+    return _refused(rows, _ONLY_ENDED) | dict.fromkeys(chosen, end)
 
 
 def _having(rows: Mapping[str, Row], *statuses: str) -> builtins.list[str]:
@@ -557,7 +602,7 @@ def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
     ended = _having(rows, "failed", "cancelled")
     chosen = [one for one in ended if rows[one]["generation"] < job_tables.LAST_GENERATION]
     key_taken = _reopen_all(conn, chosen) if chosen else set[str]()
-    outcomes = _refused(rows, ": only a failed or cancelled one is retried")
+    outcomes = _refused(rows, _ONLY_ENDED)
     outcomes |= dict.fromkeys(ended, ("refused", "it is in its last generation: queue a new job"))
     outcomes |= dict.fromkeys(chosen, ("queued", None))
     reason = "another job has its idempotency key by now"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from queue_workflows import config, db, errors, types
-from queue_workflows.dag import payload
+from queue_workflows import acts, config, db, errors, types
 from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
-from queue_workflows.types import Row, Rows
+from queue_workflows.types import Row, Rows, Who
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def load(
@@ -17,16 +19,17 @@ def load(
     model: str,
     *,
     worker_id: str | None = None,
-    requested_by: str | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> Row:
     """Request that gpu workers of a host load a model between jobs; return the request.
 
-    The request replaces an earlier one for the same host or worker. `conn`: join the caller's
-    transaction. Raises before any write `UnknownWorker` for a host or worker that is not live,
-    `UnknownModel` for a model that its host does not report to know.
+    The request replaces an earlier one for the same host or worker. `by`, `reason`: who does it and
+    why, for the record, see `acts`. `conn`: join the caller's transaction. Raises
+    before any write `UnknownWorker` for a host or worker that is not live, `UnknownModel` for a
+    model that its host does not report to know.
     """
-    return _request("load", host, model, worker_id, requested_by, conn)
+    return _request("load", host, model, worker_id, who, conn)
 
 
 def unload(
@@ -34,11 +37,11 @@ def unload(
     model: str | None = None,
     *,
     worker_id: str | None = None,
-    requested_by: str | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> Row:
     """Request that gpu workers unload a model (None: any) between jobs; otherwise as `load`."""
-    return _request("unload", host, model, worker_id, requested_by, conn)
+    return _request("unload", host, model, worker_id, who, conn)
 
 
 def list(host: str | None = None, *, conn: db.Connection | None = None) -> Rows:  # noqa: A001
@@ -104,20 +107,21 @@ def _request(
     host: str,
     model: str | None,
     worker_id: str | None,
-    requested_by: str | None,
+    who: Who,
     conn: db.Connection | None,
 ) -> Row:
-    _check_names(host=host, model=model, worker=worker_id, requested_by=requested_by)
+    _check_names(host=host, model=model, worker=worker_id)
     values: dict[str, Any] = {
         "host": host,
         "worker": worker_id or "",
         "action": action,
         "model": model,
-        "requested_by": None if requested_by is None else payload.error_text(requested_by),
     }
+    detail = {"model": model, "worker": worker_id}
     with db.transaction(conn) as own:
         _check(own, host, model, worker_id)
-        return statements.models.request(own, **values)
+        with acts.recorded(own, action, ("machine", host), **who, **detail) as act:
+            return statements.models.request(own, requested_by=act.actor, **values)
 
 
 def _check_names(**names: str | None) -> None:

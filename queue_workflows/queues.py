@@ -6,14 +6,17 @@ import json
 import re
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from queue_workflows import config, db, errors
+from queue_workflows import acts, config, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import clock
 from queue_workflows.tasks import job_validation
-from queue_workflows.types import Row, Rows
+from queue_workflows.types import Row, Rows, Who
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
 MOST = 1_000_000
@@ -39,37 +42,55 @@ def pause(
     *,
     partition: str | None = None,
     until: datetime | timedelta | None = None,
-    requested_by: str | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> Row:
     """Stop claims of a queue, or of one partition of an ingest queue; return its settings row.
 
     Running jobs continue. `until`: when the pause ends by itself, a time with a time zone or a span
-    from now by the database's clock; None: at `resume`. `conn`: join the caller's transaction.
-    Raises before any write `UnknownQueue`, `InvalidConfig` (both ValueErrors).
+    from now by the database's clock; None: at `resume`. `by`, `reason`: who does it and why, for
+    the record, see `acts`. `conn`: join the caller's transaction. Raises before any write
+    `UnknownQueue`, `InvalidConfig` (both ValueErrors).
     """
     at, lasts = clock.check_until(until)
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if at is not None and statements.controls.is_over(own, instant=at):
             raise errors.InvalidConfig(f"until {at}: that is over by the database's clock")
-        by = None if requested_by is None else payload.error_text(requested_by)
-        if partition is None:
-            return statements.queues.pause_queue(own, queue=queue, at=at, lasts=lasts, by=by)
-        return statements.queues.pause_partition(
-            own, queue=queue, partition=partition, at=at, lasts=lasts, by=by
-        )
+        subject = ("queue", queue)
+        with acts.recorded(own, "pause", subject, **who, partition=partition) as act:
+            given: dict[str, Any] = {"queue": queue, "at": at, "lasts": lasts, "by": act.actor}
+            if partition is None:
+                row = statements.queues.pause_queue(own, **given)
+            else:
+                row = statements.queues.pause_partition(own, partition=partition, **given)
+            act.detail["until"] = row["paused_until"]
+            return row
 
 
-def resume(queue: str, *, partition: str | None = None, conn: db.Connection | None = None) -> bool:
-    """Resume a paused queue and wake its workers; return False if it was not paused."""
+def resume(
+    queue: str,
+    *,
+    partition: str | None = None,
+    conn: db.Connection | None = None,
+    **who: Unpack[Who],
+) -> bool:
+    """Resume a paused queue and wake its workers; return False if it was not paused.
+
+    `by`, `reason`: as in `pause`.
+    """
     with db.transaction(conn) as own:
         _check(own, queue, partition)
-        if partition is None:
-            return bool(statements.queues.resume_queue(own, queue=queue))
-        resumed = statements.queues.resume_partition(own, queue=queue, partition=partition)
-        statements.queues.delete_unset_partition(own, queue=queue, partition=partition)
-        return bool(resumed)
+        subject = ("queue", queue)
+        with acts.recorded(own, "resume", subject, **who, partition=partition) as act:
+            if partition is None:
+                resumed = statements.queues.resume_queue(own, queue=queue)
+            else:
+                resumed = statements.queues.resume_partition(own, queue=queue, partition=partition)
+                statements.queues.delete_unset_partition(own, queue=queue, partition=partition)
+            if not resumed:
+                act.subjects.clear()
+            return bool(resumed)
 
 
 @check_violations.translated()
@@ -82,12 +103,14 @@ def limit(
     partition_max_running: int | _Keep | None = KEEP,
     partition_rate: str | _Keep | None = KEEP,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> Row:
     """Limit an ingest queue, or one `partition` of it; return its row. None removes a limit.
 
     `max_running`: jobs at once. `rate`: starts in any period, `N/PERIOD`: `100/m`, `5/30s`, `1/d`.
     `partition_max_running`, `partition_rate`: of each partition key of the queue that has no limit
-    of its own. Running jobs continue. Raises before any write `UnknownQueue`, `InvalidConfig`.
+    of its own. Running jobs continue. `by`, `reason`: as in `pause`. Raises before any write
+    `UnknownQueue`, `InvalidConfig`.
     """
     values = _limits(max_running, rate, "")
     values |= _limits(partition_max_running, partition_rate, "partition_")
@@ -101,14 +124,14 @@ def limit(
             raise errors.InvalidConfig(
                 f"queue {queue!r} can be paused; limits are of ingest queues"
             )
-        limits = json.dumps(values)
-        if partition is None:
-            return statements.queues.limit_queue(own, queue=queue, limits=limits)
-        row = statements.queues.limit_partition(
-            own, queue=queue, partition=partition, limits=limits
-        )
-        statements.queues.delete_unset_partition(own, queue=queue, partition=partition)
-        return row
+        given: dict[str, Any] = {"queue": queue, "limits": json.dumps(values)}
+        detail: dict[str, Any] = {"partition": partition, "limits": values}
+        with acts.recorded(own, "limit", ("queue", queue), **who, **detail):
+            if partition is None:
+                return statements.queues.limit_queue(own, **given)
+            row = statements.queues.limit_partition(own, partition=partition, **given)
+            statements.queues.delete_unset_partition(own, queue=queue, partition=partition)
+            return row
 
 
 def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:  # noqa: A001

@@ -9,17 +9,17 @@ from __future__ import annotations
 import builtins
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from queue_workflows import config, db, errors, types
+from queue_workflows import acts, config, db, errors, types
 from queue_workflows.admin import item_nodes, waiting_reasons
 from queue_workflows.claim import manual_changes
 from queue_workflows.dag import answers, item_ids, payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import trace_context
-from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade
+from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade, Who
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -257,83 +257,149 @@ def update(run_id: str, **columns: Any) -> Run | None:
         return cast("Run | None", statements.runs.update(conn, **given))
 
 
-def cancel(run_id: str, *, conn: Any = None) -> Row | None:
+def cancel(run_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
     """Cancel a run with its waiting nodes and return its row; running ones get `cancel_event`.
 
-    Returns None if there is no such run or it is over. `conn` (psycopg, SQLAlchemy, Django): join
-    the app's transaction.
+    Returns None if there is no such run or it is over. `by`, `reason`: who does it and why, for the
+    record, see `acts`. `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
     """
-    with db.transaction(conn) as own:
-        return statements.runs.cancel(own, run_id=run_id, error=None)
+    with db.transaction(conn) as own, acts.recorded(own, "cancel", ("run", run_id), **who) as act:
+        row = statements.runs.cancel(own, run_id=run_id, error=None)
+        if row is None:
+            act.subjects.clear()
+        return row
 
 
-async def cancel_async(run_id: str, *, conn: Any = None) -> Row | None:
+async def cancel_async(run_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
     """Do as `cancel` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await db.call_async(cancel, conn, run_id)
+    return await db.call_async(cancel, conn, run_id, **who)
 
 
 @check_violations.translated()
-def retry(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
+def retry(
+    run_id: str, *, from_node: str | None = None, conn: Any = None, **who: Unpack[Who]
+) -> Row:
     """Run a finished run again and return its row.
 
     Completed nodes keep their outputs, except `from_node` and the nodes that depend on it. Raises
     `UnknownJob` (a KeyError) for no such run or node, `InvalidConfig` (a ValueError) for a run that
     is not over, for a completed one without `from_node`, and while a node that would run again
-    still runs. `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
+    still runs. `by`, `reason`, `conn`: as in `cancel`.
     """
     from queue_workflows.dag import graph  # late: a process that queues jobs reads no graphs
 
-    with db.transaction(conn) as own:
-        # This statement begins the app's transaction, if need be: the block below would otherwise
-        # begin and commit one. The block is for connections in autocommit, on which the row's lock
-        # would not last from one statement to the next.
-        if statements.runs.head(own, run_id=run_id) is None:
-            raise errors.UnknownJob(f"no run {run_id!r}")
-        with own.transaction():
-            if from_node is None:
-                return manual_changes.reopen_run(own, run_id)
-            manual_changes.lock_over(own, run_id)
-            stored, again = statements.runs.definition(own, run_id=run_id), _Again()
-            if stored is None or not again.add(graph.read(stored), from_node):
-                meant = item_nodes.hint(own, run_id, from_node)
-                raise errors.UnknownJob(f"run {run_id!r} has no node {from_node!r}{meant}")
-            _refuse(own, run_id, again)
-            reopened = _reopen_nodes(own, run_id, again)
-            assert reopened is not None
-            return reopened
+    subject = ("run", run_id)
+    with (
+        db.transaction(conn) as own,
+        acts.recorded(own, "retry", subject, **who, from_node=from_node),
+    ):
+        if from_node is None:
+            return manual_changes.reopen_run(own, run_id)
+        manual_changes.lock_over(own, run_id)
+        stored, again = statements.runs.definition(own, run_id=run_id), _Again()
+        if stored is None or not again.add(graph.read(stored), from_node):
+            meant = item_nodes.hint(own, run_id, from_node)
+            raise errors.UnknownJob(f"run {run_id!r} has no node {from_node!r}{meant}")
+        _refuse(own, run_id, again)
+        reopened = _reopen_nodes(own, run_id, again)
+        assert reopened is not None
+        return reopened
 
 
-async def retry_async(run_id: str, *, from_node: str | None = None, conn: Any = None) -> Row:
+async def retry_async(
+    run_id: str, *, from_node: str | None = None, conn: Any = None, **who: Unpack[Who]
+) -> Row:
     """Do as `retry` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await db.call_async(retry, conn, run_id, from_node=from_node)
+    return await db.call_async(retry, conn, run_id, from_node=from_node, **who)
 
 
-def upgrade(run_id: str, *, dry_run: bool = False, by: str | None = None) -> Upgrade:
+def upgrade(run_id: str, *, dry_run: bool = False, **who: Unpack[Who]) -> Upgrade:
     """Move a run from its frozen graph to today's code; return how they differ, and the outcome.
 
-    `dry_run`: change nothing; `blocked` then names the nodes that keep the run from moving. `by`:
-    who does it, for the run's `upgrades`. Raises `UpgradeRefused` (a ValueError) if a node that has
-    ended or runs differs, `UnknownJob` (a KeyError) for no such run, `InvalidConfig` for a run that
-    is over or has not started, `UnknownWorkflow` if today's code has none of that name.
+    `dry_run`: change nothing; `blocked` then names the nodes that keep the run from moving. `by`,
+    `reason`: as in `cancel`; the run's `upgrades` name the actor too. Raises `UpgradeRefused` (a
+    ValueError) if a node that has ended or runs differs, `UnknownJob` (a KeyError) for no such run,
+    `InvalidConfig` for a run that is over or has not started, `UnknownWorkflow` if today's code has
+    none of that name.
     """
     from queue_workflows.dispatch import run_upgrades  # late: it reads graphs, as above
 
-    return run_upgrades.upgrade(run_id, dry_run=dry_run, by=by)
+    return run_upgrades.upgrade(run_id, dry_run=dry_run, **who)
 
 
-def delete(run_id: str) -> bool:
-    """Delete a run with its jobs, files, events and answers; return False if there is none."""
-    with db.transaction() as conn:
-        return statements.runs.delete(conn, run_id=run_id) == 1
+def delete(run_id: str, **who: Unpack[Who]) -> bool:
+    """Delete a run with its jobs, files, events and answers; return False if there is none.
+
+    `by`, `reason`: as in `cancel`.
+    """
+    with db.transaction() as conn, acts.recorded(conn, "delete", ("run", run_id), **who) as act:
+        is_gone = statements.runs.delete(conn, run_id=run_id) == 1
+        if not is_gone:
+            act.subjects.clear()
+        return is_gone
 
 
-def requeue_running() -> int:
+def requeue_running(**who: Unpack[Who]) -> int:
     """Queue every running run at priority 10, `resume_count` + 1; return how many.
 
-    For operators: no process of the engine does this.
+    For operators: no process of the engine does this. `by`, `reason`: as in `cancel`.
     """
-    with db.transaction() as conn:
-        return statements.runs.requeue_running(conn)
+    with db.transaction() as conn, acts.recorded(conn, "requeue", **who) as act:
+        ids = statements.runs.requeue_running(conn)
+        act.subjects.extend(("run", run_id) for run_id in ids)
+        return len(ids)
+
+
+# --- change many ---------------------------------------------------------------------------------
+
+
+def cancel_many(
+    ids: str | Iterable[str], *, conn: db.Connection | None = None, **who: Unpack[Who]
+) -> builtins.list[JsonDict]:
+    """Cancel runs with their nodes, each in a transaction of its own, or in that of `conn`.
+
+    Returns for each id, in order: `id`, `outcome` (`cancelled`, `refused`, `unknown`), `status`
+    before the call, and `reason`. `by`, `reason`: as in `cancel`. Raises `InvalidConfig` (a
+    ValueError) for an id that is no text.
+    """
+    return _each(ids, "cancelled", cancel, who, conn)
+
+
+def retry_many(
+    ids: str | Iterable[str], *, conn: db.Connection | None = None, **who: Unpack[Who]
+) -> builtins.list[JsonDict]:
+    """Run failed and cancelled runs again, as `retry` does.
+
+    As `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
+    """
+    return _each(ids, "queued", retry, who, conn)
+
+
+def _each(
+    ids: str | Iterable[str],
+    outcome: str,
+    change: Callable[..., Row | None],
+    who: Who,
+    conn: db.Connection | None,
+) -> builtins.list[JsonDict]:
+    done: builtins.list[JsonDict] = []
+    with acts.acting(**who):
+        for run_id in payload.distinct_ids(ids):
+            found: JsonDict = {"id": run_id, "outcome": outcome, "status": None, "reason": None}
+            with db.transaction(conn) as own:
+                known = payload.is_storable(run_id)
+                run = statements.runs.lock(own, run_id=run_id) if known else None
+                if run is None:
+                    found |= {"outcome": "unknown", "reason": "there is no such run"}
+                else:
+                    found["status"] = run["status"]
+                    try:
+                        if change(run_id, conn=own) is None:
+                            found |= {"outcome": "refused", "reason": f"it is {run['status']}"}
+                    except errors.InvalidConfig as error:
+                        found |= {"outcome": "refused", "reason": str(error)}
+            done.append(found)
+    return done
 
 
 # --- what runs again ---------------------------------------------------------------------------
@@ -450,20 +516,26 @@ def _body(of: graph.Graph, map_id: str) -> graph.Graph | None:
 
 
 @check_violations.translated()
-def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None) -> str:
+def answer(
+    run_id: str,
+    node_id: str,
+    value: Any,
+    *,
+    check: bool = False,
+    conn: Any = None,
+    **who: Unpack[Who],
+) -> str:
     """Answer an input node of a run and return the submission's id.
 
     The first answer wins: `InputRefused` (a ValueError) is raised for a later one and for a node
     that does not wait, for an answer of another type than `ask` names, and with `check` for one
     that the node's `input_spec` does not allow. A node that has not parked yet keeps the answer
     until it does. Raises `UnknownJob` (a KeyError) and `InvalidPayload` before any write.
-    `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
+    `by`, `reason`, `conn`: as in `cancel`.
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
     with db.transaction(conn) as own:
-        # Outside of the block below, which would begin and commit its own transaction if none
-        # was under way.
         job = _refuse_unless_open(
             statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id), where
         )
@@ -472,7 +544,8 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
         if check:
             spec = payload.stored_object(job["input_spec"], f"input_spec of {where}")
             answers.check(spec or None, meant, where)
-        with own.transaction():
+        subject = ("run", run_id)
+        with acts.recorded(own, "answer", subject, **who, node=node_id):
             row = statements.input_answers.submit(own, run_id=run_id, node_id=node_id, value=text)
             if row is None:
                 raise errors.InputRefused(
@@ -487,10 +560,16 @@ def answer(run_id: str, node_id: str, value: Any, *, check: bool = False, conn: 
 
 
 async def answer_async(
-    run_id: str, node_id: str, value: Any, *, check: bool = False, conn: Any = None
+    run_id: str,
+    node_id: str,
+    value: Any,
+    *,
+    check: bool = False,
+    conn: Any = None,
+    **who: Unpack[Who],
 ) -> str:
     """Do as `answer` does, without blocking the event loop; `conn` as in `submit_async`."""
-    return await db.call_async(answer, conn, run_id, node_id, value, check=check)
+    return await db.call_async(answer, conn, run_id, node_id, value, check=check, **who)
 
 
 def _refuse_unless_open(job: Row | None, where: str) -> Row:

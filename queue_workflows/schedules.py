@@ -10,15 +10,18 @@ import builtins
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from queue_workflows import acts, config, db, errors
 from queue_workflows import check as workflow_check
-from queue_workflows import config, db, errors
 from queue_workflows.db import check_violations, statements
 from queue_workflows.dispatch import schedule_rows
 from queue_workflows.schedule import expression, timetable
 from queue_workflows.tasks import job_validation, registry
-from queue_workflows.types import Row, Rows
+from queue_workflows.types import Row, Rows, Who
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ScheduleEntry = timetable.ScheduleEntry
 Schedule = timetable.Schedule
@@ -89,11 +92,18 @@ def _target(target: Any) -> tuple[str | None, str | None]:
 
 @check_violations.translated()
 def add(
-    name: str, expression: str = "", *, conn: db.Connection | None = None, **options: Any
+    name: str,
+    expression: str = "",
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    conn: db.Connection | None = None,
+    **options: Any,
 ) -> None:
     """Store a schedule in the table, or replace the definition of the one of this name.
 
-    `options` are the fields of `Schedule`, `on_failure` excepted. Raises before any write:
+    `options` are the fields of `Schedule`, `on_failure` excepted. `by`, `reason`: who does it and
+    why, for the record, see `acts`. Raises before any write:
     `InvalidConfig`, for a name that the code uses too; `UnknownTask`, `UnknownQueue`, `InvalidJob`,
     `ArgsRefused`; and `UnknownWorkflow` (a LookupError) where this process has workflows, and not
     this one.
@@ -105,7 +115,8 @@ def add(
             "schedule in code, or use set_on_failed()"
         )
     check(found)
-    with db.transaction(conn) as own:
+    subject = ("schedule", name)
+    with db.transaction(conn) as own, acts.recorded(own, "add", subject, by=by, reason=reason):
         schedule_rows.put(own, found)
 
 
@@ -140,29 +151,40 @@ def check(found: Schedule) -> None:
         raise type(error)(f"schedule {found.name!r}: {error}") from None
 
 
-def pause(name: str, *, conn: db.Connection | None = None) -> None:
-    """Stop a schedule until `resume`; raise `UnknownSchedule` (a KeyError) if there is none."""
-    _demand(name, conn, statements.schedule_definitions.set_paused, paused=True)
+def pause(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
+    """Stop a schedule until `resume`; raise `UnknownSchedule` (a KeyError) if there is none.
+
+    `by`, `reason`: as in `add`.
+    """
+    _demand("pause", name, conn, who, statements.schedule_definitions.set_paused, paused=True)
 
 
-def resume(name: str, *, conn: db.Connection | None = None) -> None:
-    """Let a paused schedule fire again; instants of the pause never fire. Raise as `pause` does."""
-    _demand(name, conn, statements.schedule_definitions.set_paused, paused=False)
+def resume(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
+    """Let a paused schedule fire again; instants of the pause never fire.
+
+    `by`, `reason`, and errors, as of `pause`.
+    """
+    _demand("resume", name, conn, who, statements.schedule_definitions.set_paused, paused=False)
 
 
-def remove(name: str, *, conn: db.Connection | None = None) -> None:
-    """Delete a schedule; raise as `pause` does.
+def remove(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
+    """Delete a schedule; `by`, `reason`, and errors, as of `pause`.
 
     One that the code of a scheduler still names comes back when that scheduler starts.
     """
-    _demand(name, conn, statements.schedule_definitions.remove)
+    _demand("remove", name, conn, who, statements.schedule_definitions.remove)
 
 
 def _demand(
-    name: str, conn: db.Connection | None, change: Callable[..., int], **given: bool
+    action: str,
+    name: str,
+    conn: db.Connection | None,
+    who: Who,
+    change: Callable[..., int],
+    **given: bool,
 ) -> None:
     _check_name(name)
-    with db.transaction(conn) as own:
+    with db.transaction(conn) as own, acts.recorded(own, action, ("schedule", name), **who):
         if not change(own, name=name, **given):
             raise _unknown(name, own)
 
@@ -178,28 +200,33 @@ def _unknown(name: str, conn: db.Connection | None) -> errors.UnknownSchedule:
     return errors.UnknownSchedule(f"no schedule {name!r:.220}{meant or f': {_LISTED}'}")
 
 
-def run_now(name: str, *, conn: db.Connection | None = None) -> str | None:
+def run_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> str | None:
     """Fire a schedule now, beside its instants; return the id of the job or run.
 
     Returns None if its overlap policy or its idempotency key holds it back. A paused schedule fires
-    too. Raises `UnknownSchedule` (a KeyError), and what `add` raises.
+    too. `by`, `reason`: as in `add`. Raises `UnknownSchedule` (a KeyError), and what `add` raises.
     """
-    return fire_now(name, conn=conn).id
+    return fire_now(name, conn=conn, **who).id
 
 
 @check_violations.translated()
-def fire_now(name: str, *, conn: db.Connection | None = None) -> Fired:
+def fire_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> Fired:
     """Do as `run_now` does; return also what held the schedule back, in `skipped`.
 
     `overlap`: the last job or run is not over, and the policy is skip or queue. `idempotency key`:
     another job has it.
     """
     _check_name(name)
-    with db.transaction(conn) as own:
+    subject = ("schedule", name)
+    with db.transaction(conn) as own, acts.recorded(own, "run now", subject, **who) as act:
         row = statements.schedule_definitions.lock(own, name=name)
         if row is None:
             raise _unknown(name, own)
-        return schedule_rows.fire_now(own, row, statements.schedules.now(own))
+        fired = schedule_rows.fire_now(own, row, statements.schedules.now(own))
+        act.detail["id"] = fired.id
+        if fired.id is None:
+            act.subjects.clear()
+        return fired
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for

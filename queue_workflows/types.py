@@ -277,6 +277,13 @@ class NewIngestJob(JobKeywords, total=False):
     task_name: str
 
 
+class Who(TypedDict, total=False):
+    """Who changes something on request, and why: at most 200 and 1,000 characters; see `acts`."""
+
+    by: str | None
+    reason: str | None
+
+
 class NewRun(TypedDict, total=False):
     """The keywords of `runs.submit`, all of them optional."""
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from queue_workflows import config, db, errors, workers
+from queue_workflows import acts, config, db, errors, workers
 from queue_workflows.runtime import app_loading, clock, display, entry_point, service
 from queue_workflows.types import ExitFn, WorkerControl
 
@@ -35,7 +35,7 @@ def set_worker_control(
         queue,
         desired_state=desired_state,
         stop_policy=stop_policy,
-        requested_by=requested_by,
+        by=requested_by,
         conn=conn,
     )
 
@@ -52,14 +52,14 @@ def desired_state_for(host_label: str, queue: str) -> str:
 
 def enable_worker(host_label: str, queue: str, *, requested_by: str | None = None) -> WorkerControl:
     """Call `workers.enable`."""
-    return workers.enable(host_label, queue, requested_by=requested_by)
+    return workers.enable(host_label, queue, by=requested_by)
 
 
 def disable_worker(
     host_label: str, queue: str, *, stop_policy: str = "hard", requested_by: str | None = None
 ) -> WorkerControl:
     """Call `workers.disable`."""
-    return workers.disable(host_label, queue, stop_policy=stop_policy, requested_by=requested_by)
+    return workers.disable(host_label, queue, stop_policy=stop_policy, by=requested_by)
 
 
 # --- the watcher -------------------------------------------------------------------------------
@@ -145,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help="host label; default: this host's")
     parser.add_argument("--policy", default="hard", help="how to stop: " + ", ".join(STOP_POLICIES))
-    parser.add_argument("--requested-by", metavar="WHO", help="who requests it, for the record")
+    parser.add_argument(
+        "--requested-by", metavar="WHO", help="who requests it, for the record; default: your login"
+    )
     parser.add_argument("--reason", help="why, for the record")
     parser.add_argument(
         "--until",
@@ -177,15 +179,14 @@ def main(argv: list[str] | None = None) -> int:
         db.wait_until_reachable(timeout_s=PATIENCE_S)
         db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
         workers.refuse_unknown(options.queue)
-        row = workers.set_control(
-            options.host or config.host_label(),
-            options.queue,
-            desired_state=options.state,
-            stop_policy=options.policy,
-            requested_by=options.requested_by,
-            reason=options.reason,
-            until=options.until,
-        )
+        with acts.acting(options.requested_by, reason=options.reason, via="cli"):
+            row = workers.set_control(
+                options.host or config.host_label(),
+                options.queue,
+                desired_state=options.state,
+                stop_policy=options.policy,
+                until=options.until,
+            )
         until = f" until {display.moment(row['until_at'])}" if row["until_at"] else ""
         text = f"{row['host_label']} {row['queue']}: {row['desired_state']}{until}"
         print(display.line(text, None))

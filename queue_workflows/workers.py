@@ -6,15 +6,17 @@ import logging
 import signal
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import psycopg
 
-from queue_workflows import config, db, errors
-from queue_workflows.dag import payload
+from queue_workflows import acts, config, db, errors
 from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import clock, stored_json
-from queue_workflows.types import ExitFn, Row, Rows, WorkerControl
+from queue_workflows.types import ExitFn, Row, Rows, Who, WorkerControl
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger(__name__)
 STATES = ("on", "off")
@@ -209,17 +211,17 @@ def set_control(
     *,
     desired_state: str,
     stop_policy: str = "hard",
-    requested_by: str | None = None,
-    reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> WorkerControl:
     """Write the control row of a host and queue, which wakes its workers; return the row.
 
     Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
-    or a span from now by the database's clock. `conn`: join the caller's transaction. Raises before
-    any write `UnknownPolicy` (a ValueError) for a bad state, policy or name, `InvalidConfig` (a
-    ValueError) for a bad `until`.
+    or a span from now by the database's clock. `by`, `reason`: who does it and why, see `acts`; the
+    row has both too. `conn`: join the caller's transaction. Raises before any write `UnknownPolicy`
+    (a ValueError) for a bad state, policy or name, `InvalidConfig` (a ValueError) for a bad
+    `until`.
     """
     _check_states(desired_state, stop_policy)
     if until is not None and desired_state == "on":
@@ -231,8 +233,6 @@ def set_control(
         "queue": queue,
         "desired_state": desired_state,
         "stop_policy": stop_policy,
-        "requested_by": None if requested_by is None else payload.error_text(requested_by),
-        "reason": None if reason is None else payload.error_text(reason),
         "until": at,
         "lasts": lasts,
     }
@@ -242,7 +242,12 @@ def set_control(
                 f"until {at}: that is over by the database's clock; name a time to come, or a time "
                 "span from now"
             )
-        return cast("WorkerControl", statements.controls.put(own, **values))
+        off = {"policy": stop_policy} if desired_state == "off" else {}
+        subject = ("machine", host)
+        with acts.recorded(own, desired_state, subject, **who, queue=queue, **off) as act:
+            row = statements.controls.put(own, requested_by=act.actor, reason=act.reason, **values)
+            act.detail["until"] = row["until_at"]
+            return cast("WorkerControl", row)
 
 
 def _check_states(desired_state: str, stop_policy: str) -> None:
@@ -321,20 +326,13 @@ def policy_in_force(host: str, queue: str) -> str | None:
 
 
 def enable(
-    host: str,
-    queue: str,
-    *,
-    requested_by: str | None = None,
-    reason: str | None = None,
-    conn: db.Connection | None = None,
+    host: str, queue: str, *, conn: db.Connection | None = None, **who: Unpack[Who]
 ) -> WorkerControl:
     """Turn the workers of a host and queue ON; return the control row. Parked ones resume in place.
 
     ON for queue `all` lifts only that row: a queue with an OFF row of its own stays OFF.
     """
-    return set_control(
-        host, queue, desired_state="on", requested_by=requested_by, reason=reason, conn=conn
-    )
+    return set_control(host, queue, desired_state="on", conn=conn, **who)
 
 
 def disable(
@@ -342,10 +340,9 @@ def disable(
     queue: str,
     *,
     stop_policy: str = "hard",
-    requested_by: str | None = None,
-    reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> WorkerControl:
     """Turn the workers of a host and queue OFF until they are enabled, or `until`; the row.
 
@@ -353,14 +350,7 @@ def disable(
     the job finish. Raises as `set_control` does.
     """
     return set_control(
-        host,
-        queue,
-        desired_state="off",
-        stop_policy=stop_policy,
-        requested_by=requested_by,
-        reason=reason,
-        until=until,
-        conn=conn,
+        host, queue, desired_state="off", stop_policy=stop_policy, until=until, conn=conn, **who
     )
 
 
@@ -368,16 +358,12 @@ def drain(
     host: str,
     queue: str,
     *,
-    requested_by: str | None = None,
-    reason: str | None = None,
     until: datetime | timedelta | None = None,
     conn: db.Connection | None = None,
+    **who: Unpack[Who],
 ) -> WorkerControl:
     """Turn the workers of a host and queue OFF once their running jobs have finished; the row."""
-    return disable(
-        host, queue, stop_policy="drain", requested_by=requested_by, reason=reason, until=until,
-        conn=conn,
-    )  # fmt: skip
+    return disable(host, queue, stop_policy="drain", until=until, conn=conn, **who)
 
 
 # --- heartbeats --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ TABLES = (
     "model_controls", "hw_samples", "queue_partitions", "queue_starts", "partition_starts",
     "partition_dues", "failure_alerts", "failure_alert_state", "event_exports",
     "event_export_runs",
-    "metric_totals", "metric_position", "job_steps", "events", "job_parts",
+    "metric_totals", "metric_position", "job_steps", "events", "job_parts", "operator_acts",
 )  # fmt: skip
 """The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
 functions of their owner write these."""
@@ -47,6 +47,7 @@ SUBMITTED: dict[str, tuple[str, ...]] = {
     ),
     "workflow_input_submissions": ("id", "run_id", "node_id", "value"),
     "events": ("name", "key", "value"),
+    "operator_acts": ("actor", "via", "action", "kind", "subject", "reason", "detail"),
 }  # fmt: skip
 """The columns that a role for `submit` inserts. Identity, counters, states, times and definitions
 belong to the engine."""

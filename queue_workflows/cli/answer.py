@@ -28,6 +28,7 @@ SHOWN = 10
     """NODE  The input node's id.
     VALUE  JSON if it is, else text; @FILE: a file of either; or a label.
     --unchecked  Submit it without a check against the question.""",
+    takes=define.ACT,
 )
 def answer(run: str, node: str, value: str, unchecked: bool = False) -> define.Shown:
     """Answer an input node. The first answer counts; exit code 1 for a later one."""

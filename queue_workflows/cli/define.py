@@ -15,14 +15,18 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast
 import typer
 from typer.core import TyperGroup
 
-from queue_workflows import config, db, errors
+from queue_workflows import acts, config, db, errors
 from queue_workflows.cli import command as commands
 from queue_workflows.cli import output
 from queue_workflows.runtime import entry_point, logs
 
 T = TypeVar("T")
 PERMISSION_DENIED = "42501"
+ACT = "by reason app as_json debug db"
+"""The common options of a command that changes something on request."""
 COMMON: dict[str, tuple[Any, Any, str]] = {
+    "by": (str | None, None, "--by WHO  Who does it, for the record. Default: your login."),
+    "reason": (str | None, None, "--reason TEXT  Why, for the record."),
     "log_level": (
         str, "info",
         f"--log-level LEVEL  How much is logged: {', '.join(entry_point.LOG_LEVELS)}.",
@@ -84,12 +88,13 @@ def command(
                 config.get_config().embedded_db = common["db"] or ""
 
             def run() -> int:
-                if not reads:
-                    return _print(function(**given), as_json=common.get("as_json", False))
-                with commands.reading(common["app"]) as database:
-                    named = {"database": database} if "database" in own else {}
-                    found = function(**given, **named)
-                    return _print(found, as_json=common.get("as_json", False))
+                with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
+                    if not reads:
+                        return _print(function(**given), as_json=common.get("as_json", False))
+                    with commands.reading(common["app"]) as database:
+                        named = {"database": database} if "database" in own else {}
+                        found = function(**given, **named)
+                        return _print(found, as_json=common.get("as_json", False))
 
             full_name = f"{app.info.name} {name}" if app else name
             _execute(full_name, run, debug=common["debug"])

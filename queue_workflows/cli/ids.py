@@ -13,7 +13,7 @@ from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
 PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
-RUN_OR_JOB = f"RUN|JOB  The id of a run or a job. {PREFIX_HELP}"
+RUN_OR_JOB = f"RUN|JOB  The ids of runs or jobs. {PREFIX_HELP}"
 CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
 _UUID = "00000000-0000-0000-0000-000000000000"

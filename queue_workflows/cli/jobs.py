@@ -1,15 +1,16 @@
-"""Define `queue-workflows jobs`: list, show, retry, cancel and delete ingest jobs."""
+"""Define `queue-workflows jobs` and `acts`: list and change ingest jobs, and list who did what."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from queue_workflows import acts as act_api
 from queue_workflows import db, errors
 from queue_workflows import jobs as api
-from queue_workflows.cli import command, define, ids, output, runs, show, texts
+from queue_workflows.cli import command, define, ids, output, show, texts
 from queue_workflows.runtime import clock, display
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -59,14 +60,14 @@ def _changing(
     name: str,
     doc: str,
     default: Sequence[str],
-    act: Callable[[list[str], str, bool], list[JsonDict]],
+    act: Callable[[list[str], bool], list[JsonDict]],
 ) -> None:
     """Add a subcommand that changes jobs; `default`: the statuses that a filter means."""
 
     def change(
         job: list[str] | None = None, queue: str | None = None, task: str | None = None,
         status: list[str] | None = None, since: str | None = None, key: str | None = None,
-        by: str | None = None, dry_run: bool = False, *, app: str | None,
+        dry_run: bool = False, *, app: str | None,
     ) -> define.Shown:  # fmt: skip
         named = {
             "queue": queue, "task_name": task, "status": status or None, "since": _instant(since),
@@ -90,37 +91,32 @@ def _changing(
                 listed = [f"would {name}: {output.counted(len(chosen), 'job')}"]
                 listed += [f"  {one}" for one in chosen]
                 return define.Shown(chosen, lambda: output.some(listed, LINES + 1))
-            done = act(chosen, by or runs.login(), not status or "running" in status)
-        refused = [one for one in done if one["outcome"] not in _DONE]
-        lines = [f"job {one['id']}: {one['reason']}" for one in refused[:LINES]]
-        lines += [f"and {len(refused) - LINES} more"] if len(refused) > LINES else []
-        for text in lines:
-            command.refuse(f"jobs {name}", text)
-        return define.Shown(done, lambda: _print_result(done), 1 if refused else 0)
+            done = act(chosen, not status or "running" in status)
+        return outcomes(f"jobs {name}", done)
 
     change.__doc__ = doc
-    lines = f"JOB  Ids; or a filter below. {ids.HELP}", _FILTER, runs.BY
+    lines = f"JOB  Ids; or a filter below. {ids.HELP}", _FILTER
     dry_run = "--dry-run  Only list the jobs that it would change."
-    define.command(name, *lines, dry_run, reads=False, app=app)(change)
+    define.command(name, *lines, dry_run, takes=define.ACT, reads=False, app=app)(change)
 
 
 _changing(
     "retry",
     "Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones.",
     ("failed",),
-    lambda some, who, _: api.retry_many(some, by=who),
+    lambda some, _: api.retry_many(some),
 )
 _changing(
     "cancel",
     "Cancel jobs. Waiting ones end at once, running ones are asked to stop.",
     ("queued", "running"),
-    lambda some, who, running: api.cancel_many(some, running=running, by=who),
+    lambda some, running: api.cancel_many(some, running=running),
 )
 _changing(
     "delete",
     "Delete jobs that do not run. A filter means those that are over; their history stays.",
     sorted(TERMINAL_RUN_STATUSES),
-    lambda some, who, _: api.delete_many(some, by=who),
+    lambda some, _: api.delete_many(some),
 )
 
 
@@ -141,16 +137,28 @@ def _instant(text: str | None) -> datetime | timedelta | None:
     return moment
 
 
-def _print_result(done: Sequence[JsonDict]) -> None:
-    good = [one for one in done if one["outcome"] in _DONE]
-    if len(good) <= LINES:
-        for one in good:
-            output.echo(f"job {one['id']}: {one['outcome']}")
-    else:
-        counts = Counter(one["outcome"] for one in good)
-        output.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+def outcomes(name: str, done: Sequence[JsonDict], runs: Collection[str] = ()) -> define.Shown:
+    """Return the outcomes of jobs, and of the ids in `runs` as runs; print each refusal."""
     if not done:
-        output.echo("no such jobs")
+        return define.Shown(done, lambda: output.echo("no such jobs"))
+    named = [f"{'run' if one['id'] in runs else 'job'} {one['id']}" for one in done]
+    pairs = [*zip(named, done, strict=True)]
+    refused = [f"{own}: {one['reason']}" for own, one in pairs if one["outcome"] not in _DONE]
+    lines = refused[:LINES]
+    lines += [f"and {len(refused) - LINES} more"] if len(refused) > LINES else []
+    for text in lines:
+        command.refuse(name, text)
+    good = [(own, one["outcome"]) for own, one in pairs if one["outcome"] in _DONE]
+    return define.Shown(done, lambda: _print_result(good), 1 if refused else 0)
+
+
+def _print_result(good: Sequence[tuple[str, str]]) -> None:
+    if len(good) <= LINES:
+        for own, outcome in good:
+            output.echo(f"{own}: {outcome}")
+    else:
+        counts = Counter(outcome for _, outcome in good)
+        output.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -172,3 +180,37 @@ def _note(row: Row) -> str:
         shown = texts.progress_text(row["progress"])
         return f"{asked}on {row['claimed_by']}{f', {shown}' if shown else ''}"
     return row["error"] or ""
+
+
+_ACTS_HEAD = ("act", "at (UTC)", "who", "by way of", "did", "to", "reason", "detail")
+
+
+@define.command(
+    "acts",
+    """--since TIME  Since: 90m, 24h, 7d ago, or an ISO time (with its zone).
+    --actor WHO  Only acts of this actor.
+    --action DID  Only these, as cancel, retry, pause, off.
+    --kind KIND  Only of run, job, queue, schedule or machine.
+    --subject ID  Only of the object with this id or name.
+    --before ACT  The next page: acts before this one, the last of the page before.
+    --limit N 1..100000  How many at most.""",
+)
+def acts(
+    since: str | None = None, actor: str | None = None, action: str | None = None,
+    kind: str | None = None, subject: str | None = None, before: int | None = None,
+    limit: int = 20,
+) -> define.Shown:  # fmt: skip
+    """List who did what on request, the newest first."""
+    rows = act_api.list(
+        since=_instant(since), actor=actor, action=action, kind=kind, subject=subject,
+        before=before, limit=limit,
+    )  # fmt: skip
+    return define.listed(rows, _ACTS_HEAD, _act_cells)
+
+
+def _act_cells(row: Row) -> tuple[object, ...]:
+    return (
+        row["id"], display.moment(row["at"], zone=False), row["actor"], row["via"], row["action"],
+        f"{row['kind']} {row['subject']}", row["reason"] or "",
+        output.compact(row["detail"]) if row["detail"] else "",
+    )  # fmt: skip

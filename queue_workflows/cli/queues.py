@@ -31,11 +31,13 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
     """Add the subcommand that carries out an operation of `requests.catalog`.
 
     `shown` returns its result, given the request once it is done. Fields of the route's path are
-    arguments, the others options. Who requests it is an option too.
+    arguments, the others options; the common options tell who does it and why.
     """
     placed, marks, hints = requests.placed(kind), requests.marks(kind), typing.get_type_hints(kind)
     made_of: list[tuple[str, Any, Any, str]] = []
     for each in dataclasses.fields(kind):
+        if each.name in define.COMMON:
+            continue
         mark = marks[each.name]
         text = f"{mark.metavar or each.name.upper()}  {mark.help[:1].upper()}{mark.help[1:]}"
         line = f"{text.removesuffix('.')}."
@@ -44,16 +46,12 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
         else:
             word = str | None if mark.parse else hints[each.name]
             made_of.append((each.name, None, word, f"--{each.name.replace('_', '-')} {line}"))
-    if kind.actor:
-        line = "--requested-by WHO  Who requests it, for the record."
-        made_of.append(("requested_by", None, str | None, line))
 
     def function(*, app: str | None, **given: Any) -> define.Shown:
-        by = given.pop("requested_by", None)
         words = {key: value for key, value in given.items() if value is not None}
         asked = kind(**{key: _value(key, word, marks[key]) for key, word in words.items()})
         with command.reading(app):
-            asked.run(by)
+            asked.run()
             return shown(asked)
 
     made: Any = function
@@ -65,7 +63,7 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
     ])  # fmt: skip
     made.__doc__ = kind.summary()
     lines = [line for *_, line in made_of]
-    define.command(name, *lines, reads=False, app=app)(function)
+    define.command(name, *lines, takes=define.ACT, reads=False, app=app)(function)
 
 
 def _value(name: str, word: Any, mark: requests.Field) -> Any:
@@ -176,6 +174,7 @@ def _shown(name: str | None, rows: list[Row]) -> define.Shown:
     --jitter-s  The longest delay.
     --start-at TIME  ISO time; in --tz if it has no zone.
     --end-at TIME  No instant after it.""",
+    takes=define.ACT,
     app=schedules,
 )
 def add(
@@ -208,7 +207,7 @@ for _name, _kind in (("pause", catalog.PauseSchedule), ("resume", catalog.Resume
     _add(schedules, _name, _kind, lambda asked: _shown(asked.name, schedule_api.list()))
 
 
-@define.command("run-now", _NAME, app=schedules)
+@define.command("run-now", _NAME, takes=define.ACT, app=schedules)
 def run_now(name: str, *, app: str | None) -> define.Shown:
     """Fire a schedule now."""
     with _naming_app(app):
@@ -239,7 +238,7 @@ def preview(name: str, year: bool = False, limit: int = 10_000) -> define.Shown:
     return define.Shown(shown, show)
 
 
-@define.command("remove", _NAME, app=schedules)
+@define.command("remove", _NAME, takes=define.ACT, app=schedules)
 def remove(name: str) -> define.Shown:
     """Remove a schedule of the database."""
     schedule_api.remove(name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import shutil
-import socket
 import sys
+from collections.abc import Callable
 from typing import get_args
 
 from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
 from queue_workflows.cli import command, define, ids, output, texts
+from queue_workflows.cli import jobs as job_commands
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict, Row, RunStatus, Upgrade
@@ -18,7 +18,6 @@ from queue_workflows.types import JsonDict, Row, RunStatus, Upgrade
 STATUSES = frozenset(get_args(RunStatus))
 SHOWN = 30
 """Nodes and edges of a kind that an upgrade prints; --json has all."""
-BY = "--by WHO  Who does it, for the history. Default: your login."
 _HEAD = ("run", "workflow", "status", "created (UTC)", "nodes", "error")
 _KEYS = (
     "id", "workflow_name", "status", "priority", "mode", "generation", "created_at", "started_at",
@@ -72,9 +71,12 @@ def _done_nodes(counts: dict[str, int]) -> int:
     return counts.get("completed", 0) + counts.get("skipped", 0)
 
 
-@define.command("cancel", ids.RUN_OR_JOB)
-def cancel(what: str) -> define.Shown:
-    """Cancel a run or a job. Waiting work ends at once, running work is asked to stop."""
+@define.command("cancel", ids.RUN_OR_JOB, takes=define.ACT)
+def cancel(several: list[str]) -> define.Shown:
+    """Cancel runs or jobs. Waiting work ends at once, running work is asked to stop."""
+    what, *others = several
+    if others:
+        return _many("cancel", several, api.cancel_many, jobs.cancel_many)
     # In one transaction: a worker stops within milliseconds of the commit, and would not be listed.
     with db.transaction() as conn:
         any_id, found = ids.resolve(conn, what)
@@ -115,9 +117,17 @@ def _print_cancelled(done: JsonDict, is_done: bool) -> None:
     ids.RUN_OR_JOB,
     """--from NODE  For a run: run this node and all that depends on it again.
     --from-step NAME  For a job: do this step and all that began after it again.""",
+    takes=define.ACT,
 )
-def retry(what: str, from_node: str | None = None, from_step: str | None = None) -> define.Shown:
+def retry(
+    several: list[str], from_node: str | None = None, from_step: str | None = None
+) -> define.Shown:
     """Run failed or cancelled work again. Completed nodes and steps keep their outputs."""
+    what, *others = several
+    if others and (from_node or from_step):
+        raise errors.InvalidConfig("--from and --from-step need one run or job, not several")
+    if others:
+        return _many("retry", several, api.retry_many, jobs.retry_many)
     with db.transaction() as conn:
         any_id, found = ids.resolve(conn, what)
         if found is None:
@@ -139,6 +149,21 @@ def retry(what: str, from_node: str | None = None, from_step: str | None = None)
     if done["kind"] in ("node job", "run"):
         text += f"; {output.counted(_done_nodes(done['nodes']), 'node')} kept as completed"
     return define.Shown(done, lambda: is_queued and output.echo(text), int(not is_queued))
+
+
+def _many(
+    verb: str,
+    given: list[str],
+    of_runs: Callable[[list[str]], list[JsonDict]],
+    of_jobs: Callable[[list[str]], list[JsonDict]],
+) -> define.Shown:
+    """Change several runs and jobs; return the outcome of each, in order."""
+    with db.transaction() as conn:
+        found = dict(ids.resolve(conn, one) for one in given)
+    runs = [one for one, row in found.items() if row is not None and row["kind"] == "run"]
+    done = of_runs(runs) + of_jobs([one for one in found if one not in runs])
+    by_id = {one["id"]: one for one in done}
+    return job_commands.outcomes(verb, [by_id[one] for one in found], runs)
 
 
 def _retried(
@@ -200,16 +225,16 @@ def _named(done: JsonDict) -> str:
     "upgrade",
     f"RUN  The id of a run. {ids.PREFIX_HELP}",
     "--dry-run  Only show how the run differs from today's code.",
-    BY,
+    takes=define.ACT,
 )
-def upgrade(run: str, dry_run: bool = False, by: str | None = None) -> define.Shown:
+def upgrade(run: str, dry_run: bool = False) -> define.Shown:
     """Move a run to today's code, if no ended node has changed."""
     with db.transaction() as conn:
         run_id, found = ids.resolve(conn, run)
     if found is not None and found["kind"] != "run":
         raise errors.InvalidConfig(f"{run_id} is a job; name its run")
     try:
-        done = api.upgrade(run_id, dry_run=dry_run, by=by or login())
+        done = api.upgrade(run_id, dry_run=dry_run)
     except (errors.UpgradeRefused, errors.UnknownJob) as error:
         raise command.Refused(str(error.args[0]) if error.args else str(error)) from None
     return define.Shown(dict(done), lambda: _print_upgrade(done), int(done["outcome"] == "refused"))
@@ -233,15 +258,6 @@ def _print_upgrade(done: Upgrade) -> None:
     output.echo(f"run {done['run_id']}: {end}")
     if done["outcome"] == "refused":
         output.some([f"  {name}" for name in done["blocked"]], SHOWN)
-
-
-def login() -> str:
-    """Return `ann@db-1`: login and machine of the user who runs the command."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = "somebody"  # a container's number without a name
-    return f"{name}@{socket.gethostname()}"
 
 
 @define.command("why", f"RUN|JOB  The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}")

@@ -285,20 +285,20 @@ def _asking(action: str, help_: str, doc: str) -> None:
 
     def ask(
         model: str | None = None, host: str | None = None, worker: str | None = None,
-        requested_by: str | None = None, no_wait: bool = False, *, app: str | None,
+        no_wait: bool = False, *, app: str | None,
     ) -> int | define.Shown:  # fmt: skip
         if action == "load" and not model:
             raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
         with command.reading(app):
             label = host or config.host_label()
-            return _outcome(_send(action, label, model, worker, requested_by), no_wait=no_wait)
+            return _outcome(_send(action, label, model, worker), no_wait=no_wait)
 
     ask.__doc__ = doc
     lines = """--host H  Host label; default: this machine's.
     --worker ID|PID  One gpu worker of the machine; default: each of them.
-    --requested-by WHO  Who requests it, for the record.
     --no-wait  Send the request, and do not wait for the answer."""
-    define.command(action, f"MODEL  {help_}", lines, reads=False, app=models)(ask)
+    takes = define.ACT
+    define.command(action, f"MODEL  {help_}", lines, takes=takes, reads=False, app=models)(ask)
 
 
 _asking(
@@ -327,16 +327,14 @@ def _outcome(request: Row, *, no_wait: bool) -> int | define.Shown:
     return define.Shown(rows, lambda: _print_answers(rows), 0 if is_done else 1)
 
 
-def _send(action: str, host: str, model: str | None, worker: str | None, by: str | None) -> Row:
+def _send(action: str, host: str, model: str | None, worker: str | None) -> Row:
     # In one transaction: a worker may answer within milliseconds of the commit.
     with db.transaction() as conn:
         known = {str(row["pid"]): row for row in model_api.list(host, conn=conn)}
         worker_id = known[worker]["worker_id"] if worker in known else worker
         if action == "load":
-            return model_api.load(
-                host, model or "", worker_id=worker_id, requested_by=by, conn=conn
-            )
-        return model_api.unload(host, model, worker_id=worker_id, requested_by=by, conn=conn)
+            return model_api.load(host, model or "", worker_id=worker_id, conn=conn)
+        return model_api.unload(host, model, worker_id=worker_id, conn=conn)
 
 
 def _requested_workers(request: Row) -> list[Row]:

@@ -46,6 +46,7 @@ class _Base(verbs.Group[C], Generic[C, H]):
         self.workers = verbs.Workers[C](own)
         self.queues = verbs.Queues[C](own)
         self.schedules = verbs.Schedules[C](own)
+        self.acts = verbs.Acts[C](own)
 
 
 class Client(_Base[verbs.Sync, httpx.Client]):

@@ -105,6 +105,8 @@ class Jobs(Group[C]):
     wait = Verb(catalog.WaitForJob)
     cancel = Verb(catalog.CancelJob)
     retry = Verb(catalog.RetryJob)
+    cancel_many = Verb(catalog.CancelJobs)
+    retry_many = Verb(catalog.RetryJobs)
     list = Verb(catalog.ListJobs)
     events = Verb(catalog.GetJobEvents)
     explain = Verb(catalog.ExplainJob)
@@ -120,6 +122,8 @@ class Runs(Group[C]):
     wait = Verb(catalog.WaitForRun)
     cancel = Verb(catalog.CancelRun)
     retry = Verb(catalog.RetryRun)
+    cancel_many = Verb(catalog.CancelRuns)
+    retry_many = Verb(catalog.RetryRuns)
     answer = Verb(catalog.AnswerNode)
     list = Verb(catalog.ListRuns)
     nodes = Verb(catalog.ListNodes)
@@ -145,6 +149,12 @@ class Queues(Group[C]):
     pause = Verb(catalog.PauseQueue)
     resume = Verb(catalog.ResumeQueue)
     limit = Verb(catalog.LimitQueue)
+
+
+class Acts(Group[C]):
+    """Who did what."""
+
+    list = Verb(catalog.ListActs)
 
 
 class Schedules(Group[C]):

@@ -238,6 +238,15 @@ class _Converter:
         return errors.InvalidPayload(f"{self._what}: {place}: {reason}")
 
 
+def distinct_ids(ids: str | Iterable[str]) -> list[str]:
+    """Return these ids, each once, in order. Raises `InvalidConfig` for one that is no text."""
+    found = list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
+    for one in found:
+        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise errors.InvalidConfig(f"{one!r:.80}: an id is a text")
+    return found
+
+
 def is_storable(text: str) -> bool:
     """Return whether the database can store a text, without a NUL or a lone surrogate."""
     return UNSTORABLE.search(text) is None

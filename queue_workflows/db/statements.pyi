@@ -27,6 +27,42 @@ class Named:
     def __init__(self, text: bytes, comment: str, kind: str, prepare: bool | None) -> None: ...
     def __call__(self, *args: Any, **given: Any) -> Any: ...
 
+class _ActsNamedActor(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _ActsNameActor(Named):
+    def __call__(self, conn: _Conn, /, *, actor: str | None) -> None: ...
+    def script(self, *, actor: str | None) -> scripts.Script[None]: ...
+
+class _ActsAdd(Named):
+    def __call__(self, conn: _Conn, /, *, via: str | None, action: str | None, reason: str | None, detail: str | None, kinds: _Texts | None, subjects: _Texts | None) -> None: ...
+    def script(self, *, via: str | None, action: str | None, reason: str | None, detail: str | None, kinds: _Texts | None, subjects: _Texts | None) -> scripts.Script[None]: ...
+
+class _ActsFind(Named):
+    def __call__(self, conn: _Conn, /, *, at: datetime | None, ago: timedelta | None, actor: str | None, action: str | None, kind: str | None, subject: str | None, before: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, at: datetime | None, ago: timedelta | None, actor: str | None, action: str | None, kind: str | None, subject: str | None, before: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _ActsPrune(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
+
+class _Acts:
+    named_actor: _ActsNamedActor
+    """Return the actor that this transaction or session names, '' or NULL without one."""
+    name_actor: _ActsNameActor
+    """Name who makes the changes in the rest of this transaction, for the history of jobs."""
+    add: _ActsAdd
+    """Record an act, a row for each of its subjects, by the actor that the transaction names, else by its login."""
+    find: _ActsFind
+    """List acts, the newest first. A filter that is NULL matches every act. `before`: only acts with a smaller `id`, for the
+    next page. No plan is kept, so that a subject is found by its index.
+    Columns: id, at, actor, login, via, action, kind, subject, reason, detail."""
+    prune: _ActsPrune
+    """Delete up to `batch` acts that are over `days` days old."""
+
+acts: _Acts
+
 class _AttemptsPolicy(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
     def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
@@ -1091,10 +1127,6 @@ class _IngestJobsFind(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None, task_name: str | None, statuses: _Texts | None, lost: bool | None, at: datetime | None, ago: timedelta | None, key: str | None, before: int | None, text: str | None, limit: int | None) -> list[Row]: ...
     def script(self, *, queue: str | None, task_name: str | None, statuses: _Texts | None, lost: bool | None, at: datetime | None, ago: timedelta | None, key: str | None, before: int | None, text: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _IngestJobsNameActor(Named):
-    def __call__(self, conn: _Conn, /, *, actor: str | None) -> None: ...
-    def script(self, *, actor: str | None) -> scripts.Script[None]: ...
-
 class _IngestJobsLock(Named):
     def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
     def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
@@ -1143,8 +1175,6 @@ class _IngestJobs:
     """List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`:
     only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
     error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter."""
-    name_actor: _IngestJobsNameActor
-    """Name who makes the changes in the rest of this transaction, for the history of jobs."""
     lock: _IngestJobsLock
     """Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not
     exist are left out.
@@ -1157,7 +1187,7 @@ class _IngestJobs:
     """Delete those of these jobs that do not run."""
     find_node_jobs: _IngestJobsFindNodeJobs
     """Return which of these ids are node jobs, each with its run.
-    Columns: id, run_id."""
+    Columns: id, run_id, status."""
 
 ingest_jobs: _IngestJobs
 
@@ -2816,8 +2846,8 @@ class _RunsWithdrawCancelRequests(Named):
     def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
 
 class _RunsRequeueRunning(Named):
-    def __call__(self, conn: _Conn, /) -> int: ...
-    def script(self) -> scripts.Script[None]: ...
+    def __call__(self, conn: _Conn, /) -> list[Any]: ...
+    def script(self) -> scripts.Script[list[Any]]: ...
 
 class _RunsNewest(Named):
     def __call__(self, conn: _Conn, /, *, status: str | None, workflow: str | None, before: datetime | None, before_id: str | None, limit: int | None) -> list[Row]: ...
@@ -2916,7 +2946,7 @@ class _Runs:
     withdraw_cancel_requests: _RunsWithdrawCancelRequests
     """Let the nodes of a reopened run that still run go on, as the guard of a reopened run does."""
     requeue_running: _RunsRequeueRunning
-    """Queue every running run again, at the front, and count a resume of each."""
+    """Queue every running run again, at the front, and count a resume of each; return their ids."""
     newest: _RunsNewest
     """Return the newest runs, each with `nodes`, the number of its nodes by status, and
     `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from queue_workflows import config, db, errors
+from queue_workflows import acts, config, db, errors
 from queue_workflows.dag import definition, graph, hooks, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
-from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade
+from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NodeChange, Row, Upgrade, Who
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 NAMED = 20
 """Nodes that a message and the history name at most."""
@@ -19,7 +22,7 @@ _KEY = re.compile(r"\[[^\]]*\]")
 _ENDED = ("failed", "cancelled")
 
 
-def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
+def upgrade(run_id: str, *, dry_run: bool, **who: Unpack[Who]) -> Upgrade:
     """Compare a run with today's code and, unless `dry_run`, move it there; see `runs.upgrade`."""
     with db.statement() as conn:
         run = _checked(statements.runs.head(conn, run_id=run_id), run_id)
@@ -41,7 +44,8 @@ def upgrade(run_id: str, *, dry_run: bool, by: str | None) -> Upgrade:
                 moves.blocked,
             )
         if outcome == "would move" and not dry_run:
-            _move(conn, run_id, made, found, moves, by)
+            with acts.recorded(conn, "upgrade", ("run", run_id), **who):
+                _move(conn, run_id, made, found, moves)
             outcome = "moved"
         unknown = _unknown(conn, nodes, found)
     different = found._asdict()
@@ -92,10 +96,7 @@ def _move(
     made: JsonDict,
     found: Difference,
     moves: Moves,
-    by: str | None,
 ) -> None:
-    if by is not None:
-        statements.ingest_jobs.name_actor(conn, actor=payload.error_text(by))
     statements.upgrades.set_versions(
         conn, run_id=run_id, nodes=[*moves.versions], versions=[*moves.versions.values()]
     )

@@ -48,7 +48,10 @@ Filter = Annotated["str | None", Field(bounds={"max_length": 1000})]
 Key = Annotated["str | None", request.text()]
 FirstPage = Annotated[int, Field("items of a page", default=50, bounds={"ge": 1, "le": 1000})]
 Page = Annotated[int, Field("items of a page", default=200, bounds={"ge": 1, "le": 1000})]
-Reason = Annotated["str | None", Field(bounds={"max_length": 1000})]
+Since = Annotated[
+    "datetime | timedelta | None",
+    Field("with its time zone", kind=datetime | None, send=request.instant),
+]
 _ONE_KEY = request.text("Only this partition key of the queue.", metavar="KEY")
 Partition = Annotated["str | None", _ONE_KEY]
 Until = Annotated[
@@ -158,6 +161,23 @@ class _Nothing(Request[None]):
         del found
 
 
+@dataclass(frozen=True)
+class _Act:
+    """It changes something on request, which is recorded as an act."""
+
+    _: KW_ONLY
+    by: Annotated[str | None, request.text("who does it, for the record", most=200)] = None
+    reason: Annotated[str | None, request.text("why, for the record")] = None
+
+
+_SEVERAL = Field("1 to 500 ids", kind=list[str], bounds={"min_length": 1, "max_length": 500})
+
+
+@dataclass(frozen=True)
+class _Many(_Act, Items):
+    ids: Annotated[Iterable[str], _SEVERAL]
+
+
 class Stream(Request[T]):
     """It yields the items that come over a connection that stays open."""
 
@@ -214,9 +234,7 @@ def _several(given: str | Iterable[str] | None) -> list[str] | None:
     return [given] if isinstance(given, str) else None if given is None else [*given]
 
 
-@operation(
-    "POST jobs/trigger", "jobs.enqueue_once", body="Trigger", by="by", once=True, refuses=(409,)
-)
+@operation("POST jobs/trigger", "jobs.enqueue_once", body="Trigger", once=True, refuses=(409,))
 class Enqueue(Request[str]):
     """Queue a job and return its id; of jobs with the same `lock_key` one runs at a time.
 
@@ -278,21 +296,39 @@ class WaitForJob(_Status):
         return _wait(f"job {self.job_id!r:.80}", GetJobStatus(self.job_id), FINAL, self.timeout_s)
 
 
-@operation("POST jobs/{job_id}/cancel", "jobs.cancel_many", by="by")
-class CancelJob(_Status):
+@operation("POST jobs/{job_id}/cancel", "jobs.cancel_many", body="CancelJob")
+class CancelJob(_Act, _Status):
     """Cancel a queued job, or request that a running one ends; return how far it is."""
 
     job_id: JobId
 
 
-@operation("POST jobs/{job_id}/retry", "jobs.retry_many", by="by", once=True, refuses=(409,))
-class RetryJob(_Status):
+@operation(
+    "POST jobs/{job_id}/retry", "jobs.retry_many", body="RetryJob", once=True, refuses=(409,)
+)
+class RetryJob(_Act, _Status):
     """Queue a failed or canceled job again, with all its attempts; return how far it is.
 
     Raises `InvalidConfig` for another one.
     """
 
     job_id: JobId
+
+
+@operation("POST jobs/cancel", "jobs.cancel_many", name="cancel_many", body="CancelJobs")
+class CancelJobs(_Many):
+    """Cancel jobs; return for each `id`, `outcome`, `status` before, and `reason` of a refusal.
+
+    `outcome`: `cancelled`, `asked to stop`, `refused`, `unknown`. A node's job takes its run along.
+    """
+
+
+@operation("POST jobs/retry", "jobs.retry_many", name="retry_many", body="RetryJobs", once=True)
+class RetryJobs(_Many):
+    """Queue failed and canceled jobs again; `outcome`: `queued`, `refused`, `unknown`.
+
+    Returns what `cancel_many` does. The run of a node's job runs again.
+    """
 
 
 @operation("GET jobs", "jobs.list")
@@ -309,10 +345,7 @@ class ListJobs(Pages[JsonDict]):
         str | Iterable[str] | None,
         Field(kind=list[str] | None, send=_several, bounds={"max_length": 10}),
     ] = None
-    since: Annotated[
-        datetime | timedelta | None,
-        Field("with its time zone", kind=datetime | None, send=request.instant),
-    ] = None
+    since: Since = None
     key: Filter = None
     text: Annotated[
         str | None, Field("part of id, task, key or error", name="q", bounds={"max_length": 200})
@@ -469,15 +502,15 @@ class ExplainRun(RowOrNone):
     run_id: RunId
 
 
-@operation("POST runs/{run_id}/cancel", "runs.cancel")
-class CancelRun(Row):
+@operation("POST runs/{run_id}/cancel", "runs.cancel", body="CancelRun")
+class CancelRun(_Act, Row):
     """Cancel a run with its nodes; a run that is over stays as it is. Return the run."""
 
     run_id: RunId
 
 
 @operation("POST runs/{run_id}/retry", "runs.retry", body="RetryRun", once=True, refuses=(409,))
-class RetryRun(Row):
+class RetryRun(_Act, Row):
     """Run a run that is over again, from a node or from those that did not complete; return it.
 
     Raises `UnknownJob`, and `InputRefused` (a ValueError) for a run that is not over.
@@ -488,6 +521,22 @@ class RetryRun(Row):
     from_node: Key = None
 
 
+@operation("POST runs/cancel", "runs.cancel_many", name="cancel_many", body="CancelRuns")
+class CancelRuns(_Many):
+    """Cancel runs; return for each `id`, `outcome`, `status` before, and `reason` of a refusal.
+
+    `outcome`: `cancelled`, `refused`, `unknown`.
+    """
+
+
+@operation("POST runs/retry", "runs.retry_many", name="retry_many", body="RetryRuns", once=True)
+class RetryRuns(_Many):
+    """Run failed and cancelled runs again; `outcome`: `queued`, `refused`, `unknown`.
+
+    Returns what `cancel_many` does.
+    """
+
+
 @operation(
     "POST runs/{run_id}/nodes/{node_id:path}/answer",
     "runs.answer",
@@ -495,7 +544,7 @@ class RetryRun(Row):
     once=True,
     refuses=(409,),
 )
-class AnswerNode(Request[str]):
+class AnswerNode(_Act, Request[str]):
     """Answer an input node; the first answer counts, and must be one that the node allows.
 
     Returns the submission's id. Raises `UnknownJob`, and `InputRefused` (a ValueError) for a node
@@ -549,8 +598,8 @@ class ListWorkers(Items):
     """Return the worker processes seen within a day, and switches without a worker."""
 
 
-@operation("POST workers/{host}/{queue}/on", "workers.enable", body="Switch", by="requested_by")
-class EnableWorkers(Row):
+@operation("POST workers/{host}/{queue}/on", "workers.enable", body="Switch")
+class EnableWorkers(_Act, Row):
     """Switch the workers of a machine and queue on; `all`: of each queue of the machine.
 
     Returns the control row.
@@ -558,14 +607,10 @@ class EnableWorkers(Row):
 
     host: HostLabel
     queue: QueueName
-    _: KW_ONLY
-    reason: Reason = None
 
 
-@operation(
-    "POST workers/{host}/{queue}/off", "workers.disable", body="SwitchOff", by="requested_by"
-)
-class DisableWorkers(Row):
+@operation("POST workers/{host}/{queue}/off", "workers.disable", body="SwitchOff")
+class DisableWorkers(_Act, Row):
     """Switch the workers of a machine and queue off, by a stop policy.
 
     `hard` returns running jobs to the queue, `pause` lets them finish. `until`: seconds, or a span
@@ -576,12 +621,11 @@ class DisableWorkers(Row):
     queue: QueueName
     _: KW_ONLY
     stop_policy: Annotated[str, request.text(name="policy")] = "hard"
-    reason: Reason = None
     until: Until = None
 
 
-@operation("POST workers/{host}/{queue}/drain", "workers.drain", body="Drain", by="requested_by")
-class DrainWorkers(Row):
+@operation("POST workers/{host}/{queue}/drain", "workers.drain", body="Drain")
+class DrainWorkers(_Act, Row):
     """Switch the workers of a machine and queue off once their running jobs have ended.
 
     `until`: as of `disable`. Returns the control row.
@@ -590,7 +634,6 @@ class DrainWorkers(Row):
     host: HostLabel
     queue: QueueName
     _: KW_ONLY
-    reason: Reason = None
     until: Until = None
 
 
@@ -612,8 +655,8 @@ class GetQueue(Row):
     queue: QueueName
 
 
-@operation("POST queues/{queue}/pause", "queues.pause", body="Pause", by="requested_by")
-class PauseQueue(Row):
+@operation("POST queues/{queue}/pause", "queues.pause", body="Pause")
+class PauseQueue(_Act, Row):
     """Stop claims of a queue, or of one partition; running jobs go on.
 
     `until`: seconds, or a span from now; None: until `resume`. Returns its settings.
@@ -626,7 +669,7 @@ class PauseQueue(Row):
 
 
 @operation("POST queues/{queue}/resume", "queues.resume", body="Resume")
-class ResumeQueue(Request[bool]):
+class ResumeQueue(_Act, Request[bool]):
     """Resume a queue, or one partition; `resumed` is false if it was not paused.
 
     Returns False then.
@@ -641,7 +684,7 @@ class ResumeQueue(Request[bool]):
 
 
 @operation("POST queues/{queue}/limits", "queues.limit", body="Limits")
-class LimitQueue(Row):
+class LimitQueue(_Act, Row):
     """Set or remove limits of an ingest queue, or of one partition.
 
     None removes a limit, one that is not given stays. Returns its settings.
@@ -681,22 +724,22 @@ class PreviewSchedule(Items):
     )
 
 
-@operation("POST schedules/{name}/pause", "schedules.pause")
-class PauseSchedule(_Nothing):
+@operation("POST schedules/{name}/pause", "schedules.pause", body="PauseSchedule")
+class PauseSchedule(_Act, _Nothing):
     """Stop a schedule until it is resumed."""
 
     name: ScheduleName
 
 
-@operation("POST schedules/{name}/resume", "schedules.resume")
-class ResumeSchedule(_Nothing):
+@operation("POST schedules/{name}/resume", "schedules.resume", body="ResumeSchedule")
+class ResumeSchedule(_Act, _Nothing):
     """Let a paused schedule fire again."""
 
     name: ScheduleName
 
 
-@operation("POST schedules/{name}/run", "schedules.fire_now", once=True)
-class RunSchedule(Request["str | None"]):
+@operation("POST schedules/{name}/run", "schedules.fire_now", body="RunSchedule", once=True)
+class RunSchedule(_Act, Request["str | None"]):
     """Fire a schedule now; `id` is null, and `skipped` says why, if something holds it back.
 
     Returns the id of the job or run, or None.
@@ -706,6 +749,25 @@ class RunSchedule(Request["str | None"]):
 
     def read(self, found: Any) -> str | None:
         return request.row(found)["id"]
+
+
+# --- acts --------------------------------------------------------------------------------------
+
+
+@operation("GET acts", "acts.list")
+class ListActs(Pages[JsonDict]):
+    """Return who did what on request, the acts that match every filter, the newest first.
+
+    `kind`, `subject`: of the object, as `run` and its id.
+    """
+
+    _: KW_ONLY
+    since: Since = None
+    actor: Filter = None
+    action: Filter = None
+    kind: Filter = None
+    subject: Filter = None
+    limit: FirstPage = 100
 
 
 # --- the service -------------------------------------------------------------------------------

@@ -118,8 +118,6 @@ class Request(Generic[T]):
     route: ClassVar[Route]
     noun: ClassVar[str] = ""
     """The public function that does it, such as `queues.pause`."""
-    actor: ClassVar[str] = ""
-    """The parameter of that function that takes who requests it."""
     missing: ClassVar[bool] = False
     """Whether a thing that does not exist is None, and no error."""
 
@@ -128,8 +126,8 @@ class Request(Generic[T]):
         """Return the first paragraph of its docstring."""
         return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0]
 
-    def run(self, by: str | None = None, **more: Any) -> Any:
-        """Do it, and return what the noun returns, which raises; `by`: who requests it.
+    def run(self, **more: Any) -> Any:
+        """Do it, and return what the noun returns, which raises.
 
         `more`: arguments of the noun that are no fields.
         """
@@ -138,8 +136,6 @@ class Request(Generic[T]):
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         given = {name: value for name, value in given.items() if value is not KEEP}
         first = [given.pop(name) for name in placed(type(self))]
-        if self.actor:
-            given[self.actor] = by
         return function(*first, **given, **more)
 
     def read(self, found: Any) -> T:
@@ -196,14 +192,13 @@ def operation(
     *,
     name: str = "",
     body: str = "",
-    by: str = "",
     once: bool = False,
     refuses: tuple[int, ...] = (),
 ) -> Callable[[type[R]], type[R]]:
     """Return what makes a class the description of an operation: a frozen dataclass.
 
-    `route`: `POST queues/{queue}/pause`. `noun`: the public function. `by`: its parameter for who
-    requests it. The others are those of `Route`; the default name is the path's end.
+    `route`: `POST queues/{queue}/pause`. `noun`: the public function. The others are those of
+    `Route`; the default name is the path's end.
     """
     method, _, path = route.partition(" ")
     last = "list_" if method == "GET" and "/" not in path else path.rpartition("/")[2]
@@ -211,7 +206,7 @@ def operation(
 
     def made(kind: type[R]) -> type[R]:
         kind.route = Route(method, path, chosen, body, once, refuses)
-        kind.noun, kind.actor = noun, by
+        kind.noun = noun
         OPERATIONS.append(kind)
         return dataclass(frozen=True)(kind)
 

@@ -67,6 +67,18 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
     return at, lasts
 
 
+def check_since(since: Any) -> None:
+    """Raise `InvalidConfig` unless `since` is None, a time with its zone, or a span up to now."""
+    if since is not None and not isinstance(since, (datetime, timedelta)):
+        raise errors.InvalidConfig(
+            f"since {since!r:.80}: a datetime with a time zone or a timedelta"
+        )
+    if isinstance(since, datetime) and since.tzinfo is None:
+        raise errors.InvalidConfig(f"since {since}: it has no time zone")
+    if isinstance(since, timedelta) and abs(since) > MAX_SPAN:
+        raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
+
+
 def iso_time(text: str) -> datetime:
     """Return the time that an ISO 8601 text names, naive if it has no zone. Raises ValueError."""
     # Python 3.10 knows no Z.

@@ -29,8 +29,8 @@ STREAMS: Final = re.compile(
 LONG_POLLS: Final = re.compile(r"/api/v1/(?:jobs/[^/]+/status|runs/[^/]+)")
 """Paths that take the parameter `wait`."""
 _SUBMIT: Final = re.compile(
-    r"/api/v1/(?:jobs/trigger|jobs/[^/]+/(?:cancel|retry)"
-    r"|runs|runs/[^/]+/(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)",
+    r"/api/v1/(?:jobs/trigger|jobs/(?:[^/]+/)?(?:cancel|retry)"
+    r"|runs|runs/(?:[^/]+/)?(?:cancel|retry)|runs/[^/]+/nodes/.+/answer)",
     re.DOTALL,
 )
 """Paths of unsafe methods for which the scope `submit` is enough."""

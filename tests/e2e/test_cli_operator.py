@@ -99,7 +99,7 @@ def test_a_cancelled_run_of_a_real_worker_stops_and_stays_cancelled(
 
 
 def test_workers_shows_a_switch_that_nobody_is_there_to_obey(cli: Commands) -> None:
-    workers_api.disable("box", "gpu", requested_by="ops", reason="heat")
+    workers_api.disable("box", "gpu", by="ops", reason="heat")
     done = cli.run(QW, "workers", "--json")
     (row,) = json.loads(done.out)
     assert (done.process.returncode, row["state"], row["queue"]) == (0, "absent", "gpu")

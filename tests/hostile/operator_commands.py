@@ -20,7 +20,7 @@ from tests.hostile import fleet, row_changes
 
 LISTS: tuple[tuple[str, ...], ...] = (
     ("status",), ("runs",), ("workers",), ("queues",), ("models",), ("inputs",), ("jobs", "list"),
-    ("schedules",), ("events", "list"),
+    ("schedules",), ("events", "list"), ("acts",),
 )  # fmt: skip
 """Commands that read and take no id: they end with 0."""
 CHECKS = (("audit", "--since", "all"), ("doctor",))

@@ -19,7 +19,7 @@ from tests.hostile.writable_columns import INSERT, UPDATE
 
 Conn = psycopg.Connection[Any]
 PARKED = "parks"
-APPEND_ONLY = ("ingest_job_events",)
+APPEND_ONLY = ("ingest_job_events", "operator_acts")
 """Its trigger refuses every DELETE."""
 REFUSED = ("22", "23", "42501", "42804", "42P10", "428C9", "54", "55000", "P0001", "QW", "0A000")
 """SQLSTATEs of a refusal: bad data, a constraint, no right, too large, a trigger's own."""

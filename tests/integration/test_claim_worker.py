@@ -299,7 +299,7 @@ def test_off_takes_the_job_back_and_leaves_with_79(body: Body) -> None:
 
     with running(worker(on_exit=leave)):
         assert body.started.wait(30)
-        workers.disable("box", "cpu", requested_by="test")
+        workers.disable("box", "cpu", by="test")
         wait.until(lambda: codes == [79])
         row = node_row(job_id)
         assert (row["status"], row["watchdog_retries"], row["crash_count"], row["attempts"]) == (
@@ -450,7 +450,7 @@ def test_off_with_a_hand_back_that_fails_leaves_all_the_same(body: Body) -> None
     with running(worker(on_exit=leave)):
         assert body.started.wait(30)
         with lost_replies.at_statement("'requeued'", None):
-            workers.disable("box", "cpu", requested_by="test")
+            workers.disable("box", "cpu", by="test")
             wait.until(lambda: found)
     assert found == [(79, "running")], "its lease brings it back"
 

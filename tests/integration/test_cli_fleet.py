@@ -226,7 +226,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
         {"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
     )
     monkeypatch.setattr(helper, "_start", lambda _: None)
-    workers.disable("box", "all", requested_by="ops", reason="new disk")
+    workers.disable("box", "all", by="ops", reason="new disk")
     workers.disable("box", "gpu")
     workers.disable("other", "cpu")
     helper.begin()

@@ -57,7 +57,7 @@ def test_the_demo_refuses_a_folder_without_texts(db: ModuleType, tmp_path: Path)
 
 
 def test_status_shows_the_switches_that_are_off(db: ModuleType) -> None:
-    workers.disable("box 2", "cpu", requested_by="ops")
+    workers.disable("box 2", "cpu", by="ops")
     workers.enable("box", "gpu")
     assert (
         "box 2 cpu is switched off by ops:"
@@ -106,7 +106,7 @@ def test_inputs_of_a_run_that_is_not_there_are_none_of_a_run_that_waits_for_nobo
 
 
 def test_status_prints_how_to_resume_a_paused_queue(db: ModuleType) -> None:
-    queues.pause("cpu", requested_by="ops")
+    queues.pause("cpu", by="ops")
     queues.pause("load", partition="a b")
     lines = invoke("status").out.splitlines()
     assert "queue cpu is paused by ops: `queue-workflows queues resume cpu` resumes it" in lines

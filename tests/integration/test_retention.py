@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db, events, history, node_pool, node_queue, run_store
+from queue_workflows import db, events, history, node_pool, node_queue, queues, run_store
 from tests.support import factories, invariants, transitions, wait
 
 
@@ -161,6 +161,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
             (f"x{n}",),
         )
         events.send("approved", key=n)
+        queues.pause("load", by=f"who {n}")
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",
@@ -173,6 +174,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         "gpu_models": "updated_at",
         "failure_alerts": "failed_at",
         "events": "created_at",
+        "operator_acts": "at",
     }
     for table, column in tables.items():
         age(conn, table, column)

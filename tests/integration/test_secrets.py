@@ -429,8 +429,8 @@ def test_a_secret_is_in_no_output(
     app.work("load")
     events.send("paid", value=SECRETS)
     events.send("late", value=DSN)
-    workers.disable("box", "gpu", requested_by=TEXT, reason=TEXT, until=timedelta(hours=1))
-    queues.pause("load", requested_by=TEXT)
+    workers.disable("box", "gpu", by=TEXT, reason=TEXT, until=timedelta(hours=1))
+    queues.pause("load", by=TEXT)
     nodes = [row["id"] for row in runs.nodes(run_id)]
 
     outputs = sent() | pages(run_id, [*nodes, job_id, waiting, cancelled])

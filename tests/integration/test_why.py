@@ -164,7 +164,7 @@ def test_reasons_that_hold_for_one_worker(conn: Any) -> None:
         ("box", {}),
     ):
         report(conn, transitions.who("gpu", host, host=host), **more)
-    workers_api.disable("off", "gpu", requested_by="me")
+    workers_api.disable("off", "gpu", by="me")
     job = factories.node(conn, queue="gpu", required_model="m")
     assert clauses(conn, job) == {
         "off": "off", "stranger": "model", "small": "vram", "box": "next",

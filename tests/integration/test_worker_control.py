@@ -61,8 +61,8 @@ def test_a_switch_is_a_row(conn: Any) -> None:
 
 
 def test_a_second_write_replaces_the_first(conn: Any) -> None:
-    workers.disable("box", "gpu", requested_by="me")
-    row = workers.enable("box", "gpu", requested_by="you")
+    workers.disable("box", "gpu", by="me")
+    row = workers.enable("box", "gpu", by="you")
     assert (row["desired_state"], row["requested_by"]) == ("on", "you")
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 1
 
@@ -124,8 +124,8 @@ SOON = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
 @pytest.mark.parametrize("until", [SOON, timedelta(hours=1)])
 def test_requester_reason_and_end_are_stored(conn: Any, until: Any) -> None:
-    row = workers.disable("box", "gpu", requested_by="me", reason="new\x00card", until=until)
-    assert (row["requested_by"], row["reason"]) == ("me", "new\ufffdcard")
+    row = workers.disable("box", "gpu", by="me", reason="new card", until=until)
+    assert (row["requested_by"], row["reason"]) == ("me", "new card")
     if until is SOON:
         assert row["until_at"] == SOON
     else:

@@ -267,12 +267,12 @@ class JobLoad:
         )
         if rng.random() < 0.5:
             self._plan(at, lambda: self._resume(place))
-            queues.pause(queue, partition=partition, requested_by="soak")
+            queues.pause(queue, partition=partition, by="soak")
             ends = float("inf")
         else:
             self._plan(at + rng.uniform(0.5, 1.5) * PAUSE_GAP_S, self.pause)
             lasts = timedelta(seconds=lasts_s)
-            row = queues.pause(queue, partition=partition, until=lasts, requested_by="soak")
+            row = queues.pause(queue, partition=partition, until=lasts, by="soak")
             ends = row["paused_until"].timestamp()
         self._books.pauses[place] = acknowledgements.Pause(queue, partition, _database_now(), ends)
 

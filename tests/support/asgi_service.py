@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import httpx
 
 from queue_workflows import service
+from queue_workflows.client import AsyncClient
 from tests.support import http_service
 
+T = TypeVar("T")
 TIMEOUT_S = 30.0
 
 
@@ -87,9 +90,30 @@ def post(path: str, body: Any) -> httpx.Response:
             httpx.AsyncClient(
                 transport=transport,
                 base_url="http://localhost",
-                headers=http_service.bearer(http_service.TOKEN),
+                headers=http_service.bearer(http_service.TOKEN)
+                | {"content-type": "application/json"},
             ) as client,
         ):
-            return await client.post(path, json=body)
+            return await client.post(path, content=json.dumps(body))
 
     return asyncio.run(send())
+
+
+def called(
+    use: Callable[[AsyncClient], Coroutine[Any, Any, T]],
+    token: str = http_service.TOKEN,
+    **settings: Any,
+) -> T:
+    """Return what a function does with a client of a service that has only just started."""
+
+    async def run() -> T:
+        app = service.app(token=http_service.TOKEN, workers_json="", **settings)
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport) as http,
+            AsyncClient("http://localhost", token=token, http=http) as client,
+        ):
+            return await use(client)
+
+    return asyncio.run(run())

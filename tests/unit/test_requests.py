@@ -13,7 +13,7 @@ from queue_workflows import client, queues
 from queue_workflows.requests import catalog, request
 
 KINDS = [kind for kind in request.OPERATIONS if kind.noun]
-PAGED = {catalog.ListJobs, catalog.ListRuns, catalog.Submit}
+PAGED = {catalog.ListJobs, catalog.ListRuns, catalog.ListActs, catalog.Submit}
 """The service calls their nouns itself."""
 
 
@@ -23,7 +23,6 @@ def test_the_noun_takes_the_fields(kind: Any) -> None:
     noun = getattr(importlib.import_module(f"queue_workflows.{module}"), name)
     placed = request.placed(kind)
     given = {each.name: None for each in fields(kind) if each.name not in placed}
-    given |= {kind.actor: "ann"} if kind.actor else {}
     inspect.signature(noun).bind(*placed, **given)
 
 
@@ -38,11 +37,11 @@ def test_a_limit_that_is_not_given_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     taken: list[Any] = []
     monkeypatch.setattr(queues, "limit", lambda *given, **more: taken.append((given, more)))
     catalog.LimitQueue("q", max_running=2).run()
-    assert taken == [(("q",), {"partition": None, "max_running": 2})]
+    assert taken == [(("q",), {"partition": None, "max_running": 2, "by": None, "reason": None})]
 
 
 def test_each_operation_has_a_method_of_the_client() -> None:
     own = client.Client("http://service")
-    groups = (own, own.jobs, own.runs, own.workers, own.queues, own.schedules)
+    groups = (own, own.jobs, own.runs, own.workers, own.queues, own.schedules, own.acts)
     verbs = [each for group in groups for each in vars(type(group)).values()]
     assert {verb.kind for verb in verbs if hasattr(verb, "kind")} >= set(request.OPERATIONS)

@@ -22,7 +22,7 @@ from fastapi import exceptions
 from pydantic import Field
 from starlette.responses import Response
 
-from queue_workflows import errors
+from queue_workflows import acts, errors
 from queue_workflows.requests import catalog, request
 from queue_workflows.service import problems, request_parts, responses, state
 
@@ -135,7 +135,7 @@ def refusals(method: str, *statuses: int, public: bool = False) -> dict[int | st
 # --- endpoints ---------------------------------------------------------------------------------
 
 _DESCRIBED = {
-    catalog.ListJobs: Page, catalog.ListRuns: Page,
+    catalog.ListJobs: Page, catalog.ListRuns: Page, catalog.ListActs: Page,
     catalog.GetJobStatus: JobStatus, catalog.CancelJob: JobStatus,
     catalog.GetJobParts: PartsPage, catalog.GetNodeParts: PartsPage,
     catalog.Enqueue: Triggered,
@@ -162,6 +162,7 @@ _WAIT: Final = {
 }
 _BESIDE: Final[dict[Kind, dict[str, Any]]] = {
     catalog.ListJobs: _CURSOR, catalog.ListRuns: _CURSOR, catalog.ListNodes: _CURSOR,
+    catalog.ListActs: _CURSOR,
     catalog.GetJobStatus: _WAIT, catalog.GetRun: _WAIT,
 }  # fmt: skip
 """Parameters that are not fields of the request: clients follow pages and wait by themselves."""
@@ -186,10 +187,11 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
         request.state.body = await _read(request, kind) if kind.route.body else None
         asked = _made(kind, given, request)
         try:
-            if on_loop:
-                found = await answer(asked, request, **further)
-            else:
-                found = await state.of(request).calls.run(answer, asked, request, **further)
+            with acts.acting(_actor(request), via="http"):
+                if on_loop:
+                    found = await answer(asked, request, **further)
+                else:
+                    found = await state.of(request).calls.run(answer, asked, request, **further)
         except errors.UnknownQueue as error:
             if "{queue}" not in kind.route.path:
                 raise
@@ -224,6 +226,11 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
         openapi_extra={"security": []} if is_public else _document(kind),
         **more,
     )
+
+
+def _actor(http: fastapi.Request) -> str:
+    """Return who changes something if the request names nobody: the scope of its token."""
+    return f"http ({http.scope.get('queue_workflows.scope', 'operate')} token)"
 
 
 def _made(kind: type[R], given: dict[str, Any], http: fastapi.Request) -> R:

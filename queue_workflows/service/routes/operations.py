@@ -14,8 +14,8 @@ import fastapi
 from starlette.responses import PlainTextResponse, Response
 
 import queue_workflows
+from queue_workflows import acts, config, errors, jobs, runs, workers
 from queue_workflows import check as workflow_check
-from queue_workflows import config, errors, jobs, runs, workers
 from queue_workflows.requests import catalog
 from queue_workflows.service import problems, responses, state
 from queue_workflows.service.routes import endpoints, sent_events
@@ -29,11 +29,6 @@ READY_S: Final = 2.0
 RECHECK_S: Final = 1.0
 """Longest time between two reads of a state that a long poll waits for."""
 _HIDDEN: Final = frozenset({"definition", "definition_hash", "celery_task_id"})
-
-
-def _actor(http: fastapi.Request) -> str:
-    """Return who changes something, for the history: the scope of the request's token."""
-    return f"http ({http.scope.get('queue_workflows.scope', 'operate')} token)"
 
 
 def _found(value: T | None, what: str, name: str) -> T:
@@ -116,7 +111,7 @@ def _place(cursor: str | None, *kinds: type) -> list[Any] | None:
 def _enqueue(asked: catalog.Enqueue, http: fastapi.Request) -> JsonDict | Response:
     own = asked.idempotency_key
     try:
-        job_id, found = asked.run(_actor(http), reason="http")
+        job_id, found = asked.run(reason="http")
     except errors.IdempotencyClash as clash:
         row: Any = jobs.get(clash.job_id, kind="ingest")
         names = ("queue", "args", "idempotency_key", "lock_key", "partition_key", "priority")
@@ -154,20 +149,28 @@ def _state(job_id: str) -> JsonDict:
     }
 
 
-def _cancel_job(asked: catalog.CancelJob, http: fastapi.Request) -> JsonDict:
+def _cancel_job(asked: catalog.CancelJob, _: object) -> JsonDict:
     _state(asked.job_id)
-    asked.run(_actor(http))
+    asked.run()
     return _state(asked.job_id)
 
 
-def _retry_job(asked: catalog.RetryJob, http: fastapi.Request) -> JsonDict | Response:
-    (done,) = asked.run(_actor(http))
-    if done["outcome"] == "unknown":
-        raise errors.UnknownJob(f"there is no job {asked.job_id!r:.80}")
+def _retry_job(asked: catalog.RetryJob, _: object) -> JsonDict | Response:
+    _state(asked.job_id)
+    (done,) = asked.run()
     if done["outcome"] != "queued":
         text = f"job {asked.job_id!r:.80}: {done['reason']}"
         return problems.problem(409, text, kind="NotRetried")
     return _state(asked.job_id)
+
+
+def _many_jobs(asked: catalog.CancelJobs | catalog.RetryJobs, _: object) -> JsonDict:
+    return {
+        "items": [
+            one | {"status": one["status"] and responses.state_name(one["status"])}
+            for one in asked.run()
+        ]
+    }
 
 
 def _jobs(asked: catalog.ListJobs, _: object, cursor: str | None) -> JsonDict:
@@ -231,10 +234,10 @@ def _retry_run(asked: catalog.RetryRun, _: object) -> JsonDict:
 # --- workers, queues, schedules ----------------------------------------------------------------
 
 
-def _switched(asked: Any, http: fastapi.Request) -> Any:
+def _switched(asked: Any, _: object) -> Any:
     """Return the control row; a machine or queue in the path that is unknown is not found."""
     workers.refuse_unknown(asked.queue, host=asked.host)
-    return asked.run(_actor(http))
+    return asked.run()
 
 
 def _fired(asked: catalog.RunSchedule, _: object) -> JsonDict:
@@ -245,6 +248,16 @@ def _fired(asked: catalog.RunSchedule, _: object) -> JsonDict:
 def _paused(asked: catalog.PauseSchedule | catalog.ResumeSchedule, _: object) -> JsonDict:
     asked.run()
     return {"name": asked.name, "paused": isinstance(asked, catalog.PauseSchedule)}
+
+
+def _acts(asked: catalog.ListActs, _: object, cursor: str | None) -> JsonDict:
+    place = _place(cursor, int)
+    before = place[0] if place else None
+    rows = acts.list(
+        since=asked.since, actor=asked.actor, action=asked.action, kind=asked.kind,
+        subject=asked.subject, before=before, limit=asked.limit + 1,
+    )  # fmt: skip
+    return _page(rows, asked.limit, ("id",))
 
 
 # --- the service -------------------------------------------------------------------------------
@@ -297,6 +310,10 @@ _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
     catalog.GetJob: lambda asked, _: _job(asked),
     catalog.CancelJob: _cancel_job,
     catalog.RetryJob: _retry_job,
+    catalog.CancelJobs: _many_jobs,
+    catalog.RetryJobs: _many_jobs,
+    catalog.CancelRuns: lambda asked, _: {"items": asked.run()},
+    catalog.RetryRuns: lambda asked, _: {"items": asked.run()},
     catalog.GetJobEvents: lambda asked, _: {
         "job_id": asked.job_id, "events": _found(asked.run(), "job", asked.job_id)
     },
@@ -316,7 +333,7 @@ _ANSWERS: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request], Any]]] = {
     catalog.DrainWorkers: _switched,
     catalog.ListQueues: lambda asked, _: {"items": asked.run()},
     catalog.GetQueue: lambda asked, _: asked.run(),
-    catalog.PauseQueue: lambda asked, http: asked.run(_actor(http)),
+    catalog.PauseQueue: lambda asked, _: asked.run(),
     catalog.ResumeQueue: lambda asked, _: {"resumed": asked.run()},
     catalog.LimitQueue: lambda asked, _: asked.run(),
     catalog.ListSchedules: lambda asked, _: {"items": asked.run()},
@@ -340,6 +357,7 @@ _BESIDE: Final[dict[endpoints.Kind, Callable[[Any, fastapi.Request, Any], Any]]]
     catalog.ListJobs: _jobs,
     catalog.GetRun: _run,
     catalog.ListRuns: _runs,
+    catalog.ListActs: _acts,
     catalog.ListNodes: lambda asked, _, cursor: _found(
         asked.run(after=cursor), "run", asked.run_id
     ),

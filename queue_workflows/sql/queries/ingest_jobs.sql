@@ -91,10 +91,6 @@ SELECT j.id, j.seq, j.task_name, j.queue::text, j.status::text, j.reason, j.prio
                                   j.partition_key, j.error)), lower(%(text)s)) > 0)
  ORDER BY j.seq DESC LIMIT %(limit)s;
 
--- name: name_actor none
--- Name who makes the changes in the rest of this transaction, for the history of jobs.
-SELECT set_config('queue_workflows.actor', %(actor)s, true);
-
 -- name: lock many
 -- Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not
 -- exist are left out.
@@ -117,4 +113,5 @@ DELETE FROM ingest_jobs WHERE id = ANY (%(ids)s::text[]) AND status <> 'running'
 
 -- name: find_node_jobs many
 -- Return which of these ids are node jobs, each with its run.
-SELECT id, run_id FROM workflow_node_jobs WHERE id = ANY (%(ids)s::text[]);
+SELECT id, run_id, status::text FROM workflow_node_jobs
+ WHERE id = ANY (%(ids)s::text[]) ORDER BY run_id, id;

@@ -245,13 +245,14 @@ UPDATE workflow_node_jobs SET status = 'cancelled', generation = %(generation)s
 UPDATE workflow_node_jobs SET cancel_requested_at = NULL
  WHERE run_id = %(run_id)s AND status = 'running' AND cancel_requested_at IS NOT NULL;
 
--- name: requeue_running count
--- Queue every running run again, at the front, and count a resume of each.
+-- name: requeue_running column
+-- Queue every running run again, at the front, and count a resume of each; return their ids.
 UPDATE workflow_runs
    SET status = 'queued', priority = least(priority, 10),
        resume_count = least(greatest(resume_count, 0), 29999) + 1, queued_at = now(),
        updated_at = now()
- WHERE status = 'running' AND mode = 'node';
+ WHERE status = 'running' AND mode = 'node'
+RETURNING id;
 
 -- name: newest many
 -- Return the newest runs, each with `nodes`, the number of its nodes by status, and
