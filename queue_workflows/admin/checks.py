@@ -14,18 +14,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import psycopg
 
 from queue_workflows import config, db
 from queue_workflows import schedules as schedule_api
 from queue_workflows.admin import permissions, waiting_reasons
-from queue_workflows.claim import admission, job_tables
+from queue_workflows.claim import admission
 from queue_workflows.dag import confinement
 from queue_workflows.db import functions as installed
 from queue_workflows.db import ledger, statements
 from queue_workflows.runtime import display
+from queue_workflows.types import Row
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 MIN_SERVER = 140000
@@ -455,31 +456,24 @@ class BadRow(NamedTuple):
 
 
 def stuck_rows(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a kind."""
-    return _found(conn, "stuck_", limit)
+    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a cause."""
+    return _bad(statements.bad_rows.stuck(conn, limit=limit, late_s=LATE_S))
 
 
 def rows_out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
     """Return live rows with unusable times, counters or payloads, of EXAMINED of each table."""
-    return _found(conn, "out_of_range_", limit)
+    return _bad(statements.bad_rows.out_of_range(conn, limit=limit, examined=EXAMINED))
 
 
-def _found(conn: db.Connection, prefix: str, limit: int) -> list[BadRow]:
-    """Return the rows that the statements of this prefix find: ingest jobs, or rows of a run."""
-    found: list[BadRow] = []
-    for name, query in vars(statements.bad_rows).items():
-        if not name.startswith(prefix):
-            continue
-        of_tables = cast("dict[str, Any]", query) if isinstance(query, dict) else {"": query}
-        for table, of_table in reversed(of_tables.items()):
-            kind, command = "run", "cancel"
-            if table == job_tables.INGEST_JOBS.name:
-                kind, command = "job", "jobs cancel" if "lapsed" in name else "jobs delete"
-            for row in of_table(conn, limit=limit, late_s=LATE_S, examined=EXAMINED):
-                # The id is one word of a shell command; the display escapes control characters.
-                words = f"queue-workflows {command} {shlex.quote(row['id'])}"
-                found.append(BadRow(kind, row["id"], row["text"], words))
-    return found
+def _bad(rows: list[Row]) -> list[BadRow]:
+    # The id is one word of a shell command; the display escapes control characters.
+    return [
+        BadRow(
+            row["kind"], row["id"], row["text"],
+            f"queue-workflows {row['command']} {shlex.quote(row['id'])}",
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def bad_rows(conn: db.Connection) -> Iterable[Finding]:

@@ -245,86 +245,22 @@ class _Audit:
 
 audit: _Audit
 
-class _BadRowsStuckStarts(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+class _BadRowsStuck(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None, late_s: float | None) -> list[Row]: ...
+    def script(self, *, limit: int | None, late_s: float | None) -> scripts.Script[list[Row]]: ...
 
-class _BadRowsStuckLateStarts(Named):
-    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckEvents(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckAnswers(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckInputTimeouts(Named):
-    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckDelayed(Named):
-    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckSetAside(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsStuckLapsed(Named):
-    def __call__(self, conn: _Conn, /, *, late_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, late_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsOutOfRangeRuns(Named):
-    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsOutOfRangeJobs(Named):
-    def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
-class _BadRowsOutOfRangeAnswers(Named):
+class _BadRowsOutOfRange(Named):
     def __call__(self, conn: _Conn, /, *, examined: int | None, limit: int | None) -> list[Row]: ...
     def script(self, *, examined: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _BadRows:
-    stuck_starts: _BadRowsStuckStarts
-    """Return runs whose start failed.
-    Columns: id, text."""
-    stuck_late_starts: _BadRowsStuckLateStarts
-    """Return runs whose delayed start is due.
-    Columns: id, text."""
-    stuck_events: _BadRowsStuckEvents
-    """Return runs with an outbox event that could not be dispatched.
-    Columns: id, text."""
-    stuck_answers: _BadRowsStuckAnswers
-    """Return runs with an answer that could not be taken.
-    Columns: id, text."""
-    stuck_input_timeouts: _BadRowsStuckInputTimeouts
-    """Return runs with an input node whose wait is over and was not ended.
-    Columns: id, text."""
-    stuck_delayed: Mapping[str, _BadRowsStuckDelayed]
-    """Return delayed ingest jobs that are due, or the runs of such nodes.
-    Columns: id, text."""
-    stuck_set_aside: Mapping[str, _BadRowsStuckSetAside]
-    """Return ingest jobs, or the runs of nodes, that no claim finds, as they could neither run nor fail.
-    Columns: id, text."""
-    stuck_lapsed: Mapping[str, _BadRowsStuckLapsed]
-    """Return running ingest jobs whose lease lapsed, or the runs of such nodes.
-    Columns: id, text."""
-    out_of_range_runs: _BadRowsOutOfRangeRuns
-    """Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
-    of them.
-    Columns: id, text."""
-    out_of_range_jobs: Mapping[str, _BadRowsOutOfRangeJobs]
-    """As `out_of_range_runs`, for ingest jobs and nodes that have not ended. Of nodes returns the runs.
-    Columns: id, text."""
-    out_of_range_answers: _BadRowsOutOfRangeAnswers
-    """As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
-    nodes.
-    Columns: id, text."""
+    stuck: _BadRowsStuck
+    """Return rows that keep failing, are blocked as `set_aside`, or are due for `late_s` seconds although a sweep takes such rows
+    every few seconds, at most `limit` of each cause.
+    Columns: kind, id, command, text."""
+    out_of_range: _BadRowsOutOfRange
+    """Return rows that have not ended and have a time, counter or payload out of range. Reads `examined` rows of each table.
+    Columns: kind, id, command, text."""
 
 bad_rows: _BadRows
 

@@ -181,19 +181,27 @@ UNION SELECT id FROM ingest_jobs WHERE status = 'queued' AND blocked_reason IS N
 SELECT i.claim_no FROM ingest_jobs i WHERE kind = 'ingest_jobs' AND i.id = job
  UNION ALL SELECT n.claim_no FROM workflow_node_jobs n WHERE kind = 'workflow_node_jobs' AND n.id = job
 
--- fragment: is_no_time(value)
--- The time is none that the engine writes.
-value NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z'
+-- fragment: is_late(at)
+-- A sweep should have taken what was due then.
+at <= now() - %(late_s)s::float8 * interval '1 second'
 
--- fragment: is_no_count(value)
--- The number is none that the engine counts.
-value NOT BETWEEN 0 AND 1000000000
+-- fragment: owner()
+-- The ingest job or the run to end, the command for that, and the start of a sentence about the job.
+'job', id, 'jobs delete', 'it '  -- ingest only
+'run', run_id, 'cancel', 'node ' || node_id || ' '  -- nodes only
+||
 
--- fragment: is_too_deep(value)
--- The JSON is nested too deep, or has a number of too many digits. A text this short has neither 200 levels nor a number
--- of 4,300 digits.
-CASE WHEN octet_length(value::text) > 400 THEN jsonb_path_exists(value, 'strict $.**{201}')
-          OR jsonb_path_exists(value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+-- fragment: is_bad(v)
+-- The time is none that the engine writes, the number none that it counts, or the JSON nested too deep or with a number of
+-- too many digits. A text this short has neither 200 levels nor a number of 4,300 digits.
+v.at NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z' OR v.n NOT BETWEEN 0 AND 1000000000
+OR CASE WHEN octet_length(v.value::text) > 400 THEN jsonb_path_exists(v.value, 'strict $.**{201}')
+             OR jsonb_path_exists(v.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
+
+-- fragment: why_bad(v)
+-- What is wrong with it.
+v.name || CASE WHEN v.value IS NULL THEN ' is out of range: ' || coalesce(v.at::text, v.n::text)
+               ELSE ' is nested too deep, or has a number of too many digits' END
 
 -- fragment: chosen(j)
 -- The row is in `ids`, if that is given, and not in `aside`.

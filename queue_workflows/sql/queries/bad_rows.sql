@@ -1,149 +1,105 @@
--- Rows that the engine cannot work on. Each `stuck_` statement returns rows that keep
--- failing, are blocked as `set_aside`, or are due for `late_s` seconds although a sweep takes such
--- rows every few seconds: the id of the run or ingest job to end, and what is wrong. Times are compared only:
--- nothing is computed from a value that could be infinite.
+-- Rows that the engine cannot work on: whether a run or an ingest job ends, its id, the command that ends it, and what is
+-- wrong. Times are compared only: nothing is computed from a value that could be infinite.
 
--- name: stuck_starts many
--- Return runs whose start failed.
-SELECT id,
-       'it could not start ' || start_attempts || ' times: ' || coalesce(left(error, 300), '?')
-       AS text
-  FROM workflow_runs
- WHERE status = 'queued' AND mode = 'node' AND start_attempts <> 0
- LIMIT %(limit)s;
+-- name: stuck many
+-- Return rows that keep failing, are blocked as `set_aside`, or are due for `late_s` seconds although a sweep takes such rows
+-- every few seconds, at most `limit` of each cause.
+(SELECT 'run' AS kind, id, 'cancel' AS command,
+        'it could not start ' || start_attempts || ' times: ' || coalesce(left(error, 300), '?') AS text
+   FROM workflow_runs
+  WHERE status = 'queued' AND mode = 'node' AND start_attempts <> 0
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT 'run', id, 'cancel', 'its start is due and was not delayed'
+   FROM workflow_runs
+  WHERE status = 'queued' AND mode = 'node' AND {is_late(available_at)}
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT 'run', run_id, 'cancel', 'the dispatch of ' || kind || ' of node ' || node_id || ' failed ' || attempts
+        || ' times: ' || coalesce(left(error, 300), '?')
+   FROM workflow_dispatch_events
+  WHERE processed_at IS NULL AND attempts <> 0
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT 'run', run_id, 'cancel', 'the answer ' || id || ' to node ' || node_id || ' was not taken in ' || attempts
+        || ' tries: ' || coalesce(left(error, 300), '?')
+   FROM workflow_input_submissions
+  WHERE status = 'pending' AND attempts <> 0 AND error IS NOT NULL
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT 'run', coalesce(j.run_id, t.job_id), 'cancel',
+        'the wait of node ' || coalesce(j.node_id, '?') || ' is over and could not be ended'
+   FROM workflow_input_timeouts t
+   LEFT JOIN workflow_node_jobs j ON j.id = t.job_id
+  WHERE {is_late(t.due_at)}
+  LIMIT %(limit)s)
+UNION ALL
+-- both:
+(SELECT {owner()} 'is due and could not be promoted'
+   FROM ingest_jobs
+  WHERE status = 'queued' AND blocked_reason = 'not_due' AND {is_late(available_at)}
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT {owner()} 'is blocked as set_aside: the database refuses to run it and to fail it'
+   FROM ingest_jobs
+  WHERE status = 'queued' AND blocked_reason = 'set_aside'
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT
+        'job', id, 'jobs cancel', 'its lapsed lease'  -- ingest only
+        'run', run_id, 'cancel', 'the lapsed lease of node ' || node_id  -- nodes only
+        || ' could not be taken back'
+   FROM ingest_jobs
+  WHERE status = 'running' AND {is_late(lease_expires_at)}
+  LIMIT %(limit)s)
+-- end
+ORDER BY kind DESC;
 
--- name: stuck_late_starts many
--- Return runs whose delayed start is due.
-SELECT id, 'its start is due and was not delayed' AS text
-  FROM workflow_runs
- WHERE status = 'queued' AND mode = 'node'
-   AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
- LIMIT %(limit)s;
-
--- name: stuck_events many
--- Return runs with an outbox event that could not be dispatched.
-SELECT run_id AS id,
-       'the dispatch of ' || kind || ' of node ' || node_id || ' failed ' || attempts
-       || ' times: ' || coalesce(left(error, 300), '?') AS text
-  FROM workflow_dispatch_events
- WHERE processed_at IS NULL AND attempts <> 0
- LIMIT %(limit)s;
-
--- name: stuck_answers many
--- Return runs with an answer that could not be taken.
-SELECT run_id AS id,
-       'the answer ' || id || ' to node ' || node_id || ' was not taken in ' || attempts
-       || ' tries: ' || coalesce(left(error, 300), '?') AS text
-  FROM workflow_input_submissions
- WHERE status = 'pending' AND attempts <> 0 AND error IS NOT NULL
- LIMIT %(limit)s;
-
--- name: stuck_input_timeouts many
--- Return runs with an input node whose wait is over and was not ended.
-SELECT coalesce(j.run_id, t.job_id) AS id,
-       'the wait of node ' || coalesce(j.node_id, '?') || ' is over and could not be ended' AS text
-  FROM workflow_input_timeouts t
-  LEFT JOIN workflow_node_jobs j ON j.id = t.job_id
- WHERE t.due_at <= now() - %(late_s)s::float8 * interval '1 second'
- LIMIT %(limit)s;
-
--- name: stuck_delayed many
--- tables: ingest_jobs workflow_node_jobs
--- Return delayed ingest jobs that are due, or the runs of such nodes.
-SELECT
-       id, 'it'  -- ingest only
-       run_id AS id, 'node ' || node_id  -- nodes only
-       || ' is due and could not be promoted' AS text
-  FROM ingest_jobs
- WHERE status = 'queued' AND blocked_reason = 'not_due'
-   AND available_at <= now() - %(late_s)s::float8 * interval '1 second'
- LIMIT %(limit)s;
-
--- name: stuck_set_aside many
--- tables: ingest_jobs workflow_node_jobs
--- Return ingest jobs, or the runs of nodes, that no claim finds, as they could neither run nor fail.
-SELECT
-       id, 'it'  -- ingest only
-       run_id AS id, 'node ' || node_id  -- nodes only
-       || ' is blocked as set_aside: the database refuses to run it and to fail it' AS text
-  FROM ingest_jobs
- WHERE status = 'queued' AND blocked_reason = 'set_aside'
- LIMIT %(limit)s;
-
--- name: stuck_lapsed many
--- tables: ingest_jobs workflow_node_jobs
--- Return running ingest jobs whose lease lapsed, or the runs of such nodes.
-SELECT
-       id, 'its lapsed lease'  -- ingest only
-       run_id AS id, 'the lapsed lease of node ' || node_id  -- nodes only
-       || ' could not be taken back' AS text
-  FROM ingest_jobs
- WHERE status = 'running'
-   AND lease_expires_at <= now() - %(late_s)s::float8 * interval '1 second'
- LIMIT %(limit)s;
-
--- name: out_of_range_runs many
--- Return unfinished runs that have a time, counter or payload out of range. Reads `examined`
--- of them.
-SELECT b.id, b.text
-  FROM (SELECT t.id, coalesce(
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('created_at', t.created_at), ('queued_at', t.queued_at),
-                              ('available_at', t.available_at), ('started_at', t.started_at)) c (name, value)
-                WHERE {is_no_time(c.value)} LIMIT 1),
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('generation', t.generation), ('start_attempts', t.start_attempts)) c (name, value)
-                WHERE {is_no_count(c.value)} LIMIT 1),
-              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
-                 FROM (VALUES ('context', t.context), ('definition', t.definition)) c (name, value)
-                WHERE {is_too_deep(c.value)} LIMIT 1)) AS text
-          FROM (SELECT * FROM workflow_runs
-                 WHERE mode = 'node' AND NOT queue_workflows_is_terminal_run(status)
-                 LIMIT %(examined)s) t) b
- WHERE b.text IS NOT NULL
- LIMIT %(limit)s;
-
--- name: out_of_range_jobs many
--- tables: ingest_jobs workflow_node_jobs
--- As `out_of_range_runs`, for ingest jobs and nodes that have not ended. Of nodes returns the runs.
-SELECT b.id, b.text
-  FROM (SELECT
-               t.run_id AS  -- nodes only
-               id, coalesce(
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
-                              ('started_at', t.started_at), ('lease_expires_at', t.lease_expires_at)) c (name, value)
-                WHERE {is_no_time(c.value)} LIMIT 1),
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('claim_no', t.claim_no), ('attempts', t.attempts), ('crash_count', t.crash_count),
-                              ('lapse_count', t.lapse_count), ('generation', t.generation)) c (name, value)
-                WHERE {is_no_count(c.value)} LIMIT 1),
-              (SELECT c.name || ' is nested too deep, or has a number of too many digits'
-                 FROM (VALUES
-                              ('args', t.args), ('headers', t.headers),  -- ingest only
-                              ('inputs', t.inputs), ('input_template', t.input_template),  -- nodes only
-                              ('policy', t.policy)) c (name, value)
-                WHERE {is_too_deep(c.value)} LIMIT 1)) AS text
-          FROM (SELECT * FROM ingest_jobs
-                 WHERE status IN ('queued', 'running', 'awaiting_input')
-                 LIMIT %(examined)s) t) b
- WHERE b.text IS NOT NULL
- LIMIT %(limit)s;
-
--- name: out_of_range_answers many
--- As `out_of_range_runs`, for answers that are not taken yet. Returns the runs of their
--- nodes.
-SELECT b.id, b.text
-  FROM (SELECT t.run_id AS id, coalesce(
-              (SELECT c.name || ' is out of range: ' || c.value
-                 FROM (VALUES ('created_at', t.created_at), ('available_at', t.available_at),
-                              ('claimed_at', t.claimed_at)) c (name, value)
-                WHERE {is_no_time(c.value)} LIMIT 1),
-              CASE WHEN {is_no_count(t.attempts)} THEN 'attempts is out of range: ' || t.attempts END,
-              CASE WHEN {is_too_deep(t.value)}
-                   THEN 'value is nested too deep, or has a number of too many digits' END) AS text
-          FROM (SELECT * FROM workflow_input_submissions
-                 WHERE status IN ('pending', 'processing')
-                 LIMIT %(examined)s) t) b
- WHERE b.text IS NOT NULL
- LIMIT %(limit)s;
+-- name: out_of_range many
+-- Return rows that have not ended and have a time, counter or payload out of range. Reads `examined` rows of each table.
+(SELECT 'run' AS kind, t.id, 'cancel' AS command, {why_bad(c)} AS text
+   FROM (SELECT * FROM workflow_runs
+          WHERE mode = 'node' AND NOT queue_workflows_is_terminal_run(status)
+          LIMIT %(examined)s) t
+  CROSS JOIN LATERAL (
+        SELECT * FROM (VALUES
+               ('created_at', t.created_at, NULL::bigint, NULL::jsonb), ('queued_at', t.queued_at, NULL, NULL),
+               ('available_at', t.available_at, NULL, NULL), ('started_at', t.started_at, NULL, NULL),
+               ('generation', NULL, t.generation, NULL), ('start_attempts', NULL, t.start_attempts, NULL),
+               ('context', NULL, NULL, t.context), ('definition', NULL, NULL, t.definition)) v (name, at, n, value)
+         WHERE {is_bad(v)} LIMIT 1) c
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT 'run', t.run_id, 'cancel', {why_bad(c)}
+   FROM (SELECT * FROM workflow_input_submissions
+          WHERE status IN ('pending', 'processing')
+          LIMIT %(examined)s) t
+  CROSS JOIN LATERAL (
+        SELECT * FROM (VALUES
+               ('created_at', t.created_at, NULL::bigint, NULL::jsonb), ('available_at', t.available_at, NULL, NULL),
+               ('claimed_at', t.claimed_at, NULL, NULL), ('attempts', NULL, t.attempts, NULL),
+               ('value', NULL, NULL, t.value)) v (name, at, n, value)
+         WHERE {is_bad(v)} LIMIT 1) c
+  LIMIT %(limit)s)
+UNION ALL
+-- both:
+(SELECT
+        'job', t.id, 'jobs delete',  -- ingest only
+        'run', t.run_id, 'cancel',  -- nodes only
+        {why_bad(c)}
+   FROM (SELECT * FROM ingest_jobs
+          WHERE status IN ('queued', 'running', 'awaiting_input')
+          LIMIT %(examined)s) t
+  CROSS JOIN LATERAL (
+        SELECT * FROM (VALUES
+               ('created_at', t.created_at, NULL::bigint, NULL::jsonb), ('available_at', t.available_at, NULL, NULL),
+               ('started_at', t.started_at, NULL, NULL), ('lease_expires_at', t.lease_expires_at, NULL, NULL),
+               ('claim_no', NULL, t.claim_no, NULL), ('attempts', NULL, t.attempts, NULL),
+               ('crash_count', NULL, t.crash_count, NULL), ('lapse_count', NULL, t.lapse_count, NULL),
+               ('generation', NULL, t.generation, NULL), ('policy', NULL, NULL, t.policy),
+               ('args', NULL, NULL, t.args), ('headers', NULL, NULL, t.headers)) v (name, at, n, value)  -- ingest only
+               ('inputs', NULL, NULL, t.inputs), ('input_template', NULL, NULL, t.input_template)) v (name, at, n, value)  -- nodes only
+         WHERE {is_bad(v)} LIMIT 1) c
+  LIMIT %(limit)s)
+-- end
+ORDER BY kind DESC;
