@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from queue_workflows import db, history, jobs, queues, runs, workers
-from queue_workflows.claim import job_tables, manual_changes, manual_claims, recovery, row_isolation
+from queue_workflows.claim import job_tables, manual_claims, record, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.types import IngestJob, JobId, NodeJob, Row
@@ -82,14 +82,8 @@ def mark_completed(
     """Complete a job, with its outbox event; return its row, or None if it was over."""
     text = payload.encode(context_delta or {}, "context_delta")
     with db.transaction() as conn:
-        row = manual_changes.complete(
-            conn,
-            job_tables.NODE_JOBS,
-            job_id,
-            result=text,
-            seconds=seconds,
-            rss_mb=vm_rss_mb_peak,
-        )
+        complete = statements.manual_changes.complete[job_tables.NODE_JOBS.name]
+        row = complete(conn, job=job_id, result=text, seconds=seconds, rss=vm_rss_mb_peak)
     return cast("NodeJob | None", row)
 
 
@@ -101,7 +95,8 @@ def mark_failed(job_id: str, *, error: str, seconds: float | None = None) -> Nod
 def _fail(table: job_tables.JobTable, job_id: str, error: str, seconds: float | None) -> Row | None:
     text = payload.error_text(error)
     with db.transaction() as conn:
-        return manual_changes.fail(conn, table, job_id, error=text, seconds=seconds)
+        fail = statements.manual_changes.fail[table.name]
+        return fail(conn, job=job_id, error=text, seconds=seconds)
 
 
 def mark_awaiting_input(job_id: str) -> NodeJob | None:
@@ -169,9 +164,12 @@ def _requeue(
     queue: str | None = None,
     counted: bool = False,
 ) -> list[Row]:
-    requeue = statements.manual_changes.requeue[table.name]
+    requeue = statements.recovery.requeue[table.name]
     with db.transaction() as conn:
-        return requeue(conn, job=job, host=host, queue=queue, counted=counted)
+        return requeue(
+            conn, ids=None if job is None else [job], host=host, queue=queue, counted=counted,
+            band=record.FRONT_PRIORITY, detail='{"by": "operator"}',
+        )  # fmt: skip
 
 
 def cancel_queued_jobs_for_run(run_id: str) -> int:
@@ -237,9 +235,8 @@ def mark_ingest_completed(
     """Complete a job; return its row, or None if it was over."""
     text = payload.encode(result, "result")
     with db.transaction() as conn:
-        row = manual_changes.complete(
-            conn, job_tables.INGEST_JOBS, job_id, result=text, seconds=seconds
-        )
+        complete = statements.manual_changes.complete[job_tables.INGEST_JOBS.name]
+        row = complete(conn, job=job_id, result=text, seconds=seconds, rss=None)
     return cast("IngestJob | None", row)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
-from queue_workflows.claim import job_tables, manual_changes, record, row_isolation
+from queue_workflows.claim import job_tables, record, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.types import JsonDict, Row
@@ -42,7 +42,8 @@ def ending(fail: Callable[[db.Connection, str, str], object]) -> row_isolation.E
 
 
 def _ending_of(table: job_tables.JobTable) -> row_isolation.Ending:
-    return ending(lambda conn, job, error: manual_changes.fail(conn, table, job, error=error))
+    fail = statements.manual_changes.fail[table.name]
+    return ending(lambda conn, job, error: fail(conn, job=job, error=error, seconds=None))
 
 
 ENDING: Final = {
@@ -95,9 +96,16 @@ def hand_back_lapsed(
     duty = row_isolation.Duty(
         f"hand-back in {table.name}",
         statements.recovery.unwatched[table.name],
-        statements.recovery.hand_back[table.name],
+        statements.recovery.requeue[table.name],
         ENDING[table.name],
-        {"had_s": had_s, "detail": detail, "band": record.FRONT_PRIORITY},
+        {
+            "had_s": had_s,
+            "detail": detail,
+            "band": record.FRONT_PRIORITY,
+            "counted": False,
+            "host": None,
+            "queue": None,
+        },
     )
     return row_isolation.batch(conn, duty, rows)
 
@@ -147,9 +155,9 @@ def spare_last(
 
     Call it only if the process held other jobs too, as such a job had not begun then.
     """
-    most = {"crashes": MAX_CRASHES, "lapses": MAX_LAPSES}
-    rows = statements.claims.held_last[table.name](conn, prefix=prefix, **most)
-    leases = [job_tables.lease_of(table, row) for row in rows]
+    rows = statements.claims.held_by[table.name](conn, prefix=prefix)
+    last = [row for row in rows if is_last(row["crash_count"], row["lapse_count"])]
+    leases = [job_tables.lease_of(table, row) for row in last]
     return db.run(conn, record.hand_back_all(leases, reason=f"its worker {evidence}"))
 
 

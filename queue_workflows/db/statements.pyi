@@ -264,17 +264,9 @@ class _BadRows:
 
 bad_rows: _BadRows
 
-class _CancellationLockJob(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> None: ...
-    def script(self, *, job: str | None) -> scripts.Script[None]: ...
-
-class _CancellationCancelWaiting(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
-    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
-
-class _CancellationRequestEnd(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
-    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+class _CancellationCancel(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _CancellationCancelQueuedNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
@@ -284,19 +276,10 @@ class _CancellationOrphans(Named):
     def __call__(self, conn: _Conn, /, *, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
     def script(self, *, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _CancellationCancelNodes(Named):
-    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
-    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
-
 class _Cancellation:
-    lock_job: Mapping[str, _CancellationLockJob]
-    """Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile."""
-    cancel_waiting: Mapping[str, _CancellationCancelWaiting]
-    """Cancel a job that is queued, or a node that waits for an answer; a trigger records the event of an ingest job. No row: it
-    does not wait."""
-    request_end: Mapping[str, _CancellationRequestEnd]
-    """Ask a running job to end, which its worker sees; an earlier request stays. No row: it does not
-    run."""
+    cancel: Mapping[str, _CancellationCancel]
+    """Cancel those of these jobs that wait, also for an answer, and ask the running ones to end, which their workers see; an
+    earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over."""
     cancel_queued_nodes: _CancellationCancelQueuedNodes
     """Cancel the queued nodes of a run."""
     orphans: _CancellationOrphans
@@ -304,8 +287,6 @@ class _Cancellation:
     were inserted while the run ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare
     each job with every run.
     Columns: id."""
-    cancel_nodes: _CancellationCancelNodes
-    """Cancel nodes that wait, which the caller has locked."""
 
 cancellation: _Cancellation
 
@@ -369,10 +350,6 @@ class _ClaimsHasRecorded(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> Row | None: ...
     def script(self, *, job: str | None, claim: int | None, worker: str | None, events: _Texts | None) -> scripts.Script[Row | None]: ...
 
-class _ClaimsHeldLast(Named):
-    def __call__(self, conn: _Conn, /, *, prefix: str | None, crashes: int | None, lapses: int | None) -> list[Row]: ...
-    def script(self, *, prefix: str | None, crashes: int | None, lapses: int | None) -> scripts.Script[list[Row]]: ...
-
 class _ClaimsHeldBy(Named):
     def __call__(self, conn: _Conn, /, *, prefix: str | None) -> list[Row]: ...
     def script(self, *, prefix: str | None) -> scripts.Script[list[Row]]: ...
@@ -408,13 +385,10 @@ class _Claims:
     """Return one row if this claim has left one of the events in the history: its write was
     committed. The events of a node are found by run and node, which are indexed.
     Columns: recorded."""
-    held_last: Mapping[str, _ClaimsHeldLast]
-    """Return those of `held_by` whose next crash or lapse is their last.
-    Columns: id, worker_id, claim_no."""
     held_by: Mapping[str, _ClaimsHeldBy]
     """Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
-    were queued.
-    Columns: id, worker_id, claim_no."""
+    were queued, with what their jobs have survived.
+    Columns: id, worker_id, claim_no, crash_count, lapse_count."""
 
 claims: _Claims
 
@@ -1453,33 +1427,27 @@ class _Logs:
 logs: _Logs
 
 class _ManualChangesComplete(Named):
-    def __call__(self, conn: _Conn, /, *, seconds: float | None, result: str | None, job: str | None) -> Row | None: ...
-    def script(self, *, seconds: float | None, result: str | None, job: str | None) -> scripts.Script[Row | None]: ...
+    def __call__(self, conn: _Conn, /, *, job: str | None, seconds: float | None, result: str | None) -> Row | None: ...
+    def script(self, *, job: str | None, seconds: float | None, result: str | None) -> scripts.Script[Row | None]: ...
 
 class _ManualChangesFail(Named):
-    def __call__(self, conn: _Conn, /, *, error: str | None, seconds: float | None, job: str | None) -> Row | None: ...
-    def script(self, *, error: str | None, seconds: float | None, job: str | None) -> scripts.Script[Row | None]: ...
+    def __call__(self, conn: _Conn, /, *, job: str | None, error: str | None, seconds: float | None) -> Row | None: ...
+    def script(self, *, job: str | None, error: str | None, seconds: float | None) -> scripts.Script[Row | None]: ...
 
 class _ManualChangesParkNode(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
     def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
 
-class _ManualChangesRequeue(Named):
-    def __call__(self, conn: _Conn, /, *, counted: bool | None, job: str | None, host: str | None, queue: str | None) -> list[Row]: ...
-    def script(self, *, counted: bool | None, job: str | None, host: str | None, queue: str | None) -> scripts.Script[list[Row]]: ...
-
 class _ManualChanges:
     complete: Mapping[str, _ManualChangesComplete]
-    """Complete a job that is not over, whichever worker has it. A trigger records the event of an ingest job that did not run.
-    `rss`: the peak memory of a node. No row: it is over, or there is no such job."""
+    """Complete a job that is not over, whichever worker has it. A trigger records the event of an ingest job that did not run: it
+    is locked first, so that it is not handed back meanwhile. `rss`: the peak memory of a node. No row: it is over, or there is
+    no such job."""
     fail: Mapping[str, _ManualChangesFail]
     """Fail a job as `complete` completes it."""
     park_node: _ManualChangesParkNode
     """Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
     already, or there is no such job."""
-    requeue: Mapping[str, _ManualChangesRequeue]
-    """Queue running jobs again at the front: one, those of a host in one queue, or (all NULL) every one. `counted`: as ended by
-    the watchdog, else nothing is counted. A job that must end is cancelled instead. No row: none runs."""
 
 manual_changes: _ManualChanges
 
@@ -2514,9 +2482,9 @@ class _RecoveryCountLapse(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> list[Row]: ...
     def script(self, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> scripts.Script[list[Row]]: ...
 
-class _RecoveryHandBack(Named):
-    def __call__(self, conn: _Conn, /, *, band: int | None, ids: _Texts | None, detail: str | None) -> list[Row]: ...
-    def script(self, *, band: int | None, ids: _Texts | None, detail: str | None) -> scripts.Script[list[Row]]: ...
+class _RecoveryRequeue(Named):
+    def __call__(self, conn: _Conn, /, *, band: int | None, counted: bool | None, ids: _Texts | None, host: str | None, queue: str | None, detail: str | None) -> list[Row]: ...
+    def script(self, *, band: int | None, counted: bool | None, ids: _Texts | None, host: str | None, queue: str | None, detail: str | None) -> scripts.Script[list[Row]]: ...
 
 class _Recovery:
     lapsed: Mapping[str, _RecoveryLapsed]
@@ -2544,10 +2512,10 @@ class _Recovery:
     cancelled instead, and nothing is counted."""
     count_lapse: Mapping[str, _RecoveryCountLapse]
     """As `count_crash`, but count a lapse of each, in a row: nobody knows what ended them."""
-    hand_back: Mapping[str, _RecoveryHandBack]
-    """Take running jobs, which the caller has locked, from their workers without counting
-    anything. A job is queued again with at least the priority `band`, or cancelled if it must
-    end."""
+    requeue: Mapping[str, _RecoveryRequeue]
+    """Take running jobs from their workers: those of `ids`, those of a host in one queue, or (all NULL) every one. A job is queued
+    again with at least the priority `band`, or cancelled if it must end. `counted`: as ended by the watchdog, else nothing is
+    counted."""
 
 recovery: _Recovery
 

@@ -25,7 +25,7 @@ RUNS_AT_ONCE: Final = 20
 ORPHANS: Final = row_isolation.Duty(
     "cancel of node job",
     statements.cancellation.orphans,
-    statements.cancellation.cancel_nodes,
+    statements.cancellation.cancel[job_tables.NODE_JOBS.name],
     recovery.ENDING[job_tables.NODE_JOBS.name],
 )
 """Cancels nodes that wait although their run is over, and leaves out rows that raise."""

@@ -220,11 +220,15 @@ host => (SELECT o.claimed_by FROM ingest_jobs o WHERE o.id = j.id)
 RETURNING queue_workflows_record(j, event, {host_before(j)}, more) AS job)
 SELECT (job).* FROM done
 
+-- fragment: was()
+-- The job as it is, locked until the transaction ends.
+was AS MATERIALIZED (SELECT o.id, o.status, o.claimed_by FROM ingest_jobs o WHERE o.id = %(job)s FOR UPDATE)
+
 -- fragment: recorded_if_run(j, event)
 -- As `recorded`, for a change by an operator. A trigger records the change of an ingest job that did not run.
 RETURNING
-CASE (SELECT o.status FROM ingest_jobs o WHERE o.id = j.id) WHEN 'running' THEN  -- ingest only
-queue_workflows_record(j, event, {host_before(j)}, seconds => %(seconds)s::float8, detail => '{"by": "operator"}')
+CASE was.status WHEN 'running' THEN  -- ingest only
+queue_workflows_record(j, event, host => was.claimed_by, seconds => %(seconds)s::float8, detail => '{"by": "operator"}')
 ELSE j END  -- ingest only
 AS job)
 SELECT (job).* FROM done

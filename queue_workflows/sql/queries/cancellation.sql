@@ -1,30 +1,23 @@
 -- Cancel jobs, request the end of running ones, and cancel the nodes of runs that are over.
 
--- name: lock_job none
+-- name: cancel many
 -- tables: ingest_jobs workflow_node_jobs
--- Lock a job until the transaction ends, so that it neither starts nor is handed back meanwhile.
-SELECT FROM ingest_jobs WHERE id = %(job)s FOR UPDATE;
-
--- name: cancel_waiting one
--- tables: ingest_jobs workflow_node_jobs
--- Cancel a job that is queued, or a node that waits for an answer; a trigger records the event of an ingest job. No row: it
--- does not wait.
-WITH done AS (  -- nodes only
+-- Cancel those of these jobs that wait, also for an answer, and ask the running ones to end, which their workers see; an
+-- earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over.
+WITH done AS (
     UPDATE ingest_jobs j
-       SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
-     WHERE j.id = %(job)s AND j.status IN ('queued', 'awaiting_input')
- RETURNING j.*  -- ingest only
- RETURNING queue_workflows_record(j, 'cancelled', {host_before(j)}) AS job)  -- nodes only
-SELECT (job).* FROM done  -- nodes only
-;
-
--- name: request_end one
--- tables: ingest_jobs workflow_node_jobs
--- Ask a running job to end, which its worker sees; an earlier request stays. No row: it does not
--- run.
-UPDATE ingest_jobs SET cancel_requested_at = coalesce(cancel_requested_at, now())
- WHERE id = %(job)s AND status = 'running'
-RETURNING *;
+       SET (status, finished_at, blocked_reason, cancel_requested_at) = (
+               SELECT CASE WHEN runs THEN j.status ELSE 'cancelled' END,
+                      CASE WHEN runs THEN j.finished_at ELSE now() END, CASE WHEN runs THEN j.blocked_reason END,
+                      CASE WHEN runs THEN coalesce(j.cancel_requested_at, now()) ELSE j.cancel_requested_at END
+                 FROM (SELECT j.status = 'running' AS runs) AS state)
+     WHERE j.id = ANY (%(ids)s::text[]) AND NOT queue_workflows_is_terminal_job(j.status)
+ RETURNING
+ CASE j.status WHEN 'cancelled' THEN queue_workflows_record(j, 'cancelled', {host_before(j)}) ELSE  -- nodes only
+ j
+ END  -- nodes only
+ AS job)
+SELECT (job).* FROM done;
 
 -- name: cancel_queued_nodes many
 -- Cancel the queued nodes of a run.
@@ -46,12 +39,3 @@ SELECT q.id FROM workflow_node_jobs q
                   AND queue_workflows_is_terminal_run(r.status) OFFSET 0)
    AND {chosen(q)}
  LIMIT 500 FOR UPDATE OF q SKIP LOCKED;
-
--- name: cancel_nodes many
--- Cancel nodes that wait, which the caller has locked.
-WITH done AS (
-    UPDATE workflow_node_jobs j
-       SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
-     WHERE j.id = ANY (%(ids)s::text[])
- RETURNING queue_workflows_record(j, 'cancelled', {node:host_before(j)}) AS job)
-SELECT (job).* FROM done;

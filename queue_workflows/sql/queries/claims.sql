@@ -89,19 +89,11 @@ SELECT 1 AS recorded
    AND e.event_type = ANY (%(events)s::text[])
  LIMIT 1;
 
--- name: held_last many
--- tables: ingest_jobs workflow_node_jobs
--- Return those of `held_by` whose next crash or lapse is their last.
-SELECT id, worker_id, claim_no
-  FROM ingest_jobs
- WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text)
-   AND (crash_count >= greatest(%(crashes)s::integer, 2) - 1 OR lapse_count >= %(lapses)s::integer - 1);
-
 -- name: held_by many
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
--- were queued.
-SELECT id, worker_id, claim_no
+-- were queued, with what their jobs have survived.
+SELECT id, worker_id, claim_no, crash_count, lapse_count
   FROM ingest_jobs
  WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text)
  ORDER BY seq;

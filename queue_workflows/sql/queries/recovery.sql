@@ -66,11 +66,11 @@ SELECT id FROM ingest_jobs
 -- As `count_crash`, but count a lapse of each, in a row: nobody knows what ended them.
 {count_loss(lapse_count, lapses, 'poison: its lease lapsed ' || lapses || ' times in a row, the last time of ')};
 
--- name: hand_back many
+-- name: requeue many
 -- tables: ingest_jobs workflow_node_jobs
--- Take running jobs, which the caller has locked, from their workers without counting
--- anything. A job is queued again with at least the priority `band`, or cancelled if it must
--- end.
+-- Take running jobs from their workers: those of `ids`, those of a host in one queue, or (all NULL) every one. A job is queued
+-- again with at least the priority `band`, or cancelled if it must end. `counted`: as ended by the watchdog, else nothing is
+-- counted.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at) = (
@@ -78,6 +78,8 @@ WITH done AS (
                       CASE WHEN must_end THEN now() END
                  FROM queue_workflows_must_end(j) AS must_end),
            priority = least(j.priority, %(band)s::smallint),
+           watchdog_retries = j.watchdog_retries + %(counted)s::boolean::integer,
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
+     WHERE (j.status = 'running') IS TRUE AND (%(ids)s::text[] IS NULL OR j.id = ANY (%(ids)s::text[]))
+       AND (%(host)s::text IS NULL OR j.claimed_by = %(host)s::text AND j.queue = %(queue)s::text)
  {recorded(j, {unless_queued('requeued')}, detail => %(detail)s)};
