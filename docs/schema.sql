@@ -112,32 +112,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION public.notify_ingest_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql
-    AS $$
-BEGIN
-    PERFORM pg_notify('ingest_job_ready', queue) FROM added
-      WHERE status = 'queued' AND blocked_reason IS NULL;
-    RETURN NULL;
-END $$;
-
 CREATE FUNCTION public.notify_node_job_ready() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 BEGIN
     PERFORM pg_notify('node_job_ready', NEW.queue);
-    RETURN NULL;
-END $$;
-
-CREATE FUNCTION public.notify_node_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql
-    AS $$
-BEGIN
-    IF current_setting('queue_workflows.wakes_nobody', true) = 'on' THEN
-        RETURN NULL;
-    END IF;
-    PERFORM pg_notify('node_job_ready', queue) FROM added
-      WHERE status = 'queued' AND blocked_reason IS NULL;
     RETURN NULL;
 END $$;
 
@@ -931,22 +910,6 @@ BEGIN
         PERFORM pg_notify('orchestrator_work', 'sent');
     END IF;
     RETURN NULL;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_fail_map(p_run text, p_map text, p_error text) RETURNS boolean
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    WITH done AS (
-        UPDATE workflow_node_jobs j
-           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL
-         WHERE j.run_id = p_run AND j.node_id = p_map AND j.status = 'queued'
-        RETURNING queue_workflows_record(j, 'failed') AS job)
-    SELECT count((d.job).id) INTO v_count FROM done d;
-    RETURN v_count > 0;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) RETURNS void
@@ -2337,6 +2300,18 @@ BEGIN
         END IF;
     END IF;
     RETURN NEW;
+END $$;
+
+CREATE FUNCTION public.queue_workflows_jobs_added() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF current_setting('queue_workflows.wakes_nobody', true) = 'on' THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_notify(TG_ARGV[0], queue) FROM added
+      WHERE status = 'queued' AND blocked_reason IS NULL;
+    RETURN NULL;
 END $$;
 
 CREATE FUNCTION public.queue_workflows_jobs_gone() RETURNS trigger
@@ -5385,7 +5360,7 @@ CREATE TRIGGER events_sent AFTER INSERT ON public.events REFERENCING NEW TABLE A
 
 CREATE TRIGGER ingest_job_events_keep BEFORE DELETE OR UPDATE ON public.ingest_job_events FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_keep_events();
 
-CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON public.ingest_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_ingest_jobs_inserted();
+CREATE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON public.ingest_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_added('ingest_job_ready');
 
 CREATE TRIGGER ingest_jobs_bound BEFORE UPDATE OF id, task_name, reason, seq, attempts, max_attempts, crash_count, watchdog_retries, generation, timeout_s, idempotency_window_s, created_at, admitted_at, lock_key, partition_key, idempotency_key, policy, args, headers ON public.ingest_jobs FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_bound_job();
 
@@ -5405,7 +5380,7 @@ CREATE CONSTRAINT TRIGGER lock_turns_take AFTER INSERT ON public.lock_turns DEFE
 
 CREATE TRIGGER model_controls_number BEFORE INSERT OR UPDATE ON public.model_controls FOR EACH ROW EXECUTE FUNCTION public.queue_workflows_number_model_request();
 
-CREATE TRIGGER node_job_ready_notify_insert AFTER INSERT ON public.workflow_node_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.notify_node_jobs_inserted();
+CREATE TRIGGER node_job_ready_notify_insert AFTER INSERT ON public.workflow_node_jobs REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_jobs_added('node_job_ready');
 
 CREATE TRIGGER operator_acts_keep BEFORE DELETE OR UPDATE ON public.operator_acts FOR EACH STATEMENT EXECUTE FUNCTION public.queue_workflows_keep_events();
 
@@ -5486,11 +5461,7 @@ REVOKE ALL ON FUNCTION public.notify_dispatch_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.notify_ingest_job_ready() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.notify_ingest_jobs_inserted() FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.notify_node_job_ready() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.notify_node_jobs_inserted() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.notify_orchestrator() FROM PUBLIC;
 
@@ -5549,8 +5520,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_end_parent_node(p_child text, p_ru
 REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_event_sent() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_fail_map(p_run text, p_map text, p_error text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) FROM PUBLIC;
 
@@ -5631,6 +5600,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_is_terminal_job(p_status text) FRO
 REVOKE ALL ON FUNCTION public.queue_workflows_is_terminal_run(p_status text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_job_changed() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_jobs_added() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_jobs_gone() FROM PUBLIC;
 

@@ -81,9 +81,12 @@ def mark_completed(
 ) -> NodeJob | None:
     """Complete a job, with its outbox event; return its row, or None if it was over."""
     text = payload.encode(context_delta or {}, "context_delta")
+    given: dict[str, Any] = {
+        "job": job_id, "result": text, "seconds": seconds, "rss": vm_rss_mb_peak,
+    }  # fmt: skip
     with db.transaction() as conn:
         complete = statements.manual_changes.complete[job_tables.NODE_JOBS.name]
-        row = complete(conn, job=job_id, result=text, seconds=seconds, rss=vm_rss_mb_peak)
+        row = complete(conn, **given)
     return cast("NodeJob | None", row)
 
 
@@ -133,7 +136,7 @@ def reclaim_expired_leases() -> list[Row]:
     """
     with db.statement() as conn:
         isolation = row_isolation.Isolation()
-        return _brief(recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS, rows=isolation))
+        return _brief(recovery.reclaim_lapsed(conn, job_tables.NODE_JOBS, isolation))
 
 
 def _brief(rows: list[Row]) -> list[Row]:
@@ -236,7 +239,7 @@ def mark_ingest_completed(
     text = payload.encode(result, "result")
     with db.transaction() as conn:
         complete = statements.manual_changes.complete[job_tables.INGEST_JOBS.name]
-        row = complete(conn, job=job_id, result=text, seconds=seconds, rss=None)
+        row = complete(conn, job=job_id, result=text, seconds=seconds)
     return cast("IngestJob | None", row)
 
 
@@ -251,4 +254,4 @@ def reclaim_expired_ingest_leases() -> list[Row]:
     """Take back ingest jobs whose lease has lapsed; return their rows, but for one that raises."""
     with db.statement() as conn:
         isolation = row_isolation.Isolation()
-        return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS, rows=isolation)
+        return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS, isolation)

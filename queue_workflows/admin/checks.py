@@ -527,7 +527,9 @@ def lock_keys(conn: db.Connection) -> Iterable[Finding]:
         "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
         "paused, or `queue-workflows jobs cancel --queue {0}`"
     )
-    rows = admission.count_by_queue(conn, config.STALE_WORKER_AFTER_S.read())
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    count = statements.unserved_jobs.count_by_queue
+    rows = count(conn, stale_s=stale_s, most=admission.MOST_COUNTED)
     wrong = [
         (waiting_reasons.passed_over_text(row), remedy.format(shlex.quote(row["queue"])))
         for row in rows

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from queue_workflows import db
 from queue_workflows.claim import job_tables, recovery, row_isolation
 from queue_workflows.db import statements
-from queue_workflows.types import Row
 
 BATCH = 1_000
 """Jobs of a table that one transaction blocks, or lets wait for their keys again."""
 BATCHES = 3
 """Transactions of one sweep for each table and direction; the next sweep does the rest."""
-_MOST_COUNTED = 10_000
+MOST_COUNTED = 10_000
+"""Blocked jobs of a queue and family that `unserved_jobs.count_by_queue` counts for people."""
 
 
 def _promotion(table: job_tables.JobTable) -> row_isolation.Duty:
@@ -55,24 +55,11 @@ def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None
     return total
 
 
-def block_unserved(conn: db.Connection, queues: list[str]) -> int:
-    """Block the jobs that keep a lock key from others and are in none of these served queues.
+def in_batches(conn: db.Connection, block: Callable[..., int], queues: list[str]) -> int:
+    """Block jobs by a statement of `unserved_jobs`, or let them wait again; return how many.
 
-    Return how many; 0 if nobody waits for such a key in one of `queues`. Opens one transaction a
-    batch. Their commits admit the next jobs that wait.
+    `queues`: the served ones. Opens one transaction a batch. Their commits admit the next jobs.
     """
-    return _in_batches(conn, statements.unserved_jobs.block_unserved, queues)
-
-
-def unblock_served(conn: db.Connection, queues: list[str]) -> int:
-    """Let the blocked jobs of these served queues wait for their keys again; return how many.
-
-    Opens one transaction a batch. Their commits admit whichever job is first.
-    """
-    return _in_batches(conn, statements.unserved_jobs.unblock_served, queues)
-
-
-def _in_batches(conn: db.Connection, block: Callable[..., int], queues: list[str]) -> int:
     count = 0
     for table in statements.JOB_TABLES:
         for _ in range(BATCHES):
@@ -81,21 +68,3 @@ def _in_batches(conn: db.Connection, block: Callable[..., int], queues: list[str
                 break
             count += blocked
     return count
-
-
-def count_by_queue(conn: db.Connection, stale_s: float) -> list[Row]:
-    """Return the queues with jobs that are blocked as unserved: queue, n (at most 10,000 each).
-
-    At most 100 queues of each table, by name. Those that are `served` now are left out: their jobs
-    stay blocked until the next sweep.
-    """
-    found: dict[str, int] = {}
-    now_served = statements.unserved_jobs.served(conn, stale_s=stale_s)
-    for count_by_queue in statements.unserved_jobs.count_by_queue.values():
-        for row in count_by_queue(conn, most=_MOST_COUNTED):
-            found[row["queue"]] = found.get(row["queue"], 0) + row["n"]
-    return [
-        {"queue": queue, "n": count}
-        for queue, count in sorted(found.items())
-        if queue not in now_served
-    ]

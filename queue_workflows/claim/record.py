@@ -117,34 +117,14 @@ def end_by_guard(
     *,
     error: str,
     seconds: float,
-    detail: str,
+    detail: str = "{}",
 ) -> db.Script[Row | None]:
-    """Requeue or fail a job as its guard demands, with its events, in one transaction.
-
-    Returns the row, or None if the claim was lost.
-    """
-    yield db.BEGIN
-    row = yield from end_by_watchdog(lease, error=error, seconds=seconds, detail=detail)
-    if row is not None:
-        job = row | {"worker_id": lease.worker_id}
-        yield from note(lease.table, job, event, detail=detail, elapsed_s=seconds)
-    yield db.COMMIT
-    return row
-
-
-def end_by_watchdog(
-    lease: job_tables.Lease,
-    *,
-    error: str,
-    seconds: float,
-    detail: str | None = None,
-) -> db.Script[Row | None]:
-    """Record that a watchdog ended the attempt, for the time limit or health check in `error`.
+    """Record that a guard ended the attempt, for the reason in `error`, with its event.
 
     A node is queued again up to WATCHDOG_MAX_RETRIES times, with at least FRONT_PRIORITY; an
-    ingest job has failed. Returns the row; None: the claim is lost.
+    ingest job has failed. One transaction. Returns the row; None: the claim is lost.
     """
-    parameters = job_tables.fence(
+    ended = job_tables.fence(
         lease,
         error=error,
         seconds=seconds,
@@ -152,7 +132,13 @@ def end_by_watchdog(
         cap=config.WATCHDOG_MAX_RETRIES.read() if lease.table.in_run else 0,
         band=FRONT_PRIORITY,
     )
-    return statements.attempts.end_by_watchdog[lease.table.name].script(**parameters)
+    yield db.BEGIN
+    row = yield from statements.attempts.end_by_watchdog[lease.table.name].script(**ended)
+    if row is not None:
+        job = row | {"worker_id": lease.worker_id}
+        yield from note(lease.table, job, event, detail=detail, elapsed_s=seconds)
+    yield db.COMMIT
+    return row
 
 
 def note(

@@ -58,16 +58,16 @@ ENDING: Final = {
 def reclaim_lapsed(
     conn: db.Connection,
     table: job_tables.JobTable,
+    rows: row_isolation.Isolation,
     *,
     had_s: float | None = None,
-    rows: row_isolation.Isolation | None = None,
 ) -> list[Row]:
     """Take back up to 100 jobs whose lease has lapsed, counting a lapse of each; return their rows.
 
     A job is queued again at the front the first time, later after CRASH_BACKOFF_S times its lapses
     in a row; it has failed as poison at MAX_LAPSES, and is cancelled when its run is over. Locked
     rows are skipped. `had_s`: leaves out what `hand_back_lapsed` takes back. `rows`: sets aside
-    rows that raise; None: their error is raised.
+    rows that raise.
     """
     duty = row_isolation.Duty(
         f"reclaim in {table.name}",
@@ -76,15 +76,15 @@ def reclaim_lapsed(
         ENDING[table.name],
         _loss(None, MAX_LAPSES) | {"had_s": had_s},
     )
-    return row_isolation.batch(conn, duty, rows)
+    return rows.batch(conn, duty)
 
 
 def hand_back_lapsed(
     conn: db.Connection,
     table: job_tables.JobTable,
+    rows: row_isolation.Isolation,
     *,
     had_s: float,
-    rows: row_isolation.Isolation | None = None,
 ) -> list[Row]:
     """Take back up to 100 jobs with a lapsed lease that were renewed last over `had_s` ago.
 
@@ -107,15 +107,14 @@ def hand_back_lapsed(
             "queue": None,
         },
     )
-    return row_isolation.batch(conn, duty, rows)
+    return rows.batch(conn, duty)
 
 
 def reclaim_gone(
     conn: db.Connection,
     table: job_tables.JobTable,
+    rows: row_isolation.Isolation,
     silent_s: float,
-    *,
-    rows: row_isolation.Isolation | None = None,
 ) -> list[Row]:
     """Take back up to 100 jobs whose worker's session is gone and that were not renewed `silent_s`.
 
@@ -130,7 +129,7 @@ def reclaim_gone(
         ENDING[table.name],
         _loss(evidence, MAX_LAPSES) | {"silent_s": silent_s, "lock": LIFE_LOCK},
     )
-    return row_isolation.batch(conn, duty, rows)
+    return rows.batch(conn, duty)
 
 
 # --- Processes that were seen to die.

@@ -257,14 +257,6 @@ class Isolation:
                 del self._failed[next(iter(self._failed))]
 
 
-def batch(conn: db.Connection, duty: Duty, rows: Isolation | None) -> list[Row]:
-    """Do one batch of a duty as `rows` does it, or as one transaction that a row's error ends."""
-    if rows is not None:
-        return rows.batch(conn, duty)
-    with conn.transaction():
-        return duty.do(conn)
-
-
 def described(error: BaseException) -> str:
     """Return the type of an error and the first line of its text, fit to be stored."""
     name = type(error).__name__

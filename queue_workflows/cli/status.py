@@ -75,7 +75,9 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["switched_off"] = statements.workers.switched_off(conn)
         found["unassignable"] = statements.models.flagged(conn)
         stale_s = config.STALE_WORKER_AFTER_S.read()
-        found["unserved"] = admission.count_by_queue(conn, stale_s)
+        found["unserved"] = statements.unserved_jobs.count_by_queue(
+            conn, stale_s=stale_s, most=admission.MOST_COUNTED
+        )
         within_s = record.UNKNOWN_MAX_S
         found["unknown_nodes"] = statements.handback.waiting_unknown(conn, within_s=within_s)
         found["paused"] = statements.queues.paused(conn)

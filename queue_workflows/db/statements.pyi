@@ -387,7 +387,7 @@ class _Claims:
     Columns: recorded."""
     held_by: Mapping[str, _ClaimsHeldBy]
     """Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
-    were queued, with what their jobs have survived.
+    were queued, with the crashes and lapses of the jobs.
     Columns: id, worker_id, claim_no, crash_count, lapse_count."""
 
 claims: _Claims
@@ -1468,8 +1468,8 @@ class _MapsComplete(Named):
     def script(self, *, run_id: str | None, map: str | None, result: str | None, path: _Texts | None, limit: int | None) -> scripts.Script[Any]: ...
 
 class _MapsFail(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, error: str | None) -> None: ...
-    def script(self, *, run_id: str | None, map: str | None, error: str | None) -> scripts.Script[None]: ...
+    def __call__(self, conn: _Conn, /, *, error: str | None, run_id: str | None, map: str | None) -> None: ...
+    def script(self, *, error: str | None, run_id: str | None, map: str | None) -> scripts.Script[None]: ...
 
 class _MapsNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, maps: _Texts | None) -> Any: ...
@@ -1533,7 +1533,7 @@ class _Maps:
     """Complete the node of a map; return the size of its output in bytes. Nothing is written past `limit`.
     `result`, `path`: see `graph.Map`."""
     fail: _MapsFail
-    """Fail the node of a map."""
+    """Fail the node of a map, if it is open."""
     nodes: _MapsNodes
     """Return how many nodes the items of these maps have, with those of the maps inside the items."""
     generation: _MapsGeneration
@@ -3136,31 +3136,7 @@ class _Sessions:
 
 sessions: _Sessions
 
-class _TestClockMoveJobs(Named):
-    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
-    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
-
-class _TestClockMoveRuns(Named):
-    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
-    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
-
-class _TestClockMoveOutbox(Named):
-    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
-    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
-
-class _TestClockMoveAnswers(Named):
-    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
-    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
-
-class _TestClockMoveInputTimeouts(Named):
-    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
-    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
-
-class _TestClockMoveWorkers(Named):
-    def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
-    def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
-
-class _TestClockMoveHeartbeats(Named):
+class _TestClockMove(Named):
     def __call__(self, conn: _Conn, /, *, by: timedelta | None) -> None: ...
     def script(self, *, by: timedelta | None) -> scripts.Script[None]: ...
 
@@ -3169,20 +3145,9 @@ class _TestClockNextDue(Named):
     def script(self, *, after: datetime | None) -> scripts.Script[Any]: ...
 
 class _TestClock:
-    move_jobs: Mapping[str, _TestClockMoveJobs]
-    """Let `by` pass for the start times and the leases of jobs."""
-    move_runs: _TestClockMoveRuns
-    """Let `by` pass for the start times of runs."""
-    move_outbox: _TestClockMoveOutbox
-    """Let `by` pass for the outbox rows that are tried again later."""
-    move_answers: _TestClockMoveAnswers
-    """Let `by` pass for the answers to input nodes that are tried again later."""
-    move_input_timeouts: _TestClockMoveInputTimeouts
-    """Let `by` pass for the timeouts of input nodes."""
-    move_workers: _TestClockMoveWorkers
-    """Let `by` pass since workers were seen."""
-    move_heartbeats: _TestClockMoveHeartbeats
-    """Let `by` pass since hosts were seen."""
+    move: _TestClockMove
+    """Let `by` pass: for the start times and the leases of jobs, the start times of runs, outbox rows and answers that are tried
+    again later, the timeouts of input nodes, and since workers and hosts were seen."""
     next_due: _TestClockNextDue
     """Return the seconds until the first instant later than `after` at which something comes due.
     NULL: nothing waits for a later one."""
@@ -3202,8 +3167,8 @@ class _UnservedJobsUnblockServed(Named):
     def script(self, *, table: str | None, queues: _Texts | None, batch: int | None) -> scripts.Script[Any]: ...
 
 class _UnservedJobsCountByQueue(Named):
-    def __call__(self, conn: _Conn, /, *, most: int | None) -> list[Row]: ...
-    def script(self, *, most: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, most: int | None, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, most: int | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _UnservedJobs:
     served: _UnservedJobsServed
@@ -3215,9 +3180,10 @@ class _UnservedJobs:
     unblock_served: _UnservedJobsUnblockServed
     """Let up to `batch` blocked jobs of a table that are in these served queues wait for their
     lock keys again; return how many."""
-    count_by_queue: Mapping[str, _UnservedJobsCountByQueue]
-    """Return up to 100 queues with jobs that are blocked as unserved, by name, and how many jobs
-    of each there are, up to `most`. Walks an index from queue to queue.
+    count_by_queue: _UnservedJobsCountByQueue
+    """Return the queues with jobs that are blocked as unserved, by name, and how many jobs of each there are, up to `most` of each
+    family. Those that are served now are left out: their jobs stay blocked until the next sweep. Walks an index from queue to
+    queue, up to 100 of each family.
     Columns: queue, n."""
 
 unserved_jobs: _UnservedJobs

@@ -227,9 +227,10 @@ class PeriodicTasks:
         stale_after_s = config.STALE_WORKER_AFTER_S.read()
         with self._dedicated.using() as conn:
             served = statements.unserved_jobs.served(conn, stale_s=stale_after_s)
-            admission.unblock_served(conn, served)
+            unserved = statements.unserved_jobs
+            admission.in_batches(conn, unserved.unblock_served, served)
             if self._database.lasts(stale_after_s) and (
-                count := admission.block_unserved(conn, served)
+                count := admission.in_batches(conn, unserved.block_unserved, served)
             ):
                 _log.warning(
                     "%d jobs gave up their lock key: no worker serves their queue; "

@@ -70,9 +70,9 @@ def reclaim(
     kept = rows or row_isolation.Isolation()
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         if had_s is not None:
-            while taken := recovery.hand_back_lapsed(conn, table, had_s=had_s, rows=kept):
+            while taken := recovery.hand_back_lapsed(conn, table, kept, had_s=had_s):
                 _log_taken(taken, "lease lapsed while the database was away")
-        while taken := recovery.reclaim_lapsed(conn, table, had_s=had_s, rows=kept):
+        while taken := recovery.reclaim_lapsed(conn, table, kept, had_s=had_s):
             _log_taken(taken, "lease lapsed")
 
 
@@ -81,7 +81,7 @@ def reclaim_lost_sessions(
 ) -> None:
     """Take back jobs whose worker's session has ended and that were not renewed for `silent_s`."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
-        taken = recovery.reclaim_gone(conn, table, silent_s, rows=rows)
+        taken = recovery.reclaim_gone(conn, table, rows, silent_s)
         _log_taken(taken, "the session of its worker is gone")
 
 

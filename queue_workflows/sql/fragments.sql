@@ -182,7 +182,7 @@ SELECT i.claim_no FROM ingest_jobs i WHERE kind = 'ingest_jobs' AND i.id = job
  UNION ALL SELECT n.claim_no FROM workflow_node_jobs n WHERE kind = 'workflow_node_jobs' AND n.id = job
 
 -- fragment: is_late(at)
--- A sweep should have taken what was due then.
+-- A sweep should have taken a row that was due then.
 at <= now() - %(late_s)s::float8 * interval '1 second'
 
 -- fragment: owner()
@@ -199,7 +199,7 @@ OR CASE WHEN octet_length(v.value::text) > 400 THEN jsonb_path_exists(v.value, '
              OR jsonb_path_exists(v.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
 
 -- fragment: why_bad(v)
--- What is wrong with it.
+-- The fault, in a sentence.
 v.name || CASE WHEN v.value IS NULL THEN ' is out of range: ' || coalesce(v.at::text, v.n::text)
                ELSE ' is nested too deep, or has a number of too many digits' END
 
@@ -409,6 +409,11 @@ WITH RECURSIVE line (key) AS (
 -- The columns of an event of either family that are exported.
 e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_label, e.queue::text, e.elapsed_s,
 left(e.error, 2000) AS error, e.created_at
+
+-- fragment: earlier()
+-- The times of a job with an interval less.
+available_at = available_at - %(by)s::interval, lease_expires_at = lease_expires_at - %(by)s::interval,
+resume_at = resume_at - %(by)s::interval, resume_until = resume_until - %(by)s::interval
 
 -- fragment: this_step(s)
 -- The step of a claimed job that a statement is about.

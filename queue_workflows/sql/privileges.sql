@@ -51,8 +51,7 @@ BEGIN
          WHERE p.pronamespace = current_schema()::regnamespace AND p.prokind = 'f'
            AND (starts_with(p.proname, 'queue_workflows_') OR p.proname IN (
                 'notify_node_job_ready', 'notify_ingest_job_ready', 'notify_worker_control',
-                'notify_node_jobs_inserted', 'notify_ingest_jobs_inserted', 'notify_orchestrator',
-                'notify_dispatch_event'))
+                'notify_orchestrator', 'notify_dispatch_event'))
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_function);
     END LOOP;

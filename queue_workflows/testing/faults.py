@@ -51,7 +51,9 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
         budget_s = guards.budget_for(job)
         text = f"budget: ran longer than {budget_s:g} s"
         with db.transaction() as conn:
-            db.run(conn, record.end_by_watchdog(lease, error=text, seconds=budget_s))
+            db.run(
+                conn, record.end_by_guard(lease, record.BUDGET_TRIP, error=text, seconds=budget_s)
+            )
     elif not table.in_run and kind == "cancelled":
         _stop_task(lease, job)
     else:

@@ -26,9 +26,12 @@ QUEUES = {"node": "cpu", "ingest": "fetch"}
 
 
 def last_event(conn: db.Connection, job: Row) -> Row:
+    """Return the last event of a job, but for that of its guard, which follows the end."""
     table = transitions.EVENTS[transitions.kind_of(job)]
     row = conn.execute(
-        f"SELECT * FROM {table} WHERE job_id = %s ORDER BY id DESC LIMIT 1".encode(), (job["id"],)
+        f"SELECT * FROM {table} WHERE job_id = %s AND event_type <> 'budget_trip'"
+        " ORDER BY id DESC LIMIT 1".encode(),
+        (job["id"],),
     ).fetchone()
     assert row is not None
     return row

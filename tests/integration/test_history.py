@@ -171,10 +171,6 @@ def test_an_end_by_a_guard_shows_its_reason_and_the_outcome_of_the_job(
 ) -> None:
     job = factories.node(conn)
     assert transitions.end_by_watchdog(conn, transitions.claim_node(conn), seconds=9.0)
-    factories.insert(
-        conn, "workflow_node_events", run_id=job["run_id"], node_id="n", job_id=job["id"],
-        event_type="budget_trip", claim_no=1, worker_id="w1", elapsed_s=9.0,
-    )  # fmt: skip
     (attempt,) = attempts_of(job["id"])["attempts"]
     assert (attempt["outcome"], attempt["error"], attempt["ran_s"]) == (
         "requeued", "over its budget", 9.0,

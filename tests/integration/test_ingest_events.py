@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from queue_workflows import history, jobs, node_queue
+from queue_workflows import db, history, jobs, node_queue
 from tests.support import factories, transitions
+from tests.support.wait import until
 
 ENDS = {
     "claimed": "running",
@@ -21,6 +23,10 @@ ENDS = {
     "reclaimed": "queued",
 }
 """The events of changes of state, and the state in which each leaves the job."""
+BLOCKED = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND wait_event_type = 'Lock'"
+)
 
 
 @pytest.fixture
@@ -130,6 +136,22 @@ def test_each_change_of_state_leaves_one_row_and_nothing_else_does(conn: Any, st
             assert (event["queue"], event["attempt"]) == ("fetch", new["attempts"]), move
             assert event["claim_no"] == new["claim_no"], move
     assert changed >= (1 if start == "completed" else 2)
+
+
+@pytest.mark.parametrize("move", ["complete by hand", "fail by hand"])
+def test_a_job_that_is_handed_back_meanwhile_leaves_one_row_of_its_end(
+    conn: Any, job: Any, move: str
+) -> None:
+    claim(conn)
+    thread = threading.Thread(target=lambda: MOVES[move](None))
+    with db.connect() as worker, worker.transaction():
+        MOVES["hand back"](worker)
+        thread.start()
+        until(lambda: factories.one(conn, BLOCKED) == 1)
+    thread.join(30)
+    new = factories.reread(conn, job)["status"]
+    assert [event["event_type"] for event in events(conn)] == ["claimed", "requeued", new]
+    assert new in ("completed", "failed")
 
 
 def test_the_author_of_a_change_is_the_worker_the_login_or_the_sessions_actor(

@@ -123,8 +123,9 @@ def served(conn: db.Connection, stale_s: float) -> list[str]:
 def unserved(conn: db.Connection, stale_s: float) -> tuple[int, int]:
     """Return how many jobs wait for their lock key again, and how many let others go first."""
     found = served(conn, stale_s)
-    back = admission.unblock_served(conn, found)
-    return back, admission.block_unserved(conn, found)
+    unserved = statements.unserved_jobs
+    back = admission.in_batches(conn, unserved.unblock_served, found)
+    return back, admission.in_batches(conn, unserved.block_unserved, found)
 
 
 def unserved_models(conn: db.Connection) -> list[Row]:

@@ -20,6 +20,7 @@ from queue_workflows.claim import (
     job_tables,
     outcomes,
     recovery,
+    row_isolation,
 )
 from queue_workflows.claim import record as recording
 from queue_workflows.dag import policy
@@ -187,8 +188,8 @@ def end_by_watchdog(
     conn: db.Connection, job: Row, error: str = "over its budget", seconds: float = 1.0, **more: Any
 ) -> Row | None:
     """End an attempt as a watchdog does; None: the claim is lost."""
-    lease = lease_of(job)
-    return db.run(conn, recording.end_by_watchdog(lease, error=error, seconds=seconds, **more))
+    given = {"error": error, "seconds": seconds} | more
+    return db.run(conn, recording.end_by_guard(lease_of(job), recording.BUDGET_TRIP, **given))
 
 
 def hand_back(conn: db.Connection, job: Row, reason: str = "shutdown", **more: Any) -> Row | None:
@@ -220,14 +221,21 @@ def expire(conn: db.Connection, job: Row) -> None:
     )
 
 
-def reclaim_lapsed(conn: db.Connection, kind: Kind, **more: Any) -> list[Row]:
+def reclaim_lapsed(
+    conn: db.Connection, kind: Kind, rows: row_isolation.Isolation | None = None, **more: Any
+) -> list[Row]:
     """Take back the jobs of a kind whose leases have lapsed, counting a lapse of each."""
-    return recovery.reclaim_lapsed(conn, _TABLES[kind], **more)
+    return recovery.reclaim_lapsed(conn, _TABLES[kind], rows or row_isolation.Isolation(), **more)
 
 
-def reclaim_gone(conn: db.Connection, kind: Kind, silent_s: float = 0.0, **more: Any) -> list[Row]:
+def reclaim_gone(
+    conn: db.Connection,
+    kind: Kind,
+    silent_s: float = 0.0,
+    rows: row_isolation.Isolation | None = None,
+) -> list[Row]:
     """Take back the jobs whose worker's session is gone and that were not renewed `silent_s`."""
-    return recovery.reclaim_gone(conn, _TABLES[kind], silent_s, **more)
+    return recovery.reclaim_gone(conn, _TABLES[kind], rows or row_isolation.Isolation(), silent_s)
 
 
 def reclaim_dead(
@@ -366,7 +374,7 @@ def suspend(conn: db.Connection, job: Row) -> Row | None:
 
 def hand_back_lapsed(conn: db.Connection, kind: Kind, had_s: float) -> list[Row]:
     """Take back, uncounted, jobs that were last renewed before the sweep had the database."""
-    return recovery.hand_back_lapsed(conn, _TABLES[kind], had_s=had_s)
+    return recovery.hand_back_lapsed(conn, _TABLES[kind], row_isolation.Isolation(), had_s=had_s)
 
 
 def store_sample(

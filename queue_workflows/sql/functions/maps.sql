@@ -144,19 +144,3 @@ BEGIN
 EXCEPTION WHEN program_limit_exceeded THEN
     RETURN greatest(p_limit + 1, 256 * 1024 * 1024);  -- more than a jsonb holds
 END $$;
-
--- Fail the node of a map; return whether it was open.
-CREATE OR REPLACE FUNCTION queue_workflows_fail_map(p_run text, p_map text, p_error text)
-RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
-DECLARE
-    v_count bigint;
-BEGIN
-    WITH done AS (
-        UPDATE workflow_node_jobs j
-           SET status = 'failed', error = p_error, finished_at = now(), blocked_reason = NULL
-         WHERE j.run_id = p_run AND j.node_id = p_map AND j.status = 'queued'
-        RETURNING queue_workflows_record(j, 'failed') AS job)
-    SELECT count((d.job).id) INTO v_count FROM done d;
-    RETURN v_count > 0;
-END $$;

@@ -1,22 +1,15 @@
 -- Wake-ups of workers and of the orchestrator, sent when rows are inserted.
 
--- Wake the workers of every queue that an INSERT gave a claimable node job. PostgreSQL sends equal notifications of
--- one transaction once; a GROUP BY here would cost every INSERT of one job more than the repeated calls cost a bulk
--- INSERT. queue_workflows_node_step() wakes nobody for the node that it claims itself, which nobody else can.
-CREATE OR REPLACE FUNCTION notify_node_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Wake the workers of every queue that an INSERT gave a claimable job. The trigger's argument names the channel of the
+-- table. PostgreSQL sends equal notifications of one transaction once; a GROUP BY here would cost every INSERT of one job more
+-- than the repeated calls cost a bulk INSERT. queue_workflows_node_step() wakes nobody for the node that it claims itself,
+-- which nobody else can.
+CREATE OR REPLACE FUNCTION queue_workflows_jobs_added() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('queue_workflows.wakes_nobody', true) = 'on' THEN
         RETURN NULL;
     END IF;
-    PERFORM pg_notify('node_job_ready', queue) FROM added
-      WHERE status = 'queued' AND blocked_reason IS NULL;
-    RETURN NULL;
-END $$;
-
--- Wake the workers of every queue that an INSERT gave a claimable ingest job, as notify_node_jobs_inserted() does.
-CREATE OR REPLACE FUNCTION notify_ingest_jobs_inserted() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_notify('ingest_job_ready', queue) FROM added
+    PERFORM pg_notify(TG_ARGV[0], queue) FROM added
       WHERE status = 'queued' AND blocked_reason IS NULL;
     RETURN NULL;
 END $$;

@@ -1,5 +1,5 @@
--- Rows that the engine cannot work on: whether a run or an ingest job ends, its id, the command that ends it, and what is
--- wrong. Times are compared only: nothing is computed from a value that could be infinite.
+-- Rows that the engine cannot work on: whether a run or an ingest job ends, its id, the command that ends it, and the
+-- fault. Times are compared only: nothing is computed from a value that could be infinite.
 
 -- name: stuck many
 -- Return rows that keep failing, are blocked as `set_aside`, or are due for `late_s` seconds although a sweep takes such rows

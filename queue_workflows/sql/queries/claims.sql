@@ -92,7 +92,7 @@ SELECT 1 AS recorded
 -- name: held_by many
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
--- were queued, with what their jobs have survived.
+-- were queued, with the crashes and lapses of the jobs.
 SELECT id, worker_id, claim_no, crash_count, lapse_count
   FROM ingest_jobs
  WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text)

@@ -29,8 +29,13 @@ SELECT queue_workflows_end_map(
            %(run_id)s::text, %(map)s::text, %(result)s::text, %(path)s::text[], %(limit)s::bigint) AS size;
 
 -- name: fail none
--- Fail the node of a map.
-SELECT queue_workflows_fail_map(%(run_id)s::text, %(map)s::text, %(error)s::text) AS done;
+-- Fail the node of a map, if it is open.
+WITH done AS (
+    UPDATE workflow_node_jobs j
+       SET status = 'failed', error = %(error)s, finished_at = now(), blocked_reason = NULL
+     WHERE j.run_id = %(run_id)s AND j.node_id = %(map)s AND j.status = 'queued'
+    RETURNING queue_workflows_record(j, 'failed') AS job)
+SELECT (job).id FROM done;
 
 -- name: nodes value
 -- Return how many nodes the items of these maps have, with those of the maps inside the items.

@@ -19,7 +19,7 @@ CREATE OR REPLACE TRIGGER ingest_jobs_reopened BEFORE UPDATE OF generation ON in
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_reopen_ingest();
 
 CREATE OR REPLACE TRIGGER ingest_job_ready_notify_insert AFTER INSERT ON ingest_jobs
-    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_ingest_jobs_inserted();
+    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_jobs_added('ingest_job_ready');
 
 CREATE OR REPLACE TRIGGER ingest_jobs_truncated AFTER TRUNCATE ON ingest_jobs
     FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_truncated();

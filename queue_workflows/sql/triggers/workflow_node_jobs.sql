@@ -18,7 +18,7 @@ CREATE OR REPLACE TRIGGER workflow_node_jobs_model BEFORE UPDATE OF required_mod
     FOR EACH ROW EXECUTE FUNCTION queue_workflows_no_empty_model();
 
 CREATE OR REPLACE TRIGGER node_job_ready_notify_insert AFTER INSERT ON workflow_node_jobs
-    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_node_jobs_inserted();
+    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_jobs_added('node_job_ready');
 
 CREATE OR REPLACE TRIGGER workflow_node_jobs_truncated AFTER TRUNCATE ON workflow_node_jobs
     FOR EACH STATEMENT EXECUTE FUNCTION queue_workflows_truncated();
