@@ -10,8 +10,7 @@ import pytest
 from psycopg import conninfo
 
 from queue_workflows import db
-from queue_workflows.runtime import clock
-from tests.support import database, factories, invariants, local_queue_app, proxy
+from tests.support import clocks, database, factories, invariants, local_queue_app, proxy
 from tests.support.commands import Commands
 from tests.support.local_queue_processes import (
     Journal,
@@ -60,7 +59,7 @@ def test_no_job_is_lost_or_runs_twice_at_once_when_processes_are_killed(
         until(lambda victim=victim: journal.begun(victim) >= 1)
         victim.kill()
         victim.wait(10)
-        killed[victim.pid] = clock.boot_s()
+        killed[victim.pid] = clocks.boot_s()
         assert_each_ended_once(conn, jobs_now)
     assert_apart(journal.spans(), killed)
     runs = sum(map(len, journal.spans()))

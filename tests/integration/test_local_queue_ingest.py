@@ -17,9 +17,8 @@ from typing import Any, cast
 import pytest
 
 from queue_workflows import config, db, errors, jobs, local_queue, queues, steps, streams, workers
-from queue_workflows.runtime import clock
-from queue_workflows.telemetry import pressure
 from tests.support import (
+    clocks,
     factories,
     local_queue_app,
     memory_reports,
@@ -482,19 +481,19 @@ def test_the_budget_of_a_job_ends_its_attempt(
 
 
 def test_a_full_memory_hands_waiting_claims_back(conn: db.Connection, handlers: Handlers) -> None:
-    reading = pressure.Reading()
+    ram = 10.0
     plan = local_queue.IngestPlan(QUEUE, host="box", limit=3)
     manager = local_queue.JobQueueManager(
         plan, handlers, workers=1, single_job=False, grace_s=0.0, stagger_s=0.0, cooldown_s=0.0,
-        throttle=pressure.Throttle(lambda: reading),
+        throttle=memory_reports.throttle(lambda: ram),
     )  # fmt: skip
     enqueue(3)
     with manager:
         until(lambda: states(conn) == {"running": 3} and len(handlers.began) == 1)
-        reading = pressure.Reading(ram=95.0)
+        ram = 95.0
         manager._supervisor.wake("memory")
         until(lambda: states(conn) == {"running": 1, "queued": 2})
-        reading = pressure.Reading(ram=10.0)
+        ram = 10.0
         manager._supervisor.wake("memory")
         handlers.go.set()
         until(lambda: states(conn) == {"completed": 3})
@@ -573,7 +572,7 @@ def test_a_job_whose_lease_has_ended_does_not_start(opened: Any) -> None:
     enqueue(2)
     until(lambda: len(owner.taken) == 2)
     late, in_time = owner.taken
-    late.held.job.lease_end.ends = clock.boot_s() + 1  # the clock went on while it was stopped
+    late.held.job.lease_end.ends = clocks.boot_s() + 1  # the clock went on while it was stopped
     assert not plan.mark_running(late)
     assert plan.mark_running(in_time)
 

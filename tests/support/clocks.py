@@ -1,7 +1,8 @@
-"""A clock that a test sets, for whatever takes a `now_fn`."""
+"""Clocks: one that a test sets, for whatever takes a `now_fn`, and that of the processes."""
 
 from __future__ import annotations
 
+import time
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,3 +16,8 @@ class Clock(Generic[T]):
 
     def __call__(self) -> T:
         return self.now
+
+
+def boot_s() -> float:
+    """Return the seconds since the machine started, the same in every process; sleep counts."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queue_workflows import config, local_queue
-from queue_workflows.runtime import clock
-from queue_workflows.telemetry import pressure
+from tests.support import clocks, memory_reports
 
 QUEUE = "threads"
 
@@ -34,14 +33,14 @@ def journal(
     *, folder: str, name: str, pause_s: float = 0.0
 ) -> Generator[None, None, dict[str, Any]]:
     """Yield until the file `go` exists and `pause_s` are over; note its start and its end."""
-    began = clock.boot_s()
+    began = clocks.boot_s()
     _note(folder, name, "start", began)
     try:
-        while not Path(folder, "go").exists() or clock.boot_s() - began < pause_s:
+        while not Path(folder, "go").exists() or clocks.boot_s() - began < pause_s:
             yield
             time.sleep(0.01)
     finally:
-        _note(folder, name, "end", clock.boot_s())
+        _note(folder, name, "end", clocks.boot_s())
     return {"pid": os.getpid()}
 
 
@@ -79,8 +78,8 @@ def setup() -> None:
 def manager(plan: Any, execute: Any = None, **more: Any) -> local_queue.JobQueueManager:
     """A manager without the pauses of the defaults."""
     given = {"workers": 4, "single_job": False, "grace_s": 0.0, "stagger_s": 0.0, "cooldown_s": 0.0}
-    quiet = pressure.Throttle(pressure.Reading)
-    return local_queue.JobQueueManager(plan, execute, throttle=quiet, **{**given, **more})
+    given |= {"throttle": memory_reports.throttle()}
+    return local_queue.JobQueueManager(plan, execute, **{**given, **more})
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import psycopg.types.string
 
 import queue_workflows
 from queue_workflows import worker_control
-from queue_workflows.telemetry import pressure
+from tests.support import memory_reports
 
 log = logging.getLogger("some_app")
 QUEUE = "work"
@@ -252,8 +252,8 @@ def fills(
     begins(folder)
     if hangs:
         atexit.register(time.sleep, LONG_S)
-    memory, taken = pressure.Memory(), list[bytearray]()
-    while (memory.read().ram or 100) < percent:
+    taken = list[bytearray]()
+    while memory_reports.ram_in_use() < percent:
         taken.append(_touched(4))
     _until_go(folder)
     _kept.extend(taken if keep else ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import re
 import threading
 import time
@@ -19,9 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import queue_workflows
 from queue_workflows import config, errors, local_queue
-from queue_workflows.local_queue import job_queue, manager
-from queue_workflows.telemetry import pressure
-from tests.support import tabled
+from tests.support import clocks, local_queue_app, memory_reports, tabled
 from tests.support.examples import examples
 from tests.support.wait import until
 
@@ -30,21 +29,13 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"grace_s": 0.0, "stagger_s": 0.0, "cooldown_s": 0.0, "fetch_every_s": 0.02}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> clocks.Clock[float]:
+    return clocks.Clock(1000.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def queue(clock: Clock) -> local_queue.JobQueue:
+def queue(clock: clocks.Clock[float]) -> local_queue.JobQueue:
     return local_queue.JobQueue(now_fn=clock)
 
 
@@ -73,7 +64,7 @@ def test_a_job_that_waits_or_runs_is_refused_even_by_force(queue: local_queue.Jo
 
 
 def test_a_job_that_has_ended_is_refused_for_30_s(
-    queue: local_queue.JobQueue, clock: Clock
+    queue: local_queue.JobQueue, clock: clocks.Clock[float]
 ) -> None:
     queue.add(job("a"))
     queue.get(0)
@@ -161,7 +152,7 @@ def test_a_job_that_waits_can_be_removed_and_an_active_one_cannot(
 
 
 def test_the_end_of_a_job_can_be_noted_with_the_next_one(
-    queue: local_queue.JobQueue, clock: Clock
+    queue: local_queue.JobQueue, clock: clocks.Clock[float]
 ) -> None:
     queue.add_all(map(job, "ab"))
     queue.get(0)
@@ -178,7 +169,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = clocks.Clock(1000.0)
         self.queue = local_queue.JobQueue(now_fn=self.clock)
         self.queued: list[str] = []
         self.active: list[str] = []
@@ -254,9 +245,9 @@ class Fake:
     """A manager on a fake clock, whose loops the test drives."""
 
     def __init__(self, plan: Any, execute: Callable[[Job], Any], **more: Any) -> None:
-        self.clock = Clock()
-        self.reading = pressure.Reading()
-        throttle = pressure.Throttle(lambda: self.reading, now_fn=self.clock)
+        self.clock = clocks.Clock(1000.0)
+        self.ram: float | None = None
+        throttle = memory_reports.throttle(lambda: self.ram, now_fn=self.clock)
         self.manager = local_queue.JobQueueManager(
             plan, execute, throttle=throttle, now_fn=self.clock, **more
         )
@@ -279,11 +270,8 @@ def started(managers: ExitStack) -> Callable[..., local_queue.JobQueueManager]:
     """Start a manager that is stopped at the end of the test."""
 
     def start(plan: Any, execute: Any = None, **more: Any) -> local_queue.JobQueueManager:
-        quiet = pressure.Throttle(pressure.Reading)
-        manager = local_queue.JobQueueManager(
-            plan, execute, **{"throttle": quiet, "workers": 3} | QUICK | more
-        )
-        return managers.enter_context(manager)
+        given = {"workers": 3, "single_job": None} | QUICK | more
+        return managers.enter_context(local_queue_app.manager(plan, execute, **given))
 
     return start
 
@@ -415,8 +403,11 @@ def test_times_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 10), (11, 10), (12, 10), (20, 18), (64, 57)])
-def test_nine_tenths_of_the_cores_work_at_least_ten(cores: int, workers: int) -> None:
-    assert manager.default_workers(cores) == workers
+def test_nine_tenths_of_the_cores_work_at_least_ten(
+    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert local_queue.JobQueueManager(local_queue.MemoryPlan()).settings.workers == workers
 
 
 def test_a_setting_out_of_range_is_refused_by_name() -> None:
@@ -553,7 +544,7 @@ def test_a_job_that_asks_to_wait_does_so_and_a_snooze_counts_no_attempt(
 
 
 def test_waits_of_jobs_that_do_not_come_again_are_forgotten(
-    queue: local_queue.JobQueue, clock: Clock
+    queue: local_queue.JobQueue, clock: clocks.Clock[float]
 ) -> None:
     for number in range(3):
         queue.add(job(str(number)))
@@ -621,9 +612,9 @@ DEAD = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 def test_a_worker_thread_that_dies_is_replaced_and_no_job_is_lost(
     started: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    get, dies = job_queue.JobQueue.get, [True]
+    get, dies = local_queue.JobQueue.get, [True]
 
-    def get_or_die(queue: job_queue.JobQueue, **more: Any) -> Any:
+    def get_or_die(queue: local_queue.JobQueue, **more: Any) -> Any:
         if dies:
             dies.clear()
             raise SystemExit
@@ -631,7 +622,7 @@ def test_a_worker_thread_that_dies_is_replaced_and_no_job_is_lost(
 
     # Not by PyThreadState_SetAsyncExc: while one is pending for a thread that waits, CPython 3.11
     # lets the other threads make no progress under a trace function, such as that of coverage.
-    monkeypatch.setattr(job_queue.JobQueue, "get", get_or_die)
+    monkeypatch.setattr(local_queue.JobQueue, "get", get_or_die)
     plan = local_queue.MemoryPlan()
     manager = started(plan, lambda _: "x", workers=1)
     until(lambda: manager.stats()["dead_threads"] == 1)
@@ -682,11 +673,11 @@ def test_full_memory_pauses_fetch_and_pull_until_it_is_free_again(fake: Any) -> 
                  grace_s=0.0, cooldown_s=0.0, single_job=False)  # fmt: skip
     found.after(0.0)
     until(lambda: state(plan, "a") == "running")
-    found.reading = pressure.Reading(ram=95.0)
+    found.ram = 95.0
     assert found.after(5.0)["throttled_by"] == "RAM at 95.0 % (limit 90 %)"
     found.after(120.0)
     assert len(fetched) == 1
-    found.reading = pressure.Reading(ram=79.0)
+    found.ram = 79.0
     found.after(5.0)
     assert len(fetched) == 2
     go_on.set()
@@ -790,9 +781,9 @@ def test_the_log_has_the_documented_words_for_what_is_refused_fails_or_is_full(
     found.after(0.0)
     until(lambda: state(plan, "a") == "running")
     found.manager.add([job("b", name="Weekly")])
-    found.reading = pressure.Reading(ram=93.14)
+    found.ram = 93.14
     found.after(5.0)
-    found.reading = pressure.Reading(ram=42.0)
+    found.ram = 42.0
     found.after(5.0)
     go_on.set()
     until(lambda: state(plan, "a") == "failed")

@@ -10,15 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from queue_workflows import errors, local_queue
-from queue_workflows.local_queue import attempts
-from queue_workflows.local_queue import execution_plan as plans
-from queue_workflows.telemetry import pressure
-from tests.support import local_queue_app, tabled
+from tests.support import local_queue_app, memory_reports, tabled
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -42,10 +38,10 @@ def started(managers: ExitStack) -> Start:
     return start
 
 
-def ended(plan: local_queue.MemoryPlan, job_id: str) -> plans.Entry:
+def ended(plan: local_queue.MemoryPlan, job_id: str) -> Any:
     """The entry of a job, once it has ended."""
 
-    def entry() -> plans.Entry | None:
+    def entry() -> Any:
         found = plan.entry(job_id)
         assert found is not None
         return found if found.state in ("completed", "failed") else None
@@ -132,42 +128,21 @@ def test_a_discard_that_is_returned_fails_the_job_as_one_that_is_raised(started:
     assert (ended(plan, "a").state, ended(plan, "a").error) == ("failed", "Discard: no use")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_between_two_steps_loses_no_job(
-    started: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from queue_workflows.local_queue import attempts
-
-    attempt, dies = attempts.Outcomes.attempt, [True]
-
-    def attempt_or_die(self: attempts.Outcomes, job_id: str) -> int:
-        if dies:
-            dies.clear()
-            raise MemoryError
-        return attempt(self, job_id)
-
-    monkeypatch.setattr(attempts.Outcomes, "attempt", attempt_or_die)
-    plan = local_queue.MemoryPlan([Job("a", "task")])
-    manager = started(plan, lambda _: "x")
-    assert ended(plan, "a").result == "x"
-    assert manager.stats()["dead_threads"] == 1
-
-
 def test_a_queue_that_an_app_has_paused_stays_paused(
     managers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMORY_CHECK_INTERVAL", "0.01")
     readings: list[int] = []
 
-    def read() -> pressure.Reading:
+    def read() -> float:
         readings.append(1)
-        return pressure.Reading(ram=10)
+        return 10.0
 
     queue = local_queue.JobQueue()
     queue.pause()
     plan = local_queue.MemoryPlan([Job("a", "task")])
     manager = local_queue.JobQueueManager(
-        plan, lambda _: "x", queue=queue, throttle=pressure.Throttle(read), grace_s=0.0
+        plan, lambda _: "x", queue=queue, throttle=memory_reports.throttle(read), grace_s=0.0
     )
     managers.enter_context(manager)
     until(lambda: queue.queued == ["a"])
@@ -387,30 +362,3 @@ def test_ended_jobs_are_forgotten_the_first_ended_first() -> None:
 def test_how_many_ended_jobs_a_plan_keeps_is_a_whole_number(wrong: Any) -> None:
     with pytest.raises(errors.InvalidConfig, match="keep_ended"):
         local_queue.MemoryPlan(keep_ended=wrong)
-
-
-def test_without_a_limit_a_plan_keeps_all_ended_jobs() -> None:
-    count = plans.KEEP_ENDED + 1
-    jobs = [Job(str(each), "t") for each in range(count)]
-    for keep, kept in (({"keep_ended": None}, count), ({}, count - 1)):
-        plan = local_queue.MemoryPlan(jobs, **keep)
-        for job in jobs:
-            plan.mark_done(job, None)
-        assert sum(plan.entry(job.id) is not None for job in jobs) == kept
-
-
-def test_attempts_of_claimed_jobs_are_not_counted_here() -> None:
-    counts, queue = attempts.Statistics(), local_queue.JobQueue()
-    own: Any = Mock(spec=plans.ClaimingPlan)
-    own.mark_failed.return_value = False
-    found = attempts.Outcomes(own, queue, counts, 3)
-    found.failed(Job("a", "t"), "no")
-    assert found.attempt("a") == 1
-
-
-def test_however_many_tasks_are_named_the_statistics_stay_small() -> None:
-    counts = attempts.Statistics()
-    for number in range(attempts.MAX_TASKS + 50):
-        counts.ended("Worker-1", str(number), 1.0)
-    assert len(counts.tasks) == attempts.MAX_TASKS + 1
-    assert counts.tasks[attempts.OTHER_TASKS].ended == 50

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from queue_workflows import errors, local_queue
-from queue_workflows.telemetry import pressure
+from tests.support import clocks, memory_reports
 from tests.support.examples import examples
 from tests.support.wait import until
 
@@ -43,13 +43,6 @@ class Life(NamedTuple):
     get: tuple[int, int]
     end: tuple[int, int]
     for_good: bool
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class _Thread:
@@ -120,7 +113,7 @@ class ThreadsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = clocks.Clock(1000.0)
         self.queue = local_queue.JobQueue(now_fn=self.clock)
         self.ended_at: dict[str, float] = {}
 
@@ -267,7 +260,7 @@ def test_every_job_of_a_manager_ends_as_it_should_and_none_runs_twice_at_once(
 
     manager = local_queue.JobQueueManager(
         plan, execute, workers=8, single_job=False, grace_s=0.0, stagger_s=0.0, cooldown_s=0.0,
-        fetch_every_s=0.01, throttle=pressure.Throttle(pressure.Reading),
+        fetch_every_s=0.01, throttle=memory_reports.throttle(),
     )  # fmt: skip
     with manager:
         until(
