@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import claim_worker, config, db, errors, history, jobs, workers
-from queue_workflows.worker import queue_state
-from tests.support import commands, rows_before_checks, slot_app
+from tests.support import commands, constants, rows_before_checks, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
 from tests.support.worker_views import charges, ended, row, sessions, stopped
@@ -164,7 +163,9 @@ def test_short_jobs_are_claimed_ahead_so_that_their_results_share_statements(
     until(lambda: ended(*ids))
     stopped(running)
     found = held(ONE)
-    assert LENGTHS[ONE] < found.most <= LENGTHS[ONE] * (1 + queue_state.EACH)
+    assert (
+        LENGTHS[ONE] < found.most <= LENGTHS[ONE] * (1 + constants.value("worker.queue_state.EACH"))
+    )
     assert found.transactions < len(ids) / 2
 
 

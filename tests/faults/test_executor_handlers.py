@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.run import wire
-from queue_workflows.worker import claimed_job
-from tests.support import executors
+from tests.support import constants, executors
 from tests.support.wait import until
 
 
@@ -175,7 +173,12 @@ def test_an_answer_that_is_an_error_fails_the_node(worker: executors.Worker) -> 
 
 def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> None:
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
-    worker.answers = {"rows": {"job": {}, "run": wire.tagged({"created_at": at})}}
+    worker.answers = {
+        "rows": {
+            "job": {},
+            "run": {"created_at": {constants.value("run.wire.TIME"): at.isoformat()}},
+        }
+    }
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
 
 
@@ -195,7 +198,7 @@ def test_an_answer_that_comes_too_late_is_dropped(worker: executors.Worker) -> N
     outcome = worker.outcome(job)
     assert (outcome.kind, outcome.error) == ("failed", "TimeoutError: no answer")
     job.place = worker.place
-    worker.executors.answer(job, 1, claimed_job.answered({}))
+    worker.answer(job, 1, {})
     assert worker.node("sums", {"a": 1}).kind == "completed"
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.run import executors as run_executors
-from queue_workflows.run import wire
-from tests.support import executors
+from tests.support import constants, executors
 from tests.support.wait import until
 
 
@@ -90,14 +88,14 @@ def test_a_handler_that_closes_all_descriptors_is_a_lost_channel(
     worker: executors.Worker, beside: executors.Worker
 ) -> None:
     job = worker.send_task("closes_everything", {"s": 0.1})
-    assert worker.death()["code"] == wire.LOST
+    assert worker.death()["code"] == constants.value("run.wire.LOST")
     assert job.death is not None
     assert "its channel to the worker was closed in it" in job.death.evidence
 
 
 def test_a_lost_channel_is_seen_while_the_handler_runs(worker: executors.Worker) -> None:
     worker.send_task("closes_everything", {"s": 3600})
-    assert worker.death()["code"] == wire.LOST
+    assert worker.death()["code"] == constants.value("run.wire.LOST")
 
 
 def test_garbage_in_the_channel_names_itself(
@@ -254,7 +252,7 @@ def test_a_dead_executor_gets_no_job_while_its_last_outcome_is_read(
     job = worker.send_task("add", {"a": 1, "b": 1})
     until(lambda: select.select([worker.place.channel], [], [], 0)[0])
     os.kill(worker.pid, signal.SIGKILL)
-    worker.executors.died({"died": worker.pid} | run_executors.UNKNOWN)
+    worker.executors.died({"died": worker.pid} | constants.value("run.executors.UNKNOWN"))
     assert job.outcome is not None
     assert not any(usable)
 

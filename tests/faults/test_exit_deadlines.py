@@ -16,7 +16,6 @@ import pytest
 from psycopg import conninfo, sql
 
 from queue_workflows import db, jobs, node_queue, run_store
-from queue_workflows.worker import inline
 from tests.support import constants, hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
@@ -87,7 +86,7 @@ def test_the_budget_ends_a_handler_that_keeps_the_gil(
     cli: Commands, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     run = Run(cli, tmp_path, "hog", *how, timeout_s=1)
-    run.ended(75, 1 + inline.LATE_S + SLACK_S)
+    run.ended(75, 1 + constants.value("worker.inline.LATE_S") + SLACK_S)
     # Inline nobody could write: its lease or its parent decides.
     assert run.job["status"] == ("running" if how else "failed")
 

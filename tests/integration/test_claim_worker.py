@@ -21,7 +21,6 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from queue_workflows.run import stop_policy
 from tests.support import constants, factories, flow, lost_replies, transitions, wait
 from tests.support.worker_views import node_row
 
@@ -394,7 +393,7 @@ def test_a_policy_of_an_app_that_fails_is_hard(
             worker.requeue_inflight_for_control()
         raise ValueError("no")
 
-    monkeypatch.setattr(stop_policy, "WITHIN_S", 60.0 if how != "takes too long" else 0.2)
+    constants.put(monkeypatch, "run.stop_policy.WITHIN_S", 60.0 if how != "takes too long" else 0.2)
     policy(own)
     job_id = queued()
     codes: list[int] = []
@@ -428,7 +427,7 @@ def test_a_policy_in_the_place_of_ours_is_the_apps(
 def test_a_requeue_by_the_app_ends_a_worker_whose_handler_goes_on(
     body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_policy, "WITHIN_S", 0.5)
+    constants.put(monkeypatch, "run.stop_policy.WITHIN_S", 0.5)
     job_id = queued()
     codes: list[int] = []
     subject = worker(on_exit=lambda code: (codes.append(code), body.release.set()))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import errors
+from queue_workflows import config, errors
 from queue_workflows.runtime import app_loading, entry_point, masking
 from tests.support import tabled
 
@@ -261,3 +261,32 @@ def test_the_common_arguments() -> None:
     with pytest.raises(SystemExit) as caught:
         parser.parse_args(["--log-level", "loud"])
     assert caught.value.code == 2
+
+
+def test_a_removed_setting_that_is_set_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3")
+    monkeypatch.setenv("AI_LEADS_MAP_WINDOW", "7")
+    monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
+    for _ in range(2):
+        entry_point.warn_of_removed()
+    assert sorted(caplog.messages) == [
+        "AI_LEADS_MAP_WINDOW='7': no effect since 0.4.0; set `at_once` of the map",
+        "LOG_FILE_NAME='etl.log': no effect since 0.4.0; name the file in LOG_PATH",
+        "QUEUE_WORKFLOWS_DISPATCH_POLL_S='3': no effect since 0.4.0; set CLAIM_POLL_S",
+    ]
+
+
+def test_the_name_of_a_log_that_serve_has_put_into_its_path_is_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
+    monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_PATH", "/logs/etl.log")
+    entry_point.warn_of_removed()
+    assert not caplog.records
+
+
+def test_no_removed_setting_exists() -> None:
+    assert len(config.KNOBS) <= 55
+    assert not config.KNOBS.keys() & entry_point.REMOVED.keys()

@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
 from queue_workflows import claim_worker, db, errors, jobs, runs
-from queue_workflows.event_export import exporter, sinks
-from tests.support import collector, factories
+from tests.support import collector, exports, factories
 from tests.support.flow import Flow
 from tests.support.wait import until
 
@@ -45,12 +44,12 @@ class Lists:
 
 
 @pytest.fixture
-def exported(db: ModuleType) -> Iterator[Callable[..., exporter.Exporter]]:
+def exported(db: ModuleType) -> Iterator[Callable[..., exports.Exporter]]:
     """Makes exports that start now."""
-    made: list[exporter.Exporter] = []
+    made: list[exports.Exporter] = []
 
-    def one(sink: Any, name: str = "test") -> exporter.Exporter:
-        each = exporter.Exporter(name, sink)
+    def one(sink: Any, name: str = "test") -> exports.Exporter:
+        each = exports.export(sink, name)
         each.run()
         made.append(each)
         return each
@@ -70,7 +69,7 @@ def add(conn: Any, job_id: str, kind: str = "error") -> int:
 class Followed:
     """An export whose rounds are looked at."""
 
-    def __init__(self, conn: Any, export_: Callable[..., exporter.Exporter]) -> None:
+    def __init__(self, conn: Any, export_: Callable[..., exports.Exporter]) -> None:
         self._conn = conn
         self._sink = Lists()
         self._export = export_(self._sink)
@@ -161,7 +160,7 @@ def ran(task: str, worker: claim_worker.ClaimWorker | None = None, **job: Any) -
 
 def test_two_exports_of_one_name_take_turns(exported: Any) -> None:
     first, second = Lists(), Lists()
-    one, two = exported(first), exporter.Exporter("test", second)
+    one, two = exported(first), exports.export(second)
     ran("traced")
     assert two.run() == 0
     assert one.run() > 0
@@ -210,7 +209,7 @@ def spans_of(found: in_memory_span_exporter.InMemorySpanExporter) -> dict[str, A
 
 def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(sinks.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     job_id = ran("traced", headers={"traceparent": GIVEN})
     export_.run()
     span = spans_of(memory)["job traced"]
@@ -228,7 +227,7 @@ def test_an_attempt_is_a_child_of_the_span_that_enqueued(exported: Any) -> None:
 
 def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(sinks.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     ran("fails", args={"token": "c4nary"})
     export_.run()
     span = spans_of(memory)["job fails"]
@@ -240,7 +239,7 @@ def test_a_failure_is_an_error_with_its_traceback_and_no_secret(exported: Any) -
 
 def test_what_is_not_sampled_or_not_traced_has_no_span(exported: Any) -> None:
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(sinks.Spans(exporter=memory, only_traced=True))
+    export_ = exported(exports.spans(memory, only_traced=True))
     ran("traced", headers={"traceparent": GIVEN[:-2] + "00"})
     ran("traced")
     ran("traced_async", headers={"traceparent": GIVEN})
@@ -258,7 +257,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
             return super().export(spans)
 
     memory = Refusing()
-    export_ = exported(sinks.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     ran("traced")
     with pytest.raises(errors.ExportFailed):
         export_.run()
@@ -270,7 +269,7 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
 def test_a_run_is_a_trace(exported: Any, toy: Flow) -> None:
     collector.setup()
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    export_ = exported(sinks.Spans(exporter=memory))
+    export_ = exported(exports.spans(memory))
     run_id = runs.submit("two", headers={"traceparent": GIVEN})["id"]
     toy.go()
     for _ in range(2):
@@ -340,7 +339,7 @@ def test_the_audit_and_the_metric_log(
     monkeypatch.setenv("AUDIT_LOG_PATH", str(tmp_path))
     monkeypatch.setenv("METRIC_PATH", str(tmp_path))
     memory = in_memory_span_exporter.InMemorySpanExporter()
-    wanted = [*exporter.wanted(), exporter.Exporter("test", sinks.Spans(exporter=memory))]
+    wanted = exports.wanted(memory)
     for each in wanted:
         each.run()
     job_id = ran("fails", args={"token": "c4nary\x1b"})
@@ -364,4 +363,4 @@ def test_a_wrong_setting_is_refused(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_SPANS", value)
     with pytest.raises(errors.InvalidConfig, match="all, traced"):
-        exporter.wanted()
+        exports.wanted()

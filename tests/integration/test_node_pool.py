@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from queue_workflows import (
     runs,
     steps,
 )
-from queue_workflows.maintenance import periodic
 from tests.support import constants, factories, flow, orchestrators, sweeps, transitions, wait
 
 WAITS = "SELECT count(*) FROM job_steps WHERE state = 'waiting'"
@@ -79,7 +77,7 @@ def test_an_event_and_an_answer_are_dispatched_at_once(toy: flow.Flow, hourly: N
 def test_a_job_that_waits_for_an_event_wakes_at_the_commit_of_a_plain_insert(
     conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(periodic, "EVENTS_S", 3600.0)
+    constants.put(monkeypatch, "maintenance.periodic.EVENTS_S", 3600.0)
     queue_workflows.register_ingest_task("t", lambda: steps.wait_for_event("approved"))
     factories.ingest(conn)
     with running():
@@ -88,26 +86,13 @@ def test_a_job_that_waits_for_an_event_wakes_at_the_commit_of_a_plain_insert(
         wait.until(lambda: factories.one(conn, WAITS) == 0)
 
 
-def first_sweep(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set when waits were checked once, after which only a wake-up checks them."""
-    monkeypatch.setattr(periodic, "EVENTS_S", math.inf)
-    done, run = threading.Event(), periodic.PeriodicTasks.wake_waiting
-
-    def wake_waiting(tasks: periodic.PeriodicTasks) -> None:
-        run(tasks)
-        done.set()
-
-    monkeypatch.setattr(periodic.PeriodicTasks, "wake_waiting", wake_waiting)
-    return done
-
-
 def test_an_event_of_an_app_counts_also_when_a_check_is_due(
     conn: Any, hourly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue_workflows.register_ingest_task("t", lambda: steps.wait_for_event("approved"))
     factories.ingest(conn)
     later = [0.0]
-    swept = first_sweep(monkeypatch)
+    swept = sweeps.first_of_waits(monkeypatch)
     with running(now_fn=lambda: time.monotonic() + later[0]):
         wait.until(swept.is_set)
         ingest_executor.execute_ingest_job(transitions.claim_ingest(conn))
@@ -128,7 +113,7 @@ def test_all_jobs_that_wait_for_an_event_wake_soon(
         "INSERT INTO job_steps (job_table, job_id, kind, name, state, claim_no)"
         " SELECT 'ingest_jobs', id, 'event', 'approved', 'waiting', 1 FROM ingest_jobs"
     )
-    swept = first_sweep(monkeypatch)
+    swept = sweeps.first_of_waits(monkeypatch)
     with running():
         wait.until(swept.is_set)
         conn.execute("INSERT INTO events (name) VALUES ('approved')")

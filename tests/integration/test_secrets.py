@@ -34,9 +34,7 @@ from queue_workflows import (
 )  # fmt: skip
 from queue_workflows.client import Client
 from queue_workflows.declare import node, workflow
-from queue_workflows.event_export import exporter
-from queue_workflows.runtime import logs
-from tests.support import alert_senders, console, factories, flow
+from tests.support import alert_senders, console, exports, factories, flow
 from tests.support.asgi_service import post, streamed
 
 Sent = Callable[[], dict[str, str]]
@@ -143,9 +141,8 @@ def app(db: ModuleType, conn: Any, caplog: pytest.LogCaptureFixture) -> Iterator
     queue_workflows.register_ingest_task("load", load)
     queue_workflows.register_ingest_task("typed", typed)
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(masks := logs.MaskSecrets())
-    yield made
-    caplog.handler.removeFilter(masks)
+    with exports.masked(caplog.handler):
+        yield made
     made.close()
     assert CANARY not in caplog.text
     assert leaks(conn) == []
@@ -309,13 +306,13 @@ def sent(db: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     script = f"import sys; open({str(tmp_path / 'alerts')!r}, 'a').write(sys.stdin.read())"
     one = alert_senders.made(alerts.append, (sys.executable, "-c", script))
     one.run_once()
-    exports = exporter.wanted(spans="all", exporter_=spans)
-    for each in exports:
+    wanted = exports.wanted(spans)
+    for each in wanted:
         each.run()
 
     def call() -> dict[str, str]:
         one.run_once()
-        for each in exports:
+        for each in wanted:
             each.run()
         texts = {
             path.parent.name: path.read_text()
@@ -329,7 +326,7 @@ def sent(db: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     yield call
     one.stop()
-    for each in exports:
+    for each in wanted:
         each.stop()
 
 

@@ -18,7 +18,6 @@ from psycopg import conninfo, sql
 
 import queue_workflows
 from queue_workflows import db
-from queue_workflows.maintenance import sweeps
 from tests.hostile import folders, operator_commands
 from tests.soak import (
     app,
@@ -42,7 +41,7 @@ from tests.soak import (
     tasks,
     workflows,
 )
-from tests.support import database
+from tests.support import database, sweeps
 
 QUIET_S = check_recovery.PROMISED_S[fleet.DEFAULT] + fleet.LONG_S + 10.0
 """Nothing moves for so long: it is stuck. The slowest recovery, and the longest handler."""

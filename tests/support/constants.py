@@ -22,18 +22,22 @@ if TYPE_CHECKING:
 
 def env(values: Mapping[str, float]) -> dict[str, str]:
     """Return the variables for constants by name, such as `claim.recovery.MAX_CRASHES`."""
-    for name, value in values.items():
-        module, _, constant = f"queue_workflows.{name}".rpartition(".")
-        known = getattr(importlib.import_module(module), constant)
-        assert isinstance(known, float if isinstance(value, float) else (int, float)), name
+    for name, given in values.items():
+        assert isinstance(value(name), float if isinstance(given, float) else (int, float)), name
     before = f"{sitecustomize.__name__}:{sitecustomize.set_all.__name__}"
     return {sitecustomize.VARIABLE: json.dumps(values), fork_server.BEFORE: before}
 
 
-def put(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+def value(name: str) -> Any:
+    """Return a constant, by name as for `env`."""
+    module, _, constant = f"queue_workflows.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), constant)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, name: str, given: Any) -> None:
     """Give a constant, by name as for `env`, another value in this process until the test ends."""
     module, _, constant = f"queue_workflows.{name}".rpartition(".")
-    monkeypatch.setattr(importlib.import_module(module), constant, value)
+    monkeypatch.setattr(importlib.import_module(module), constant, given)
 
 
 def for_children(given: Mapping[str, str]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ Tests of sweeps call this module alone: when the engine's own functions change, 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -57,6 +58,19 @@ def tasks(
 def soon(patch: pytest.MonkeyPatch, interval: str) -> None:
     """Let the periodic task with this interval run a hundred times a second."""
     patch.setattr(periodic, interval, 0.01)
+
+
+def first_of_waits(patch: pytest.MonkeyPatch) -> threading.Event:
+    """Return what is set once waits were checked, after which only a wake-up checks them."""
+    patch.setattr(periodic, "EVENTS_S", math.inf)
+    done, run = threading.Event(), periodic.PeriodicTasks.wake_waiting
+
+    def wake_waiting(made: periodic.PeriodicTasks) -> None:
+        run(made)
+        done.set()
+
+    patch.setattr(periodic.PeriodicTasks, "wake_waiting", wake_waiting)
+    return done
 
 
 def counter(made: periodic.PeriodicTasks) -> counting_cursor.Counter:

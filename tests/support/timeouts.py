@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from queue_workflows import config
 from queue_workflows.db import pool, schema
 from queue_workflows.dispatch import expansion, run_cache, schedule_rows
+from queue_workflows.model_cache import loading
 from queue_workflows.runtime import supervisor
 from queue_workflows.worker import claimed_job, desk, gpu_models, job_logs, queue_state, shapes
 
@@ -67,6 +68,11 @@ def wait_for_gpu_sizes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a gpu worker's first claim, and the tool that it asks, take so long at most."""
     monkeypatch.setattr(gpu_models, "PUBLISH_WAIT_S", seconds)
     monkeypatch.setattr(shapes, "TIMEOUT_S", seconds)
+
+
+def collect_no_garbage_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an unload of a model free no memory: a collection walks what all tests have left."""
+    monkeypatch.setattr(loading, "_release_memory", lambda: None)
 
 
 def write_less_at_once(monkeypatch: pytest.MonkeyPatch, part: int) -> int:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from queue_workflows import db, events, node_queue, run_store, runs
 from queue_workflows import jobs as jobs_api
-from queue_workflows.db import statements
-from tests.support import failpoints
+from tests.support import factories, failpoints
 
 BATCH = 3
 
@@ -280,7 +279,7 @@ class Ticks:
 
     def submit(self) -> dict[str, str]:
         with db.transaction() as conn:
-            due = statements.schedules.now(conn) - timedelta(minutes=5)
+            due = factories.one(conn, "SELECT now()") - timedelta(minutes=5)
             self.due = due.replace(second=0, microsecond=0)
             conn.execute(
                 "INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)",

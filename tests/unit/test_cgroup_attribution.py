@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 
 from queue_workflows import config
 from queue_workflows.cgroup_attribution import LIST_EVERY_S, Attribution, Usage
-from queue_workflows.runtime import service
 
 OURS, TOO, THEIRS = "a" * 64, "b" * 64, "c" * 64
 MB = 1 << 20
@@ -31,8 +31,8 @@ class Docker:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
         self._socket.listen()
-        self._pool = service.Pool("docker", 1, lambda _: self._serve())
-        self._pool.start()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -51,7 +51,7 @@ class Docker:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._pool.stop()
+        self._thread.join()
 
 
 @pytest.fixture

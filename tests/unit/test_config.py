@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, errors, refs
-from queue_workflows.runtime import entry_point
 from tests.support import tabled
 
 CONTRACT_KNOBS = {
@@ -91,35 +90,6 @@ def test_every_knob_is_described_with_its_variables() -> None:
     assert all(knob.name == name for name, knob in config.KNOBS.items())
     assert all(knob.meaning and knob.unit for knob in config.KNOBS.values())
     assert config.DB_POOL_MAX.variables == ("QUEUE_WORKFLOWS_DB_POOL_MAX", "AI_LEADS_DB_POOL_MAX")
-
-
-def test_a_removed_setting_that_is_set_is_warned_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3")
-    monkeypatch.setenv("AI_LEADS_MAP_WINDOW", "7")
-    monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
-    for _ in range(2):
-        entry_point.warn_of_removed()
-    assert sorted(caplog.messages) == [
-        "AI_LEADS_MAP_WINDOW='7': no effect since 0.4.0; set `at_once` of the map",
-        "LOG_FILE_NAME='etl.log': no effect since 0.4.0; name the file in LOG_PATH",
-        "QUEUE_WORKFLOWS_DISPATCH_POLL_S='3': no effect since 0.4.0; set CLAIM_POLL_S",
-    ]
-
-
-def test_the_name_of_a_log_that_serve_has_put_into_its_path_is_none_of_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_PATH", "/logs/etl.log")
-    entry_point.warn_of_removed()
-    assert not caplog.records
-
-
-def test_no_removed_setting_exists() -> None:
-    assert len(config.KNOBS) <= 55
-    assert not config.KNOBS.keys() & entry_point.REMOVED.keys()
 
 
 # --- configure ---------------------------------------------------------------------------------

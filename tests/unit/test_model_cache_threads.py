@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from queue_workflows import config, errors, model_registry
-from queue_workflows.model_cache import ModelCache, loading
+from queue_workflows.model_cache import ModelCache
 from queue_workflows.model_registry import ModelSpec
+from tests.support import timeouts
 from tests.support.examples import examples
 from tests.support.wait import until
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # A collection after each unload walks all that the other tests of this process have left.
-    monkeypatch.setattr(loading, "_release_memory", lambda: None)
+    timeouts.collect_no_garbage_of_models(monkeypatch)
     model_registry.clear_for_tests()
     config.reset_for_tests()
     yield
