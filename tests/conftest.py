@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -22,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from queue_workflows import config, model_registry
-from queue_workflows.runtime import log_context, trace_context
-from tests.support import examples, wait
+from queue_workflows import config
+from tests.support import examples, process_state, wait
 
 if TYPE_CHECKING:
     from queue_workflows.db import Connection
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from tests.support.flow import Flow
     from tests.support.proxy import Proxy
 
-PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
 DATABASE_FIXTURES = frozenset({"own_database", "dsn", "db", "fresh_database", "migrated_database"})
 THREAD_GRACE_S = 2.0
 WAITING = ("tests/faults/", "tests/e2e/", "tests/hostile/")
@@ -85,11 +82,6 @@ if MISSING and os.environ.get("QW_TEST_DEV"):
 collect_ignore = sorted(MISSING)
 
 
-def _forget_environment() -> dict[str, str]:
-    names = [name for name in os.environ if name.startswith(PREFIXES)]
-    return {name: os.environ.pop(name) for name in names}
-
-
 # Some thousand processes would each compile all that they import, and pytest every test module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -99,7 +91,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # Before anything runs: no test, and no import of one, ever sees the database of the person here.
-GIVEN = _forget_environment()
+GIVEN = process_state.forget_environment()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -207,19 +199,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _what_is_logged() -> tuple[object, ...]:
-    """Return the root logger's level, the disabled level, and our loggers that drop warnings."""
-    root = logging.getLogger()
-    deaf = [
-        name
-        for name, logger in root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger)
-        and name.startswith("queue_workflows")
-        and not logger.isEnabledFor(logging.WARNING)
-    ]
-    return root.level, root.manager.disable, sorted(deaf)
-
-
 @pytest.fixture(autouse=True)
 def own_modules(request: pytest.FixtureRequest) -> Generator[None]:
     """Let modules that a test imports from its own folder end with it: the next has other ones."""
@@ -236,22 +215,21 @@ def own_modules(request: pytest.FixtureRequest) -> Generator[None]:
 @pytest.fixture(autouse=True)
 def clean_process() -> Generator[None]:
     """Defaults and no variable of ours before each test; a thread that outlives it fails it."""
-    kept = _forget_environment()
-    config.reset_for_tests()
-    model_registry.clear_for_tests()
-    log_context.reset_for_tests()
-    trace_context.reset_for_tests()
+    kept = process_state.forget_environment()
+    process_state.reset()
     # Nothing that a test runs leaves files in the data folder of the person here.
     state = Path(tempfile.gettempdir(), "state")  # in the folder of this process: `reaper`
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(state.with_name("outputs"))
     os.environ["STATE_DIRECTORY"] = str(state)
     before = set(threading.enumerate())
-    logs = _what_is_logged()
+    logs = process_state.what_is_logged()
     yield
     # A note that a worker left would be reported by every worker of every later test.
     shutil.rmtree(state, ignore_errors=True)
-    assert _what_is_logged() == logs, "the test changed what is logged (level, disabled loggers)"
-    _forget_environment()
+    assert process_state.what_is_logged() == logs, (
+        "the test changed what is logged (level, disabled loggers)"
+    )
+    process_state.forget_environment()
     os.environ.update(kept)
     config.reset_for_tests()
     left = [thread for thread in threading.enumerate() if thread not in before]

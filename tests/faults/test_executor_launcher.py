@@ -19,10 +19,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, errors, model_cache, model_registry
-from queue_workflows.run import launcher as launcher_process
-from queue_workflows.run import loaded_app, wire
-from queue_workflows.runtime import clock, forking
-from tests.support import executor_app, executors
+from tests.support import clocks, constants, executor_app, executors
 from tests.support.wait import patience, until
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +60,7 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     assert (found.knows_nodes, found.needs_rows, found.announces) == (True, True, True)
     assert found.models == {"m": 2.0}
     assert not config.get_config().ingest_task_map
-    loaded_app.apply(found)
+    executors.apply(found)
     assert os.environ["OWN_URL"] == "postgresql:///x"
     assert "GIVEN_BEFORE" not in os.environ
     assert config.database_url() == "postgresql:///x"
@@ -102,7 +99,7 @@ def test_an_app_that_cannot_be_loaded_is_an_error_in_the_worker(
     [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), 9), "SIGKILL")],
 )
 def test_an_app_that_ends_the_launcher_is_an_error(ends: Callable[[], None], text: str) -> None:
-    with pytest.raises(launcher_process.LauncherLost, match=text), executors.launched(ends):
+    with pytest.raises(executors.LauncherLost, match=text), executors.launched(ends):
         raise AssertionError("it was loaded")
 
 
@@ -124,7 +121,7 @@ def test_a_worker_with_threads_must_not_fork() -> None:
     other = threading.Thread(target=stop.wait, name="another")
     other.start()
     try:
-        assert "another" in str(forking.unsafe())
+        assert "another" in str(executors.forbids_a_fork())
     finally:
         stop.set()
         other.join()
@@ -225,7 +222,7 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
         job = worker.send_node("echo", {"x": 1}, **row)
         assert json.loads(worker.outcome(job).result) == {"got": {"x": 8}, "run": "r"}
         worker.executors.expect_announcement(worker.place)
-        worker.executors.announce(worker.place, job.key, wire.encoded(rows))
+        worker.executors.announce(worker.place, job.key, json.dumps(rows).encode())
         assert not worker.place.usable
         worker.until(lambda: worker.place.usable)
         worker.until(lambda: "completed j r {'got': {'x': 8}" in worker.text)
@@ -285,7 +282,7 @@ def test_every_death_is_reported_once() -> None:
 def test_an_executor_whose_worker_closes_it_ends() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
         worker.place.channel.shutdown(socket.SHUT_WR)
-        assert worker.death()["code"] == wire.LOST
+        assert worker.death()["code"] == constants.value("run.wire.LOST")
 
 
 def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
@@ -302,10 +299,10 @@ def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
 def test_a_launcher_that_was_stopped_until_its_deadline_was_killed_by_no_handler() -> None:
     """The kernel does it, although the worker has moved the deadline in time."""
     with executors.launched(executor_app.load) as launcher:
-        launcher.launcher.hold(clock.boot_s() + 5.0)
+        launcher.launcher.hold(clocks.boot_s() + 5.0)
         with executors.forked(launcher) as worker:  # so that it has received the deadline
             os.kill(launcher.launcher.pid, signal.SIGSTOP)
-            launcher.launcher.hold(clock.boot_s() + 3600)
+            launcher.launcher.hold(clocks.boot_s() + 3600)
             worker.until(lambda: launcher.lost)
             assert launcher.lost is not None
             assert (launcher.lost.signum, launcher.lost.by_deadline) == (signal.SIGKILL, True)
@@ -314,7 +311,7 @@ def test_a_launcher_that_was_stopped_until_its_deadline_was_killed_by_no_handler
 def test_a_deadline_kills_the_executors_and_not_the_launcher() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
         worker.send_task("holds_gil", {"s": 3600})
-        launcher.launcher.hold(clock.boot_s() + 0.2)
+        launcher.launcher.hold(clocks.boot_s() + 0.2)
         died = worker.death()
         assert (died["signal"], died["by_deadline"]) == (9, True)
         with executors.forked(launcher) as another:
@@ -323,14 +320,14 @@ def test_a_deadline_kills_the_executors_and_not_the_launcher() -> None:
 
 def test_a_deadline_that_is_moved_or_taken_away_kills_nobody() -> None:
     with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
-        until_s = clock.boot_s() + 0.3
-        while clock.boot_s() < until_s:
-            launcher.launcher.hold(clock.boot_s() + 60)
+        until_s = clocks.boot_s() + 0.3
+        while clocks.boot_s() < until_s:
+            launcher.launcher.hold(clocks.boot_s() + 60)
             worker.task("add", {"a": 1, "b": 1})
-        launcher.launcher.hold(clock.boot_s() + 0.5)
+        launcher.launcher.hold(clocks.boot_s() + 0.5)
         launcher.launcher.hold(None)
-        ends = clock.boot_s() + 1.0
-        while clock.boot_s() < ends:
+        ends = clocks.boot_s() + 1.0
+        while clocks.boot_s() < ends:
             assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import db, jobs, node_queue
-from queue_workflows.runtime import identity
-from tests.support import toy_app
+from tests.support import deaths, toy_app
 from tests.support.frequent_schedule import Every
 
 QUEUE = "notes"
@@ -81,7 +80,7 @@ def fork(reason: str, args: dict[str, Any]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             with db.connection() as conn:
-                said.write_text(f"{conn.info.backend_pid} {identity.new_worker_id('box')}")
+                said.write_text(f"{conn.info.backend_pid} {deaths.id_with_executors('box')}")
             leave(0)
         found.append((child, os.waitpid(child, 0)[1], said.read_text()))
     with db.connection() as conn:

@@ -19,6 +19,8 @@ from queue_workflows.worker import claimed_job
 from tests.support.wait import until
 
 LIMIT_S = 30.0
+LauncherLost, apply = launcher.LauncherLost, loaded_app.apply
+"""The error of a launcher that has ended; what a worker does with what its app has registered."""
 
 
 class Launched:
@@ -94,6 +96,11 @@ def launched(
     finally:
         found.loop.close()
         loaded.close()
+
+
+def forbids_a_fork() -> str | None:
+    """Return why this process must not fork a launcher, or None."""
+    return forking.unsafe()
 
 
 def _descriptors() -> dict[int, tuple[int, int]]:

@@ -34,6 +34,8 @@ _pids = itertools.count(5_000_000)
 """No process has such pids."""
 
 
+Work = claimed_job.ClaimedJob
+"""A job that a worker holds."""
 GUARDS = {"budget_trip": 75, "stall_trip": 76, "gpu_health_trip": 78}
 """The exit code of each event of a guard."""
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from queue_workflows.worker import claimed_job
 from tests.support import factories, fleet, fleet_base
 from tests.support import fleet_model as model
 from tests.support.fleet_base import ENDS, FAR, PICK
@@ -55,7 +54,7 @@ class Workers(fleet_base.Base):
             self.take(slot, work, expected)
         return work is not None
 
-    def take(self, slot: fleet.Slot, work: claimed_job.ClaimedJob, job: model.Job) -> None:
+    def take(self, slot: fleet.Slot, work: fleet.Work, job: model.Job) -> None:
         slot.process.work, slot.process.job = work, job
         self.past.append(fleet.Past(job, work.lease))
 

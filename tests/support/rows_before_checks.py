@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import db
-from queue_workflows.runtime import stored_json
+from tests.support import constants
 
 DEEP = "(repeat('[', 1200) || repeat(']', 1200))::jsonb"
 DEEP_OBJECT = """(repeat('{"a":', 1200) || '1' || repeat('}', 1200))::jsonb"""
@@ -179,4 +179,4 @@ def _drop(conn: db.Connection, error: psycopg.Error) -> tuple[sql.Composed, str 
 
 def load_no_more(patch: pytest.MonkeyPatch, most_bytes: int) -> None:
     """Let the library load no document of more bytes."""
-    patch.setattr(stored_json, "MAX_BYTES", most_bytes)
+    constants.put(patch, "runtime.stored_json.MAX_BYTES", most_bytes)

@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import check, config, declare, errors
-from queue_workflows.cli import graph_text
-from queue_workflows.dag import branches, definition, graph
 from queue_workflows.declare import ask, branch, node, pipeline, workflow
-from tests.support import tabled
+from tests.support import planning, tabled
 from tests.support.examples import examples
-from tests.unit.test_dag_plan import FakeRun, ids
+from tests.support.planning import FakeRun, ids
 
 PIPELINE = {"nodes": [{"id": "one"}, {"id": "first"}, {"id": "two", "depends_on": ["first"]}]}
 
@@ -27,7 +25,7 @@ def step(**more: Any) -> dict[str, Any]:
 
 
 def expanded(entry: dict[str, Any], *steps: dict[str, Any]) -> dict[str, Any]:
-    return definition.expand({"name": "w", "steps": [entry, *steps]}, lambda _: PIPELINE)
+    return planning.expand({"name": "w", "steps": [entry, *steps]}, lambda _: PIPELINE)
 
 
 def test_a_branch_expands_to_its_arms_and_one_node_with_its_output() -> None:
@@ -41,7 +39,7 @@ def test_a_branch_expands_to_its_arms_and_one_node_with_its_output() -> None:
         "other": None,
     }
     assert (nodes["b"]["deps"], nodes["s/one"]["deps"]) == (["b/one", "b/two"], ["b"])
-    found = graph.read(made).nodes["b"].choice
+    found = planning.read(made).nodes["b"].choice
     assert found is not None
     assert found.members == {"b/one": {"b/one"}, "b/two": {"b/first", "b/two"}}
 
@@ -84,15 +82,7 @@ def test_a_forged_branch_is_refused(path: tuple[str, ...], value: Any, words: st
         owner = owner[key]
     owner[path[-1]] = value
     with pytest.raises(errors.InvalidWorkflow, match=words):
-        graph.read(made)
-
-
-def test_values_have_the_keys_that_json_gives_them() -> None:
-    keys = {"a": "a", "null": None, "true": True, "false": False, "-3": -3}
-    assert {branches.key_of(value): key for key, value in keys.items()} == {
-        key: key for key in keys
-    }
-    assert [branches.key_of(value) for value in (1.5, [], {})] == [None, None, None]
+        planning.read(made)
 
 
 ARM = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -117,8 +107,8 @@ def test_what_runs_is_what_the_slow_reference_says(
     needed = reference(deps, [*arms.values(), *([other] if other else [])])
     nodes = [{"id": each, "depends_on": deps[each]} for each in sorted(needed)]
     entry = step(arms=arms, **({"other": other} if other else {}))
-    made = definition.expand({"name": "w", "steps": [entry]}, lambda _: {"nodes": nodes})
-    run = FakeRun(graph.read(made), kind=value)
+    made = planning.expand({"name": "w", "steps": [entry]}, lambda _: {"nodes": nodes})
+    run = FakeRun(planning.read(made), kind=value)
     plan = run.start()
     keys = {"True": "true", "None": "null", "1.5": ""}
     end = arms.get(keys.get(str(value), str(value)), other)
@@ -148,8 +138,8 @@ def test_what_follows_a_branch_is_planned_with_it() -> None:
     load = {"p": PIPELINE, "q": {"nodes": [{"id": "n", "inputs": [
         {"name": "x", "from": "pipeline.x"}]}]}}  # fmt: skip
     after["inputs"] = {"x": {"$from": "b.file"}}
-    made = definition.expand({"name": "w", "steps": [step(), after]}, load.__getitem__)
-    run = FakeRun(graph.read(made), kind="x")
+    made = planning.expand({"name": "w", "steps": [step(), after]}, load.__getitem__)
+    run = FakeRun(planning.read(made), kind="x")
     run.start()
     run.finish("b/one", file="f")
     plan = run.after("b/one")
@@ -161,7 +151,7 @@ def test_what_follows_a_branch_is_planned_with_it() -> None:
 
 
 def test_a_branch_that_is_skipped_skips_all_arms() -> None:
-    run = FakeRun(graph.read(expanded(step(skip_if={"$from": "no"}))), no=True)
+    run = FakeRun(planning.read(expanded(step(skip_if={"$from": "no"}))), no=True)
     plan = run.start()
     assert (ids(plan, "skipped"), plan.complete) == (["b/one", "b/first", "b/two", "b"], True)
 
@@ -202,7 +192,7 @@ def known() -> Generator[None]:
 
 def built(make: Any, name: str = "w") -> dict[str, Any]:
     flow = declare.Workflow(make, name)
-    return definition.expand(flow.document(), flow.pipelines().__getitem__)
+    return planning.expand(flow.document(), flow.pipelines().__getitem__)
 
 
 def test_an_arm_is_given_what_the_value_was_selected_from() -> None:
@@ -296,12 +286,12 @@ def test_the_tree_and_the_flowchart_show_values_and_arms() -> None:
     report = check.workflow("pictured")
     assert report.ok, report.findings
     assert report.definition is not None
-    tree = list(graph_text.tree(report.definition, report.needs, unicode=False))
+    tree = planning.tree(report.definition, report.needs)
     assert "|  `- b  has the output of the arm that is chosen" in tree
     assert any(
         "by kind_of/kind_of.result: a -> text, b -> text, other -> kind_of" in x for x in tree
     )
-    chart = [line.strip() for line in graph_text.mermaid(report.definition)]
+    chart = planning.chart(report.definition)
     assert 'n3{"b"}' in chart
     assert {'n0 -.->|"a, b"| n1', 'n0 -.->|"other"| n2', "n1 --> n3", "n3 --> n4"} <= set(chart)
 

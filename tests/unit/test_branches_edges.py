@@ -91,3 +91,11 @@ def test_the_nodes_of_an_arm_are_those_that_its_last_one_waits_for() -> None:
     }
     with pytest.raises(errors.InvalidWorkflow, match="'b/one' is not a node of this branch"):
         branches.linked(CHOICE, deps.get, lambda node_id: None)
+
+
+def test_values_have_the_keys_that_json_gives_them() -> None:
+    keys = {"a": "a", "null": None, "true": True, "false": False, "-3": -3}
+    assert {branches.key_of(value): key for key, value in keys.items()} == {
+        key: key for key in keys
+    }
+    assert [branches.key_of(value) for value in (1.5, [], {})] == [None, None, None]

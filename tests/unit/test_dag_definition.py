@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.dag import definition, document_values, graph
-from queue_workflows.dag import document_values as bindings
-from tests.support import tabled
+from tests.support import constants, planning, tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.wait import patience
 
@@ -33,7 +31,7 @@ PIPELINES: dict[str, Any] = {
 
 def expand(*steps: Any, pipelines: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     known = PIPELINES | (pipelines or {})
-    return definition.expand({"name": "w", "steps": list(steps)}, known.__getitem__, **options)
+    return planning.expand({"name": "w", "steps": list(steps)}, known.__getitem__, **options)
 
 
 def step(step_id: str, pipeline: str = "one", **more: Any) -> dict[str, Any]:
@@ -149,11 +147,11 @@ def test_a_from_that_is_none_of_the_forms_is_refused() -> None:
 def test_paths_are_bound_to_the_runs_folder() -> None:
     template = {"p": {"$out": "s/a"}, "l": {"$out": ["s/a", "s/b/c"]}, "v": {"$from": "k"}, "n": 1}
     expected = {"p": "/o/s/a", "l": ["/o/s/a", "/o/s/b/c"], "v": {"$from": "k"}, "n": 1}
-    assert bindings.bind_paths(template, "/o", node_id="s/t") == expected
-    assert bindings.bind_paths(template, "/o/", node_id="s/t") == expected
+    assert planning.bind_paths(template, "/o", node_id="s/t") == expected
+    assert planning.bind_paths(template, "/o/", node_id="s/t") == expected
     with pytest.raises(errors.InvalidWorkflow, match=r"'s/t'.*'p'.*out_dir"):
-        bindings.bind_paths(template, None, node_id="s/t")
-    assert bindings.bind_paths({"n": 1}, None, node_id="s/t") == {"n": 1}
+        planning.bind_paths(template, None, node_id="s/t")
+    assert planning.bind_paths({"n": 1}, None, node_id="s/t") == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ def test_an_apps_own_out_key_is_no_marker(mine: dict[str, Any]) -> None:
         inputs_of("pipeline.key", {"key": mine}),
         inputs_of(f"pipeline._implicit({json.dumps(mine)})"),
     ):
-        bound = bindings.bind_paths(templates, None, node_id="s/t")["x"]
+        bound = planning.bind_paths(templates, None, node_id="s/t")["x"]
         assert bound in (mine, {"$value": mine})
 
 
@@ -182,9 +180,9 @@ def test_the_definition_is_json_and_detached_from_the_apps_objects() -> None:
 def test_the_digest_knows_content_and_not_key_order() -> None:
     expanded = expand(step("s", "fan"))
     shuffled = {key: expanded[key] for key in reversed(expanded)}
-    assert definition.digest(shuffled) == definition.digest(expanded)
-    assert definition.digest(expand(step("t", "fan"))) != definition.digest(expanded)
-    assert len(definition.digest(expanded)) == 64
+    assert planning.digest(shuffled) == planning.digest(expanded)
+    assert planning.digest(expand(step("t", "fan"))) != planning.digest(expanded)
+    assert len(planning.digest(expanded)) == 64
 
 
 def test_a_pipeline_is_loaded_once_and_its_loaders_error_passes_through() -> None:
@@ -198,7 +196,7 @@ def test_a_pipeline_is_loaded_once_and_its_loaders_error_passes_through() -> Non
 
     steps = [step("a"), step("b"), step("c", "gone")]
     with pytest.raises(FileNotFoundError):
-        definition.expand({"name": "w", "steps": steps}, load)
+        planning.expand({"name": "w", "steps": steps}, load)
     assert asked == ["one", "gone"]
 
 
@@ -250,9 +248,9 @@ def test_a_single_dependency_needs_no_list() -> None:
 
 def test_the_folders_of_dots_lead_nowhere_else() -> None:
     names = {".": "%2E", "..": "%2E%2E", "...": "...", "a..": "a..", ".a": ".a", "a.b": "a.b"}
-    assert {name: document_values.folder(name) for name in names} == names
-    assert document_values.folder("../a/./..") == "%2E%2E/a/%2E/%2E%2E"
-    assert document_values.folder("l/.#12/..#1") == "l/%2E#12/%2E%2E#1"
+    assert {name: planning.folder(name) for name in names} == names
+    assert planning.folder("../a/./..") == "%2E%2E/a/%2E/%2E%2E"
+    assert planning.folder("l/.#12/..#1") == "l/%2E#12/%2E%2E#1"
     listed = [{"id": ".."}, {"id": "t", "inputs": [{"name": "x", "from": ".."}]}]
     many = [{"name": "y", "from": "pipeline._siblings([.., .])"}, {"name": "z", "from": "...a"}]
     listed[1]["inputs"] += many
@@ -422,7 +420,7 @@ def test_what_is_no_workflow_at_all_is_refused() -> None:
              {"steps": [None]}, {"name": 5, "steps": [{}]}, {"steps": [[]]}]  # fmt: skip
     for junk in cases:
         with tabled.case(junk), pytest.raises(errors.InvalidWorkflow):
-            definition.expand(junk, PIPELINES.__getitem__)
+            planning.expand(junk, PIPELINES.__getitem__)
 
 
 JUNK = [None, 5, 1.5, True, "x", "", [], [5], [None], [[]], {}, {"k": 1}, ["n"], {1}, b"x"]
@@ -439,12 +437,12 @@ def test_a_wrong_type_anywhere_is_refused_or_fine_but_never_another_error() -> N
 
             def attempt(one: Any, nodes: Any) -> None:
                 try:
-                    expanded = definition.expand(
+                    expanded = planning.expand(
                         {"name": "w", "steps": [one, step("other")]}, load(nodes)
                     )
                 except errors.InvalidWorkflow:
                     return
-                graph.read(json.loads(json.dumps(expanded)))
+                planning.read(json.loads(json.dumps(expanded)))
 
             good = {"id": "n", "inputs": [{"name": "x", "from": "n"}]}
             for key in STEP_KEYS:
@@ -477,7 +475,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = {"nodes": [{"id": "t", "inputs": [{"name": "x", "from": "pipeline.k"}]}]}
     message = refusal(step("s", "p", inputs={"k": "x" * 2000}), pipelines={"p": taking})
     assert "'s/t'" in message and "MAX_PAYLOAD_KB" in message
-    monkeypatch.setattr(graph, "MAX_NODES_PER_RUN", 1)
+    constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 1)
     assert "more than 1 nodes" in refusal(step("a"), step("b"))
 
 
@@ -506,4 +504,4 @@ def test_the_folder_of_a_node_leads_nowhere_else_and_is_its_own() -> None:
     ]
     for node_id, path in cases:
         with tabled.case(node_id, path):
-            assert document_values.folder(node_id) == path
+            assert planning.folder(node_id) == path

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows.dag import branches, graph, loops, plan
-from tests.unit.test_dag_plan import FakeRun, built, ids, node
+from tests.support.planning import FakeRun, built, ids, node
 
 LOOP = loops.Loop("l", tuple(loops.Round(f"l/f#{n}", {"$from": f"u{n}"}) for n in (1, 2, 3)), True)
 BRANCH = {"on": {"$from": "kind"}, "arms": {"x": "b/one", "y": "b/two"}, "other": None}

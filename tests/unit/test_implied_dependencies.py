@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.dag import definition, graph
-from tests.support import tabled
+from tests.support import planning, tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.examples import examples
 from tests.support.flow import step
+from tests.support.planning import FakeRun, ids
 from tests.support.wait import patience
-from tests.unit.test_dag_plan import FakeRun, ids
 
 Json = dict[str, Any]
 
@@ -33,8 +32,8 @@ def taking(node_id: str, *keys: str, **more: Any) -> Json:
 def expand(*steps: Any, **pipelines: list[Json]) -> list[Json]:
     """The nodes of a workflow of these steps, checked as a stored definition is."""
     known = {name: {"nodes": nodes} for name, nodes in pipelines.items()}
-    made = definition.expand({"name": "w", "steps": list(steps)}, known.__getitem__)
-    graph.read(made)
+    made = planning.expand({"name": "w", "steps": list(steps)}, known.__getitem__)
+    planning.read(made)
     return made["nodes"]
 
 
@@ -243,7 +242,7 @@ def test_the_output_of_a_run_waits_for_the_last_nodes_alone() -> None:
     flow = {"p": {"nodes": [{"id": "a"}, taking("b", "x")]}}
     steps = [step("s", "p", inputs={"x": read("s/a.v")})]
     document = {"name": "w", "steps": steps, "output": {"v": read("s/b.v")}}
-    made = definition.expand(document, flow.__getitem__)
+    made = planning.expand(document, flow.__getitem__)
     assert made["nodes"][-1]["deps"] == ["s/b"]
 
 
@@ -381,7 +380,7 @@ def test_the_implied_dependencies_are_those_of_a_slow_reference(
 def test_a_run_goes_the_way_that_refs_imply() -> None:
     known = {"p": {"nodes": [taking("b", "x"), {"id": "a"}]}}
     document = {"name": "w", "steps": [step("s", "p", inputs={"x": read("s/a.v")})]}
-    run = FakeRun(graph.read(definition.expand(document, known.__getitem__)))
+    run = FakeRun(planning.read(planning.expand(document, known.__getitem__)))
     assert ids(run.start()) == ["s/a"]
     run.finish("s/a", v=5)
     assert [(row.node.id, row.inputs) for row in run.after("s/a").rows] == [("s/b", {"x": 5})]

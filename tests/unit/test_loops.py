@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import check, config, declare, errors
-from queue_workflows.cli import graph_text
-from queue_workflows.dag import definition, graph, loops
 from queue_workflows.declare import loop, node, pipeline, workflow
-from tests.support import tabled
+from tests.support import constants, planning, tabled
 from tests.support.examples import examples
-from tests.unit.test_dag_plan import FakeRun, ids
+from tests.support.planning import FakeRun, ids
 
 BODY = {"nodes": [{"id": "f", "inputs": [{"name": "x", "from": "pipeline.x"}]}]}
 
@@ -27,11 +25,11 @@ def step(**more: Any) -> dict[str, Any]:
 
 
 def expanded(entry: dict[str, Any], body: Any = BODY) -> dict[str, Any]:
-    return definition.expand({"name": "w", "steps": [entry]}, lambda _: body)
+    return planning.expand({"name": "w", "steps": [entry]}, lambda _: body)
 
 
 def nodes_of(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    graph.read(made)
+    planning.read(made)
     return {entry["id"]: entry for entry in made["nodes"]}
 
 
@@ -87,7 +85,7 @@ def test_the_rounds_are_those_of_the_slow_reference(
             break
     last = states[(wanted - 1) % len(states)]
     made = expanded(step(at_most=at_most, must=must, start={"n": 9}))
-    run = FakeRun(graph.read(made))
+    run = FakeRun(planning.read(made))
     planned = run.start()
     ran = 0
     while todo := [each for each, status in run.status.items() if status == "queued"]:
@@ -107,7 +105,7 @@ def test_the_rounds_are_those_of_the_slow_reference(
 
 
 def test_a_long_tail_is_skipped_without_reading_it() -> None:
-    run = FakeRun(graph.read(expanded(step(at_most=1000))), begin=1)
+    run = FakeRun(planning.read(expanded(step(at_most=1000))), begin=1)
     run.start()
     run.finish("l/f#1", n=0)
     reads = len(run.heads_read)
@@ -117,7 +115,7 @@ def test_a_long_tail_is_skipped_without_reading_it() -> None:
 
 
 def test_an_until_that_is_not_there_fails_the_run() -> None:
-    run = FakeRun(graph.read(expanded(step())), begin=1)
+    run = FakeRun(planning.read(expanded(step())), begin=1)
     run.start()
     run.finish("l/f#1", other=0)
     failure = run.after("l/f#1").failure
@@ -153,7 +151,7 @@ def test_a_loop_in_a_map_has_its_rounds_in_the_body() -> None:
     made = expanded({"id": "m", "kind": "map", "over": [1], **inner})
     (node,) = made["nodes"]
     assert [each["id"] for each in node["map"]["body"]] == ["l/f#1", "l/f#2", "l"]
-    assert graph.read(made).nodes["m"].map is not None
+    assert planning.read(made).nodes["m"].map is not None
 
 
 def test_a_wrong_loop_in_a_map_is_refused_with_its_step() -> None:
@@ -177,17 +175,17 @@ def test_a_forged_loop_is_refused(node_id: str, key: str, value: Any, words: str
     made = expanded(step())
     next(entry for entry in made["nodes"] if entry["id"] == node_id)[key] = value
     with pytest.raises(errors.InvalidWorkflow, match=words):
-        graph.read(made)
+        planning.read(made)
 
 
 def test_a_forged_number_of_a_round_is_no_error_of_the_process() -> None:
     made = expanded(step())
     made["nodes"][1]["round"] = 900
-    run = FakeRun(graph.read(made), begin=1)
+    run = FakeRun(planning.read(made), begin=1)
     run.start()
     run.finish("l/f#1", n=0)
     assert ids(run.after("l/f#1"), "skipped") == ["l/f#2", "l/f#3"]
-    assert loops.MAX_ROUNDS == 1000
+    assert constants.value("dag.loops.MAX_ROUNDS") == 1000
 
 
 # --- in Python
@@ -222,7 +220,7 @@ def known() -> Generator[None]:
 
 def built(make: Any) -> dict[str, dict[str, Any]]:
     flow = declare.Workflow(make, "w")
-    return nodes_of(definition.expand(flow.document(), flow.pipelines().__getitem__))
+    return nodes_of(planning.expand(flow.document(), flow.pipelines().__getitem__))
 
 
 def test_a_part_of_the_state_a_comparison_or_a_node_ends_a_loop() -> None:
@@ -293,11 +291,11 @@ def test_check_and_the_pictures_show_one_round() -> None:
     report = check.workflow("polished")
     assert report.ok and not report.findings, report.findings
     assert report.definition is not None
-    tree = list(graph_text.tree(report.definition, (), unicode=False))
+    tree = planning.tree(report.definition)
     assert [line for line in tree if "#2" in line] == []
     assert "|  `- best  repeats these, at most 5 times" in tree
     assert any(line.strip().endswith("until best/is_good#1.result") for line in tree)
-    chart = [line.strip() for line in graph_text.mermaid(report.definition)]
+    chart = planning.chart(report.definition)
     assert 'n0 -.->|"again, at most 5"| n0' in chart
     assert "n1 --> n2" in chart
 

@@ -12,7 +12,7 @@ from queue_workflows.cli import graph_text
 from queue_workflows.dag import definition, graph, item_ids, items, plan
 from queue_workflows.declare import failures
 from tests.support import tabled
-from tests.unit.test_dag_plan import FakeRun
+from tests.support.planning import FakeRun
 
 PIPELINES: dict[str, Any] = {
     "film": {

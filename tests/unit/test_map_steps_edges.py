@@ -9,8 +9,8 @@ import pytest
 from queue_workflows import errors
 from queue_workflows.dag import branches, graph, item_ids, items, loops, plan
 from tests.support import tabled
+from tests.support.planning import FakeRun
 from tests.unit.test_dag_graph_edges import entry
-from tests.unit.test_dag_plan import FakeRun
 
 
 def mapped(*nodes: dict[str, Any], item: str = "item") -> graph.Map:

@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors
-from queue_workflows.cli import graph_text
-from queue_workflows.dag import definition, graph, plan
-from tests.support import tabled
-from tests.unit.test_dag_plan import FakeRun, ids
+from tests.support import planning, tabled
+from tests.support.planning import FakeRun, ids
 
 NODES = {"nodes": [{"id": "n"}]}
 
 
 def expanded(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return definition.expand({"name": "w", "steps": list(steps), **more}, lambda _: NODES)
+    return planning.expand({"name": "w", "steps": list(steps), **more}, lambda _: NODES)
 
 
 def call(**more: Any) -> dict[str, Any]:
@@ -27,8 +25,8 @@ def flow(step_id: str, *after: str) -> dict[str, Any]:
     return {"id": step_id, "kind": "pipeline", "pipeline": "p", "depends_on": list(after)}
 
 
-def started(made: dict[str, Any], **context: Any) -> tuple[FakeRun, plan.Plan]:
-    run = FakeRun(graph.read(made), **context)
+def started(made: dict[str, Any], **context: Any) -> tuple[FakeRun, planning.Plan]:
+    run = FakeRun(planning.read(made), **context)
     return run, run.start()
 
 
@@ -46,7 +44,7 @@ def test_a_call_waits_and_a_start_ends_with_the_id_of_its_run() -> None:
     assert rows["c"].child is not None and rows["s"].child is not None
     assert rows["c"].child["workflow"] == "inner"
     assert rows["s"].result == {"result": rows["s"].child["id"]}
-    text = plan.encode_row(rows["c"])
+    text = planning.encode_row(rows["c"])
     assert rows["c"].child["id"] in text
 
 
@@ -92,15 +90,15 @@ def test_what_is_wrong_is_refused() -> None:
 @pytest.mark.parametrize("module", ["__run__w", "__start__w", "__output__", "__branch__"])
 def test_no_node_of_a_pipeline_takes_the_place_of_the_engines(module: str) -> None:
     with pytest.raises(errors.InvalidWorkflow, match="is kept for the engine"):
-        definition.expand(
+        planning.expand(
             {"name": "w", "steps": [flow("s")]}, lambda _: {"nodes": [{"id": "n", "node": module}]}
         )
 
 
 def test_pictures_name_the_workflow() -> None:
     made = expanded(call(), call(id="s", wait=False), output={})
-    tree = list(graph_text.tree(made, (), unicode=False))
+    tree = planning.tree(made)
     assert "|- c  runs workflow inner" in tree
     assert "|- s  starts workflow inner" in tree
     assert "`- __output__  has the run's output" in tree
-    assert '    n0[["c: inner"]]' in list(graph_text.mermaid(made))
+    assert 'n0[["c: inner"]]' in planning.chart(made)
