@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import queue_workflows
-from queue_workflows import errors
-from queue_workflows.runtime import clock
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(queue_workflows.__path__[0])
@@ -69,8 +67,3 @@ def test_a_wrong_name_is_found(text: str) -> None:
 @pytest.mark.parametrize("text", ["queue_workflows.jobs.enqueue()", "`runs.submit`", "`config.py`"])
 def test_a_right_name_is_accepted(text: str) -> None:
     assert all(_exists(*name) for name in _named(text))
-
-
-def test_the_refusal_of_an_until_names_no_function_that_is_gone() -> None:
-    with pytest.raises(errors.InvalidConfig, match="neither a datetime nor a timedelta"):
-        clock.check_until("2h")
