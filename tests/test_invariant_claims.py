@@ -28,7 +28,7 @@ def queue_of(family: transitions.Kind) -> str:
 
 
 def make(conn: Any, family: transitions.Kind, **columns: Any) -> Row:
-    return (factories.node if family == "node" else factories.ingest)(conn, **columns)
+    return factories.of(conn, family, **columns)
 
 
 def claim(conn: Any, family: transitions.Kind, worker_id: str = "w1") -> Row:

@@ -158,21 +158,21 @@ def reclaim(conn: Any, job: Row) -> object:
     return transitions.reclaim_lapsed(conn, "ingest")
 
 
-def plain(what: str) -> Callable[[Any, Row], object]:
-    return lambda conn, job: factories.change(conn, job, what)
-
-
 LEAVING: dict[str, Callable[[Any, Row], object]] = {
     "finish": end,
     "fail": transitions.fail,
     "snooze": lambda conn, job: transitions.hand_back(conn, job, after_s=60),
     "reclaim": reclaim,
-    "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
+    "cancelled by SQL": factories.changing(
+        "status = 'cancelled', worker_id = NULL, finished_at = now()"
+    ),
 }
 FROM_PARTITION: dict[str, Callable[[Any, Row], object]] = LEAVING | {
-    "delayed by SQL": plain("status = 'queued', available_at = now() + interval '1 hour'"),
-    "key taken off": plain("partition_key = NULL"),
-    "key changed": plain("partition_key = 'b'"),
+    "delayed by SQL": factories.changing(
+        "status = 'queued', available_at = now() + interval '1 hour'"
+    ),
+    "key taken off": factories.changing("partition_key = NULL"),
+    "key changed": factories.changing("partition_key = 'b'"),
     "delete": lambda conn, job: conn.execute("DELETE FROM ingest_jobs WHERE id = %s", (job["id"],)),
 }
 

@@ -111,10 +111,6 @@ def test_rows_of_one_statement_are_let_in_by_age(db: ModuleType) -> None:
         assert (first[:3], set(first[3:])) == ([IN] * 3, {OUT})
 
 
-def plain(what: str) -> Callable[[Any, Row], object]:
-    return lambda conn, job: factories.change(conn, job, what)
-
-
 def table_of(job: Row) -> sql.Identifier:
     return sql.Identifier(transitions.TABLES[transitions.kind_of(job)])
 
@@ -134,9 +130,13 @@ LEAVING = {
     "fail": transitions.fail,
     "snooze": lambda conn, job: transitions.hand_back(conn, job, after_s=60),
     "reclaim": reclaim,
-    "cancelled by SQL": plain("status = 'cancelled', worker_id = NULL, finished_at = now()"),
-    "delayed by SQL": plain("status = 'queued', available_at = now() + interval '1 hour'"),
-    "key taken off": plain("lock_key = NULL"),
+    "cancelled by SQL": factories.changing(
+        "status = 'cancelled', worker_id = NULL, finished_at = now()"
+    ),
+    "delayed by SQL": factories.changing(
+        "status = 'queued', available_at = now() + interval '1 hour'"
+    ),
+    "key taken off": factories.changing("lock_key = NULL"),
     "delete": delete,
 }
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db, jobs, node_queue
+from queue_workflows import db, jobs
 from tests.support import constants, hanging_app
 from tests.support.commands import Commands
 from tests.support.wait import until
+from tests.support.worker_views import row as row_of
 
 SERVE = ("queue-claim-worker", "--app", "tests.support.hanging_app:setup", "--queue", "work")
 WAYS = {
@@ -30,12 +31,6 @@ QUICK = {
 }
 LAUNCHER, WORKER = 1, 2
 GOOD = 20
-
-
-def row_of(job_id: str) -> dict[str, Any]:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return dict(found)
 
 
 def deaths(job_id: str) -> list[dict[str, Any]]:

@@ -6,14 +6,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from queue_workflows import db, jobs, node_queue
+from queue_workflows import db, jobs
 from tests.support import constants, hanging_app, proxy
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
+from tests.support.worker_views import row as row_of
 
 APP = ("--app", "tests.support.hanging_app:setup")
 LEASE_S = "4"
@@ -55,12 +55,6 @@ def enqueued(folder: Path, task: str) -> str:
     hanging_app.setup()
     folder.mkdir()
     return jobs.enqueue(task_name=task, queue="work", args={"folder": str(folder)})
-
-
-def row_of(job_id: str) -> dict[str, Any]:
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found
 
 
 def has_reported_its_lock() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import queue_workflows
-from queue_workflows import db, run_store
+from queue_workflows import db
 from tests.support import factories, flow, invariants, orchestrators, sweeps, toy_app, transitions
 from tests.support.commands import TOYHOST, Commands
 from tests.support.wait import patience, until
@@ -19,10 +19,6 @@ from tests.support.wait import patience, until
 APP = ("--app", TOYHOST)
 DISPATCH = ("queue-orchestrator", *APP)
 CPU = ("queue-claim-worker", *APP, "--queue", "cpu")
-
-
-def submit(folder: Path, workflow: str) -> str:
-    return run_store.insert_run(workflow_name=workflow, context={"folder": str(folder)})["id"]
 
 
 # --- D1 -----------------------------------------------------------------------------------------
@@ -34,14 +30,14 @@ def test_a_new_run_starts_within_two_seconds_beside_sixty_that_wait_for_a_person
     toy_app.setup()
     started = cli.start(*DISPATCH)
     until(lambda: "dispatches" in started.err, timeout_s=60)
-    parked = [submit(tmp_path, "asking") for _ in range(60)]
+    parked = [toy_app.submit(tmp_path, "asking") for _ in range(60)]
     worker = cli.start(*CPU)
     query = "SELECT count(*) FROM workflow_node_jobs WHERE status = 'awaiting_input'"
     until(lambda: factories.one(conn, query) == len(parked), timeout_s=60)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
     begun = time.monotonic()
-    run_id = submit(tmp_path, "chain")
+    run_id = toy_app.submit(tmp_path, "chain")
     until(lambda: flow.states(run_id) == {"work/first": "queued"}, timeout_s=30)
     assert time.monotonic() - begun <= patience(2)
     assert started.process.poll() is None
@@ -58,7 +54,7 @@ def test_two_orchestrators_of_which_one_keeps_dying_dispatch_each_event_once(
     workers = [cli.start(*CPU) for _ in range(2)]
     runs: list[str] = []
     for _ in range(5):
-        runs += [submit(tmp_path, "chain") for _ in range(12)]
+        runs += [toy_app.submit(tmp_path, "chain") for _ in range(12)]
         until(lambda: "dispatches" in dying.err, timeout_s=60)  # noqa: B023  read at once
         dying.send(signal.SIGKILL)
         dying.wait()

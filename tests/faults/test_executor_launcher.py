@@ -21,21 +21,9 @@ import queue_workflows
 from queue_workflows import config, errors, model_cache, model_registry
 from tests.support import clocks, constants, executor_app, executors
 from tests.support.wait import patience, until
+from tests.support.worker_views import alive, state
 
 ROOT = Path(__file__).parents[2]
-
-
-def state(pid: int) -> str:
-    """The state letter of a process; X if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-    return stat.rpartition(")")[2].split()[0]
-
-
-def has_ended(pid: int) -> bool:
-    return state(pid) in "XZ"
 
 
 # Loading.
@@ -293,7 +281,7 @@ def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
         assert launcher.lost is not None
         assert (launcher.lost.signum, launcher.lost.by_deadline) == (signal.SIGKILL, False)
         assert "killed by SIGKILL" in str(launcher.lost)
-        until(lambda: has_ended(worker.pid))
+        until(lambda: not alive(worker.pid))
 
 
 def test_a_launcher_that_was_stopped_until_its_deadline_was_killed_by_no_handler() -> None:
@@ -355,7 +343,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         for pid in self.everyone[1:]:
-            if not has_ended(pid):
+            if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.communicate()
@@ -381,7 +369,7 @@ def test_no_process_outlives_a_worker_that_is_killed(
     worker = started(task)
     worker.process.kill()
     worker.process.wait()
-    until(lambda: all(map(has_ended, worker.everyone)))
+    until(lambda: not any(map(alive, worker.everyone)))
 
 
 @pytest.mark.parametrize("task", ["endless", "holds_gil"])
@@ -390,8 +378,8 @@ def test_the_executors_of_a_stopped_worker_end_at_the_deadline(
 ) -> None:
     worker = started(task, lease_s=1.0)
     os.kill(worker.process.pid, signal.SIGSTOP)
-    until(lambda: all(map(has_ended, worker.pids["executors"])))
-    assert not has_ended(worker.pids["launcher"])
+    until(lambda: not any(map(alive, worker.pids["executors"])))
+    assert alive(worker.pids["launcher"])
     os.kill(worker.process.pid, signal.SIGCONT)
     assert {worker.lines()["by_deadline"] for _ in range(2)} == {True}
 
@@ -402,7 +390,7 @@ def test_stopped_executors_end_at_the_deadline_while_all_others_are_stopped_too(
     worker = started("endless", lease_s=1.0)
     for pid in worker.everyone:
         os.kill(pid, signal.SIGSTOP)
-    until(lambda: all(map(has_ended, worker.everyone[1:])))
+    until(lambda: not any(map(alive, worker.everyone[1:])))
     assert state(worker.process.pid) == "T"
 
 
@@ -412,7 +400,7 @@ def test_executors_of_a_living_worker_live_longer_than_one_lease(
     worker = started("holds_gil", lease_s=1.0)
     ends = time.monotonic() + 2.5
     while time.monotonic() < ends:
-        assert not any(map(has_ended, worker.everyone))
+        assert all(map(alive, worker.everyone))
         threading.Event().wait(0.05)
 
 
@@ -424,7 +412,7 @@ def test_sigterm_to_every_process_ends_the_worker_alone_by_its_own_decision(
         os.kill(pid, signal.SIGTERM)
     ends = time.monotonic() + 0.3
     while time.monotonic() < ends:
-        assert not any(map(has_ended, worker.everyone))
+        assert all(map(alive, worker.everyone))
         threading.Event().wait(0.05)
     os.kill(worker.process.pid, signal.SIGTERM)
-    until(lambda: all(map(has_ended, worker.everyone)))
+    until(lambda: not any(map(alive, worker.everyone)))

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db, run_store
+from queue_workflows import db
 from tests.support import constants, dangerous_app, factories, flow, proxy, toy_app
 from tests.support.commands import Command, Commands
-from tests.support.dangerous_app import enqueue, job
+from tests.support.dangerous_app import enqueue
 from tests.support.wait import patience, until
+from tests.support.worker_views import row as job
 
 APP = ("--app", "tests.support.dangerous_app:setup")
 WORKER = ("queue-claim-worker", *APP, "--queue")
@@ -155,7 +156,7 @@ def test_twenty_restarts_of_the_orchestrator_requeue_nothing_of_the_living(
     until(lambda: toy_app.pids(tmp_path, "note"), timeout_s=30)
     runs: list[str] = []
     for number in range(RESTARTS):
-        runs += [submit(tmp_path) for _ in range(3)]
+        runs += [toy_app.submit(tmp_path) for _ in range(3)]
         if number % 2:
             until(lambda: "dispatches" in started.err, timeout_s=60)  # noqa: B023  read at once
         started.send(signal.SIGKILL if number % 3 else signal.SIGTERM)
@@ -170,10 +171,6 @@ def test_twenty_restarts_of_the_orchestrator_requeue_nothing_of_the_living(
     assert len(toy_app.pids(tmp_path, "quick")) == len(rows), "executions are jobs"
     assert len(toy_app.pids(tmp_path, "note")) == 1
     assert [each.process.poll() for each in workers] == [None, None]
-
-
-def submit(folder: Path, workflow: str = "chain") -> str:
-    return run_store.insert_run(workflow_name=workflow, context={"folder": str(folder)})["id"]
 
 
 # --- O9 -----------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from psycopg import conninfo
 from queue_workflows import claim_worker, db, errors, migrations, run_store, workers
 from tests.support import dangerous_app, database, factories, flow, toy_app, transitions
 from tests.support.commands import Command, Commands
-from tests.support.dangerous_app import enqueue, job
+from tests.support.dangerous_app import enqueue
 from tests.support.faketime import Wall
 from tests.support.wait import patience, until
+from tests.support.worker_views import row as job
 
 APP = ("--app", "tests.support.dangerous_app:setup")
 NOTES = ("queue-claim-worker", *APP, "--queue", dangerous_app.QUEUE)

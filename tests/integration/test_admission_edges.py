@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import psycopg
 import pytest
@@ -16,10 +15,6 @@ of_each_kind = pytest.mark.parametrize("kind", transitions.KINDS)
 FETCH = transitions.who("fetch")
 
 
-def put(conn: db.Connection, kind: transitions.Kind, **columns: Any) -> Row:
-    return (factories.node if kind == "node" else factories.ingest)(conn, **columns)
-
-
 def reason(conn: db.Connection, job: Row) -> str | None:
     return factories.reread(conn, job)["blocked_reason"]
 
@@ -28,9 +23,9 @@ def reason(conn: db.Connection, job: Row) -> str | None:
 def test_a_job_whose_time_a_plain_update_ends_waits_for_its_key(
     conn: db.Connection, kind: transitions.Kind
 ) -> None:
-    put(conn, kind, lock_key="k")
+    factories.of(conn, kind, lock_key="k")
     transitions.claim(conn, transitions.who("cpu" if kind == "node" else "fetch"))
-    later = put(conn, kind, lock_key="k", blocked_reason="not_due")
+    later = factories.of(conn, kind, lock_key="k", blocked_reason="not_due")
     factories.change(conn, later, "available_at = now() + interval '1 hour'")
     assert reason(conn, later) == "not_due"
     factories.change(conn, later, "available_at = NULL")
@@ -41,8 +36,8 @@ def test_a_job_whose_time_a_plain_update_ends_waits_for_its_key(
 def test_a_waiter_that_cannot_be_written_delays_neither_its_key_nor_the_commit(
     conn: db.Connection, kind: transitions.Kind
 ) -> None:
-    first = put(conn, kind, lock_key="k")
-    bad, good = put(conn, kind, lock_key="k"), put(conn, kind, lock_key="k")
+    first = factories.of(conn, kind, lock_key="k")
+    bad, good = factories.of(conn, kind, lock_key="k"), factories.of(conn, kind, lock_key="k")
     with app_triggers.refusing(conn, transitions.TABLES[kind], f"NEW.id = '{bad['id']}'"):
         (job,) = transitions.claim(conn, transitions.who("cpu" if kind == "node" else "fetch"))
         assert job["id"] == first["id"]
@@ -54,8 +49,8 @@ def test_a_commit_passes_a_waiting_job_of_a_partition_that_is_locked(
     conn: db.Connection, db: ModuleType
 ) -> None:
     queues.limit("fetch", partition_max_running=1)
-    running = put(conn, "ingest", partition_key="p")
-    first, second = (put(conn, "ingest", partition_key="p") for _ in range(2))
+    running = factories.of(conn, "ingest", partition_key="p")
+    first, second = (factories.of(conn, "ingest", partition_key="p") for _ in range(2))
     (job,) = transitions.claim(conn, FETCH)
     assert job["id"] == running["id"]
     with db.connect() as other, other.transaction():
@@ -74,7 +69,7 @@ def test_claims_of_a_limited_queue_wait_for_each_others_commit(
 ) -> None:
     queues.limit("fetch", max_running=1)
     for _ in range(2):
-        put(conn, "ingest")
+        factories.of(conn, "ingest")
     with db.connect() as other:
         with conn.transaction():
             assert len(transitions.claim(conn, FETCH)) == 1
@@ -86,7 +81,7 @@ def test_claims_of_a_limited_queue_wait_for_each_others_commit(
 
 @of_each_kind
 def test_a_sweep_leaves_what_is_not_due(conn: db.Connection, kind: transitions.Kind) -> None:
-    job = put(conn, kind)
+    job = factories.of(conn, kind)
     factories.change(conn, job, "available_at = now() + interval '1 hour'")
     assert transitions.promote_due(conn) == 0
     assert reason(conn, job) == "not_due"

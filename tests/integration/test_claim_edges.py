@@ -9,7 +9,6 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import db, errors, queues
-from queue_workflows.types import Row
 from tests.support import factories, transitions
 
 COUNTS = [
@@ -18,10 +17,6 @@ COUNTS = [
     for count in (1, 3)
 ]
 of_each_claim = pytest.mark.parametrize(("kind", "count"), COUNTS)
-
-
-def queued(conn: db.Connection, kind: transitions.Kind, **columns: Any) -> Row:
-    return (factories.node if kind == "node" else factories.ingest)(conn, **columns)
 
 
 def claimant(kind: transitions.Kind) -> transitions.Claimant:
@@ -38,7 +33,7 @@ def change(conn: db.Connection, kind: transitions.Kind, text: str, *values: Any)
 def test_a_claim_passes_a_job_that_another_transaction_has_locked(
     conn: db.Connection, db: ModuleType, kind: transitions.Kind, count: int
 ) -> None:
-    first, second = queued(conn, kind), queued(conn, kind)
+    first, second = factories.of(conn, kind), factories.of(conn, kind)
     with db.connect() as other, other.transaction(), conn.transaction():
         change(other, kind, "SELECT FROM {} WHERE id = %s FOR UPDATE", first["id"])
         conn.execute("SET LOCAL lock_timeout = '1s'")
@@ -50,7 +45,7 @@ def test_a_claim_passes_a_job_that_another_transaction_has_locked(
 def test_a_machine_that_is_off_in_every_queue_claims_nothing(
     conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
-    queued(conn, kind)
+    factories.of(conn, kind)
     factories.insert(conn, "worker_controls", host_label="box", queue="all", desired_state="off")
     assert transitions.claim(conn, claimant(kind), count) == []
     factories.empty(conn, "worker_controls")
@@ -61,7 +56,7 @@ def test_a_machine_that_is_off_in_every_queue_claims_nothing(
 def test_an_attempt_begins_without_the_error_and_the_progress_of_the_last_one(
     conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
-    queued(conn, kind, max_attempts=3)
+    factories.of(conn, kind, max_attempts=3)
     (job,) = transitions.claim(conn, claimant(kind), count)
     transitions.renew(conn, job, progress=["0.5"])
     waiting = transitions.fail(conn, job, "broke")
@@ -77,7 +72,7 @@ def test_an_attempt_begins_without_the_error_and_the_progress_of_the_last_one(
 def test_the_history_names_the_claim_that_it_records(
     conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
-    queued(conn, kind, claim_no=6)
+    factories.of(conn, kind, claim_no=6)
     (job,) = transitions.claim(conn, claimant(kind), count)
     events = conn.execute(
         sql.SQL("SELECT event_type, claim_no, worker_id, host_label FROM {}").format(
@@ -92,7 +87,7 @@ def test_the_history_names_the_claim_that_it_records(
 def test_a_node_without_refs_has_received_its_inputs_when_it_is_claimed(
     conn: db.Connection, count: int
 ) -> None:
-    queued(conn, "node", inputs={"rows": 3}, ref_heads=[])
+    factories.of(conn, "node", inputs={"rows": 3}, ref_heads=[])
     (job,) = transitions.claim(conn, claimant("node"), count)
     assert factories.reread(conn, job)["resolved_inputs"] == {"rows": 3}
 
@@ -101,7 +96,7 @@ def test_a_node_without_refs_has_received_its_inputs_when_it_is_claimed(
 def test_a_claim_takes_the_best_priority_and_of_it_the_oldest(
     conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
-    ids = [queued(conn, kind, priority=priority)["id"] for priority in (9, 5, 7, 5, 1)]
+    ids = [factories.of(conn, kind, priority=priority)["id"] for priority in (9, 5, 7, 5, 1)]
     claimed: list[str] = []
     while jobs := transitions.claim(conn, claimant(kind), min(count, 2)):
         claimed += [
@@ -114,7 +109,7 @@ def test_a_claim_takes_the_best_priority_and_of_it_the_oldest(
 def test_a_paused_queue_gives_nothing(
     conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
-    queued(conn, kind)
+    factories.of(conn, kind)
     queues.pause(claimant(kind).queue)
     assert transitions.claim(conn, claimant(kind), count) == []
     queues.resume(claimant(kind).queue)
@@ -125,8 +120,8 @@ def test_a_paused_queue_gives_nothing(
 def test_a_worker_without_versions_leaves_nodes_that_have_one(
     conn: db.Connection, count: int
 ) -> None:
-    queued(conn, "node", required_version="m@1")
-    plain = queued(conn, "node")
+    factories.of(conn, "node", required_version="m@1")
+    plain = factories.of(conn, "node")
     claimed = transitions.claim(conn, claimant("node"), count)
     assert [job["id"] for job in claimed] == [plain["id"]]
 
@@ -136,9 +131,9 @@ def test_versioned_nodes_of_a_run_that_is_over_change_no_order(
     conn: db.Connection, count: int
 ) -> None:
     over = factories.run(conn, status="cancelled")
-    queued(conn, "node", run_id=over, required_version="m@1", priority=1)
-    last = queued(conn, "node", required_version="m@1", priority=9)
-    first = queued(conn, "node", priority=5)
+    factories.of(conn, "node", run_id=over, required_version="m@1", priority=1)
+    last = factories.of(conn, "node", required_version="m@1", priority=9)
+    first = factories.of(conn, "node", priority=5)
     worker = transitions.who(versions=["m@1"])
     claimed = [job["id"] for _ in range(2) for job in transitions.claim(conn, worker, count)]
     assert claimed == [first["id"], last["id"]]
@@ -147,7 +142,7 @@ def test_versioned_nodes_of_a_run_that_is_over_change_no_order(
 def test_if_the_nodes_of_one_model_are_locked_another_models_are_claimed(
     conn: db.Connection, db: ModuleType
 ) -> None:
-    first, second = (queued(conn, "node", queue="gpu", required_model=name) for name in "ab")
+    first, second = (factories.of(conn, "node", queue="gpu", required_model=name) for name in "ab")
     worker = transitions.who("gpu", models=["a", "b"])
     with db.connect() as other, other.transaction():
         change(other, "node", "SELECT FROM {} WHERE id = %s FOR UPDATE", first["id"])
@@ -156,7 +151,7 @@ def test_if_the_nodes_of_one_model_are_locked_another_models_are_claimed(
 
 @pytest.mark.parametrize("kind", transitions.KINDS)
 def test_a_renewal_is_a_heartbeat(conn: db.Connection, kind: transitions.Kind) -> None:
-    queued(conn, kind)
+    factories.of(conn, kind)
     (job,) = transitions.claim(conn, claimant(kind))
     change(conn, kind, "UPDATE {} SET heartbeat_at = now() - interval '1 hour'")
     transitions.renew(conn, job)
@@ -170,7 +165,7 @@ def test_no_worker_records_the_results_of_another(
     conn: db.Connection, kind: transitions.Kind, count: int
 ) -> None:
     for _ in range(count):
-        queued(conn, kind)
+        factories.of(conn, kind)
     jobs = transitions.claim(conn, claimant(kind), count)
     other = transitions.who(claimant(kind).queue, "w2")
     with pytest.raises(errors.ClaimLost):
@@ -182,7 +177,7 @@ def test_no_worker_records_the_results_of_another(
 def test_a_kept_job_that_is_claimed_alone_leaves_the_others_free(
     conn: db.Connection, db: ModuleType, kind: transitions.Kind
 ) -> None:
-    crashed, second = queued(conn, kind, crash_count=1), queued(conn, kind)
+    crashed, second = factories.of(conn, kind, crash_count=1), factories.of(conn, kind)
     change(
         conn, kind,
         "UPDATE {} SET blocked_reason = 'not_due', available_at = now() + interval '1 hour',"
@@ -200,6 +195,6 @@ def test_a_node_gets_the_outputs_of_completed_nodes_alone(conn: db.Connection, c
     run_id = factories.run(conn)
     for node_id, status in (("done", "completed"), ("broke", "failed")):
         factories.node(conn, run_id, node_id, status=status, context_delta={"of": node_id})
-    queued(conn, "node", run_id=run_id, ref_heads=["done", "broke"])
+    factories.of(conn, "node", run_id=run_id, ref_heads=["done", "broke"])
     (job,) = transitions.claim(conn, claimant("node"), count)
     assert job["context"] == {"done": {"of": "done"}}

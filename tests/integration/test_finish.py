@@ -79,7 +79,7 @@ def test_a_batch_is_recorded_and_the_next_jobs_are_claimed(conn: db.Connection) 
         with tabled.undone(conn, family):
             jobs = [transitions.claimed(conn, family) for _ in range(3)]
             for _ in range(3):
-                (factories.node if family == "node" else factories.ingest)(conn)
+                factories.of(conn, family)
             kinds = ("completed", "failed", "completed")
             ends = [*zip(jobs, kinds, strict=True)]
             following = transitions.finish_all(conn, ends, transitions.who(QUEUES[family]), 2)
@@ -93,7 +93,7 @@ def test_a_batch_with_a_lost_claim_records_and_claims_nothing(
     conn: db.Connection, family: transitions.Kind
 ) -> None:
     jobs = [transitions.claimed(conn, family) for _ in range(2)]
-    waiting = (factories.node if family == "node" else factories.ingest)(conn)
+    waiting = factories.of(conn, family)
     ends = [(jobs[0], "completed"), (jobs[1] | {"claim_no": 7}, "completed")]
     with pytest.raises(errors.ClaimLost):
         transitions.finish_all(conn, ends, transitions.who(QUEUES[family]), 1)

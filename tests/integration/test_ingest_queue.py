@@ -27,12 +27,6 @@ def claim(queue: str = "fetch", **given: Any) -> Any:
     return node_queue.claim_next_ingest_job(queue, **{"host": "box"} | given)
 
 
-def history(conn: Any, job_id: str) -> list[str]:
-    return factories.column(
-        conn, "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id", job_id
-    )
-
-
 # --- enqueue -----------------------------------------------------------------------------------
 
 
@@ -111,7 +105,7 @@ def test_a_claim_sets_identity_and_lease(conn: Any) -> None:
     assert job["worker_id"].startswith("box:")
     left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 FROM ingest_jobs"
     assert 55 < factories.one(conn, left) <= 60
-    assert history(conn, job_id) == ["claimed"]
+    assert factories.events(conn, job_id) == ["claimed"]
     assert claim() is None
 
 
@@ -166,8 +160,8 @@ def test_a_job_is_completed_by_hand_once(conn: Any, running: bool) -> None:
     assert node_queue.mark_ingest_completed(job_id, result={"n": 2}) is None
     assert node_queue.mark_ingest_failed(job_id, error="e") is None
     assert get(job_id)["result"] == {"n": 1}
-    assert history(conn, job_id)[-1] == "completed"
-    assert history(conn, job_id).count("completed") == 1
+    assert factories.events(conn, job_id)[-1] == "completed"
+    assert factories.events(conn, job_id).count("completed") == 1
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -179,7 +173,7 @@ def test_a_job_is_failed_by_hand_once(conn: Any, running: bool) -> None:
     assert row is not None
     assert (row["status"], len(row["error"]), row["worker_id"]) == ("failed", 8000, None)
     assert node_queue.mark_ingest_failed(job_id, error="e") is None
-    assert history(conn, job_id)[-1] == "failed"
+    assert factories.events(conn, job_id)[-1] == "failed"
     assert node_queue.mark_ingest_failed("nope", error="e") is None
 
 
@@ -204,7 +198,7 @@ def test_an_ordinary_failure_is_retried_until_the_attempts_are_spent(conn: Any) 
     row = transitions.fail(conn, transitions.claim_ingest(conn), "e3")
     assert row is not None
     assert (row["status"], row["attempts"], row["available_at"]) == ("failed", 3, None)
-    assert history(conn, job["id"]) == [
+    assert factories.events(conn, job["id"]) == [
         "claimed", "retried", "claimed", "retried", "claimed", "failed",
     ]  # fmt: skip
 

@@ -106,12 +106,6 @@ def states(conn: db.Connection) -> Counter[str]:
     return Counter(row["status"] for row in conn.execute("SELECT status FROM ingest_jobs"))
 
 
-def events(conn: db.Connection, job_id: str) -> list[str]:
-    return factories.column(
-        conn, "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id", job_id
-    )
-
-
 def test_jobs_run_in_threads_and_their_results_are_recorded_once(
     conn: db.Connection, started: Any, handlers: Handlers
 ) -> None:
@@ -121,7 +115,7 @@ def test_jobs_run_in_threads_and_their_results_are_recorded_once(
     until(lambda: states(conn) == {"completed": 30})
     assert [row_of(conn, each)["result"] for each in ids] == [{"n": n} for n in range(30)]
     assert Counter(handlers.began) == dict.fromkeys(ids, 1)
-    assert all(events(conn, each) == ["claimed", "completed"] for each in ids)
+    assert all(factories.events(conn, each) == ["claimed", "completed"] for each in ids)
     until(lambda: manager.stats()["finished"] == 30)
     assert manager.stats()["active_jobs"] == 0
 
@@ -253,7 +247,7 @@ def test_a_lost_lease_drops_the_late_result(
     until(lambda: manager.stats()["late_results"] == 1)
     row = row_of(conn, job_id)
     assert (row["status"], row["result"]) == ("queued", None)
-    assert "completed" not in events(conn, job_id)
+    assert "completed" not in factories.events(conn, job_id)
     # The process lives and has not stalled, so that no crash counts.
     until(lambda: row_of(conn, job_id)["crash_count"] == 0)
 
@@ -398,7 +392,7 @@ def test_a_job_that_waits_for_a_thread_uses_no_time_of_its_budget(
     until(lambda: factories.one(conn, claimed, second) > 1.5)
     handlers.go.set()
     until(lambda: states(conn) == {"completed": 2})
-    assert events(conn, second) == ["claimed", "completed"]
+    assert factories.events(conn, second) == ["claimed", "completed"]
 
 
 def has_asked(conn: db.Connection, since: Any) -> bool:
@@ -476,7 +470,7 @@ def test_the_budget_of_a_job_ends_its_attempt(
     (job_id,) = enqueue(timeout_s=1)
     started(workers=1)
     until(lambda: handlers.began == [job_id])
-    until(lambda: "budget_trip" in events(conn, job_id))
+    until(lambda: "budget_trip" in factories.events(conn, job_id))
     assert row_of(conn, job_id)["status"] != "running" or len(handlers.began) > 1
 
 
@@ -718,4 +712,4 @@ def test_a_child_that_a_handler_forks_takes_no_claim_of_its_parent(
     started(work, plan={"limit": 4}, workers=1)
     until(lambda: states(conn) == {"completed": 4})
     assert sorted(journal.read_text().split()) == ["0", "1", "2", "3"]
-    assert all(events(conn, each) == ["claimed", "completed"] for each in ids)
+    assert all(factories.events(conn, each) == ["claimed", "completed"] for each in ids)

@@ -37,12 +37,6 @@ def run_of(out_dir: object, **more: Any) -> str:
     return run_store.insert_run(workflow_name="w", out_dir=str(out_dir), **more)["id"]
 
 
-def run_row(run_id: str) -> dict[str, Any]:
-    found = run_store.get_run(run_id)
-    assert found is not None
-    return found
-
-
 def executed(out_dir: object, body: Any, node_id: str = "n") -> dict[str, Any]:
     """The row of a node after its claim was seen through."""
     queue_workflows.register_node("body", body)
@@ -68,9 +62,9 @@ def test_a_run_outside_of_the_roots_fails_at_its_start_naming_folder_and_knob(
     inside = run_of(root / "run")
     outside = [run_of(tmp_path / "elsewhere"), run_of(root / "link"), run_of(root / "..")]
     assert flow.start_queued() == 4
-    assert run_row(inside)["status"] == "running"
+    assert flow.run(inside)["status"] == "running"
     for run_id in outside:
-        row = run_row(run_id)
+        row = flow.run(run_id)
         assert row["status"] == "failed"
         assert row["out_dir"] in row["error"]
         assert KNOB in row["error"]
@@ -82,7 +76,7 @@ def test_a_row_by_plain_sql_is_checked_as_any_other(root: Path, db: ModuleType) 
         conn.execute("INSERT INTO workflow_runs (id, workflow_name, mode, out_dir)"
                      " VALUES ('r', 'w', 'node', '/etc')")  # fmt: skip
     flow.start_queued()
-    assert (run_row("r")["status"], KNOB in run_row("r")["error"]) == ("failed", True)
+    assert (flow.run("r")["status"], KNOB in flow.run("r")["error"]) == ("failed", True)
 
 
 @pytest.mark.parametrize("asks", [True, False])

@@ -19,7 +19,7 @@ def claimed(
     conn: db.Connection, kind: transitions.Kind, worker_id: str = "w1", **columns: Any
 ) -> Row:
     """Queue and claim a job."""
-    (factories.node if kind == "node" else factories.ingest)(conn, **columns)
+    factories.of(conn, kind, **columns)
     (job,) = transitions.claim(
         conn, transitions.who("cpu" if kind == "node" else "fetch", worker_id)
     )

@@ -20,7 +20,7 @@ import queue_workflows
 from queue_workflows import config, errors, scheduler, schedules
 from queue_workflows.schedule import timetable
 from queue_workflows.scheduler import Ticker
-from tests.support import tabled, timeouts, wait
+from tests.support import factories, tabled, timeouts, wait
 from tests.support.clocks import Clock
 from tests.support.factories import execute as rows
 
@@ -61,10 +61,6 @@ def fires() -> list[tuple[str, float, str | None]]:
     return [(r["name"], (r["fire_at"] - TEN) / MINUTE, r["skipped"]) for r in found]
 
 
-def jobs() -> list[dict[str, Any]]:
-    return rows("SELECT * FROM ingest_jobs ORDER BY seq")
-
-
 def finish() -> None:
     """End every job."""
     with queue_workflows.db.connection() as conn:
@@ -91,7 +87,7 @@ def test_a_new_schedule_waits_for_its_next_instant_and_fires_it_once(db: ModuleT
     assert after(ticker, clock, 64.9) == []
     (made,) = after(ticker, clock, 65, 65.5)
     assert fires() == [("s", 65, None)]
-    (job,) = jobs()
+    (job,) = factories.ingest_jobs()
     assert (job["id"], job["task_name"], job["priority"], job["args"]) == (
         made, "prices", 7, {"a": 1}
     )  # fmt: skip
@@ -104,7 +100,7 @@ def test_what_is_due_fires_the_earliest_first_and_then_by_name(db: ModuleType):
     ids = after(ticker, clock, 6)
     names = {row["job_id"]: row["name"] for row in rows("SELECT * FROM schedule_fires")}
     assert [names[job_id] for job_id in ids] == ["c", "a", "b"]
-    assert [job["id"] for job in jobs()] == ids
+    assert [job["id"] for job in factories.ingest_jobs()] == ids
 
 
 def test_three_schedulers_that_race_fire_each_instant_once(db: ModuleType):
@@ -132,7 +128,7 @@ def test_three_schedulers_that_race_fire_each_instant_once(db: ModuleType):
     after(tickers[0], clock, 60.5)
     due = [(f"s{n}", float(n or 60), None) for n in range(0, 60, 5)]
     assert fires() == sorted(due, key=lambda one: (one[1], one[0]))
-    assert len(jobs()) == len(due)
+    assert len(factories.ingest_jobs()) == len(due)
 
 
 KILLED = """
@@ -183,9 +179,9 @@ def test_a_scheduler_that_is_killed_in_a_fire_loses_and_doubles_nothing(db: Modu
             child.wait(30)
         with db.connection() as conn:
             conn.execute("DROP FUNCTION test_gate CASCADE")
-    assert (fires(), jobs()) == ([], [])
+    assert (fires(), factories.ingest_jobs()) == ([], [])
     queued = [made for ticker in (Ticker(), Ticker()) for made in ticker.run_once()]
-    assert [job["id"] for job in jobs()] == queued
+    assert [job["id"] for job in factories.ingest_jobs()] == queued
     assert len(queued) == len(fires()) == 1
 
 
@@ -229,7 +225,7 @@ def test_a_clock_that_steps_an_hour_back_and_forth_fires_nothing_twice(db: Modul
     ticker = put(clock, hourly(overlap="allow"))
     after(ticker, clock, 0, 5, -55, -50, 5, 6, 66, 5, 6, 66, 125)
     assert fires() == [("s", at, None) for at in (5, 65, 125)]
-    assert len(jobs()) == 3
+    assert len(factories.ingest_jobs()) == 3
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -330,14 +326,14 @@ def test_skip_records_the_instant_and_goes_on_when_the_job_is_over(db: ModuleTyp
     finish()
     after(ticker, clock, 125)
     assert fires() == [("s", 5, None), ("s", 65, "overlap"), ("s", 125, None)]
-    assert len(jobs()) == 2
+    assert len(factories.ingest_jobs()) == 2
 
 
 def test_replace_cancels_the_job_before(db: ModuleType):
     clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="replace"))
     after(ticker, clock, 5, 65)
-    assert [job["status"] for job in jobs()] == ["cancelled", "queued"]
+    assert [job["status"] for job in factories.ingest_jobs()] == ["cancelled", "queued"]
 
 
 def test_queue_lets_one_instant_wait_until_the_job_is_over(db: ModuleType):
@@ -363,7 +359,7 @@ def test_an_idempotency_key_that_another_job_has_queues_nothing(db: ModuleType):
     assert fires() == [
         ("each", 5, None), ("one", 5, None), ("each", 65, None), ("one", 65, "idempotency key"),
     ]  # fmt: skip
-    assert len(jobs()) == 3
+    assert len(factories.ingest_jobs()) == 3
 
 
 # --- start, end, jitter, zones, targets
@@ -535,7 +531,7 @@ def test_a_change_forgets_the_plan_and_wakes_a_running_scheduler_at_once(
         with db.connection() as conn:
             conn.execute("UPDATE schedules SET expression = 'every 1s'")
         # Far less than LOOK_EVERY_S: only the notification can have woken it.
-        wait.until(jobs, timeout_s=10)
+        wait.until(factories.ingest_jobs, timeout_s=10)
     finally:
         ticker.stop()
         thread.join(30)
@@ -718,7 +714,7 @@ def test_a_decorator_refuses_what_add_refuses(db: ModuleType, options: Any):
 def test_run_now_fires_beside_the_instants_and_heeds_the_overlap(db: ModuleType):
     schedules.add("s", "every 366d", task_name="prices", queue="fetch")
     made = schedules.run_now("s")
-    assert [(job["id"], job["reason"]) for job in jobs()] == [(made, "manual")]
+    assert [(job["id"], job["reason"]) for job in factories.ingest_jobs()] == [(made, "manual")]
     assert schedules.run_now("s") is None
     assert schedules.fire_now("s") == schedules.Fired(None, "overlap")
     schedules.remove("s")
@@ -755,7 +751,7 @@ def test_the_list_has_failures_in_a_row(db: ModuleType):
         with db.connection() as conn:
             conn.execute(
                 "UPDATE ingest_jobs SET status = %s, finished_at = now() WHERE id = %s",
-                (status, jobs()[number]["id"]),
+                (status, factories.ingest_jobs()[number]["id"]),
             )
     (row,) = schedules.list()
     assert (row["last_status"], row["failures"]) == ("failed", 2)

@@ -21,7 +21,7 @@ import pytest
 import queue_workflows
 from queue_workflows import config, scheduler, tasks
 from queue_workflows.scheduler import ScheduleEntry, Ticker
-from tests.support import wait
+from tests.support import factories, wait
 from tests.support.clocks import Clock
 from tests.support.factories import execute as rows
 from tests.support.wait import patience
@@ -47,10 +47,6 @@ def fires() -> list[tuple[str, datetime]]:
     return [(row["name"], row["fire_at"]) for row in found]
 
 
-def jobs() -> list[dict[str, Any]]:
-    return rows("SELECT * FROM ingest_jobs ORDER BY seq")
-
-
 def seen_before(db: ModuleType, name: str, fire_at: datetime) -> None:
     with db.connection() as conn:
         conn.execute("INSERT INTO schedule_fires (name, fire_at) VALUES (%s, %s)", (name, fire_at))
@@ -66,7 +62,7 @@ def database_now() -> datetime:
 def test_enqueue_due_queues_each_instant_once(db: ModuleType):
     (job_id,) = scheduler.enqueue_due([entry()])
     assert scheduler.enqueue_due([entry()]) == []
-    (job,) = jobs()
+    (job,) = factories.ingest_jobs()
     assert job["id"] == job_id
     assert (job["task_name"], job["queue"], job["reason"]) == ("prices", "fetch", "tick")
     assert (job["args"], job["priority"], job["lock_key"]) == ({}, 100, None)
@@ -83,7 +79,7 @@ def test_fires_come_in_one_order_whatever_order_the_schedule_has(db: ModuleType)
     ids = scheduler.enqueue_due([entry("b", five), entry("a", five), entry("c", four)])
     names = {row["job_id"]: row["name"] for row in rows("SELECT * FROM schedule_fires")}
     assert [names[job_id] for job_id in ids] == ["c", "a", "b"]
-    assert [job["id"] for job in jobs()] == ids
+    assert [job["id"] for job in factories.ingest_jobs()] == ids
 
 
 def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
@@ -107,7 +103,7 @@ def test_schedules_in_opposite_orders_do_not_deadlock(db: ModuleType):
             conn.execute(insert, ("b", fire_at))
     finally:
         other.join(30)
-    assert (queued, jobs()) == ([], [])
+    assert (queued, factories.ingest_jobs()) == ([], [])
 
 
 def test_a_fire_whose_job_cannot_be_stored_leaves_all_instants_free(db: ModuleType):
@@ -118,7 +114,7 @@ def test_a_fire_whose_job_cannot_be_stored_leaves_all_instants_free(db: ModuleTy
     try:
         with pytest.raises(db.Error, match='"none"'):
             scheduler.enqueue_due(both)
-        assert (fires(), jobs()) == ([], [])
+        assert (fires(), factories.ingest_jobs()) == ([], [])
     finally:
         with db.connection() as conn:
             conn.execute(refusing.format("DROP"))
@@ -131,13 +127,13 @@ def test_a_fire_whose_job_cannot_be_stored_leaves_all_instants_free(db: ModuleTy
 def test_enqueue_due_refuses_unknown_names_before_any_write(db: ModuleType, bad: ScheduleEntry):
     with pytest.raises(ValueError, match=r"nope|nowhere"):
         scheduler.enqueue_due([entry(), bad])
-    assert (fires(), jobs()) == ([], [])
+    assert (fires(), factories.ingest_jobs()) == ([], [])
 
 
 def test_a_fire_takes_the_priority_and_lock_key_of_its_task(db: ModuleType):
     tasks.register_ingest_task("prices", lambda: None, priority=7, lock_key="one")
     scheduler.enqueue_due([entry()])
-    assert [(job["priority"], job["lock_key"]) for job in jobs()] == [(7, "one")]
+    assert [(job["priority"], job["lock_key"]) for job in factories.ingest_jobs()] == [(7, "one")]
 
 
 def test_a_task_that_needs_args_cannot_be_scheduled(db: ModuleType):
@@ -146,7 +142,7 @@ def test_a_task_that_needs_args_cannot_be_scheduled(db: ModuleType):
     tasks.register_ingest_task("prices", task)
     with pytest.raises(ValueError, match=r"entry 'n': it sends no args, and .* 'day' missing"):
         scheduler.enqueue_due([entry("n")])
-    assert (fires(), jobs()) == ([], [])
+    assert (fires(), factories.ingest_jobs()) == ([], [])
 
 
 def test_the_boot_kick_is_one_job_an_entry_and_hour_without_freshness(
@@ -157,7 +153,7 @@ def test_the_boot_kick_is_one_job_an_entry_and_hour_without_freshness(
     scheduler.enqueue_due([entry()])
     queued = [scheduler.enqueue_boot_kick() for _ in range(3)]
     # The hour may turn between the calls, once.
-    boots = [job for job in jobs() if job["reason"] == "boot"]
+    boots = [job for job in factories.ingest_jobs() if job["reason"] == "boot"]
     assert 1 <= len(boots) <= 2
     assert [job["id"] for job in boots] == [job_id for ids in queued for job_id in ids]
     assert {job["task_name"] for job in boots} == {"prices"}
@@ -356,7 +352,7 @@ def test_the_command_runs_until_sigterm(
     try:
         started(process, text)
         if schedule:
-            wait.until(lambda: [job["reason"] for job in jobs()] == ["boot"])
+            wait.until(lambda: [job["reason"] for job in factories.ingest_jobs()] == ["boot"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

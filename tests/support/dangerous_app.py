@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import db, jobs, node_queue
+from queue_workflows import db, jobs
 from tests.support import deaths, toy_app
 from tests.support.frequent_schedule import Every
 
@@ -101,10 +101,3 @@ def enqueue(task: str, folder: Path, **args: Any) -> str:
     setup()
     args["folder"] = str(folder)
     return jobs.enqueue(task_name=task, queue=QUEUE, args=args)
-
-
-def job(job_id: str) -> dict[str, Any]:
-    """Return the row of a job; there must be one."""
-    found = node_queue.get_ingest_job(job_id)
-    assert found is not None
-    return found

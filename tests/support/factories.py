@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,11 @@ def ingest(conn: db.Connection, **columns: Any) -> Row:
     return insert(conn, "ingest_jobs", **{"task_name": "t", "queue": "fetch"} | columns)
 
 
+def of(conn: db.Connection, kind: str, **columns: Any) -> Row:
+    """Insert a job of a kind, `node` or `ingest`."""
+    return (node if kind == "node" else ingest)(conn, **columns)
+
+
 def alert_sender(conn: db.Connection) -> None:
     """Note that a scheduler sends alerts, so that failures are noted for ten minutes."""
     conn.execute(
@@ -87,6 +92,23 @@ def job(conn: db.Connection) -> Row:
     row = conn.execute("SELECT * FROM ingest_jobs").fetchone()
     assert row is not None
     return row
+
+
+def ingest_jobs() -> list[Row]:
+    """Return the rows of all ingest jobs, in the order in which they were queued."""
+    return execute("SELECT * FROM ingest_jobs ORDER BY seq")
+
+
+def events(conn: db.Connection, job_id: str) -> list[str]:
+    """Return the types of an ingest job's events, the first one first."""
+    return column(
+        conn, "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id", job_id
+    )
+
+
+def changing(what: str) -> Callable[[db.Connection, Row], None]:
+    """Return what changes a job's row as `change` does."""
+    return lambda conn, given: change(conn, given, what)
 
 
 def change(conn: db.Connection, job: Row, what: str) -> None:

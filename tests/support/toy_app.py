@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import queue_workflows
-from queue_workflows import model_registry
+from queue_workflows import model_registry, run_store
 from queue_workflows.scheduler import ScheduleEntry
 
 MODEL = "tiny"
@@ -174,6 +174,11 @@ def load_pipeline(name: str) -> dict[str, Any]:
 
 def _register_models() -> None:
     model_registry.register(model_registry.ModelSpec(MODEL, lambda: {"size": 7}))
+
+
+def submit(folder: Path, workflow: str = "chain") -> str:
+    """Submit a run whose nodes write into this folder; return its id."""
+    return run_store.insert_run(workflow_name=workflow, context={"folder": str(folder)})["id"]
 
 
 def setup() -> None:

@@ -60,12 +60,17 @@ def charges(job_id: str) -> tuple[int, int, int]:
     return found["claim_no"], found["attempts"], found["crash_count"]
 
 
+def state(pid: int) -> str:
+    """Return the state letter of a process; X if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def alive(pid: int) -> bool:
     """Return whether the process runs; a zombie, which nobody may reap here, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state(pid) not in "XZ"
 
 
 def sessions() -> set[int]:
