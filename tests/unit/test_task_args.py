@@ -6,8 +6,6 @@ import dataclasses
 import datetime
 import difflib
 import enum
-import inspect
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -19,9 +17,8 @@ import pytest
 
 import queue_workflows
 from queue_workflows import errors, tasks
-from queue_workflows.dag import payload, typed_values
-from queue_workflows.tasks import registry as taking
-from tests.support import tabled
+from tests.support import tabled, task_calls
+from tests.support.task_calls import called
 
 Row = dict[str, Any]
 
@@ -39,10 +36,6 @@ class Span:
 
 class Colour(enum.Enum):
     RED = "red"
-
-
-def called(task: Any, args: Any) -> Any:
-    return taking.caller_of(task).call(task, "boot", args, "t")
 
 
 def model_alone(order: Order) -> Any:
@@ -157,7 +150,7 @@ def test_a_value_that_fits_its_annotation() -> None:
     ]
     for kind, value, got in cases:
         with tabled.case(kind, value, got):
-            made = typed_values.taken(value, kind, "x")
+            made = task_calls.taken(value, kind, "x")
             assert (type(made), made) == (type(got), got)
 
 
@@ -194,7 +187,7 @@ def test_a_value_that_does_not() -> None:
     ]
     for kind, value in cases:
         with tabled.case(kind, value), pytest.raises(errors.ArgsRefused, match=r"^x"):
-            typed_values.taken(value, kind, "x")
+            task_calls.taken(value, kind, "x")
 
 
 def test_an_annotation_that_only_a_type_checker_knows_takes_anything() -> None:
@@ -222,8 +215,8 @@ def test_a_typed_parameter_gets_back_what_was_encoded() -> None:
     ]
     for kind, value in cases:
         with tabled.case(kind, value):
-            stored = json.loads(payload.encode(value, "it"))
-            made = typed_values.taken(stored, kind, "x")
+            stored = task_calls.stored(value)
+            made = task_calls.taken(stored, kind, "x")
             assert (type(made), made) == (type(value), value)
 
 
@@ -340,27 +333,24 @@ def test_a_million_unknown_names_cost_no_more_than_ten(monkeypatch: pytest.Monke
         return []
 
     monkeypatch.setattr(difflib, "get_close_matches", close)
-    takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     given = dict.fromkeys([*(f"k{n}" for n in range(1_000_000)), "day"], 1)
     with pytest.raises(errors.ArgsRefused, match=r"'k9' and 999990 more unknown; it takes 'day'$"):
-        takes.bound(given, "args")
+        task_calls.bound(given, "day")
     assert compared == [f"k{n}" for n in range(10)]
 
 
 def test_a_name_of_megabytes_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("did"))
-    takes = typed_values.Keywords([inspect.Parameter("day", inspect.Parameter.KEYWORD_ONLY)], {})
     with pytest.raises(errors.ArgsRefused, match="unknown; it takes 'day'"):
-        takes.bound({"day": 1, "d" * 4_000_000: 1}, "args")
+        task_calls.bound({"day": 1, "d" * 4_000_000: 1}, "day")
 
 
 def test_a_task_that_drops_args_drops_those_that_are_no_object() -> None:
     def told(reason: str, *, client: str = "none") -> tuple[str, str]:
         return reason, client
 
-    caller = taking.caller_of(told)
     for given in ([1, 2], "text", 5):
-        assert caller.call(told, "boot", given, "told") == ("boot", "none")
+        assert called(told, given) == ("boot", "none")
 
 
 class Named(TypedDict):
@@ -492,7 +482,7 @@ def test_no_arg_is_refused_if_a_parameter_takes_all_of_them(task: Any) -> None:
 def test_args_that_a_task_does_not_read_are_refused_where_0_3_0_did_not_queue_jobs() -> None:
     queue_workflows.register_ingest_task("load", anything)
     assert tasks.check_args("load", {"other": 1}) == {"other": 1}
-    taking.refuse_dropped("load", {})
-    taking.refuse_dropped("unknown", {"other": 1})
+    task_calls.refuse_dropped("load", {})
+    task_calls.refuse_dropped("unknown", {"other": 1})
     with pytest.raises(errors.ArgsRefused, match="parameter 'what' gets the job's reason"):
-        taking.refuse_dropped("load", {"other": 1})
+        task_calls.refuse_dropped("load", {"other": 1})

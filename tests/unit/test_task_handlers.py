@@ -8,7 +8,7 @@ import contextvars
 import functools
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import pytest
@@ -16,45 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from queue_workflows.tasks import control, handlers
-from tests.support import tabled
+from tests.support import tabled, task_calls
 from tests.support.examples import examples
+from tests.support.task_calls import Script, run
 
 Log = list[str]
-
-
-class Script:
-    """A worker's side that interrupts after the n-th yield, or on request."""
-
-    def __init__(self, after: int | None = None) -> None:
-        self.heard: list[Any] = []
-        self.interrupted: str | None = None
-        self.cancel_requested = False
-        self._after = after
-        self._call: Callable[[], object] | None = None
-        self._lock = threading.Lock()
-
-    def report_progress(self, value: Any) -> None:
-        self.heard.append(value)
-        if len(self.heard) - 1 == self._after:
-            self.interrupt()
-
-    def interrupt(self, reason: str = "cancelled") -> None:
-        with self._lock:
-            self.interrupted = reason
-            if self._call is not None:
-                self._call()
-
-    def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        with self._lock:
-            self._call = call
-            if call is not None and self.interrupted:
-                call()
-
-
-def run(value: Any, script: Script | None = None) -> Any:
-    with contextlib.closing(handlers.Runner()) as runner:
-        return runner.run(value, script or Script())
 
 
 # --- what they leave
@@ -115,7 +81,7 @@ def test_a_task_is_async_by_its_definition() -> None:
     ]
     for task, is_async in cases:
         with tabled.case(task, is_async):
-            assert handlers.is_async(task) is is_async
+            assert task_calls.is_async(task) is is_async
 
 
 @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
@@ -161,7 +127,7 @@ def test_a_signal_that_is_yielded_is_raised_behind_the_handler(kind: str) -> Non
             yield "tidying"
             log.append("tidied")
 
-    with contextlib.closing(handlers.Runner()) as runner:
+    with task_calls.runner() as runner:
         with pytest.raises(errors.Snooze):
             runner.run(generator() if kind == "generator" else async_generator(), Script())
         assert log == ["tidied"]
@@ -205,7 +171,7 @@ def test_the_loop_is_reused_between_handlers_and_tasks_end_with_their_handler() 
         body.kept = own, lasting  # type: ignore[attr-defined]
         await asyncio.sleep(0)
 
-    with contextlib.closing(handlers.Runner()) as runner:
+    with task_calls.runner() as runner:
         runner.run(body(), Script())
         assert left == ["own"]
         runner.run(body(), Script())
@@ -243,7 +209,7 @@ def test_a_generator_ends_at_any_of_its_yields(count: int, after: int) -> None:
     log: Log = []
     script = Script(after)
     ends = after < count
-    with pytest.raises(control.Interrupted) if ends else contextlib.nullcontext():
+    with pytest.raises(task_calls.Interrupted) if ends else contextlib.nullcontext():
         assert run(_steps(log, count), script) == "all"
     done = after + 1 if ends else count
     assert log == [*(f"step {number}" for number in range(done)), "tidied"]
@@ -305,7 +271,7 @@ def test_an_async_generator_ends_at_any_of_its_awaits_and_yields(
     script = Script(before.count("yield") if yields else None)
     gate = _Gate(script, -1 if yields else place - before.count("yield"))
     log: Log = []
-    with pytest.raises(control.Interrupted) as raised:
+    with pytest.raises(task_calls.Interrupted) as raised:
         run(_awaiting(gate, log, plan), script)
     assert raised.value.reason == "cancelled"
     steps = [f"{step} {number}" for number, step in enumerate(plan[: place + 1])]
@@ -326,7 +292,7 @@ def test_a_coroutine_ends_at_any_of_its_awaits(awaits: int, data: st.DataObject)
             await asyncio.sleep(0.001)
             log.append("tidied")
 
-    with pytest.raises(control.Interrupted):
+    with pytest.raises(task_calls.Interrupted):
         run(body(), script)
     assert log == ["tidied"]
 
@@ -358,7 +324,7 @@ def test_a_generator_that_was_interrupted_is_not_cut_off_while_it_cleans_up() ->
                 await asyncio.sleep(0.001)
                 log.append("tidies")
 
-    with pytest.raises(control.Interrupted):
+    with pytest.raises(task_calls.Interrupted):
         run(body(), _AtTheLastMoment())
     assert log == ["tidies"] * 3
 
@@ -366,7 +332,7 @@ def test_a_generator_that_was_interrupted_is_not_cut_off_while_it_cleans_up() ->
 def test_a_handler_interrupted_before_its_start_ends_at_its_first_await() -> None:
     script = Script()
     script.interrupt("shutdown")
-    with pytest.raises(control.Interrupted, match="shutdown"):
+    with pytest.raises(task_calls.Interrupted, match="shutdown"):
         run(asyncio.sleep(60), script)
 
 
@@ -389,7 +355,7 @@ def test_a_handler_that_yields_on_is_interrupted_again_at_each_yield(kind: str) 
                 told.append("told")
 
     script = Script(0)
-    with pytest.raises(control.Interrupted):
+    with pytest.raises(task_calls.Interrupted):
         run(generator() if kind == "generator" else async_generator(), script)
     assert len(told) == 3
 
@@ -407,7 +373,7 @@ def test_a_coroutine_that_swallows_the_cancel_may_clean_up_and_is_cancelled_once
                 log.append("tidies")
         return "anyway"
 
-    with pytest.raises(control.Interrupted):
+    with pytest.raises(task_calls.Interrupted):
         run(body(), script)
     assert log == ["tidies"] * 3
 
@@ -439,7 +405,7 @@ def test_what_clean_up_raises_is_logged_and_the_handler_has_ended(
             raise raised
 
     made = {"generator": generator, "async": coroutine, "async generator": async_generator}[kind]
-    with caplog.at_level(logging.WARNING), pytest.raises(control.Interrupted):
+    with caplog.at_level(logging.WARNING), pytest.raises(task_calls.Interrupted):
         run(made(), script)
     assert type(raised).__name__ in caplog.text
 
