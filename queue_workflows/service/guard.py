@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from queue_workflows.runtime import log_context, trace_context
-from queue_workflows.service import problems, request_parts, state, tokens
+from queue_workflows.service import problems, request_parts, responses, state, tokens
 from queue_workflows.service import settings as service_settings
 
 ID_HEADER: Final = b"x-request-id"
@@ -111,9 +111,11 @@ class Guard:
             await refused(scope, receive, reply)
             return
         self._served[stays] += 1
+        before = responses.scope.set(request.scope["queue_workflows.scope"])
         try:
             await self._limited(request, receive, reply)
         finally:
+            responses.scope.reset(before)
             self._served[stays] -= 1
 
     def _refusal(self, request: request_parts.Request) -> Response | None:
@@ -159,7 +161,7 @@ class Guard:
         needed = request.needed
         if tokens.RANK[found] < tokens.RANK[needed]:
             return problems.problem(403, f"this token has scope {found}; {needed} is needed")
-        if self._settings.app_read_only and needed != "read":
+        if self._settings.app_read_only and tokens.RANK[needed] > tokens.RANK["read"]:
             return problems.problem(403, "the service is read-only")
         request.scope["queue_workflows.scope"] = found
         return None

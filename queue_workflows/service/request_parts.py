@@ -34,6 +34,16 @@ _SUBMIT: Final = re.compile(
     re.DOTALL,
 )
 """Paths of unsafe methods for which the scope `submit` is enough."""
+_LOOK: Final = re.compile(
+    r"/metrics|/api/v1/(?:events|workers|queues(?:/[^/]+)?|schedules(?:/[^/]+/preview)?"
+    r"|jobs(?:/[^/]+(?:/status|/events)?)?|runs(?:/[^/]+(?:/nodes)?)?)"
+)
+"""Paths for which the scope `look` is enough, as their answers are rows of states and times."""
+_LOOK_QUERY: Final = frozenset({
+    "cursor", "days", "job_id", "kind", "limit", "queue", "run_id", "since", "status", "task",
+    "until", "wait", "workflow",
+})  # fmt: skip
+"""Parameters that such a request may have. Others, as a search, would show values by guesses."""
 _ONCE: Final = frozenset({
     b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key",
     b"last-event-id", b"origin", b"sec-fetch-site",
@@ -58,7 +68,10 @@ class Request(NamedTuple):
     def needed(self) -> tokens.Scope:
         """Return the scope that the request needs."""
         if self.method in SAFE:
-            return "read"
+            query: bytes = self.scope["query_string"]
+            names = {name for name, _ in parse_qsl(query.decode("latin-1"), True)} if query else ()
+            is_open = _LOOK.fullmatch(self.path) is not None and _LOOK_QUERY.issuperset(names)
+            return "look" if is_open else "read"
         return "submit" if _SUBMIT.fullmatch(self.path) else "operate"
 
     @property

@@ -5,21 +5,59 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import errors
+from queue_workflows import errors, types
 from queue_workflows.runtime import display
+from queue_workflows.service import tokens
 from queue_workflows.types import JsonDict, Row
 
 MEDIA_TYPE = "application/json"
 
 
+scope: ContextVar[tokens.Scope] = ContextVar("scope", default="operate")
+"""That of the request's token."""
+STATES: Final = frozenset([
+    *("attempts", "counts", "events", "items", "kind", "loops", "maps", "next", "nodes", "used"),
+    *("child_run_id", "claimed_by", "current_model", "depends_on", "host_label", "id", "job_id"),
+    *("job_ids", "name", "node_id", "node_module", "parent_node_id", "parent_run_id", "pid"),
+    *("pipeline_name", "queue", "required_model", "run_id", "task_name", "worker_id"),
+    *("workflow_name", "blocked_reason", "desired_state", "event_type", "last", "last_status"),
+    *("lost", "missed", "outcome", "paused", "state", "status", "stop_policy", "throttle"),
+    *("at_most", "attempt", "attempts_failed", "card", "claim_no", "crash_count", "done"),
+    *("failures", "generation", "gpu_pct", "in_per_min", "lapse_count", "limited", "locked"),
+    *("max_attempts", "max_running", "nodes_total", "not_due", "open", "out_per_min", "priority"),
+    *("progress_pct", "ram_mb", "rate", "ready", "revision", "rounds", "total", "vram_mb"),
+    *("watchdog_retries", "at", "expression", "hours", "last_seen", "minute", "paused_until"),
+    *("seconds", "tz", *get_args(types.NodeStatus), "waiting"),
+])  # fmt: skip
+"""The members that the scope `look` sees beside times and durations; all others are null."""
+
+
+def _states(content: Any) -> Any:
+    """Return content without the values of runs and jobs."""
+    if isinstance(content, (list, tuple)):
+        return [_states(each) for each in cast("Sequence[Any]", content)]
+    if not isinstance(content, dict):
+        return content
+    return {
+        name: _states(value) if name in STATES or name.endswith(("_at", "_s")) else None
+        for name, value in cast("JsonDict", content).items()
+    }
+
+
 def body(content: Any) -> bytes:
-    """Return content as JSON: times in ISO 8601 (UTC), NaN and infinite numbers as texts."""
+    """Return content as JSON: times in ISO 8601 (UTC), NaN and infinite numbers as texts.
+
+    Every answer with rows is made here, so that this is where the scope `look` loses the values.
+    """
+    if scope.get() == "look":
+        content = _states(content)
     try:
         return json.dumps(content, allow_nan=False, default=_time, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError, OverflowError):

@@ -79,6 +79,11 @@ class Settings(pydantic_settings.BaseSettings):
     token_read: pydantic.SecretStr | None = Field(
         None, validation_alias=f"{PREFIX}TOKEN_READ", description="token to read"
     )
+    token_look: pydantic.SecretStr | None = Field(
+        None,
+        validation_alias=f"{PREFIX}TOKEN_LOOK",
+        description="token to read states and times, without values",
+    )
 
     dl_db_dsn: pydantic.SecretStr | None = Field(None, description="DSN of the queue")
     pg_host: str | None = Field(None, description="server of the queue without DL_DB_DSN")
@@ -133,7 +138,7 @@ class Settings(pydantic_settings.BaseSettings):
             db.describe(_DRIVER.sub(r"\1", value.get_secret_value()))
         return value
 
-    @pydantic.field_validator("token", "token_submit", "token_read")
+    @pydantic.field_validator("token", "token_submit", "token_read", "token_look")
     @classmethod
     def _long(cls, value: pydantic.SecretStr | None) -> pydantic.SecretStr | None:
         text = "" if value is None else value.get_secret_value()

@@ -15,8 +15,8 @@ import pydantic
 from queue_workflows import config, errors
 from queue_workflows.service import settings as service_settings
 
-Scope = Literal["read", "submit", "operate"]
-RANK: dict[Scope, int] = {"read": 0, "submit": 1, "operate": 2}
+Scope = Literal["look", "read", "submit", "operate"]
+RANK: dict[Scope, int] = {"look": 0, "read": 1, "submit": 2, "operate": 3}
 """A token of a scope has the scopes before it too."""
 FILE = "service-token"
 
@@ -40,6 +40,7 @@ class Tokens(NamedTuple):
 def load(settings: service_settings.Settings) -> Tokens:
     """Return the tokens of the settings, or that of the file, made if need be (`InvalidConfig`)."""
     chosen: tuple[tuple[pydantic.SecretStr | None, Scope], ...] = (
+        (settings.token_look, "look"),
         (settings.token_read, "read"),
         (settings.token_submit, "submit"),
         (settings.token, "operate"),
