@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from queue_workflows import db, errors
+from queue_workflows.admin import stored_graph
 from queue_workflows.dag import item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
@@ -20,7 +21,7 @@ def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
     items = statements.overview.items(conn, run=run_id, keys=[key])
     if not items:
         return None
-    entries = stored_json.all_entries(statements.runs.definition(conn, run_id=run_id))
+    entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=run_id))
     states = {
         row["node_id"]: row["status"]
         for row in statements.overview.nodes_of_item(conn, run=run_id, key=key)
@@ -45,7 +46,7 @@ def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
 def of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
     """Return the ids of the nodes of this round, in all loops of a run, or None without one."""
     definition = statements.runs.definition(conn, run_id=run_id)
-    entries = stored_json.graph_nodes(definition).items()
+    entries = stored_graph.graph_nodes(definition).items()
     return [name for name, entry in entries if entry.get("round") == number] or None
 
 
@@ -62,9 +63,9 @@ def waiting(
         (row["map_id"], row["key"])
         for row in statements.overview.items(conn, run=run_id, keys=list(keys))
     }
-    entries = stored_json.all_entries(definition)
+    entries = stored_graph.all_entries(definition)
     for name, parts in split.items():
-        entry = stored_json.entry_of(entries, name)
+        entry = stored_graph.entry_of(entries, name)
         if entry is not None and (parts.map_id, parts.key) in items:
             found[name] = {**entry, "id": name, "deps": []}
     return found
@@ -74,12 +75,12 @@ def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
     """Return the entries of the `names` that are rounds in items, and of their loops."""
     found: dict[str, Row] = {}
     names = [name for name in names if item_ids.of_item(name) and "#" in name]
-    entries = stored_json.all_entries(definition) if names else {}
+    entries = stored_graph.all_entries(definition) if names else {}
     for name in names:
         if (found_round := _round(entries, name)) is not None:
             loop, number = found_round
             found[name] = {"arm": loop, "round": number}
-            found[loop] = stored_json.entry_of(entries, loop) or {}
+            found[loop] = stored_graph.entry_of(entries, loop) or {}
     return found
 
 
@@ -88,8 +89,8 @@ def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
 
     An item's first nodes wait for what its map waits for, and the map waits for its items' last.
     """
-    entries = stored_json.all_entries(definition)
-    deps = {name: node["deps"] for name, node in stored_json.graph_nodes(definition).items()}
+    entries = stored_graph.all_entries(definition)
+    deps = {name: node["deps"] for name, node in stored_graph.graph_nodes(definition).items()}
     items: set[tuple[str, str]] = set()
     for name in names:
         while (parts := item_ids.split(name)) is not None:
@@ -113,14 +114,14 @@ def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
 
 def _body(entries: Row, map_id: str) -> dict[str, list[str]]:
     """Return the ids that the nodes of a map have in each item, with their dependencies there."""
-    of_map = stored_json.mapping((stored_json.entry_of(entries, map_id) or {}).get("map"))
-    nodes = stored_json.graph_nodes({"nodes": of_map.get("body")})
+    of_map = stored_json.mapping((stored_graph.entry_of(entries, map_id) or {}).get("map"))
+    nodes = stored_graph.graph_nodes({"nodes": of_map.get("body")})
     return {name: node["deps"] for name, node in nodes.items()}
 
 
 def _round(entries: Row, name: str) -> tuple[str, int] | None:
     """Return the loop that a node is a round of, and the round's number; None for any other."""
-    entry = stored_json.entry_of(entries, name) or {}
+    entry = stored_graph.entry_of(entries, name) or {}
     arm, number = stored_json.text(entry.get("arm")), entry.get("round")
     if arm is None or not isinstance(number, int):
         return None
@@ -136,9 +137,9 @@ def hint(conn: db.Connection, run_id: str, name: str) -> str:
     """
     if len(name) > errors.COMPARED_CHARS or not payload.is_storable(run_id):
         return ""
-    entries = stored_json.all_entries(statements.runs.definition(conn, run_id=run_id))
+    entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=run_id))
     known = {*entries, *(f"{each}[]" for each, entry in entries.items() if "map" in entry)}
-    shape, keys = stored_json.without_keys(name)
+    shape, keys = stored_graph.without_keys(name)
     parts = item_ids.split(name)
     if parts is None or shape not in known:
         meant = errors.closest(shape, known)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from queue_workflows import db, errors
-from queue_workflows.admin import attempt_history, item_nodes
+from queue_workflows.admin import attempt_history, item_nodes, stored_graph
 from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
@@ -38,7 +38,7 @@ def of_run(
     ids = [job["id"] for job in jobs] if wanted_logs else []
     stored = statements.logs.of_jobs(conn, jobs=list(ids), table=job_tables.NODE_JOBS.name)
     definition = row.pop("definition")
-    graph = stored_json.graph_nodes(definition)
+    graph = stored_graph.graph_nodes(definition)
     read_at = row.pop("read_at")
     by_node, by_job = _by(events, "node_id"), _by(stored, "job_id")
     made = [
@@ -79,7 +79,7 @@ def names_to_show(conn: db.Connection, run_id: str, *, most: int, some: int) -> 
     These are the nodes that run, wait for an answer or failed, and those of the graph that belong
     to no round of a loop. If they are more than `most`, only the first `some` of the former.
     """
-    graph = stored_json.graph_nodes(statements.runs.definition(conn, run_id=run_id))
+    graph = stored_graph.graph_nodes(statements.runs.definition(conn, run_id=run_id))
     active = statements.history_rows.active_nodes(conn, run_id=run_id, limit=most + 1)
     names = [name for name, entry in graph.items() if not isinstance(entry.get("round"), int)]
     if not statements.overview.maps(conn, run=run_id):
@@ -98,7 +98,7 @@ def page_of_run(
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    graph = [*stored_json.graph_nodes(row["definition"])]
+    graph = [*stored_graph.graph_nodes(row["definition"])]
     begin, behind = 0, ""
     if after in graph:
         begin = graph.index(after) + 1
@@ -181,7 +181,7 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     if job is None:
         return _ingest_job(conn, job_id)
     run = statements.history_rows.run(conn, run_id=job["run_id"])
-    graph = stored_json.graph_nodes(run["definition"] if run else None)
+    graph = stored_graph.graph_nodes(run["definition"] if run else None)
     events = statements.history_rows.node_events(conn, run_id=job["run_id"], nodes=[job["node_id"]])
     logs = statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.NODE_JOBS.name)
     made = _node(job, graph, run["queued_at"] if run else None, events, logs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from queue_workflows import config, db
+from queue_workflows.admin import stored_graph
 from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock, display, stored_json
@@ -83,7 +84,7 @@ def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
 def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
     """Return the nodes of the graph that are not queued yet, each with its open dependencies."""
     found: list[JsonDict] = []
-    for node_id, entry in stored_json.graph_nodes(row["definition"]).items():
+    for node_id, entry in stored_graph.graph_nodes(row["definition"]).items():
         if node_id in jobs:
             continue
         states = {dep: jobs[dep]["status"] if dep in jobs else "waiting" for dep in entry["deps"]}
@@ -225,8 +226,8 @@ def _of_status(conn: db.Connection, row: Row) -> str:
 def _skipped_by(conn: db.Connection, row: Row) -> str | None:
     """Return which branch or loop has left a node out; None for a node of neither."""
     run = statements.waiting_facts.run(conn, run=row["run_id"])
-    entries = stored_json.all_entries(run["definition"]) if run else {}
-    entry = stored_json.entry_of(entries, row["node_id"])
+    entries = stored_graph.all_entries(run["definition"]) if run else {}
+    entry = stored_graph.entry_of(entries, row["node_id"])
     arm = stored_json.text(entry.get("arm")) if entry else None
     if entry is None or arm is None:
         return None

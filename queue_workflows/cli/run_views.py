@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from queue_workflows import db, errors
+from queue_workflows.admin import stored_graph
 from queue_workflows.cli import output, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import masking, stored_json
+from queue_workflows.runtime import masking
 from queue_workflows.types import TERMINAL_RUN_STATUSES, NowFn, Row
 
 _log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class Reader:
             if head is None:
                 raise errors.UnknownJob(f"run {run_id!r} is gone")
             if not self._totals:
-                frozen = stored_json.graph_nodes(statements.runs.definition(conn, run_id=run_id))
+                frozen = stored_graph.graph_nodes(statements.runs.definition(conn, run_id=run_id))
                 self._totals = Counter(node_id.partition("/")[0] for node_id in frozen)
             maps = statements.overview.maps(conn, run=run_id)
             items = {row["node_id"]: row["nodes"] for row in maps}

@@ -12,7 +12,14 @@ from typing import Any, Final, NamedTuple
 import queue_workflows
 from queue_workflows import errors
 from queue_workflows.admin import attempt_history
-from queue_workflows.runtime import display, logs, masking, stored_json, trace_context
+from queue_workflows.runtime import (
+    attempt_spans,
+    display,
+    logs,
+    masking,
+    stored_json,
+    trace_context,
+)
 from queue_workflows.types import Row
 
 CHUNK: Final = 500
@@ -254,12 +261,12 @@ def of_attempt(events: Sequence[Row]) -> Record | None:
     outcome, trace = end["event_type"], end["traceparent"]
     given = trace_context.parse(trace)
     if "run_id" in end:
-        run, name = trace_context.of_run(end["run_id"], trace), f"node {end['node_id']}"
+        run, name = attempt_spans.of_run(end["run_id"], trace), f"node {end['node_id']}"
         parent: str | None = run.span_id
-        span = trace_context.of_node_attempt(end["run_id"], trace, end["job_id"], end["claim_no"])
+        span = attempt_spans.of_node_attempt(end["run_id"], trace, end["job_id"], end["claim_no"])
     else:
         parent, name = given.span_id if given else None, f"job {end['name'] or end['queue'] or ''}"
-        span = trace_context.of_job_attempt(trace, end["job_id"], end["claim_no"])
+        span = attempt_spans.of_job_attempt(trace, end["job_id"], end["claim_no"])
     attributes = _attributes(claimed or end, end, started) | _of_causes(causes)
     happenings = [
         Happening(
@@ -335,12 +342,12 @@ def of_run(row: Row) -> Record | None:
     if row["name"] is None:
         return None
     given = trace_context.parse(row["traceparent"])
-    span = trace_context.of_run(row["run_id"], row["traceparent"])
+    span = attempt_spans.of_run(row["run_id"], row["traceparent"])
     parent, generation = (given.span_id if given else None), row["generation"]
     if generation > 1:
         # The attempts of every generation are children of the first one's span.
         parent = span.span_id
-        span = span._replace(span_id=trace_context.derived_span("run", row["run_id"], generation))
+        span = span._replace(span_id=attempt_spans.derived_span("run", row["run_id"], generation))
     ended = row["finished_at"] or row["started_at"] or row["created_at"]
     started = min(row["queued_at"] or row["created_at"], ended)
     members = {

@@ -13,7 +13,7 @@ from queue_workflows import config, errors
 from queue_workflows.claim import outcomes
 from queue_workflows.dag import payload
 from queue_workflows.model_cache import loading
-from queue_workflows.runtime import log_context, trace_context
+from queue_workflows.runtime import attempt_spans, log_context
 from queue_workflows.tasks import control, handlers, registry
 from queue_workflows.tasks import job as jobs
 from queue_workflows.types import Row, Unreadable
@@ -86,7 +86,7 @@ class Attempt(abc.ABC):
     def __enter__(self) -> None:
         self._token = jobs.current.set(self.job)
         self._ids = log_context.bind_job(self.row)
-        self._detach: Callable[[], object] | None = trace_context.attach(self.row)
+        self._detach: Callable[[], object] | None = attempt_spans.attach(self.row)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:

@@ -1,28 +1,18 @@
-"""Carry the W3C trace context from who enqueues to the handler; OpenTelemetry is optional.
-
-The ids of spans are derived from those of jobs and runs. So the handler knows the id of its
-attempt's span, which the exporter of the history writes after the attempt has ended.
-"""
+"""Carry the W3C trace context of the current span in headers; OpenTelemetry is optional."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import importlib
 import re
 import sys
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
-from queue_workflows import config
-
 HEADER: Final = "traceparent"
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
-SPANS_READ_S: Final = 1.0
-_own: ContextVar[SpanContext | None] = ContextVar("queue_workflows_span", default=None)
+own: ContextVar[SpanContext | None] = ContextVar("queue_workflows_span", default=None)
+"""The span that is current without OpenTelemetry."""
 
 
 class SpanContext(NamedTuple):
@@ -48,44 +38,6 @@ def parse(value: Any) -> SpanContext | None:
     return SpanContext(found[2], found[3], bool(int(found[4], 16) & 1))
 
 
-def derived_span(kind: str, *ids: object) -> str:
-    """Return the id of a span of the history, the same in every process."""
-    return _digest("span", kind, *ids)[:16]
-
-
-def derived_trace(kind: str, own_id: str) -> str:
-    """Return the trace of a job or run that nobody gave one."""
-    return _digest("trace", kind, own_id)[:32]
-
-
-def _digest(*words: object) -> str:
-    text = "\0".join(map(str, words))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _below(kind: str, own_id: str, traceparent: Any, span_id: str) -> SpanContext:
-    """Return the identity of a span in the trace of a header, else in the one of a job or run."""
-    parent = parse(traceparent)
-    if parent is None:
-        return SpanContext(derived_trace(kind, own_id), span_id)
-    return parent._replace(span_id=span_id)
-
-
-def of_run(run_id: str, traceparent: Any) -> SpanContext:
-    """Return the identity of the span of a run."""
-    return _below("run", run_id, traceparent, derived_span("run", run_id))
-
-
-def of_node_attempt(run_id: str, traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
-    """Return the identity of the span of one claim of a node."""
-    return _below("run", run_id, traceparent, derived_span("node", job_id, claim_no))
-
-
-def of_job_attempt(traceparent: Any, job_id: str, claim_no: int) -> SpanContext:
-    """Return the identity of the span of one claim of a job outside of runs."""
-    return _below("job", job_id, traceparent, derived_span("job", job_id, claim_no))
-
-
 def with_current(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return the headers with the `traceparent` of the span that is current here, if there is one.
 
@@ -106,7 +58,7 @@ def _current() -> SpanContext | None:
         if found.is_valid:
             sampled = bool(found.trace_flags & 1)
             return SpanContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", sampled)
-    return _own.get()
+    return own.get()
 
 
 @contextlib.contextmanager
@@ -115,74 +67,8 @@ def continuing(traceparent: Any) -> Generator[None]:
 
     A span of OpenTelemetry that is current there counts more.
     """
-    token = _own.set(parse(traceparent))
+    token = own.set(parse(traceparent))
     try:
         yield
     finally:
-        _own.reset(token)
-
-
-def attach(job: Mapping[str, Any]) -> Callable[[], object] | None:
-    """Make the span of a claimed job current, for its handler; return what undoes that.
-
-    Does nothing and returns None for a job whose header, or whose run's, has no trace, unless SPANS
-    is `all`. OpenTelemetry gets the span, too, if it is installed.
-    """
-    span = _span_of(job)
-    if span is None:
-        return None
-    undo = functools.partial(_own.reset, _own.set(span))
-    if (found := _api()) is None:
-        return undo
-    context, trace = found
-    identity = trace.SpanContext(
-        int(span.trace_id, 16),
-        int(span.span_id, 16),
-        is_remote=True,
-        trace_flags=trace.TraceFlags(int(span.is_sampled)),
-    )
-    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(identity)))
-
-    def undo_both() -> None:
-        context.detach(token)
-        undo()
-
-    return undo_both
-
-
-def _span_of(job: Mapping[str, Any]) -> SpanContext | None:
-    in_run = "node_id" in job
-    carrier: Any = job.get("run") if in_run else job.get("headers")
-    given = carrier.get(HEADER) if isinstance(carrier, dict) else None  # pyright: ignore
-    known = given is not None and parse(given) is not None
-    if not known and not _read_spans(time.monotonic() // SPANS_READ_S):
-        return None
-    job_id, claim_no = str(job.get("id")), int(job.get("claim_no") or 0)
-    if in_run:
-        return of_node_attempt(str(job.get("run_id")), given, job_id, claim_no)
-    return of_job_attempt(given, job_id, claim_no)
-
-
-@functools.lru_cache(maxsize=1)
-def _read_spans(period: float) -> bool:  # noqa: ARG001  the key of the cache
-    """Return whether SPANS is `all`; a change is noticed within SPANS_READ_S seconds.
-
-    To read the environment costs as much as all else that is done for a short job's context.
-    """
-    return config.SPANS.read().lower() == "all"
-
-
-def reset_for_tests() -> None:
-    """Forget what SPANS was."""
-    _read_spans.cache_clear()
-
-
-@functools.cache
-def _api() -> tuple[Any, Any] | None:
-    try:
-        return (
-            importlib.import_module("opentelemetry.context"),
-            importlib.import_module("opentelemetry.trace"),
-        )
-    except ImportError:
-        return None
+        own.reset(token)

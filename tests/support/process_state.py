@@ -6,7 +6,7 @@ import logging
 import os
 
 from queue_workflows import config, model_registry
-from queue_workflows.runtime import log_context, trace_context
+from queue_workflows.runtime import attempt_spans, log_context
 
 PREFIXES = ("QUEUE_WORKFLOWS_", "AI_LEADS_")
 
@@ -22,7 +22,7 @@ def reset() -> None:
     config.reset_for_tests()
     model_registry.clear_for_tests()
     log_context.reset_for_tests()
-    trace_context.reset_for_tests()
+    attempt_spans.reset_for_tests()
 
 
 def what_is_logged() -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry import trace
 
 from queue_workflows import client
-from queue_workflows.runtime import trace_context
+from queue_workflows.runtime import attempt_spans, trace_context
 from tests.support import tabled
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -34,20 +34,20 @@ def test_any_other_value_is_no_parent() -> None:
     for value in cases:
         with tabled.case(value):
             assert trace_context.parse(value) is None
-            assert trace_context.of_run("r", value).trace_id == trace_context.derived_trace(
+            assert attempt_spans.of_run("r", value).trace_id == attempt_spans.derived_trace(
                 "run", "r"
             )
 
 
 def test_ids_are_the_same_everywhere_and_differ_by_claim() -> None:
-    first = trace_context.of_job_attempt(None, "j", 1)
-    assert first == trace_context.of_job_attempt(None, "j", 1)
+    first = attempt_spans.of_job_attempt(None, "j", 1)
+    assert first == attempt_spans.of_job_attempt(None, "j", 1)
     assert len(first.trace_id) == 32 and len(first.span_id) == 16
-    second = trace_context.of_job_attempt(None, "j", 2)
+    second = attempt_spans.of_job_attempt(None, "j", 2)
     assert (first.trace_id, first.span_id) != second[:2]
     assert first.trace_id == second.trace_id
-    assert trace_context.of_node_attempt("r", None, "j", 1).span_id != first.span_id
-    assert trace_context.of_job_attempt(None, "j\0\ud800", 1).trace_id
+    assert attempt_spans.of_node_attempt("r", None, "j", 1).span_id != first.span_id
+    assert attempt_spans.of_job_attempt(None, "j\0\ud800", 1).trace_id
 
 
 def test_headers_without_a_span_stay_as_they_are() -> None:
@@ -67,7 +67,7 @@ def test_the_current_span_is_added_but_not_over_a_given_one() -> None:
 
 @contextlib.contextmanager
 def attached(job: dict[str, Any]) -> Generator[None]:
-    detach = trace_context.attach(job)
+    detach = attempt_spans.attach(job)
     yield
     if detach is not None:
         detach()
@@ -81,14 +81,14 @@ def seen() -> tuple[str, str, bool]:
 def test_a_handler_has_the_span_of_its_attempt() -> None:
     job = {"id": "j", "claim_no": 2, "headers": {"traceparent": GIVEN}}
     with attached(job):
-        assert seen() == (TRACE, trace_context.derived_span("job", "j", 2), True)
+        assert seen() == (TRACE, attempt_spans.derived_span("job", "j", 2), True)
         inner = trace_context.with_current(None)
         assert inner is not None
         assert trace_context.parse(inner["traceparent"]) == seen()
     assert not trace.get_current_span().get_span_context().is_valid
     node = {"id": "n", "claim_no": 1, "run_id": "r", "node_id": "s/a"}
     with attached(node | {"run": {"traceparent": f"00-{TRACE}-{SPAN}-00"}}):
-        assert seen() == (TRACE, trace_context.derived_span("node", "n", 1), False)
+        assert seen() == (TRACE, attempt_spans.derived_span("node", "n", 1), False)
 
 
 def test_without_a_trace_a_handler_has_none_unless_all_have_spans(
@@ -98,19 +98,19 @@ def test_without_a_trace_a_handler_has_none_unless_all_have_spans(
     with attached(job):
         assert not trace.get_current_span().get_span_context().is_valid
     monkeypatch.setenv("QUEUE_WORKFLOWS_SPANS", "all")
-    trace_context.reset_for_tests()  # it is read once a second
+    attempt_spans.reset_for_tests()  # it is read once a second
     with attached(job):
-        assert seen()[0] == trace_context.derived_trace("job", "j")
+        assert seen()[0] == attempt_spans.derived_trace("job", "j")
 
 
 def test_without_opentelemetry_the_parent_still_reaches_jobs_of_a_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trace_context, "_api", lambda: None)
+    monkeypatch.setattr(attempt_spans, "_api", lambda: None)
     job = {"id": "j", "claim_no": 1, "headers": {"traceparent": GIVEN}}
     with attached(job):
         found = trace_context.with_current(None)
-    assert found == {"traceparent": trace_context.of_job_attempt(GIVEN, "j", 1).traceparent}
+    assert found == {"traceparent": attempt_spans.of_job_attempt(GIVEN, "j", 1).traceparent}
 
 
 def test_a_request_of_the_client_continues_the_trace_of_the_caller() -> None:
