@@ -912,6 +912,76 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text, p_since timestamp with time zone, p_until timestamp with time zone, p_text text, p_low text, p_high text, p_input jsonb, p_at timestamp with time zone, p_id text, p_limit integer, p_most integer, p_by_workflow boolean) RETURNS TABLE(run_id text, at timestamp with time zone, fits boolean, place bigint)
+    LANGUAGE plpgsql STABLE ROWS 50
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
+    AS $$
+DECLARE
+    c_few   CONSTANT integer := 2000;
+    v_since timestamptz := coalesce(p_since, '-infinity');
+    v_until timestamptz := coalesce(least(p_until, p_at), 'infinity');
+    v_text  text := lower(p_text);
+    v_ids   text[];
+BEGIN
+    IF p_text IS NOT NULL THEN
+        v_ids := ARRAY(SELECT r.id FROM workflow_runs r
+                        WHERE r.id >= coalesce(p_low, p_text) AND r.id <= coalesce(p_high, p_text)
+                          AND starts_with(r.id, p_text)
+                        ORDER BY r.id LIMIT c_few + 1);
+        v_ids := ARRAY(SELECT x.id FROM unnest(v_ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.id = i.id LIMIT 1) x
+                        WHERE cardinality(v_ids) <= c_few AND x.created_at >= v_since
+                          AND x.created_at <= coalesce(p_until, 'infinity') AND ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_input IS NULL OR x.context @> p_input)
+AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE);
+        v_ids := nullif(v_ids, '{}');
+    END IF;
+    IF v_ids IS NULL AND p_input <> '{}' THEN
+        v_ids := queue_workflows_runs_with_input(p_input, c_few);
+    END IF;
+    IF v_ids IS NOT NULL THEN
+        RETURN QUERY
+        SELECT x.id, x.created_at, true, 0::bigint FROM unnest(v_ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.id = i.id LIMIT 1) x
+         WHERE x.created_at >= v_since AND x.created_at <= v_until AND (p_id IS NULL OR x.created_at < p_at OR (x.id || '') COLLATE "C" > p_id) AND ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_input IS NULL OR x.context @> p_input)
+AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE
+         ORDER BY x.created_at DESC, (x.id || '') COLLATE "C" LIMIT p_limit;
+    ELSIF p_status IS NOT NULL AND NOT (p_by_workflow AND p_workflow IS NOT NULL) THEN
+        RETURN QUERY
+SELECT e.id, e.created_at, e.fits, e.place
+  FROM (SELECT x.id, x.created_at, ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_input IS NULL OR x.context @> p_input)
+AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE AS fits, row_number() OVER () AS place
+          FROM (SELECT * FROM workflow_runs r WHERE (r.status, r.created_at) >= (p_status, v_since) AND (r.status, r.created_at) <= (p_status, v_until) AND (p_id IS NULL OR r.created_at < p_at OR (r.id || '') COLLATE "C" > p_id)
+                 ORDER BY r.status DESC, r.created_at DESC, (r.id || '') COLLATE "C" LIMIT p_most) x) e
+ WHERE e.fits OR e.place = p_most LIMIT p_limit;
+    ELSIF p_workflow IS NOT NULL THEN
+        RETURN QUERY
+SELECT e.id, e.created_at, e.fits, e.place
+  FROM (SELECT x.id, x.created_at, ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_input IS NULL OR x.context @> p_input)
+AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE AS fits, row_number() OVER () AS place
+          FROM (SELECT * FROM workflow_runs r WHERE (r.workflow_name, r.created_at) >= (p_workflow, v_since) AND (r.workflow_name, r.created_at) <= (p_workflow, v_until) AND (p_id IS NULL OR r.created_at < p_at OR (r.id || '') COLLATE "C" > p_id)
+                 ORDER BY r.workflow_name DESC, r.created_at DESC, (r.id || '') COLLATE "C" LIMIT p_most) x) e
+ WHERE e.fits OR e.place = p_most LIMIT p_limit;
+    ELSE
+        RETURN QUERY
+SELECT e.id, e.created_at, e.fits, e.place
+  FROM (SELECT x.id, x.created_at, ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_input IS NULL OR x.context @> p_input)
+AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE AS fits, row_number() OVER () AS place
+          FROM (SELECT * FROM workflow_runs r WHERE r.created_at >= v_since AND r.created_at <= v_until AND (p_id IS NULL OR r.created_at < p_at OR (r.id || '') COLLATE "C" > p_id)
+                 ORDER BY r.created_at DESC, r.created_at DESC, (r.id || '') COLLATE "C" LIMIT p_most) x) e
+ WHERE e.fits OR e.place = p_most LIMIT p_limit;
+    END IF;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -3867,6 +3937,28 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_runs_with_input(p_input jsonb, p_most integer) RETURNS text[]
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
+    SET enable_indexonlyscan TO 'off'
+    SET enable_bitmapscan TO 'on'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_ids text[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_index i
+  JOIN pg_class c ON c.oid = i.indexrelid
+  JOIN pg_am a ON a.oid = c.relam AND a.amname = 'gin'
+  JOIN pg_attribute t ON t.attrelid = i.indrelid AND t.attnum = i.indkey[0] AND t.attname = 'context'
+ WHERE i.indrelid = 'workflow_runs'::regclass AND i.indisvalid AND i.indpred IS NULL) THEN
+        RETURN NULL;
+    END IF;
+    v_ids := ARRAY(SELECT r.id FROM workflow_runs r WHERE r.context @> p_input LIMIT p_most + 1);
+    RETURN CASE WHEN cardinality(v_ids) <= p_most THEN v_ids END;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_schedule_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'public', 'pg_temp'
@@ -5250,6 +5342,8 @@ CREATE INDEX ingest_jobs_blocked_idx ON public.ingest_jobs USING btree (availabl
 
 CREATE INDEX ingest_jobs_claim_idx ON public.ingest_jobs USING btree (queue, priority, seq) WHERE (((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
 
+CREATE INDEX ingest_jobs_failed_idx ON public.ingest_jobs USING btree (finished_at, ((id || ''::text)) COLLATE "C" DESC) WHERE ((status)::text = 'failed'::text);
+
 CREATE UNIQUE INDEX ingest_jobs_idempotency_idx ON public.ingest_jobs USING btree (idempotency_key) WHERE ((idempotency_key IS NOT NULL) AND (NOT idempotency_released));
 
 CREATE INDEX ingest_jobs_limited_idx ON public.ingest_jobs USING btree (queue, partition_key, priority, seq) WHERE ((partition_key IS NOT NULL) AND ((status)::text = 'queued'::text) AND (blocked_reason = 'limited'::text));
@@ -5263,6 +5357,8 @@ CREATE INDEX ingest_jobs_partition_idx ON public.ingest_jobs USING btree (queue,
 CREATE INDEX ingest_jobs_resume_idx ON public.ingest_jobs USING btree (resume_host, queue, resume_at) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = 'not_due'::text) AND ((resume_until)::timestamp with time zone = available_at) AND (lock_key IS NULL));
 
 CREATE INDEX ingest_jobs_running_idx ON public.ingest_jobs USING btree (worker_id) WHERE ((status)::text = 'running'::text);
+
+CREATE INDEX ingest_jobs_seq_idx ON public.ingest_jobs USING btree (seq);
 
 CREATE INDEX ingest_jobs_unserved_idx ON public.ingest_jobs USING btree (blocked_reason, queue, lock_key) WHERE (((status)::text = 'queued'::text) AND (blocked_reason = ANY (ARRAY['locked'::text, 'unserved'::text])) AND (octet_length((queue)::text) >= 0));
 
@@ -5320,6 +5416,8 @@ CREATE INDEX workflow_node_jobs_celery_task_id_idx ON public.workflow_node_jobs 
 
 CREATE INDEX workflow_node_jobs_claim_idx ON public.workflow_node_jobs USING btree (queue, required_version, priority, seq) WHERE (((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
 
+CREATE INDEX workflow_node_jobs_failed_idx ON public.workflow_node_jobs USING btree (finished_at, ((id || ''::text)) COLLATE "C" DESC) WHERE ((status)::text = 'failed'::text);
+
 CREATE INDEX workflow_node_jobs_gpu_idx ON public.workflow_node_jobs USING btree (priority, seq) WHERE (((queue)::text = 'gpu'::text) AND ((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
 
 CREATE INDEX workflow_node_jobs_host_label_idx ON public.workflow_node_jobs USING btree (host_label);
@@ -5344,6 +5442,8 @@ CREATE INDEX workflow_run_files_run_idx ON public.workflow_run_files USING btree
 
 CREATE INDEX workflow_runs_claim_idx ON public.workflow_runs USING btree (status, priority, queued_at);
 
+CREATE INDEX workflow_runs_created_idx ON public.workflow_runs USING btree (created_at, ((id || ''::text)) COLLATE "C" DESC);
+
 CREATE INDEX workflow_runs_delayed_idx ON public.workflow_runs USING btree (available_at) WHERE ((status = 'queued'::text) AND (mode = 'node'::text) AND (available_at IS NOT NULL));
 
 CREATE INDEX workflow_runs_parcel_created_idx ON public.workflow_runs USING btree (parcel_id, created_at DESC);
@@ -5352,7 +5452,9 @@ CREATE INDEX workflow_runs_parent_idx ON public.workflow_runs USING btree (paren
 
 CREATE INDEX workflow_runs_startable_idx ON public.workflow_runs USING btree (priority, queued_at, id) WHERE ((status = 'queued'::text) AND (mode = 'node'::text) AND (available_at IS NULL));
 
-CREATE INDEX workflow_runs_status_idx ON public.workflow_runs USING btree (status);
+CREATE INDEX workflow_runs_status_created_idx ON public.workflow_runs USING btree (status, created_at, ((id || ''::text)) COLLATE "C" DESC);
+
+CREATE INDEX workflow_runs_workflow_created_idx ON public.workflow_runs USING btree (workflow_name, created_at, ((id || ''::text)) COLLATE "C" DESC);
 
 CREATE TRIGGER dispatch_event_notify AFTER INSERT ON public.workflow_dispatch_events FOR EACH ROW EXECUTE FUNCTION public.notify_dispatch_event();
 
@@ -5521,6 +5623,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs json
 
 REVOKE ALL ON FUNCTION public.queue_workflows_event_sent() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text, p_since timestamp with time zone, p_until timestamp with time zone, p_text text, p_low text, p_high text, p_input jsonb, p_at timestamp with time zone, p_id text, p_limit integer, p_most integer, p_by_workflow boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_runs() FROM PUBLIC;
@@ -5682,6 +5786,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_reopen_ingest() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.queue_workflows_run_depth(p_run text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_run_failed() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_runs_with_input(p_input jsonb, p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_schedule_changed() FROM PUBLIC;
 

@@ -10,7 +10,7 @@ import builtins
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import acts, config, db, errors, types
@@ -18,7 +18,7 @@ from queue_workflows.admin import item_nodes, waiting_reasons
 from queue_workflows.claim import manual_changes
 from queue_workflows.dag import answers, item_ids, payload
 from queue_workflows.db import check_violations, statements
-from queue_workflows.runtime import trace_context
+from queue_workflows.runtime import clock, identity, trace_context
 from queue_workflows.types import JsonDict, NewRun, NodeJob, Row, Rows, Run, Upgrade, Who
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ WRITABLE = frozenset(
 JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 EXPLAINED_NODES = 100
 """Nodes that `explain` takes at most, since each needs several queries."""
+EXAMINED = 10_000
+"""Runs that a page of a list examines at most: about 20 ms of the server's time."""
+ID_CHARACTERS = 8
+"""A text of so many characters or more may be the beginning of an id. No word has as many of the
+digits that ids have."""
+_PLACE = frozenset({"fits", "place", "last_at", "last_id"})
 MAX_HEADERS_BYTES = 6000
 """Bytes of the headers of a run as JSON text. The database adds spaces, and refuses 8,000."""
 
@@ -189,21 +195,104 @@ def list(  # noqa: A001  the usual verb
     limit: int = 50,
     status: str | None = None,
     workflow_name: str | None = None,
+    since: datetime | timedelta | None = None,
+    until: datetime | timedelta | None = None,
+    text: str | None = None,
+    input: Mapping[str, Any] | None = None,  # noqa: A002  as the command and HTTP name it
     before: tuple[datetime, str] | None = None,
 ) -> Rows:
     """Return the newest runs, each with its node counts by status as `nodes`, and `nodes_total`.
 
-    `nodes_total` is None before a run's first start. `status`, `workflow_name` None: every one.
-    `before`: `created_at` and `id` of the last run of the page before, for the next page.
+    `nodes_total` is None before a run's first start. A filter that is None matches every run.
+    `since`, `until`: created from then on, up to then, or so long ago. `text`: the beginning of an
+    id, or a part of an error. `input`: members that the inputs have. `before`: `created_at` and
+    `id` of the last run of the page before. It reads page after page, as `page` returns them, until
+    it has `limit` runs; a text or an input that few runs have may take seconds. Raises as `page`.
     """
-    texts = [text for text in (status, workflow_name, before and before[1]) if text is not None]
-    if not all(payload.is_storable(text) for text in texts):
-        return []
-    with db.statement() as conn:
-        at, run_id = before or (None, None)
-        return statements.runs.newest(
-            conn, limit=limit, status=status, workflow=workflow_name, before=at, before_id=run_id
+    found: Rows = []
+    while len(found) < limit:
+        items, before = page(
+            limit=min(limit - len(found), EXAMINED),
+            status=status,
+            workflow_name=workflow_name,
+            since=since,
+            until=until,
+            text=text,
+            input=input,
+            before=before,
         )
+        found += items
+        if before is None:
+            break
+    return found
+
+
+def page(
+    *,
+    limit: int = 50,
+    status: str | None = None,
+    workflow_name: str | None = None,
+    since: datetime | timedelta | None = None,
+    until: datetime | timedelta | None = None,
+    text: str | None = None,
+    input: Mapping[str, Any] | None = None,  # noqa: A002  as the command and HTTP name it
+    before: tuple[datetime, str] | None = None,
+    conn: Any = None,
+) -> types.RunPage:
+    """Return a page of the runs that `list` returns, and the `before` of the next page.
+
+    It examines EXAMINED runs at most, so it may have fewer than `limit` runs, even none, while
+    others follow. Raises `InvalidConfig` for a time without its zone or a limit below 1, and
+    `InvalidPayload` for an `input` that cannot be stored (both are ValueErrors). `conn` as in
+    `get`.
+    """
+    if limit < 1:
+        raise errors.InvalidConfig(f"limit {limit!r:.40}: a whole number from 1")
+    clock.check_since(since)
+    clock.check_since(until, "until")
+    inputs = None if input is None else payload.encode({**input}, "input")
+    texts = [one for one in (status, workflow_name, text, before and before[1]) if one is not None]
+    if not all(map(payload.is_storable, texts)):
+        return types.RunPage([], None)
+    among = identity.uuid_range(text) if text and len(text) >= ID_CHARACTERS else None
+    low, high = among or (None, None)
+    at, run_id = before or (None, None)
+    given: dict[str, Any] = {
+        "status": status,
+        "workflow": workflow_name,
+        "since": since if isinstance(since, datetime) else None,
+        "since_ago": since if isinstance(since, timedelta) else None,
+        "until": until if isinstance(until, datetime) else None,
+        "until_ago": until if isinstance(until, timedelta) else None,
+        "text": text or None,
+        "low": low,
+        "high": high,
+        "inputs": inputs,
+        "before": at,
+        "before_id": run_id,
+    }
+    with db.statement(conn) as own:
+        found = _found(own, limit, given)
+        if len(found.items) < limit and found.next is not None and status and workflow_name:
+            # The workflow may have fewer runs than the status, which then reach further back.
+            other = _found(own, limit, given, by_workflow=True)
+            if other.next is None or other.next[0] < found.next[0]:
+                return other
+    return found
+
+
+def _found(
+    conn: db.Connection, limit: int, given: dict[str, Any], *, by_workflow: bool = False
+) -> types.RunPage:
+    rows = statements.runs.newest(
+        conn, limit=limit + 1, most=EXAMINED, by_workflow=by_workflow, **given
+    )
+    fitting = [row for row in rows if row["fits"]]
+    last = rows[-1] if rows and rows[-1]["place"] == EXAMINED else None
+    if len(fitting) > limit:
+        last = fitting[limit - 1]
+    items = [{name: row[name] for name in row if name not in _PLACE} for row in fitting[:limit]]
+    return types.RunPage(items, None if last is None else (last["last_at"], last["last_id"]))
 
 
 def nodes(run_id: str) -> builtins.list[NodeJob]:

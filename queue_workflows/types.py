@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, get_args
 
 Row: TypeAlias = dict[str, Any]
 """One table row by column name: jsonb decoded (or `Unreadable`), timestamps as aware datetimes."""
@@ -109,6 +109,14 @@ class NodeChange(TypedDict):
     fields: list[str]
     version_before: int | None
     version_after: int | None
+
+
+class RunPage(NamedTuple):
+    """A part of a list of runs."""
+
+    items: Rows
+    next: tuple[datetime.datetime, str] | None
+    """`created_at` and `id` of the run behind which the list goes on; None at its end."""
 
 
 class Upgrade(TypedDict):

@@ -66,6 +66,8 @@ HOT_SHARE_WARN = 0.5
 """Share of HOT updates of `workers`: all of them are renewals and should be HOT."""
 COLD_UPDATES_WARN = 10.0
 """Updates per job that are not HOT. Its claim and its end are two, each requeue adds two."""
+MANY_RUNS = 100_000
+"""Runs that a search by inputs reads in ten steps."""
 MIGRATE = "run `queue-workflows migrate`"
 RENEWED = {
     "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
@@ -605,6 +607,17 @@ def renewals(conn: db.Connection) -> Finding:
     return Finding("renewals", OK, text)
 
 
+def run_inputs(conn: db.Connection) -> Finding:
+    """Report whether an index finds runs by their inputs, which only some apps need."""
+    found = statements.doctor.input_index(conn)
+    if found["is_there"]:
+        return Finding("run inputs", OK, "an index finds runs by their inputs")
+    if found["runs"] < MANY_RUNS:
+        return Finding("run inputs", OK, "so few runs are searched without an index")
+    text = f"a search by inputs reads {found['runs']:,} runs in steps; for frequent ones, "
+    return Finding("run inputs", OK, text + found["statement"])
+
+
 def _are_cold(row: dict[str, int]) -> bool:
     if row["updates"] < UPDATES_JUDGED:
         return False
@@ -704,5 +717,8 @@ CHECKS = (
         dead_rows,
     ),
     Check("renewals", WARNING, "Are renewals HOT updates, which no index slows down?", renewals),
+    Check(
+        "run inputs", OK, "Are there few runs, or does an index find them by inputs?", run_inputs
+    ),
 )
 """In the order of `doctor`. What follows `schema` needs the tables."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from queue_workflows import db, errors
 from queue_workflows.cli import command
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
-from queue_workflows.runtime import display
+from queue_workflows.runtime import display, identity
 from queue_workflows.types import Row
 
 HELP = "Put -- before an id that begins with a dash. Escapes such as \\x1b are understood."
@@ -16,7 +14,6 @@ PREFIX_HELP = f"A unique prefix of a generated id is accepted. {HELP}"
 RUN_OR_JOB = f"RUN|JOB  The ids of runs or jobs. {PREFIX_HELP}"
 CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
-_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> tuple[str, Row | None]:
@@ -57,13 +54,13 @@ def resolve(
 def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
     """Return runs and jobs whose id is a UUID with this prefix; at most `limit` of each kind.
 
-    Each row has `kind` and `id`. The ids are ranges of the primary keys, as UUIDs have one form, so
-    that every collation orders them by their digits. Ids of another form, which apps give, are not
-    found.
+    Each row has `kind` and `id`. The ids are ranges of the primary keys. Ids of another form than
+    UUIDs, which apps give, are not found.
     """
-    low, high = prefix + _UUID[len(prefix) :], prefix + _UUID.replace("0", "f")[len(prefix) :]
-    if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", low):
+    among = identity.uuid_range(prefix)
+    if among is None:
         return []
+    low, high = among
     return statements.history_rows.ids_in_range(
         conn, prefix=prefix, low=low, high=high, limit=limit
     )

@@ -121,20 +121,11 @@ _changing(
 
 
 def _instant(text: str | None) -> datetime | timedelta | None:
-    """Return a time span for `90m`, `24h` or `7d`, a time for ISO text. Raises `InvalidConfig`."""
-    if text is None:
-        return None
-    if (ago := clock.span(text)) is not None:
-        return ago
+    """Return the meaning of `--since`, None without it. Raises `InvalidConfig`."""
     try:
-        moment = clock.iso_time(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise errors.InvalidConfig(
-            f"--since {text} should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
-        )
-    return moment
+        return None if text is None else clock.parse_since(text)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(f"--since {error}") from None
 
 
 def outcomes(name: str, done: Sequence[JsonDict], runs: Collection[str] = ()) -> define.Shown:

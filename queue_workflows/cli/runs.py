@@ -5,19 +5,23 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
-from queue_workflows.cli import command, define, ids, output, texts
+from queue_workflows.cli import answer, command, define, ids, output, texts
 from queue_workflows.cli import jobs as job_commands
 from queue_workflows.db import statements
+from queue_workflows.requests import catalog
+from queue_workflows.requests import request as requests
 from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict, Row, RunStatus, Upgrade
 
 STATUSES = frozenset(get_args(RunStatus))
 SHOWN = 30
 """Nodes and edges of a kind that an upgrade prints; --json has all."""
+PAGES = 10
+"""Pages of runs that are examined at most."""
 _HEAD = ("run", "workflow", "status", "created (UTC)", "nodes", "error")
 _KEYS = (
     "id", "workflow_name", "status", "priority", "mode", "generation", "created_at", "started_at",
@@ -25,22 +29,69 @@ _KEYS = (
 )  # fmt: skip
 
 
+_FIELDS = requests.marks(catalog.ListRuns)
+
+
+def _option(name: str) -> str:
+    """Return the line of an option that the catalog describes."""
+    mark = _FIELDS[name]
+    return f"--{mark.name or name} {mark.metavar}  {mark.help[:1].upper()}{mark.help[1:]}."
+
+
 @define.command(
     "runs",
-    """--status STATUS  Only runs of this status.
-    --limit N 1..10000  How many at most.""",
+    *map(_option, ("status", "workflow_name", "since", "until", "text", "input")),
+    "--limit N 1..10000  How many at most.",
 )
-def runs(status: str | None = None, limit: int = 20) -> define.Shown:
-    """List the newest runs with their nodes by state."""
-    if status is not None:
+def runs(
+    status: str | None = None, workflow: str | None = None, since: str | None = None,
+    until: str | None = None, text: str | None = None, input: list[str] | None = None,  # noqa: A002
+    limit: int = 20,
+) -> define.Shown:  # fmt: skip
+    """List the newest runs with their nodes by state.
+
+    It examines 100,000 runs at most, and says how far it went if these are not enough.
+    """
+    if status is not None and status not in STATUSES:
         with db.transaction() as conn:
             known = STATUSES | statements.overview.runs_by_status(conn).keys()
         if status not in known:
             raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
-    rows = api.list(limit=limit, status=status)
+    given: JsonDict = {
+        "status": status, "workflow_name": workflow, "since": _moment("since", since),
+        "until": _moment("until", until), "text": text, "input": _inputs(input or []),
+    }  # fmt: skip
+    page = api.page(limit=limit, **given)
+    rows = page.items
+    for _ in range(PAGES - 1):
+        if page.next is None or len(rows) == limit:
+            break
+        page = api.page(limit=limit - len(rows), before=page.next, **given)
+        rows += page.items
+    if page.next is not None and len(rows) < limit:
+        back_to = page.next[0]
+        far = f"searched {PAGES * api.EXAMINED:,} runs, back to {display.moment(back_to)}"
+        command.refuse("runs", f"{far}; `--until {back_to.isoformat()}` searches earlier ones")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     listed = [{key: row[key] for key in _KEYS} for row in rows]
     return define.Shown(listed, lambda: show(rows, width))
+
+
+def _moment(name: str, word: str | None) -> Any:
+    """Return the time that the word of an option means. Raises `InvalidConfig`."""
+    parse = _FIELDS[name].parse
+    try:
+        return None if word is None or parse is None else parse(word)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(f"--{name} {error}") from None
+
+
+def _inputs(words: list[str]) -> JsonDict | None:
+    """Return the members of all `key=value` and JSON objects. Raises `InvalidConfig`."""
+    found: JsonDict = {}
+    for word in words:
+        found |= catalog.json_object(word) if word.startswith("{") else answer.inputs([word])
+    return found if words else None
 
 
 def show(rows: list[Row], width: int | None) -> None:

@@ -576,6 +576,10 @@ class _DoctorIndexesOnRenewed(Named):
     def __call__(self, conn: _Conn, /, *, tables: _Texts | None, columns: _Texts | None) -> list[Row]: ...
     def script(self, *, tables: _Texts | None, columns: _Texts | None) -> scripts.Script[list[Row]]: ...
 
+class _DoctorInputIndex(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
+
 class _Doctor:
     server: _DoctorServer
     """Return what answers: its version, whether it is a standby or read-only, and the role.
@@ -645,6 +649,9 @@ class _Doctor:
     indexes_on_renewed: _DoctorIndexesOnRenewed
     """Return the indexes over one of these columns, each given with its table.
     Columns: name."""
+    input_index: _DoctorInputIndex
+    """Return about how many runs there are, whether an index finds them by their inputs, and the statement that makes it.
+    Columns: runs, is_there, statement."""
 
 doctor: _Doctor
 
@@ -2754,8 +2761,8 @@ class _RunsRequeueRunning(Named):
     def script(self) -> scripts.Script[list[Any]]: ...
 
 class _RunsNewest(Named):
-    def __call__(self, conn: _Conn, /, *, status: str | None, workflow: str | None, before: datetime | None, before_id: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, status: str | None, workflow: str | None, before: datetime | None, before_id: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, status: str | None, workflow: str | None, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, text: str | None, low: str | None, high: str | None, inputs: str | None, before: datetime | None, before_id: str | None, limit: int | None, most: int | None, by_workflow: bool | None) -> list[Row]: ...
+    def script(self, *, status: str | None, workflow: str | None, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, text: str | None, low: str | None, high: str | None, inputs: str | None, before: datetime | None, before_id: str | None, limit: int | None, most: int | None, by_workflow: bool | None) -> scripts.Script[list[Row]]: ...
 
 class _Runs:
     submit: _RunsSubmit
@@ -2852,11 +2859,12 @@ class _Runs:
     requeue_running: _RunsRequeueRunning
     """Queue every running run again, at the front, and count a resume of each; return their ids."""
     newest: _RunsNewest
-    """Return the newest runs, each with `nodes`, the number of its nodes by status, and
-    `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and
-    `workflow` NULL: every one. `before`, `before_id`: only runs after this one in the order of the
-    list, for the next page.
-    Columns: id, workflow_name, status, priority, error, out_dir, mode, created_at, started_at, finished_at, generation, nodes, nodes_total."""
+    """Return a page of the newest runs, each with `nodes`, the number of its nodes by status, and `nodes_total`, the number
+    of the nodes of its definition and of the items of its maps. A filter that is NULL matches every run; `low` and `high`
+    are the range of UUIDs that begin with `text`. `before`, `before_id`: only runs after this one in the order of the
+    list. `most`: how many runs are examined at most. If these are not enough, the last row is the one at the `place`
+    `most`, which is in the list only if it `fits`. `by_workflow`: they are of the workflow and not of the status, if both
+    are given. A plan that was kept would be the one of a smaller table."""
 
 runs: _Runs
 

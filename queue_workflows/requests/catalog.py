@@ -5,6 +5,7 @@ Its length is that of this list.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -456,16 +457,60 @@ class _RunState(GetRun):
     missing = False
 
 
-@operation("GET runs", "runs.list")
+def _moment(help_: str) -> Field:
+    text = f"{help_}: 90m, 24h, 7d ago, or an ISO time with its zone"
+    how: Any = {"kind": datetime | None, "send": request.instant, "parse": clock.parse_since}
+    return Field(text, metavar="TIME", **how)
+
+
+def json_object(text: str) -> JsonDict:
+    """Return the JSON object of a text. Raises `InvalidConfig` for any other text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise errors.InvalidConfig('input: a JSON object, such as {"tenant": 7}')
+    return cast("JsonDict", found)
+
+
+def _taken(text: str | None) -> JsonDict | None:
+    return None if text is None else json_object(text)
+
+
+@operation("GET runs", "runs.page")
 class ListRuns(Pages[JsonDict]):
     """Return the runs that match every filter, up to `limit`, the newest first.
 
-    Each has its node counts as `nodes`.
+    Each has its node counts as `nodes`. `since`, `until`: when they were created; a time span means
+    so long ago. `text`: the beginning of an id, or a part of an error. `input`: members that the
+    inputs have. The service searches 10,000 runs for each request, so a text or an input that few
+    runs have may take many requests.
     """
 
     _: KW_ONLY
-    status: Filter = None
-    workflow_name: Annotated[str | None, Field(name="workflow", bounds={"max_length": 1000})] = None
+    status: Annotated[
+        str | None, Field("only runs of this status", metavar="STATUS", bounds={"max_length": 1000})
+    ] = None
+    workflow_name: Annotated[
+        str | None,
+        Field(
+            "only of this workflow", name="workflow", metavar="NAME", bounds={"max_length": 1000}
+        ),
+    ] = None
+    since: Annotated[datetime | timedelta | None, _moment("created since")] = None
+    until: Annotated[datetime | timedelta | None, _moment("created until")] = None
+    text: Annotated[
+        str | None,
+        Field("the beginning of an id, or a part of an error", metavar="TEXT",
+              bounds={"max_length": 200}),
+    ] = None  # fmt: skip
+    input: Annotated[
+        Mapping[str, Any] | None,
+        Field("only runs that have these inputs, a JSON object", kind=str | None,
+              send=json.dumps, take=_taken,
+              metavar="KEY=VALUE|JSON", bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
+    ] = None  # fmt: skip
     limit: FirstPage = 50
 
 

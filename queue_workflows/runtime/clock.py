@@ -67,16 +67,16 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
     return at, lasts
 
 
-def check_since(since: Any) -> None:
+def check_since(since: Any, name: str = "since") -> None:
     """Raise `InvalidConfig` unless `since` is None, a time with its zone, or a span up to now."""
     if since is not None and not isinstance(since, (datetime, timedelta)):
         raise errors.InvalidConfig(
-            f"since {since!r:.80}: a datetime with a time zone or a timedelta"
+            f"{name} {since!r:.80}: a datetime with a time zone or a timedelta"
         )
     if isinstance(since, datetime) and since.tzinfo is None:
-        raise errors.InvalidConfig(f"since {since}: it has no time zone")
+        raise errors.InvalidConfig(f"{name} {since}: it has no time zone")
     if isinstance(since, timedelta) and abs(since) > MAX_SPAN:
-        raise errors.InvalidConfig(f"since {since}: a time span has a hundred years at most")
+        raise errors.InvalidConfig(f"{name} {since}: a time span has a hundred years at most")
 
 
 def iso_time(text: str) -> datetime:
@@ -89,6 +89,24 @@ def span(text: str) -> timedelta | None:
     """Return a whole number of s, m, h or d, such as 90m, as a time span; None for another text."""
     found = _SPAN.fullmatch(text)
     return None if found is None else timedelta(seconds=int(found[1]) * UNITS_S[found[2]])
+
+
+def parse_since(text: str) -> datetime | timedelta:
+    """Return the meaning of a text: a time span up to now such as 90m, 24h, 7d, or an ISO time.
+
+    Raises `InvalidConfig` for another text, and for a time without its zone.
+    """
+    if (ago := span(text)) is not None:
+        return ago
+    try:
+        moment = iso_time(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise errors.InvalidConfig(
+            f"{text} should look like 90m, 24h, 7d, or 2026-01-31T09:00+01:00"
+        )
+    return moment
 
 
 def parse_until(text: str) -> datetime | timedelta:

@@ -1,4 +1,4 @@
-"""Make ids: of worker processes, unique across processes and boots, and of new jobs."""
+"""Make ids: of worker processes, unique across processes and boots, and of new jobs; find UUIDs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _MAX_LABEL = 80
 """With pid (10), machine (8), random (12), three colons and `_EXECUTORS`: 116 of 120 characters."""
 _EXECUTORS = "ex-"
 """Begins the last part of ids of workers with executors."""
+_UUID = "00000000-0000-0000-0000-000000000000"
+_UUID_FORM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @functools.cache
@@ -95,3 +97,12 @@ def new_job_prefix() -> str:
 def job_ids(prefix: str, count: int) -> list[JobId]:
     """Return the ids of the jobs at the places 1 to `count` of one INSERT."""
     return [JobId(f"{prefix}{place:012x}") for place in range(1, count + 1)]
+
+
+def uuid_range(prefix: str) -> tuple[str, str] | None:
+    """Return the first and the last UUID that begin with the prefix; None if no UUID does.
+
+    UUIDs have one form, so every collation orders them by their digits, and an index finds them.
+    """
+    low, high = prefix + _UUID[len(prefix) :], prefix + _UUID.replace("0", "f")[len(prefix) :]
+    return (low, high) if _UUID_FORM.fullmatch(low) else None

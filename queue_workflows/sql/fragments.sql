@@ -422,3 +422,46 @@ s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.kind = %(kind)s AND s.n
 -- fragment: feed_from()
 -- From when on the feed has events. The planner knows this time, and so how few events there are.
 coalesce(%(since)s::timestamptz, now() - %(late_s)s::float8 * interval '1 second')
+
+-- fragment: input_index()
+-- The indexes that serve a search of runs by their inputs.
+SELECT FROM pg_index i
+  JOIN pg_class c ON c.oid = i.indexrelid
+  JOIN pg_am a ON a.oid = c.relam AND a.amname = 'gin'
+  JOIN pg_attribute t ON t.attrelid = i.indrelid AND t.attnum = i.indkey[0] AND t.attname = 'context'
+ WHERE i.indrelid = 'workflow_runs'::regclass AND i.indisvalid AND i.indpred IS NULL
+
+-- fragment: runs_of(ids)
+-- The runs with these ids, by a look-up for each.
+unnest(ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.id = i.id LIMIT 1)
+
+-- fragment: of_status()
+-- The runs of a status in the time that is searched. Rows are compared, as `=` would leave the planner more indexes.
+(r.status, r.created_at) >= (p_status, v_since) AND (r.status, r.created_at) <= (p_status, v_until)
+
+-- fragment: of_workflow()
+-- The same for a workflow.
+(r.workflow_name, r.created_at) >= (p_workflow, v_since) AND (r.workflow_name, r.created_at) <= (p_workflow, v_until)
+
+-- fragment: listed_id(r)
+-- The id as the indexes of lists have it.
+(r.id || '') COLLATE "C"
+
+-- fragment: is_behind(r)
+-- The run comes behind the last one of the page before.
+(p_id IS NULL OR r.created_at < p_at OR {listed_id(r)} > p_id)
+
+-- fragment: fits(r)
+-- The run has the status, the workflow, the inputs and the text that are searched.
+((p_status IS NULL OR r.status = p_status) AND (p_workflow IS NULL OR r.workflow_name = p_workflow)
+AND (p_input IS NULL OR r.context @> p_input)
+AND (p_text IS NULL OR starts_with(r.id, p_text) OR strpos(lower(r.error), v_text) > 0)) IS TRUE
+
+-- fragment: examined(column, condition)
+-- Return the runs that fit, and the last one that may be examined, in the order of the index that begins so.
+RETURN QUERY
+SELECT e.id, e.created_at, e.fits, e.place
+  FROM (SELECT x.id, x.created_at, {fits(x)} AS fits, row_number() OVER () AS place
+          FROM (SELECT * FROM workflow_runs r WHERE condition AND {is_behind(r)}
+                 ORDER BY column DESC, r.created_at DESC, {listed_id(r)} LIMIT p_most) x) e
+ WHERE e.fits OR e.place = p_most LIMIT p_limit;

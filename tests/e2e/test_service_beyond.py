@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,9 +18,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import config, errors, history, jobs, runs, schedules, workers
+from queue_workflows import config, db, errors, history, jobs, runs, schedules, workers
 from queue_workflows.client import Client
-from tests.support import database, etl_app, http_service
+from tests.support import database, etl_app, factories, http_service, tabled
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -123,6 +123,49 @@ def test_the_nodes_of_a_run_come_in_pages(alone: http_service.Service, own_datab
         assert [node["node_id"] for node in client.runs.nodes(run_id)] == names
         assert len(client.runs.nodes(run_id, limit=3)) == 3
     assert alone.get("/api/v1/runs/x/nodes").status_code == 404
+
+
+def test_runs_are_found_page_by_page(alone: http_service.Service, conn: db.Connection) -> None:
+    for number in range(5):
+        factories.run(
+            conn, id=f"r{number}", workflow_name=f"w{number % 2}", context={"n": [number]},
+            created_at=f"2026-01-01 00:0{number}:00+00", error=f"no price for {number}",
+        )  # fmt: skip
+    cases: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "all": ({}, ["r4", "r3", "r2", "r1", "r0"]),
+        "a workflow": ({"workflow": "w0"}, ["r4", "r2", "r0"]),
+        "since": ({"since": "2026-01-01T00:03:00Z"}, ["r4", "r3"]),
+        "until": ({"until": "2026-01-01T01:01:00+01:00"}, ["r1", "r0"]),
+        "a text": ({"text": "FOR 2"}, ["r2"]),
+        "an input": ({"input": '{"n": [3]}'}, ["r3"]),
+    }
+    for name, (given, wanted) in cases.items():
+        with tabled.case(name):
+            found, cursor = list[str](), None
+            while True:
+                more = {"cursor": cursor} if cursor else {}
+                reply = alone.get("/api/v1/runs", params=given | {"limit": 2} | more)
+                assert reply.status_code == 200, reply.text
+                page = reply.json()
+                found += [row["id"] for row in page["items"]]
+                if (cursor := page["next"]) is None:
+                    break
+            assert found == wanted
+    refused = [
+        {"since": "2026-01-01T00:03:00"}, {"since": "yesterday"}, {"until": "7d"}, {"limit": 0},
+        {"input": "[1]"}, {"input": "{"}, {"input": '{"n": NaN}'}, {"input": "x" * 2001},
+        {"text": "x" * 201}, {"cursor": "x"},
+    ]  # fmt: skip
+    for given in refused:
+        with tabled.case(given):
+            reply = alone.get("/api/v1/runs", params=given)
+            assert (reply.status_code, reply.json()["status"]) == (422, 422), reply.text
+    since = datetime(2026, 1, 1, 0, 3, tzinfo=timezone.utc)
+    with Client(alone.url, token=http_service.TOKEN) as client:
+        assert [row["id"] for row in client.runs.list(since=since, limit=1)] == ["r4"]
+        assert [row["id"] for row in client.runs.list(since=since, text="3")] == ["r3"]
+        assert [row["id"] for row in client.runs.list(input={"n": [1]}, until=since)] == ["r1"]
+        assert client.runs.list(since=timedelta(hours=1)) == []
 
 
 # --- jobs ----------------------------------------------------------------------------------------

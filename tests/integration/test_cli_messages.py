@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, queues, run_store, runs, workers
-from tests.support import console, factories
+from tests.support import console, constants, factories, tabled
 from tests.support.commands import TOYHOST
 from tests.support.wait import until
 
@@ -45,6 +45,64 @@ def test_a_status_that_no_run_has_is_refused(db: ModuleType) -> None:
     assert "drafted" in invoke("runs", "--status", "bogus").err
     assert len(json.loads(invoke("runs", "--status", "drafted", "--json").out)) == 1
     assert invoke("runs", "--status", "failed").code == 0
+
+
+def test_runs_are_listed_by_what_they_have(conn: db.Connection) -> None:
+    for number in range(3):
+        columns: dict[str, Any] = {"workflow_name": f"w{number}", "context": {"n": number}}
+        if number == 1:
+            columns |= {"status": "failed", "error": "ValueError: no price"}
+        factories.run(
+            conn, id=f"r{number}", created_at=f"2026-01-0{number + 1} 00:00+00", **columns
+        )
+    cases = {
+        ("--workflow", "w2"): ["r2"],
+        ("--since", "2026-01-02T00:00Z"): ["r2", "r1"],
+        ("--until", "2026-01-02T01:00+01:00"): ["r1", "r0"],
+        ("--text", "price"): ["r1"],
+        ("--text", "r2"): ["r2"],
+        ("--input", "n=2"): ["r2"],
+        ("--input", '{"n": 0}'): ["r0"],
+        ("--input", "n=1", "--input", "n=2"): ["r2"],
+        ("--status", "failed", "--text", "none"): [],
+        ("--since", "1d"): [],
+        (): ["r2", "r1", "r0"],
+    }
+    for options, wanted in cases.items():
+        with tabled.case(options):
+            assert [row["id"] for row in console.reply("runs", *options)] == wanted
+    wrong = {
+        ("--since", "yesterday"): "--since yesterday should look like 90m",
+        ("--until", "2026-01-02"): "--until 2026-01-02 should look like 90m",
+        ("--input", "n"): "--input 'n' should be key=value",
+        ("--input", "{n}"): "a JSON object",
+        ("--since", "999999d"): "since",
+    }
+    for options, text in wrong.items():
+        with tabled.case(options):
+            assert text in console.refusal("runs", *options)
+
+
+def test_a_search_for_runs_says_how_far_it_went(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "runs.EXAMINED", 2)
+    for number in range(25):
+        error = "rare" if number in (1, 20) else None
+        factories.run(conn, id=f"r{number:02}", created_at=_minute(number), error=error)
+    done = invoke("runs", "--text", "rare", "--json")
+    assert (done.code, [row["id"] for row in json.loads(done.out)]) == (0, ["r20"])
+    assert done.err == (
+        "queue-workflows runs: searched 20 runs, back to 2026-01-01 00:05:00 UTC;"
+        " `--until 2026-01-01T00:05:00+00:00` searches earlier ones\n"
+    )
+    done = invoke("runs", "--text", "rare", "--until", "2026-01-01T00:05:00+00:00", "--json")
+    assert ([row["id"] for row in json.loads(done.out)], done.err) == (["r01"], "")
+    assert invoke("runs", "--text", "rare", "--limit", "1").err == ""
+
+
+def _minute(number: int) -> str:
+    return f"2026-01-01 00:{number:02}:00+00"
 
 
 def test_the_demo_refuses_a_folder_without_texts(db: ModuleType, tmp_path: Path) -> None:

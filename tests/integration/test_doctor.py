@@ -39,7 +39,7 @@ def test_a_healthy_installation_has_nothing_to_say(own: str) -> None:
         "synchronous_commit", "autovacuum", "clock", "listen", "transactions", "connections",
         "rights", "schema", "functions", "files", "outputs", "outbox", "runs", "bad rows",
         "leases", "queues", "versions", "lock keys", "schedules", "alerts", "workers", "dead rows",
-        "renewals",
+        "renewals", "run inputs",
     ]  # fmt: skip
     assert not [finding for finding in result.values() if finding.level == OK and finding.remedy]
     assert all(finding.remedy for finding in result.values() if finding.level != OK)

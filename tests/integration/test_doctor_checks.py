@@ -163,6 +163,20 @@ def test_dead_rows(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "VACUUM" in finding.remedy
 
 
+def test_an_index_of_inputs_is_named_if_many_runs_lack_it(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found("run inputs").text == "so few runs are searched without an index"
+    monkeypatch.setattr(checks, "MANY_RUNS", 1)
+    with db.connect() as conn:
+        factories.run(conn)
+        conn.execute("ANALYZE workflow_runs")
+        finding = found("run inputs")
+        assert (finding.level, finding.remedy) == (OK, "")
+        conn.execute(finding.text.partition("; for frequent ones, ")[2].encode())
+    assert found("run inputs").text == "an index finds runs by their inputs"
+
+
 STATISTICS = {"dead": 0, "live": 0, "vacuum_off": False}
 
 

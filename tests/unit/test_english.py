@@ -42,7 +42,7 @@ LIMITS = {
         "None and a colon": 1.1,
     },
     "sql": {
-        "a colon for a verb": 17.6,
+        "a colon for a verb": 17.3,
         "those, that of, one of": 4.8,
         "a no instead of a not": 6.3,
         "what as a noun": 3.4,

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
@@ -81,11 +81,16 @@ def _page(
     rows: list[Row], limit: int, place: tuple[str, ...], shown: Callable[[Row], JsonDict] = dict
 ) -> JsonDict:
     """Return a page of at most `limit` rows; its cursor has columns `place` of the last."""
-    following = None
-    if len(rows) > limit:
-        text = json.dumps([rows[limit - 1][name] for name in place], default=datetime.isoformat)
-        following = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-    return {"items": [shown(row) for row in rows[:limit]], "next": following}
+    last = [rows[limit - 1][name] for name in place] if len(rows) > limit else None
+    return {"items": [shown(row) for row in rows[:limit]], "next": _cursor(last)}
+
+
+def _cursor(place: Sequence[Any] | None) -> str | None:
+    """Return the cursor of a place in a list, None for its end."""
+    if place is None:
+        return None
+    text = json.dumps(place, default=datetime.isoformat)
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def _place(cursor: str | None, *kinds: type) -> list[Any] | None:
@@ -215,13 +220,8 @@ async def _run(asked: catalog.GetRun, http: fastapi.Request, wait: float | None)
 
 def _runs(asked: catalog.ListRuns, _: object, cursor: str | None) -> JsonDict:
     place = _place(cursor, datetime, str)
-    rows = runs.list(
-        limit=asked.limit + 1,
-        status=asked.status,
-        workflow_name=asked.workflow_name,
-        before=(place[0], place[1]) if place else None,
-    )
-    return _page(rows, asked.limit, ("created_at", "id"))
+    items, following = asked.run(before=place and (place[0], place[1]))
+    return {"items": items, "next": _cursor(following)}
 
 
 def _retry_run(asked: catalog.RetryRun, _: object) -> JsonDict:

@@ -254,3 +254,9 @@ SELECT DISTINCT i.indexrelid::regclass::text AS name
   JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = d.refobjsubid
    AND a.attname = renewed.column_name
  ORDER BY 1;
+
+-- name: input_index row
+-- Return about how many runs there are, whether an index finds them by their inputs, and the statement that makes it.
+SELECT greatest(reltuples, 0)::bigint AS runs, EXISTS ({input_index()}) AS is_there,
+       'CREATE INDEX CONCURRENTLY ON workflow_runs USING gin (context jsonb_path_ops)' AS statement
+  FROM pg_class WHERE oid = 'workflow_runs'::regclass;

@@ -254,23 +254,27 @@ UPDATE workflow_runs
  WHERE status = 'running' AND mode = 'node'
 RETURNING id;
 
--- name: newest many
--- Return the newest runs, each with `nodes`, the number of its nodes by status, and
--- `nodes_total`, that of the nodes of its definition and of the items of its maps. `status` and
--- `workflow` NULL: every one. `before`, `before_id`: only runs after this one in the order of the
--- list, for the next page.
-SELECT r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir, r.mode, r.created_at,
-       r.started_at, r.finished_at, r.generation,
-       coalesce((SELECT jsonb_object_agg(c.status, c.n)
-                   FROM (SELECT j.status, count(*) AS n FROM workflow_node_jobs j
-                          WHERE j.run_id = r.id GROUP BY 1) c), '{}') AS nodes,
-       CASE jsonb_typeof(r.definition -> 'nodes')
-       WHEN 'array' THEN jsonb_array_length(r.definition -> 'nodes')
-                         + (SELECT count(*) FROM workflow_node_jobs j
-                             WHERE j.run_id = r.id AND strpos(j.node_id, '[') > 0) END AS nodes_total
-  FROM workflow_runs r
- WHERE (%(status)s::text IS NULL OR r.status = %(status)s::text)
-   AND (%(workflow)s::text IS NULL OR r.workflow_name = %(workflow)s::text)
-   AND (%(before)s::timestamptz IS NULL OR r.created_at < %(before)s
-        OR r.created_at = %(before)s AND r.id > %(before_id)s::text)
- ORDER BY r.created_at DESC, r.id LIMIT %(limit)s;
+-- name: newest many unprepared
+-- Return a page of the newest runs, each with `nodes`, the number of its nodes by status, and `nodes_total`, the number
+-- of the nodes of its definition and of the items of its maps. A filter that is NULL matches every run; `low` and `high`
+-- are the range of UUIDs that begin with `text`. `before`, `before_id`: only runs after this one in the order of the
+-- list. `most`: how many runs are examined at most. If these are not enough, the last row is the one at the `place`
+-- `most`, which is in the list only if it `fits`. `by_workflow`: they are of the workflow and not of the status, if both
+-- are given. A plan that was kept would be the one of a smaller table.
+SELECT f.fits, f.place, f.at AS last_at, f.run_id AS last_id, r.id, r.workflow_name, r.status, r.priority, r.error, r.out_dir,
+       r.mode, r.created_at, r.started_at, r.finished_at, r.generation, coalesce(n.counts, '{}') AS nodes,
+       r.own_nodes + coalesce(n.of_items, 0) AS nodes_total
+  FROM queue_workflows_find_runs(
+           %(status)s, %(workflow)s, coalesce(%(since)s, now() - %(since_ago)s::interval),
+           coalesce(%(until)s, now() - %(until_ago)s::interval), %(text)s, %(low)s, %(high)s, %(inputs)s::jsonb,
+           %(before)s, %(before_id)s, %(limit)s, %(most)s, %(by_workflow)s) f
+  LEFT JOIN LATERAL (
+       SELECT id, workflow_name, status, priority, error, out_dir, mode, created_at, started_at, finished_at, generation,
+              CASE jsonb_typeof(definition -> 'nodes') WHEN 'array' THEN jsonb_array_length(definition -> 'nodes') END
+              AS own_nodes
+         FROM workflow_runs WHERE id = f.run_id LIMIT 1) r ON f.fits
+  LEFT JOIN LATERAL (
+       SELECT jsonb_object_agg(c.status, c.n) AS counts, sum(c.items)::bigint AS of_items
+         FROM (SELECT status::text, count(*) AS n, count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items
+                 FROM workflow_node_jobs WHERE run_id = f.run_id GROUP BY 1) c) n ON f.fits
+ ORDER BY f.at DESC, f.run_id COLLATE "C";
