@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import typer
@@ -29,11 +29,11 @@ COMMON: dict[str, tuple[Any, Any, str]] = {
     "reason": (str | None, None, "--reason TEXT  Why, for the record."),
     "log_level": (
         str, "info",
-        f"--log-level LEVEL  How much is logged: {', '.join(entry_point.LOG_LEVELS)}.",
+        f"--log-level LEVEL {'|'.join(entry_point.LOG_LEVELS)}  How much is logged.",
     ),
     "log_format": (
         str | None, None,
-        "--log-format FORMAT  Log as text or json; default: LOG_FORMAT, text.",
+        f"--log-format FORMAT {'|'.join(logs.FORMATS)}  The form of logs, instead of LOG_FORMAT.",
     ),
     "app": (str | None, None, "--app MODULE[:CALLABLE]  The app (or env QUEUE_WORKFLOWS_APP)."),
     "as_json": (bool, False, "--json  Print JSON: stable keys, ISO times."),
@@ -44,7 +44,6 @@ COMMON: dict[str, tuple[Any, Any, str]] = {
     ),
 }  # fmt: skip
 """The type, the default and the line of each common option."""
-_KNOWN = {"log_level": entry_point.LOG_LEVELS, "log_format": logs.FORMATS}
 _USAGE: Any = typer.BadParameter.__mro__[1]
 
 
@@ -70,10 +69,11 @@ def command(
 ) -> Callable[[Callable[..., int | Shown]], Callable[..., None]]:
     """Return a decorator that makes a function the command of this name; `app`: of this group.
 
-    `options`: a line for each of its parameters, in their order, such as `--limit N 1..99  Text.`;
-    without a name it is an argument, and without a text it is hidden. A line that is indented
-    continues the one before. `takes`: the common options. `reads`: it is called once the database
-    has replied and has the schema; else it opens the database itself.
+    `options`: a line for each of its parameters, in their order, such as `--limit N 1..99  Text.`
+    or `--format FORMAT tree|json  Text.`, which takes only these words; without a name it is an
+    argument. A line that is indented continues the one before. `takes`: the common options.
+    `reads`: it is called once the database has replied and has the schema; else it opens the
+    database itself.
     """
 
     def decorate(function: Callable[..., int | Shown]) -> Callable[..., None]:
@@ -88,6 +88,8 @@ def command(
                 config.get_config().embedded_db = common["db"] or ""
 
             def run() -> int:
+                for key, (option, words) in limited.items():
+                    given[key] = _one_of(words, option, given[key])
                 with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
                     if not reads:
                         return _print(function(**given), as_json=common.get("as_json", False))
@@ -105,11 +107,13 @@ def command(
             for text in options
             for line in re.sub(r"\n\s+", " ", inspect.cleandoc(text)).splitlines()
         ]
-        parameters = [
-            _parameter(each.name, each.annotation, each.default, line)
+        described = [
+            (each.name, each.annotation, each.default, line)
             for each, line in zip(listed, lines, strict=True)
         ]
-        parameters += [_parameter(key, *COMMON[key]) for key in chosen]
+        described += [(key, *COMMON[key]) for key in chosen]
+        parameters = [parameter(*each) for each in described]
+        limited = {key: found for key, *_, line in described if (found := _words(line)) is not None}
         made: Any = wrapper
         made.__signature__ = inspect.Signature(parameters)
         made.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -120,7 +124,7 @@ def command(
     return decorate
 
 
-def _parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Parameter:
+def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Parameter:
     """Return the parameter that typer makes the option or argument of this line of."""
     head, _, text = line.partition("  ")
     words, more = head.split(), dict[str, Any]()
@@ -128,22 +132,34 @@ def _parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Paramet
     if words and ".." in words[-1]:
         bounds = zip(("min", "max"), words.pop().split(".."), strict=True)
         more |= {key: float(word) if "." in word else int(word) for key, word in bounds if word}
-    if known := _KNOWN.get(name):
-        more["callback"] = _one_of(known)
-    more |= {"metavar": words[0] if words else None, "hidden": not text, "help": text or "None."}
+    if (found := _words(line)) is not None:
+        words.pop()
+        text = f"{text.removesuffix('.')}: {', '.join(found[1])}."
+    more |= {"metavar": words[0] if words else None, "help": text}
     made = typer.Option(option, **more) if option else typer.Argument(**more)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
     )
 
 
-def _one_of(known: Collection[str]) -> Callable[[str | None], str | None]:
-    def checked(value: str | None) -> str | None:
-        if value is not None and value.lower() not in known:
-            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}")
-        return value.lower() if value else None
+def _words(line: str) -> tuple[str, list[str]] | None:
+    """Return the option of a line and the words that it takes; None if it takes any text."""
+    head = line.partition("  ")[0].split()
+    is_limited = "|" in head[-1] and head[-1].islower()
+    return (head[0], head[-1].split("|")) if is_limited else None
 
-    return checked
+
+def _one_of(words: list[str], option: str, value: Any) -> Any:
+    """Return a value that is one of the words, or a list of such, in lower case.
+
+    Raises `InvalidConfig` for any other but None.
+    """
+    if isinstance(value, list):
+        return [_one_of(words, option, each) for each in cast("list[str]", value)]
+    if value is None or value.lower() in words:
+        return value and value.lower()
+    text = f"{option} {value!r:.80} is none of {', '.join(words)}"
+    raise errors.InvalidConfig(f"{text}{errors.hint(value, words)}")
 
 
 def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoReturn:

@@ -18,13 +18,12 @@ from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, clock, entry_point, masking
 from queue_workflows.types import JsonDict
 
-_PURPOSE = f"--for PURPOSE  What the role is for: {', '.join(permissions.PURPOSES)}."
+_PURPOSE = f"--for PURPOSE {'|'.join(permissions.PURPOSES)}  What the role is for."
 
 
 @define.command("doctor", _PURPOSE, reads=False)
 def doctor(purpose: str = "work", *, app: str | None, as_json: bool) -> define.Shown:
     """Check this machine, the server and unfinished work. Exit code 1 for an error."""
-    _check_purpose(purpose)
     entry_point.setup_logging("error")
     app_loading.load_app(app)
     found = _masked(_examine_all(purpose), lambda found: as_json or _print(found))
@@ -33,12 +32,6 @@ def doctor(purpose: str = "work", *, app: str | None, as_json: bool) -> define.S
     report = {"findings": listed, "errors": counts[ERROR], "warnings": counts[WARNING]}
     text = ", ".join(output.counted(n, word) for word, n in counts.items())
     return define.Shown(report, lambda: output.echo(text), int(counts[ERROR] > 0))
-
-
-def _check_purpose(purpose: str) -> None:
-    if purpose not in permissions.PURPOSES:
-        known = ", ".join(permissions.PURPOSES)
-        raise errors.InvalidConfig(f"--for {purpose!r:.80} is none of {known}")
 
 
 def _examine_all(purpose: str) -> Findings:
@@ -118,7 +111,6 @@ def connect(
     *, app: str | None, as_json: bool,
 ) -> int | define.Shown:  # fmt: skip
     """Check the connection to the database, step by step."""
-    _check_purpose(purpose)
     if as_sql and as_json:
         raise errors.InvalidConfig("--sql and --json cannot be used together")
     entry_point.setup_logging("error")

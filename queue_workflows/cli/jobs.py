@@ -22,7 +22,7 @@ _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
 _FILTER = f"""--queue Q  Only jobs of this queue.
     --task NAME  Only jobs of this task.
-    --status STATUS  Repeatable: {", ".join(api.STATUSES)}.
+    --status STATUS {"|".join(api.STATUSES)}  Only jobs of this status; repeatable.
     --since TIME  Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone).
     --key KEY  Their idempotency, lock or partition key."""
 

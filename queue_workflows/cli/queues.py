@@ -167,10 +167,10 @@ def _shown(name: str | None, rows: list[Row]) -> define.Shown:
     --priority  Of the job or run.
     --idempotency-key KEY  {fire_at} in it becomes the instant.
     --headers JSON  Headers of the job.
-    --catch-up  none, last or all.
+    --catch-up WHICH none|last|all  Which instants fire that were missed.
     --catch-up-max  With all: how many instants fire.
     --catch-up-within-s  With all: how old these may be.
-    --overlap  allow, skip, replace or queue.
+    --overlap POLICY allow|skip|replace|queue  If the last job or run is not over.
     --jitter-s  The longest delay.
     --start-at TIME  ISO time; in --tz if it has no zone.
     --end-at TIME  No instant after it.""",

@@ -26,6 +26,8 @@ LINES = 40
 """Lines shown of a longer log (its last) and of a longer value (its first)."""
 AT_ONCE = 20
 """Nodes whose logs are in memory at the same time."""
+CHAIN_MAX = 10_000
+"""Nodes of a run up to which the longest chain is sought, for which all are read."""
 FAILURES = 20
 TRACES = 3
 """Failed nodes whose tracebacks a summary has. The first ones are enough."""
@@ -208,7 +210,8 @@ def _show(run_id: str) -> str:
 def collect(seen: run_views.RunSnapshot) -> JsonDict:
     """Return the run with `workers` (host_label, queue, pid, nodes, seconds) and `longest_chain`.
 
-    `failed`: the first nodes that failed, each with its error and traceback, which may be None.
+    The chain is empty for a run of more than CHAIN_MAX nodes. `failed`: the first nodes that
+    failed, each with its error and traceback, which may be None.
     `maps` and `output`: as `history.get_run` returns them.
     """
     run_id, counts = seen.run["id"], dict[str, int]()
@@ -217,7 +220,8 @@ def collect(seen: run_views.RunSnapshot) -> JsonDict:
             counts[status] = counts.get(status, 0) + n
     with db.transaction() as conn:
         places = statements.overview.completed_by(conn, run=run_id)
-        times = statements.overview.node_seconds(conn, run=run_id)
+        is_small = seen.total <= CHAIN_MAX
+        times = statements.overview.node_seconds(conn, run=run_id) if is_small else []
         frozen = statements.runs.definition(conn, run_id=run_id)
         crashes = statements.overview.crashes(conn, run=run_id)
         failed = statements.overview.failures(conn, run=run_id, limit=FAILURES)

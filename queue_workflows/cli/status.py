@@ -273,11 +273,9 @@ _MODELS_HEAD = ("host", "pid", "state", "model", "held", "load", "needs", "gpus"
 models = define.group("models", "Show the models of gpu workers, or load or unload one.")
 
 
-@define.command("list", "MODEL", "--host H  Only of this host label.", app=models)
-def list_(model: str | None = None, host: str | None = None) -> define.Shown:
+@define.command("list", "--host H  Only of this host label.", app=models)
+def list_(host: str | None = None) -> define.Shown:
     """List the gpu workers with their models."""
-    if model is not None:
-        raise errors.InvalidConfig("list takes neither a model nor a worker, only --host")
     rows = model_api.list(host)
     return define.listed(rows, _MODELS_HEAD, _model_cells)
 

@@ -199,6 +199,15 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
     said = invoke("statsu", "--json")
     assert (said.code, said.out) == (2, "")
     assert said.err == "queue-workflows: there is no command 'statsu'; did you mean 'status'?\n"
+    for argv, known in (
+        (("check", "w", "--format", "tre"), "tree, json, mermaid; did you mean 'tree'?"),
+        (("jobs", "list", "--status", "waiting"), "queued, running, completed, failed, cancelled"),
+        (("up", "--log-level", "loud"), "debug, info, warning, error"),
+        (("doctor", "--for", "reed"), "work, migrate, submit, read; did you mean 'read'?"),
+    ):
+        said = invoke(*argv)
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert said.err.endswith(f": {argv[-2]} {argv[-1]!r} is none of {known}\n")
     lists = "`queue-workflows --help` lists them"
     assert invoke("zzz").err == f"queue-workflows: there is no command 'zzz'; {lists}\n"
 

@@ -582,7 +582,7 @@ def test_the_command_gives_up_on_a_worker_that_died(conn: Any, cli: Commands) ->
         (("load", "nope", "--host", "box"), "host 'box' does not know model 'nope'"),
         (("load", "a", "--host", "box", "--worker", "99"), "has no gpu worker '99'"),
         (("load", "--host", "box"), "load needs the id of a model"),
-        (("list", "a"), "list takes neither a model nor a worker"),
+        (("list", "a"), "unexpected extra argument(s) (a): models list"),
         (("list", "--host", "\udcff"), "host '\\udcff'"),
     ],
 )

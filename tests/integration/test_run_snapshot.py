@@ -127,3 +127,16 @@ def test_a_summary_has_the_workers_of_a_run_and_their_times(reader) -> None:  # 
     assert found["longest_chain"] == {"nodes": ["work/n0", "ask"], "seconds": 2.5}
     assert found["nodes"] == {"completed": 1, "queued": 1}
     assert found["workers"] == [], "an operator completed it"
+
+
+def test_the_longest_chain_of_a_very_large_run_is_not_sought(  # type: ignore[no-untyped-def]
+    reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = started(2)
+    job = node_queue.claim_next_cpu_job(host="box")
+    assert job
+    node_queue.mark_completed(job["id"], context_delta={}, seconds=2.5)
+    monkeypatch.setattr(report, "CHAIN_MAX", 2)
+    found = report.collect(reader(run_id).read())
+    assert (found["nodes_total"], found["nodes"]) == (3, {"completed": 1, "queued": 1})
+    assert found["longest_chain"] == {"nodes": [], "seconds": 0}

@@ -176,7 +176,7 @@ its variable is set and not empty.
 
 def commands() -> str:
     """Return the text of `docs/commands.md`, from the commands, in the groups of `--help`."""
-    common = [(_code(head), text) for head, text in map(_option_line, define.COMMON.values())]
+    common = [_row(define.parameter(key, *line)) for key, line in define.COMMON.items()]
     parts = [
         f"""{MADE}
 
@@ -213,36 +213,37 @@ Each command names the ones that it takes.
     return "\n\n".join(parts) + "\n"
 
 
-def _option_line(given: tuple[Any, Any, str]) -> tuple[str, str]:
-    head, _, text = given[2].partition("  ")
-    return head, text
-
-
 def _one_command(name: str, function: Callable[..., Any]) -> Iterator[str]:
     """Yield a command's heading, usage, text, arguments and options."""
-    usage, rows, shared = [f"queue-workflows {name}"], list[tuple[str, ...]](), list[str]()
+    usage, rows, shared = [f"queue-workflows {name}"], list[tuple[str, str]](), list[str]()
     for key, parameter in inspect.signature(function).parameters.items():
-        kind, mark = get_args(parameter.annotation)
-        if mark.hidden:
-            continue
-        if key in define.COMMON and mark.help == _option_line(define.COMMON[key])[1]:
+        _, mark = get_args(parameter.annotation)
+        if key in define.COMMON and mark.default == define.COMMON[key][2].split()[0]:
             shared.append(_code(mark.default))
             continue
-        several, value = "list" in str(kind), mark.metavar or _VALUES.get(_plain(kind), "TEXT")
-        if isinstance(mark, typer.models.OptionInfo):
-            word = mark.default if _plain(kind) is bool else f"{mark.default} {value}"
-        else:
-            word = f"{value}{'...' if several else ''}"
+        word, meaning = _row(parameter)
+        if not isinstance(mark, typer.models.OptionInfo):
             required = parameter.default is inspect.Parameter.empty
-            usage.append(word if required else f"[{word}]")
-        text = f"{html.escape(str(mark.help), quote=False)}{_bounds(mark)}"
-        rows.append((_code(word), f"{text}{_default(parameter.default)}"))
+            usage.append(word.strip("`") if required else f"[{word.strip('`')}]")
+        rows.append((word, meaning))
     yield f"{'####' if ' ' in name else '###'} {name}"
     yield f"`{' '.join(usage)}`"
     yield inspect.getdoc(function) or ""
     if rows:
-        yield _table(("argument or option", "meaning"), rows)
+        yield _table(("argument or option", "meaning"), [*rows])
     yield f"Common options: {', '.join(shared)}."
+
+
+def _row(parameter: inspect.Parameter) -> tuple[str, str]:
+    """Return how an option or argument is typed, and what it means."""
+    kind, mark = get_args(parameter.annotation)
+    value = mark.metavar or _VALUES.get(_plain(kind), "TEXT")
+    if isinstance(mark, typer.models.OptionInfo):
+        word = str(mark.default) if _plain(kind) is bool else f"{mark.default} {value}"
+    else:
+        word = f"{value}{'...' if 'list' in str(kind) else ''}"
+    text = f"{html.escape(str(mark.help), quote=False)}{_bounds(mark)}"
+    return _code(word), f"{text}{_default(parameter.default)}"
 
 
 _VALUES = {int: "N", float: "N"}
