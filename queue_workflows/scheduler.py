@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from queue_workflows import config, db, errors, tasks, types
+from queue_workflows import config, db, errors, types
 from queue_workflows import schedules as api
 from queue_workflows.alerts import sender
 from queue_workflows.claim import row_isolation
@@ -92,22 +92,11 @@ def _fire(
 
 
 def _check_entries(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
-    """Return the entries; raise for a queue or a task that this process does not know."""
+    """Return the entries; raise for a queue, a task or no args that this process refuses."""
     for one in entries:
-        config.check_queue(one.queue, config.get_config().ingest_queues)
-        known = config.get_config().ingest_task_map
-        if one.task_name not in known:
-            raise errors.UnknownTask(
-                f"schedule entry {one.name!r}: no ingest task {one.task_name!r}, registered "
-                f"are {', '.join(sorted(known)) or 'none'}; register_ingest_task() in the app "
-                f"(--app) adds it{errors.hint(one.task_name, known)}"
-            )
-        try:
-            tasks.check_args(one.task_name, {})
-        except errors.ArgsRefused as error:
-            raise errors.ArgsRefused(
-                f"schedule entry {one.name!r}: it sends no args, and {error}"
-            ) from None
+        api.check(
+            timetable.Schedule(one.name, one.expression, task_name=one.task_name, queue=one.queue)
+        )
     return entries
 
 
@@ -168,7 +157,7 @@ class _CodeSchedules:
             try:
                 usable += _check_entries([one])
             except (errors.UnknownQueue, errors.UnknownTask) as error:
-                self._leave_out(one.name, error, "schedule entry")
+                self._leave_out(one.name, str(error).removeprefix(f"schedule {one.name!r}: "))
         for is_old, part in ((True, timetable.converted(usable)), (False, new)):
             for one in part:
                 try:
@@ -176,9 +165,9 @@ class _CodeSchedules:
                 except errors.QueueWorkflowsError as error:
                     self._leave_out(one.name, error)
 
-    def _leave_out(self, name: str, why: object, what: str = "schedule") -> None:
+    def _leave_out(self, name: str, why: object) -> None:
         self._left_out.add(name)
-        self._log_once(f"{what} {name!r} is left out: {why}")
+        self._log_once(f"schedule {name!r} is left out: {why}")
 
     def _put(self, app: str) -> list[str]:
         """Store what differs; return the names that the table or another app has."""

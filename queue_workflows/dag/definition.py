@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queue_workflows import config, errors, refs
@@ -326,8 +326,8 @@ def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _node(node_id: str, module: str, deps: list[str], inputs: Mapping[str, Any]) -> JsonDict:
-    """Return a node that does not call a handler."""
+def _node(node_id: str, module: str, deps: Sequence[str], inputs: Mapping[str, Any]) -> JsonDict:
+    """Return a node on cpu without more than these fields."""
     return {
         "id": node_id,
         "module": module,
@@ -419,18 +419,11 @@ def _pipeline_node(
     module = document_values.text(entry, "node", where) or node_id
     if module.startswith("__") and module.partition("__")[2].partition("__")[0] in _KEPT:
         raise errors.InvalidWorkflow(f"{where}: {module!r:.120} is kept for the engine")
-    gpu = bool(entry.get("gpu"))
-    node: JsonDict = {
-        "id": node_id,
-        "module": module,
-        "queue": "gpu" if gpu else "cpu",
-        "model": document_values.text(entry, "model", where) if gpu else None,
-        "deps": document_values.ids(entry, "depends_on", where),
-        "inputs": _sources(entry, siblings, where),
-        "skip_if": document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'"),
-        "pipeline": None,
-        "step": None,
-    }
+    node = _node(node_id, module, document_values.ids(entry, "depends_on", where), {})
+    if entry.get("gpu"):
+        node |= {"queue": "gpu", "model": document_values.text(entry, "model", where)}
+    node["inputs"] = _sources(entry, siblings, where)
+    node["skip_if"] = document_values.value(entry.get("skip_if"), f"{where}: 'skip_if'")
     if (own := policy.read(entry, defaults, where)) is not None:
         node["policy"] = own
     if (version := config.get_config().node_versions.get(module)) is not None:

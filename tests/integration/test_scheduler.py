@@ -140,7 +140,7 @@ def test_a_task_that_needs_args_cannot_be_scheduled(db: ModuleType):
     def task(*, day: str) -> None: ...
 
     tasks.register_ingest_task("prices", task)
-    with pytest.raises(ValueError, match=r"entry 'n': it sends no args, and .* 'day' missing"):
+    with pytest.raises(ValueError, match=r"schedule 'n': .* 'day' missing"):
         scheduler.enqueue_due([entry("n")])
     assert (fires(), factories.ingest_jobs()) == ([], [])
 
