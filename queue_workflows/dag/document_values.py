@@ -16,7 +16,6 @@ from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 from queue_workflows import errors
 from queue_workflows.dag import payload
 
-MAX_DEPTH = 200
 MAX_TEXT_CHARS = 200
 MAX_ID_CHARS = 100
 MAX_ID_BYTES = 200
@@ -31,8 +30,6 @@ def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
     is not a string, a text that PostgreSQL cannot store, or more than `payload.MAX_DEPTH` levels.
     `wrapped`: levels that the engine itself has added.
     """
-    if not isinstance(raw, (dict, list, tuple, Mapping)):
-        return _copy(raw, where, MAX_DEPTH)  # most values: no need to look up the limit
     return _copy(raw, where, payload.MAX_DEPTH + wrapped)
 
 
