@@ -29,7 +29,8 @@ class Step:
         self.around = around
         """The map in whose body the step is."""
         self.members: dict[str, Step | None] = {}
-        """The branches and loops in a map's body by id, None for each node, in call order."""
+        """The branches, loops and child runs in a map's body by id, None for each node, in call
+        order."""
         self.inputs: dict[str, Any] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.deps: dict[str, None] = {}
@@ -37,8 +38,6 @@ class Step:
         """The start of its nodes' ids in refs; those of a map's body are relative to the item."""
         self.outer: set[str] = set()
         """Heads of refs from a map's body to what is outside of it."""
-        self.run: dict[str, Any] | None = None
-        """The step in a map that runs a workflow for each item."""
 
     def wait_for(self, found: Iterable[handles.Handle]) -> None:
         """Make this step depend on the steps of these handles."""
@@ -200,37 +199,18 @@ class Graph:
     def add_run(
         self, workflow: str, given: dict[str, Any], options: Options, *, waits: bool, stores: bool
     ) -> handles.Handle:
-        """Add a step of kind `run`; return a handle on the run's output, or on its id."""
-        if self.group is not None:
-            raise refused(self.where, self.group, f"workflow {workflow!r} is called")
+        """Add a step of kind `run`; return a handle on the run's output, or on its id.
+
+        While a map is built, each of its items has such a step.
+        """
         step, where = self.begin("run", step_name(workflow), given, options)
         step.entry["workflow"] = workflow
         if not waits:
             step.entry["wait"] = False
         step.inputs |= _templates(given, where)
-        return self._child_output(step, step.entry["id"], where, stores=stores)
-
-    def run_each(self, workflow: str, given: dict[str, Any], *, stores: bool) -> handles.Handle:
-        """Run a workflow for each item of the map that is being built; return its output."""
-        step = self.group
-        assert step is not None
-        own = step_name(workflow)
-        where = f"{self.where}: step {step.entry['id']!r}"
-        step.wait_for(self.found(given, where))
-        inputs = _templates(given, where)
-        step.run = {"id": own, "kind": "run", "workflow": workflow, "inputs": inputs}
-        step.entry["steps"] = [step.run]
-        return self._child_output(step, own, where, stores=stores, body=step)
-
-    def _child_output(
-        self, step: Step, own: str, where: str, *, stores: bool, body: Step | None = None
-    ) -> handles.Handle:
-        """Return a handle on the output of a child run, whose node has the id `own`."""
+        own = step.entry["id"]
         path = f"{own}.{node_functions.RESULT}" if stores else own
-        origin = handles.Origin(
-            self, body=body, what=where, step=step.entry["id"], node=own, stores=stores
-        )
-        return handles.Handle(origin, {"$from": path})
+        return handles.Handle(step.output(self, what=where, stores=stores), {"$from": path})
 
     def add_map(
         self,
@@ -295,8 +275,9 @@ class Graph:
     def _open(self, step_id: str | None, name: str, kind: str) -> Step:
         around, taken = self.group, dict[str, Any](self.steps)
         if around is not None:
-            # The map's own id counts as taken: origins tell its nodes from those of its members.
-            taken = {**around.members, around.entry["id"]: None}
+            taken = dict(around.members)
+            if kind != "run":  # origins tell the map's nodes from those of its members
+                taken[around.entry["id"]] = None
         step = Step(_free(step_id, name, taken, f"{self.where}: two steps"), kind, around)
         (self.steps if around is None else around.members)[step.entry["id"]] = step
         return step
@@ -335,17 +316,16 @@ def _templates(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _end_map(step: Step, made: Any, where: str) -> bool:
     """Set the result of a map's items; return whether they have one."""
-    body = {*step.members, *([] if step.run is None else [step.run["id"]])}
-    if not body:
+    if not step.members:
         raise errors.InvalidWorkflow(f"{where}: its function calls no node")
-    for head in sorted(step.outer & {*body, *step.node_ids(), graph.MAP_ITEM}):
+    for head in sorted(step.outer & {*step.members, *step.node_ids(), graph.MAP_ITEM}):
         raise errors.InvalidWorkflow(
             f"{where}: {head!r} is in it and outside of it: give one another name, a node by "
             "options(id=...)"
         )
     if made is None:
         return False
-    if not isinstance(made, handles.Handle) or handles.head(made) not in body:
+    if not isinstance(made, handles.Handle) or handles.head(made) not in step.members:
         raise errors.InvalidWorkflow(
             f"{where}: what is mapped returns the output of one of its nodes"
         )

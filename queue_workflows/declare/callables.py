@@ -229,14 +229,18 @@ class Workflow(Mapped[P, R]):
 
     def _added(self, args: Any, kwargs: Any, *, waits: bool) -> handles.Handle:
         graph = compiling.needed(f"workflow {self.name!r} (outside, runs.submit() runs it)")
+        if graph.group is not None:
+            what = f"workflow {self.name!r} is called"
+            raise building.refused(graph.where, graph.group, what)
         given = self._bound(graph, args, kwargs)
         stores = not waits or self._built().has_output
         return graph.add_run(self.name, given, self._options, waits=waits, stores=stores)
 
     def _each(self, graph: building.Graph, also: dict[str, Any]) -> Callable[[Any], Any]:
         stores = self._built().has_output
-        return lambda item: graph.run_each(
-            self.name, self._bound(graph, (item,), also), stores=stores
+        options = building.Options()
+        return lambda item: graph.add_run(
+            self.name, self._bound(graph, (item,), also), options, waits=True, stores=stores
         )
 
     def _bound(self, graph: building.Graph, args: Any, kwargs: Any) -> dict[str, Any]:
