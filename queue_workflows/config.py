@@ -153,7 +153,7 @@ RUN_RETENTION_DAYS = Knob("RUN_RETENTION_DAYS", 365.0, "days",
 JOB_RETENTION_DAYS = Knob("JOB_RETENTION_DAYS", 90.0, "days",
     "the same for ingest jobs whose queue has no `retention_days` of its own; <= 0: never")
 NODE_EVENT_RETENTION_DAYS = Knob("NODE_EVENT_RETENTION_DAYS", 30, "days",
-    "age at which events of jobs and those that apps sent, logs, processed outbox rows and "
+    "age at which events of jobs and those that apps sent, acts, logs, processed outbox rows and "
     "schedule fires are deleted; <= 0: never")
 NODE_EVENT_PRUNE_INTERVAL_S = Knob("NODE_EVENT_PRUNE_INTERVAL_S", 3600.0, "s",
     "how often rows past their retention are deleted")

@@ -346,22 +346,22 @@ def cancel(job_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
         job = statements.nodes.get(own, job=job_id)
         with acts.recorded(own, "cancel", *_subjects(job_id, job), **who) as act:
             if job is None:
-                row = manual_changes.cancel(own, job_tables.INGEST_JOBS, job_id)
+                rows = statements.cancellation.cancel[job_tables.INGEST_JOBS.name](
+                    own, ids=[job_id]
+                )
             else:
                 act.detail["node"] = job["node_id"]
-                (row,) = _cancel_in_run(own, job["run_id"], [job_id])
-            if row is None:
+                rows = _cancel_in_run(own, job["run_id"], [job_id])
+            if not rows:
                 act.subjects.clear()
-            return row
+            return rows[0] if rows else None
 
 
-def _cancel_in_run(
-    conn: db.Connection, run_id: str, ids: Iterable[str]
-) -> builtins.list[Row | None]:
-    """Cancel jobs of a run, and with them the run; return the row of each, None if it was over."""
+def _cancel_in_run(conn: db.Connection, run_id: str, ids: builtins.list[str]) -> Rows:
+    """Cancel jobs of a run, and with them the run; return the rows of those that were not over."""
     statements.runs.lock(conn, run_id=run_id)
-    rows = [manual_changes.cancel(conn, job_tables.NODE_JOBS, one) for one in ids]
-    if any(row is not None for row in rows):
+    rows = statements.cancellation.cancel[job_tables.NODE_JOBS.name](conn, ids=ids)
+    if rows:
         statements.runs.cancel(conn, run_id=run_id, error=None)
     return rows
 
@@ -503,7 +503,13 @@ def cancel_many(
     in `cancel`. `by`, `reason`: see `acts`. One transaction for each 500 ingest jobs and for each
     run, or that of `conn`. Raises `InvalidConfig` (a ValueError) for an id that is no text.
     """
-    change = _cancel if running else _cancel_queued
+
+    def change(conn: db.Connection, rows: Mapping[str, Row]) -> Mapping[str, _Outcome]:
+        chosen = [*rows] if running else _having(rows, "queued")
+        return _cancelled(
+            rows, statements.cancellation.cancel[job_tables.INGEST_JOBS.name](conn, ids=chosen)
+        )
+
     return _each(ids, "cancel", change, _cancel_nodes, who, conn)
 
 
@@ -570,11 +576,14 @@ def _report(job_id: str, row: Row | None, outcomes: Mapping[str, _Outcome]) -> J
 def _cancel_nodes(
     conn: db.Connection, run_id: str, rows: Mapping[str, Row]
 ) -> Mapping[str, _Outcome]:
-    outcomes = _refused(rows)
-    for row in filter(None, _cancel_in_run(conn, run_id, rows)):
-        ended = row["status"] == "cancelled"
-        outcomes[row["id"]] = ("cancelled" if ended else "asked to stop", None)
-    return outcomes
+    return _cancelled(rows, _cancel_in_run(conn, run_id, [*rows]))
+
+
+def _cancelled(rows: Mapping[str, Row], changed: Rows) -> Mapping[str, _Outcome]:
+    ends = {True: "cancelled", False: "asked to stop"}
+    return _refused(rows) | {
+        row["id"]: (ends[row["status"] == "cancelled"], None) for row in changed
+    }
 
 
 def _retry_nodes(
@@ -623,18 +632,6 @@ def _reopen_all(conn: db.Connection, ids: Sequence[str]) -> set[str]:
                 taken.add(job_id)
         return taken
     return set()
-
-
-def _cancel_queued(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    chosen = _having(rows, "queued")
-    statements.ingest_jobs.cancel_queued(conn, ids=chosen)
-    return _refused(rows) | dict.fromkeys(chosen, ("cancelled", None))
-
-
-def _cancel(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    chosen = _having(rows, "running")
-    statements.ingest_jobs.request_cancel(conn, ids=chosen)
-    return _cancel_queued(conn, rows) | dict.fromkeys(chosen, ("asked to stop", None))
 
 
 def _delete(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:

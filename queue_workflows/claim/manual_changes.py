@@ -1,4 +1,4 @@
-"""Cancel jobs and reopen runs for an operator, in the transaction of the connection."""
+"""Reopen runs for an operator, in the transaction of the connection."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ from queue_workflows import db, errors
 from queue_workflows.claim import job_tables
 from queue_workflows.db import statements
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
-
-
-def cancel(conn: db.Connection, table: job_tables.JobTable, job_id: str) -> Row | None:
-    """Cancel a job that waits, or request that a running one ends; return its row.
-
-    Returns None if there is no such job, and if it is over.
-    """
-    rows = statements.cancellation.cancel[table.name](conn, ids=[job_id])
-    return rows[0] if rows else None
 
 
 def lock_over(conn: db.Connection, run_id: str) -> Row:

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from queue_workflows import config, db, errors
-from queue_workflows.claim import job_tables, manual_changes, row_isolation
+from queue_workflows.claim import job_tables, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.schedule import expression, timetable
@@ -223,7 +223,8 @@ def _cancel_last(conn: db.Connection, row: Row) -> None:
     if row["last_run_id"] is not None:
         statements.runs.cancel(conn, run_id=row["last_run_id"], error=None)
     elif row["last_job_id"] is not None:
-        manual_changes.cancel(conn, job_tables.INGEST_JOBS, row["last_job_id"])
+        cancel = statements.cancellation.cancel[job_tables.INGEST_JOBS.name]
+        cancel(conn, ids=[row["last_job_id"]])
 
 
 class Scope(NamedTuple):

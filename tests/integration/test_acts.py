@@ -28,7 +28,7 @@ from queue_workflows import (
     workers,
 )
 from queue_workflows.client import AsyncClient
-from tests.support import asgi_service, console, factories, rights
+from tests.support import asgi_service, console, factories, rights, transitions
 
 WHO: dict[str, str] = {"by": "ann", "reason": "the disk is full"}
 
@@ -463,6 +463,18 @@ def test_nodes_are_retried_and_cancelled_with_their_runs(conn: Any) -> None:
     assert (runs.get(of_running["run_id"]) or {})["status"] == "running"
     assert listed() == [("cancel", "job", waiting["id"]), ("cancel", "run", waiting["run_id"])]
     assert jobs.delete_many([waiting["id"]])[0]["outcome"] == "refused"
+
+
+def test_nodes_of_one_run_are_cancelled_in_one_transaction(conn: Any) -> None:
+    run_id = factories.run(conn)
+    waiting = [factories.node(conn, run_id, f"n{n}")["id"] for n in range(3)]
+    running = transitions.claim_node(conn)["id"]
+    waiting.remove(running)
+    parked = factories.node(conn, run_id, "ask", status="awaiting_input")["id"]
+    done = jobs.cancel_many([running, *waiting, parked])
+    assert [one["outcome"] for one in done] == ["asked to stop", *["cancelled"] * 3]
+    assert factories.one(conn, "SELECT count(DISTINCT xmin::text) FROM operator_acts") == 1
+    assert jobs.cancel_many([running])[0]["outcome"] == "asked to stop"
 
 
 @pytest.mark.parametrize("act", [runs.cancel_many, runs.retry_many, jobs.cancel_many])

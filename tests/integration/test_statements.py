@@ -67,8 +67,8 @@ def test_a_statement_is_executed_by_a_call_and_by_a_script(
     assert isinstance(found, dict)
     assert found["status"] == "queued"
     assert do(statements.ingest_jobs.get, job="none") is None
-    assert do(statements.ingest_jobs.cancel_queued, ids=[job]) is None
-    assert factories.one(conn, "SELECT status FROM ingest_jobs WHERE id = %s", job) == "cancelled"
+    assert do(statements.ingest_jobs.delete, ids=[job]) is None
+    assert factories.one(conn, "SELECT count(*) FROM ingest_jobs") == 0
     assert do(statements.runs.delete, run_id="none") == (None if is_script else 0)
     assert do(statements.queues.settings, queue=None) == []
 

@@ -97,16 +97,6 @@ SELECT j.id, j.seq, j.task_name, j.queue::text, j.status::text, j.reason, j.prio
 SELECT id, status::text, generation, cancel_requested_at FROM ingest_jobs
  WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR UPDATE;
 
--- name: cancel_queued none
--- Cancel those of these jobs that are queued.
-UPDATE ingest_jobs SET status = 'cancelled', finished_at = now(), blocked_reason = NULL
- WHERE id = ANY (%(ids)s::text[]) AND status = 'queued';
-
--- name: request_cancel none
--- Request the cancellation of those of these jobs that run; the first request stands.
-UPDATE ingest_jobs SET cancel_requested_at = now()
- WHERE id = ANY (%(ids)s::text[]) AND status = 'running' AND cancel_requested_at IS NULL;
-
 -- name: delete none
 -- Delete those of these jobs that do not run.
 DELETE FROM ingest_jobs WHERE id = ANY (%(ids)s::text[]) AND status <> 'running';
