@@ -253,8 +253,8 @@ def prunable(*, conn: db.Connection | None = None) -> dict[str, int]:
 
 def prune_events(older_than_days: float = 30) -> int:
     """Delete node events that are older; return how many. Commits in batches."""
-    prune_nodes = statements.job_events.prune_nodes
-    delete = functools.partial(prune_nodes, days=older_than_days, batch=PRUNE_BATCH)
+    of_nodes = statements.retention.delete_events[job_tables.NODE_JOBS.name]
+    delete = functools.partial(of_nodes, days=older_than_days, batch=PRUNE_BATCH)
     return sum(count for _, count in _again("node_events", delete, PRUNE_BATCH))
 
 
@@ -310,8 +310,8 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
         if days <= 0
         else {
             "outbox": statements.retention.delete_outbox,
-            "node_events": statements.job_events.prune_nodes,
-            "ingest_job_events": statements.retention.delete_ingest_events,
+            "node_events": statements.retention.delete_events[job_tables.NODE_JOBS.name],
+            "ingest_job_events": statements.retention.delete_events[job_tables.INGEST_JOBS.name],
             "logs": statements.logs.prune,
             "fires": statements.schedules.prune,
             "events": statements.events.prune,

@@ -190,7 +190,7 @@ def list_unprocessed_dispatch_events(*, limit: int = 50) -> list[Row]:
 def count_unprocessed_dispatch_events() -> int:
     """Return the number of outbox events that no dispatcher has processed."""
     with db.statement() as conn:
-        return statements.outbox.count_unprocessed(conn)
+        return statements.overview.open_events(conn)["n"]
 
 
 # --- workers -----------------------------------------------------------------------------------

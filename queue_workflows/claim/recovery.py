@@ -74,7 +74,7 @@ def reclaim_lapsed(
         statements.recovery.lapsed[table.name],
         statements.recovery.count_lapse[table.name],
         ENDING[table.name],
-        _loss(None, MAX_LAPSES) | {"had_s": had_s},
+        _loss(None, MAX_LAPSES) | {"had_s": had_s, "before": False},
     )
     return rows.batch(conn, duty)
 
@@ -93,19 +93,16 @@ def hand_back_lapsed(
     Returns their rows. `rows`: as in `reclaim_lapsed`.
     """
     detail = payload.encode({"reason": _DATABASE_AWAY}, "reason")
+    given: dict[str, Any] = {
+        "had_s": had_s, "before": True, "detail": detail, "band": record.FRONT_PRIORITY,
+        "counted": False, "host": None, "queue": None,
+    }  # fmt: skip
     duty = row_isolation.Duty(
         f"hand-back in {table.name}",
-        statements.recovery.unwatched[table.name],
+        statements.recovery.lapsed[table.name],
         statements.recovery.requeue[table.name],
         ENDING[table.name],
-        {
-            "had_s": had_s,
-            "detail": detail,
-            "band": record.FRONT_PRIORITY,
-            "counted": False,
-            "host": None,
-            "queue": None,
-        },
+        given,
     )
     return rows.batch(conn, duty)
 

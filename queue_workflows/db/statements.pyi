@@ -1291,10 +1291,6 @@ class _JobEventsNoteLoggedError(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, job: str | None, worker: str | None, claim_no: int | None) -> None: ...
     def script(self, *, error: str | None, job: str | None, worker: str | None, claim_no: int | None) -> scripts.Script[None]: ...
 
-class _JobEventsPruneNodes(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
-    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
-
 class _JobEvents:
     add_ingest: _JobEventsAddIngest
     """Append an event to the history of an ingest job."""
@@ -1304,8 +1300,6 @@ class _JobEvents:
     Columns: id."""
     note_logged_error: _JobEventsNoteLoggedError
     """Append the error that the handler of an ingest job logged. Nothing: the claim is lost."""
-    prune_nodes: _JobEventsPruneNodes
-    """Delete up to `batch` events of nodes that are older than `days` days."""
 
 job_events: _JobEvents
 
@@ -1942,10 +1936,6 @@ class _OutboxUnprocessed(Named):
     def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
     def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _OutboxCountUnprocessed(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
-
 class _Outbox:
     runs_with_events: _OutboxRunsWithEvents
     """Return the runs that have events to dispatch, the oldest event first, without those of
@@ -1962,8 +1952,6 @@ class _Outbox:
     unprocessed: _OutboxUnprocessed
     """Return open events, the oldest first.
     Columns: id, run_id, node_id, kind, processed_at, error, attempts, created_at, job_id, claim_no, generation, available_at."""
-    count_unprocessed: _OutboxCountUnprocessed
-    """Return how many events are open."""
 
 outbox: _Outbox
 
@@ -2450,12 +2438,8 @@ class _Queues:
 queues: _Queues
 
 class _RecoveryLapsed(Named):
-    def __call__(self, conn: _Conn, /, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
-
-class _RecoveryUnwatched(Named):
-    def __call__(self, conn: _Conn, /, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
-    def script(self, *, had_s: float | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, had_s: float | None, before: bool | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
+    def script(self, *, had_s: float | None, before: bool | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _RecoveryGone(Named):
     def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
@@ -2483,11 +2467,9 @@ class _RecoveryRequeue(Named):
 
 class _Recovery:
     lapsed: Mapping[str, _RecoveryLapsed]
-    """Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: only what
-    was renewed in these last seconds, in which the caller has had the database; NULL: whatever.
-    Columns: id."""
-    unwatched: Mapping[str, _RecoveryUnwatched]
-    """As `lapsed`, of what it leaves out: jobs whose last renewal is older than `had_s`.
+    """Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: for how many
+    seconds the caller has had the database. `before`: only jobs whose last renewal is older, else only the others; `had_s`
+    NULL and not `before`: all.
     Columns: id."""
     gone: Mapping[str, _RecoveryGone]
     """As `lapsed`, of jobs whose worker is gone: neither the job nor the worker was renewed for `silent_s`, and no session
@@ -2554,7 +2536,7 @@ class _RetentionDeleteOutbox(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
     def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
 
-class _RetentionDeleteIngestEvents(Named):
+class _RetentionDeleteEvents(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
     def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
 
@@ -2590,8 +2572,8 @@ class _Retention:
     """Count the runs that are past their retention and that `old_runs` would not leave out."""
     delete_outbox: _RetentionDeleteOutbox
     """Delete up to `batch` outbox rows that were processed over `days` days ago."""
-    delete_ingest_events: _RetentionDeleteIngestEvents
-    """Delete up to `batch` events of ingest jobs that are over `days` days old."""
+    delete_events: Mapping[str, _RetentionDeleteEvents]
+    """Delete up to `batch` events of jobs that are over `days` days old."""
     delete_heartbeats: _RetentionDeleteHeartbeats
     """Delete the heartbeats that are over `days` days old."""
 
@@ -2716,10 +2698,6 @@ class _RunsStalled(Named):
     def __call__(self, conn: _Conn, /, *, quiet_s: float | None, ids: _Texts | None) -> list[Any]: ...
     def script(self, *, quiet_s: float | None, ids: _Texts | None) -> scripts.Script[list[Any]]: ...
 
-class _RunsIsStalled(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
-    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
-
 class _RunsStopper(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row | None: ...
     def script(self, *, run_id: str | None) -> scripts.Script[Row | None]: ...
@@ -2822,9 +2800,6 @@ class _Runs:
     stalled: _RunsStalled
     """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`.
     `quiet_s`: for how many seconds no node of them has ended."""
-    is_stalled: _RunsIsStalled
-    """Return a row if nothing moves this run forward.
-    Columns: ."""
     stopper: _RunsStopper
     """Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
     more. A node that ends the run comes first. A failed item is left out, because its map decides

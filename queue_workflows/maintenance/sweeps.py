@@ -153,7 +153,7 @@ def _is_ended(begin: run_cache.Begin, run_id: str, *, go_on: bool) -> bool:
     """
     with begin() as conn:
         statements.runs.lock(conn, run_id=run_id)
-        if not statements.runs.is_stalled(conn, run_id=run_id):
+        if not statements.runs.stalled(conn, ids=[run_id], quiet_s=0):
             return True
         found = statements.runs.stopper(conn, run_id=run_id)
         node_id, status = (found["node_id"], found["status"]) if found else ("?", "missing")

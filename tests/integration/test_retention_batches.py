@@ -50,9 +50,10 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
         conn.execute("SET statement_timeout = '5s'")  # by key it is 100 million comparisons
         with conn.transaction():
             assert statements.retention.delete_outbox(conn, days=30, batch=5000) == 5000
-            assert statements.job_events.prune_nodes(conn, days=30, batch=5000) == 5000
+            delete_events = statements.retention.delete_events
+            assert delete_events["workflow_node_jobs"](conn, days=30, batch=5000) == 5000
             statements.retention.mark(conn)
-            assert statements.retention.delete_ingest_events(conn, days=30, batch=5000) == 5000
+            assert delete_events["ingest_jobs"](conn, days=30, batch=5000) == 5000
             assert statements.logs.prune(conn, days=30, batch=5000) == 5000
             assert statements.schedules.prune(conn, days=30, batch=5000) == 5000
             assert statements.retention.count_runs(conn, days=30) == 5000

@@ -26,9 +26,3 @@ SELECT j.id, j.attempts, 'error', j.claim_no, j.worker_id, j.claimed_by, j.queue
   FROM ingest_jobs j
  WHERE j.id = %(job)s AND j.worker_id = %(worker)s AND j.claim_no = %(claim_no)s
    AND j.status = 'running';
-
--- name: prune_nodes count
--- Delete up to `batch` events of nodes that are older than `days` days.
-DELETE FROM workflow_node_events WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM workflow_node_events
-     WHERE created_at < now() - %(days)s * interval '1 day' ORDER BY id LIMIT %(batch)s));

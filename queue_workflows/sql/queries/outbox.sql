@@ -41,7 +41,3 @@ RETURNING attempts;
 -- name: unprocessed many
 -- Return open events, the oldest first.
 SELECT * FROM workflow_dispatch_events WHERE processed_at IS NULL ORDER BY id LIMIT %(limit)s;
-
--- name: count_unprocessed value
--- Return how many events are open.
-SELECT count(*) AS n FROM workflow_dispatch_events WHERE processed_at IS NULL;

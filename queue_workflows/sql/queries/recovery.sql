@@ -2,21 +2,12 @@
 
 -- name: lapsed many
 -- tables: ingest_jobs workflow_node_jobs
--- Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: only what
--- was renewed in these last seconds, in which the caller has had the database; NULL: whatever.
+-- Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: for how many
+-- seconds the caller has had the database. `before`: only jobs whose last renewal is older, else only the others; `had_s`
+-- NULL and not `before`: all.
 SELECT j.id FROM ingest_jobs j
  WHERE j.status = 'running' AND (j.lease_expires_at IS NULL OR j.lease_expires_at < now())
-   AND (%(had_s)s::float8 IS NULL OR j.heartbeat_at IS NULL
-        OR j.heartbeat_at >= now() - %(had_s)s::float8 * interval '1 second')
-   AND {chosen(j)}
- ORDER BY j.lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED;
-
--- name: unwatched many
--- tables: ingest_jobs workflow_node_jobs
--- As `lapsed`, of what it leaves out: jobs whose last renewal is older than `had_s`.
-SELECT j.id FROM ingest_jobs j
- WHERE j.status = 'running' AND (j.lease_expires_at IS NULL OR j.lease_expires_at < now())
-   AND j.heartbeat_at < now() - %(had_s)s::float8 * interval '1 second'
+   AND ((j.heartbeat_at < now() - %(had_s)s::float8 * interval '1 second') IS TRUE) = %(before)s::boolean
    AND {chosen(j)}
  ORDER BY j.lease_expires_at LIMIT 100 FOR UPDATE SKIP LOCKED;
 

@@ -64,8 +64,9 @@ DELETE FROM workflow_dispatch_events WHERE ctid = ANY (ARRAY(
      WHERE processed_at < now() - %(days)s * interval '1 day'
      ORDER BY id LIMIT %(batch)s FOR UPDATE SKIP LOCKED));
 
--- name: delete_ingest_events count
--- Delete up to `batch` events of ingest jobs that are over `days` days old.
+-- name: delete_events count
+-- tables: ingest_jobs workflow_node_jobs
+-- Delete up to `batch` events of jobs that are over `days` days old.
 DELETE FROM ingest_job_events WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ingest_job_events
      WHERE created_at < now() - %(days)s * interval '1 day'

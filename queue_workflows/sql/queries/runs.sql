@@ -181,10 +181,6 @@ SELECT id FROM (SELECT id FROM workflow_runs
 -- `quiet_s`: for how many seconds no node of them has ended.
 SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, %(ids)s::text[]);
 
--- name: is_stalled many
--- Return a row if nothing moves this run forward.
-SELECT FROM queue_workflows_stalled_runs(0, ARRAY[%(run_id)s::text]);
-
 -- name: stopper one
 -- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
 -- more. A node that ends the run comes first. A failed item is left out, because its map decides
