@@ -92,7 +92,7 @@ def _fire(
 
 
 def _check_entries(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
-    """Return the entries; raise for a queue, a task or no args that this process refuses."""
+    """Return the entries; raise if their queue, task or lack of args is refused here."""
     for one in entries:
         api.check(
             timetable.Schedule(one.name, one.expression, task_name=one.task_name, queue=one.queue)

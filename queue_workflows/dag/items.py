@@ -1,4 +1,7 @@
-"""Follow the items of a map: the ids of their nodes, and what refs in their nodes name."""
+"""Find the ids of an item's nodes, and resolve what refs in them name.
+
+The body of a map is planned as it is, for each item. Only rows have full ids, `cut[clip-7]/encode`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ from queue_workflows.dag import graph, item_ids
 
 
 class Scope(NamedTuple):
-    """One item: its map, the id of the map's node, its key and its value.
-
-    The nodes of the map's body are planned as they are: only their rows have the full ids.
-    """
+    """One item: its map, the id of the map's node, its key and its value."""
 
     of: graph.Map
     map_id: str
@@ -83,10 +83,10 @@ def named(heads: Iterable[str], scopes: Sequence[Scope]) -> tuple[dict[str, Any]
 
 
 def bound(template: Mapping[str, Any], scopes: Sequence[Scope]) -> dict[str, Any]:
-    """Return resolved inputs' template with the values of items, and the full ids of their nodes.
+    """Return the template of inputs with the values of items, and the full ids of their nodes.
 
-    Other refs stay. A value that stands for itself is not quoted, which saves the worker a look-up
-    of the run's context.
+    Its refs have been resolved before, so that an item has what they name. Other refs stay. A value
+    that stands for itself is not quoted, which saves the worker a look-up of the run's context.
     """
     return {name: _plain(_bound(value, scopes)) for name, value in template.items()}
 

@@ -35,7 +35,7 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 14.6,
+        "a colon for a verb": 14.4,
         "those, that of, one of": 2.6,
         "a no instead of a not": 4.6,
         "what as a noun": 4.6,
