@@ -53,7 +53,12 @@ def get_run(
 
 
 def get_run_page(
-    run_id: str, *, after: str | None = None, limit: int = 200, logs: bool | None = None
+    run_id: str,
+    *,
+    after: str | None = None,
+    limit: int = 200,
+    logs: bool | None = None,
+    conn: db.Connection | None = None,
 ) -> JsonDict | None:
     """Return `get_run` of up to `limit` nodes behind node `after`, or None without such a run.
 
@@ -62,7 +67,7 @@ def get_run_page(
     `limit`, or the number of the run's nodes, is at most 60. Raises `InvalidConfig` (a ValueError)
     if the run has no node `after`.
     """
-    with db.transaction() as own:
+    with db.transaction(conn) as own:
         return job_history.page_of_run(own, run_id, after=after, limit=limit, logs=logs)
 
 

@@ -29,8 +29,15 @@ def of_run(
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    counts = statements.overview.node_counts(conn, run=run_id)
-    of_items = statements.history_rows.count_item_nodes(conn, run_id=run_id)
+    totals = statements.history_rows.node_totals(conn, run_id=run_id)
+    return _of_row(conn, row, totals, nodes=nodes, logs=logs)
+
+
+def _of_row(
+    conn: db.Connection, row: Row, totals: Row, *, nodes: Sequence[str] | None, logs: bool | None
+) -> JsonDict:
+    """Return the result of `of_run`, given the run's row and the number of its nodes."""
+    run_id, counts = row["id"], totals["counts"]
     wanted = None if nodes is None else [*nodes]
     jobs = statements.history_rows.nodes(conn, run_id=run_id, nodes=wanted)
     events = statements.history_rows.node_events(conn, run_id=run_id, nodes=wanted)
@@ -54,7 +61,7 @@ def of_run(
     inner = {} if nodes is None else item_nodes.loops(definition, [*found, *later])
     states = {name: node["status"] for name, node in found.items()}
     states |= _states_of_rounds(conn, run_id, graph, states)
-    waiting = max(0, len(graph) - sum(counts.values()) + of_items)
+    waiting = max(0, len(graph) - sum(counts.values()) + totals["of_items"])
     return {
         "kind": "run",
         **row,
@@ -116,23 +123,26 @@ def page_of_run(
         conn, run_id=run_id, but=[*graph], after=behind, limit=left
     )
     chosen = names[:limit]
-    size = max(len(graph), sum(statements.overview.node_counts(conn, run=run_id).values()))
+    totals = statements.history_rows.node_totals(conn, run_id=run_id)
+    size = max(len(graph), sum(totals["counts"].values()))
     wanted_logs = min(size, limit) <= LOGS_MAX if logs is None else logs
-    found = of_run(conn, run_id, nodes=chosen, logs=wanted_logs)
-    if found is not None:
-        by_id = {node["node_id"]: node for node in found["nodes"]}
-        found["nodes"] = [by_id[name] for name in chosen if name in by_id]
-        found["next"] = chosen[-1] if len(names) > limit else None
+    found = _of_row(conn, row, totals, nodes=chosen, logs=wanted_logs)
+    by_id = {node["node_id"]: node for node in found["nodes"]}
+    found["nodes"] = [by_id[name] for name in chosen if name in by_id]
+    found["next"] = chosen[-1] if len(names) > limit else None
     return found
 
 
 def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
     """Return the maps of a run's graph with their items by state; `items_failed`: the first."""
-    failed = statements.overview.failed_items
-    return [
-        {**row, "items_failed": failed(conn, run=run_id, map=row["node_id"], limit=FAILED_ITEMS)}
-        for row in statements.overview.maps(conn, run=run_id)
-    ]
+    found = statements.overview.maps(conn, run=run_id)
+    for row in found:
+        # The search reads all items of a map up to the last one that failed.
+        most = min(row["failed"], FAILED_ITEMS)
+        row["items_failed"] = statements.overview.failed_items(
+            conn, run=run_id, map=row["node_id"], limit=most
+        )
+    return found
 
 
 def _states_of_rounds(

@@ -951,9 +951,9 @@ class _HistoryRowsIngestEvents(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None) -> list[Row]: ...
     def script(self, *, job: str | None) -> scripts.Script[list[Row]]: ...
 
-class _HistoryRowsCountItemNodes(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Any: ...
-    def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
+class _HistoryRowsNodeTotals(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> Row: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[Row]: ...
 
 class _HistoryRowsActiveNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, limit: int | None) -> list[Any]: ...
@@ -979,19 +979,22 @@ class _HistoryRows:
     run: _HistoryRowsRun
     """Return a run with its definition, the time of this read, and the seconds since it was queued."""
     nodes: _HistoryRowsNodes
-    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
+    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. A plan that was kept
+    would read all nodes of a run for a few of them."""
     node: _HistoryRowsNode
     """Return one node job, with the columns of `nodes`."""
     ingest_job: _HistoryRowsIngestJob
     """Return one ingest job."""
     node_events: _HistoryRowsNodeEvents
-    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
+    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. No plan is kept, as above.
     Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at."""
     ingest_events: _HistoryRowsIngestEvents
     """Return the events of an ingest job, the oldest first, each with its actor.
     Columns: id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at, actor."""
-    count_item_nodes: _HistoryRowsCountItemNodes
-    """Count the nodes of a run that belong to items of maps."""
+    node_totals: _HistoryRowsNodeTotals
+    """Return how many nodes of a run have each status, as the object `counts`, and how many belong to items of maps. No plan
+    is kept, as above.
+    Columns: counts, of_items."""
     active_nodes: _HistoryRowsActiveNodes
     """Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
     first."""
@@ -999,7 +1002,7 @@ class _HistoryRows:
     """Return the states of these nodes of a run.
     Columns: node_id, status."""
     further_node_ids: _HistoryRowsFurtherNodeIds
-    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order."""
+    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. No plan is kept, as above."""
     ids_in_range: _HistoryRowsIdsInRange
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
     Columns: kind, id."""

@@ -119,6 +119,27 @@ def test_a_page_does_not_begin_behind_a_node_that_the_run_does_not_have(
     assert history.get_run_page("nope", after="x/3") is None
 
 
+def test_each_page_of_a_large_run_reads_its_nodes_and_counts_all_once(toy: Flow, conn: Any) -> None:
+    run_id = plain_run(toy, conn, 3000)
+    after, names, read = None, list[str](), list[int]()
+    for _ in range(15):  # the server keeps a plan after ten executions
+        with conn.transaction():
+            before = factories.one(conn, NODES_READ)
+            page = history.get_run_page(run_id, after=after, limit=20, logs=False, conn=conn)
+            read.append(factories.one(conn, NODES_READ) - before)
+        assert page is not None
+        after = page["next"]
+        names += [node["node_id"] for node in page["nodes"]]
+    assert len({*names}) == len(names) == 15 * 20
+    assert max(read) <= 3000 + 3 * 21
+
+
+NODES_READ = (
+    "SELECT coalesce(idx_tup_fetch, 0) + seq_tup_read FROM pg_stat_xact_user_tables"
+    " WHERE relname = 'workflow_node_jobs'"
+)
+
+
 def test_inputs_are_those_that_the_handler_received(toy: Flow) -> None:
     flow.body({"n": 7}, name="seven")
     inputs = [{"name": "got", "from": "pipeline.got"}]

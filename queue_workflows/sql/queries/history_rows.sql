@@ -8,8 +8,9 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
        - extract(epoch FROM queued_at)::float8 AS elapsed_s
   FROM workflow_runs WHERE id = %(run_id)s;
 
--- name: nodes many
--- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
+-- name: nodes many unprepared
+-- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. A plan that was kept
+-- would read all nodes of a run for a few of them.
 SELECT {shown_node()}
   FROM workflow_node_jobs
  WHERE run_id = %(run_id)s
@@ -27,8 +28,8 @@ SELECT {shown_job()}, task_name, reason, args AS inputs, result AS output, lock_
        partition_key, idempotency_key, headers, timeout_s
   FROM ingest_jobs WHERE id = %(job)s;
 
--- name: node_events many
--- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
+-- name: node_events many unprepared
+-- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. No plan is kept, as above.
 SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
        error, detail, created_at
   FROM workflow_node_events
@@ -42,10 +43,12 @@ SELECT id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, e
        detail, created_at, actor
   FROM ingest_job_events WHERE job_id = %(job)s ORDER BY created_at, id;
 
--- name: count_item_nodes value
--- Count the nodes of a run that belong to items of maps.
-SELECT count(*) AS n FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND strpos(node_id, '[') > 0;
+-- name: node_totals row unprepared
+-- Return how many nodes of a run have each status, as the object `counts`, and how many belong to items of maps. No plan
+-- is kept, as above.
+SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts, coalesce(sum(items), 0)::bigint AS of_items
+  FROM (SELECT status::text, count(*) AS n, count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items
+          FROM workflow_node_jobs WHERE run_id = %(run_id)s GROUP BY 1) c;
 
 -- name: active_nodes column
 -- Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
@@ -59,8 +62,8 @@ SELECT node_id FROM workflow_node_jobs
 SELECT node_id, status::text FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]);
 
--- name: further_node_ids column
--- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order.
+-- name: further_node_ids column unprepared
+-- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. No plan is kept, as above.
 SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id > %(after)s AND node_id <> ALL (%(but)s)
  ORDER BY node_id LIMIT %(limit)s;
