@@ -44,7 +44,7 @@ LIMITS = {
     "sql": {
         "a colon for a verb": 17.3,
         "those, that of, one of": 4.8,
-        "a no instead of a not": 6.3,
+        "a no instead of a not": 6.0,
         "what as a noun": 3.4,
         "None and a colon": 0.0,
     },
