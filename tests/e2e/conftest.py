@@ -39,6 +39,14 @@ def service(cli: Commands) -> Generator[Service]:
         yield made
 
 
+@pytest.fixture
+def code_tasks(invariants_hold: None) -> None:
+    """Tasks of `code_app` may be queued from here; the invariants hold at the end."""
+    from tests.support import code_app
+
+    code_app.setup()
+
+
 @pytest.fixture(scope="session")
 def reachable() -> Generator[Server]:
     """A server that others reach by TCP and password: databases `fleet_test`, `missing_test`."""

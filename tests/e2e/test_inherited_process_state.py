@@ -24,12 +24,6 @@ WAITS = "import pathlib, time\nwhile not pathlib.Path({path!r}).exists(): time.s
 PARENT = "import os; found = os.getppid()"
 
 
-@pytest.fixture
-def code_tasks(invariants_hold: None) -> None:
-    """Tasks of `code_app` may be queued from here."""
-    code_app.setup()
-
-
 def waits(path: Path) -> str:
     return WAITS.format(path=str(path))
 

@@ -12,15 +12,11 @@ from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import charges, ended, row, stopped
 
+pytestmark = pytest.mark.usefixtures("code_tasks")
+
 TINY = "found = 1"
 MANY = 60
 """Handlers that prove to be short, after which jobs are sent ahead of the end of others."""
-
-
-@pytest.fixture(autouse=True)
-def code_tasks(invariants_hold: None) -> None:
-    """Tasks of `code_app` may be queued from here."""
-    code_app.setup()
 
 
 def worker(cli: Commands, *more: str, **env: str) -> Command:

@@ -16,12 +16,6 @@ from tests.support.worker_views import charges, row, status, stopped
 pytestmark = pytest.mark.usefixtures("code_tasks")
 
 
-@pytest.fixture
-def code_tasks(invariants_hold: None) -> None:
-    """Tasks of `code_app` may be queued from here."""
-    code_app.setup()
-
-
 def worker(cli: Commands, *more: str) -> Command:
     options = ("--queue", code_app.QUEUE, "--app", "tests.support.code_app:setup")
     return cli.start("queue-claim-worker", *options, *more)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import executor_app, executors, reused_backends
+
+if TYPE_CHECKING:
+    from tests.support.local_queue_processes import Journal
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +35,11 @@ def worker(launcher: executors.Launched) -> Generator[executors.Worker]:
     """An executor, and the worker's side of its channels."""
     with executors.forked(launcher) as found:
         yield found
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """What the jobs of processes that serve a local queue note of themselves."""
+    from tests.support.local_queue_processes import Journal
+
+    return Journal(tmp_path)

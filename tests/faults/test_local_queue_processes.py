@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from psycopg import conninfo
@@ -41,11 +40,6 @@ def conn(cli: Commands) -> Iterator[db.Connection]:
 def start(dsn: str) -> Iterator[Start]:
     with processes(dsn) as made:
         yield made
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path)
 
 
 def test_no_job_is_lost_or_runs_twice_at_once_when_processes_are_killed(

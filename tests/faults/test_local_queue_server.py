@@ -59,11 +59,6 @@ def start(server: servers.Server) -> Iterator[Start]:
         yield made
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path)
-
-
 def completed() -> int:
     """The jobs that are completed; 0 while the server is away."""
     try:
