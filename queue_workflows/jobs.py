@@ -20,7 +20,7 @@ from queue_workflows import acts, db, errors
 from queue_workflows.claim import job_tables, manual_changes
 from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
-from queue_workflows.runtime import clock, identity
+from queue_workflows.runtime import clock
 from queue_workflows.tasks import job_validation, registry
 from queue_workflows.types import (
     IngestJob,
@@ -168,10 +168,10 @@ def _enqueue_args(
     ids: builtins.list[JobId] = []
     with _whole(conn, len(parts)) as own:
         for part in parts:
-            prefix = identity.new_job_prefix()
+            prefix = job_validation.new_job_prefix()
             given: dict[str, Any] = {**row, "prefix": prefix, "args": f"[{','.join(part)}]"}
             statements.ingest_jobs.insert_many(own, **given)
-            ids += identity.job_ids(prefix, len(part))
+            ids += job_validation.job_ids(prefix, len(part))
     return ids
 
 

@@ -25,7 +25,7 @@ from queue_workflows.dag import payload
 from queue_workflows.local_queue import execution_plan, job_queue
 from queue_workflows.local_queue import manager as managers
 from queue_workflows.run import executors, loaded_app, running, task_call, wire
-from queue_workflows.runtime import clock, identity, service, stored_json
+from queue_workflows.runtime import clock, identity, service
 from queue_workflows.tasks import handlers
 from queue_workflows.tasks import job as current
 from queue_workflows.telemetry import pressure
@@ -53,7 +53,7 @@ class Held:
     def __init__(self, job: claimed_job.ClaimedJob, threads: Threads) -> None:
         self.job = job
         self.jobs = {job.key: job}
-        self.row = stored_json.load_row(job.body)
+        self.row = wire.load_row(job.body)
         job.body = b""
         args = self.row["args"]
         self.queued = QueuedJob(

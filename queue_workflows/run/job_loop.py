@@ -25,7 +25,7 @@ from queue_workflows import config, errors
 from queue_workflows.claim import outcomes
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import job_output, node_call, restored_state, running, task_call, wire
-from queue_workflows.runtime import forking, service, stored_json
+from queue_workflows.runtime import forking, service
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import JsonDict
 
@@ -41,7 +41,7 @@ class Job(running.Running):
     def __init__(self, frame: wire.Frame, jobs: Jobs, wake: Callable[[], object]) -> None:
         kind, key, body = frame
         super().__init__(key, jobs.channel.send, wake)
-        self.row, self.in_run = stored_json.load_row(body), kind == wire.RUN_NODE
+        self.row, self.in_run = wire.load_row(body), kind == wire.RUN_NODE
         self._jobs = jobs
 
     def ask(self, what: str, request: Any) -> Any:

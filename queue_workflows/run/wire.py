@@ -12,6 +12,7 @@ import fcntl
 import importlib
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -358,3 +359,40 @@ def answer_of(body: bytes) -> Any:
         kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
         raise kind(answer["error"])
     return answer["value"]
+
+
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]')
+
+
+def load_row(body: bytes) -> Row:
+    """Return a claimed job; a column that cannot be loaded is an `Unreadable`."""
+    row = stored_json.load_json(body)
+    if not isinstance(row, Unreadable):
+        return row
+    found: Row = {}
+    for name, text in _members(body):
+        found[name] = stored_json.load_json(text)
+    if isinstance(found.get("context"), Unreadable):
+        found["context"] = None  # the handler asks for the members that it needs
+    return found
+
+
+def _members(body: bytes) -> list[tuple[str, bytes]]:
+    """Cut a JSON object into its names and the texts of their values."""
+    found: list[tuple[str, bytes]] = []
+    name: str | None = None
+    begin = depth = 0
+    for token in _TOKEN.finditer(body):
+        mark = token[0]
+        if depth == 1 and name is not None and mark in (b",", b"}"):
+            found.append((name, body[begin : token.start()].strip()))
+            name = None
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+        elif depth == 1 and mark == b":":
+            begin = token.end()
+        elif depth == 1 and name is None and mark != b",":
+            name = stored_json.decode(mark.decode())
+    return found

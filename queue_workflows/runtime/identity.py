@@ -1,4 +1,4 @@
-"""Make ids: of worker processes, unique across processes and boots, and of new jobs; find UUIDs."""
+"""Make ids of worker processes, unique across processes and boots, and find UUIDs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import re
 import secrets
 import socket
 from pathlib import Path
-
-from queue_workflows.types import JobId
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -81,22 +79,6 @@ def new_worker_id(host_label: str, *, executors: bool = False) -> str:
 def has_executors(worker_id: str) -> bool:
     """Return whether the handlers of this worker's jobs run in other processes than its own."""
     return worker_id.rpartition(":")[2].startswith(_EXECUTORS)
-
-
-def new_job_prefix() -> str:
-    """Return the first 24 characters of the ids of new jobs; `job_ids` adds the other twelve.
-
-    Such an id is a UUID of version 8 (RFC 9562): 74 random bits, then the job's place. The ids of
-    one INSERT are consecutive, so they go to the same pages of their index.
-    """
-    drawn = os.urandom(10).hex()
-    variant = "89ab"[int(drawn[15], 16) & 3]
-    return f"{drawn[:8]}-{drawn[8:12]}-8{drawn[12:15]}-{variant}{drawn[16:19]}-"
-
-
-def job_ids(prefix: str, count: int) -> list[JobId]:
-    """Return the ids of the jobs at the places 1 to `count` of one INSERT."""
-    return [JobId(f"{prefix}{place:012x}") for place in range(1, count + 1)]
 
 
 def uuid_range(prefix: str) -> tuple[str, str] | None:

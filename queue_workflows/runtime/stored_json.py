@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from queue_workflows.types import Row, Unreadable
 
@@ -14,7 +13,6 @@ MAX_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text. A loaded value takes up to ten times as much memory."""
 KEPT_BYTES = 64 * 1024
 """Bytes that an `Unreadable` keeps of a text over MAX_BYTES, so that a person can identify it."""
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]')
 
 
 class Decoder(json.JSONDecoder):
@@ -64,40 +62,6 @@ def _is_deep(value: Any) -> bool:
             return False
         level = deeper
     return True
-
-
-def load_row(body: bytes) -> Row:
-    """Return a claimed job; a column that cannot be loaded is an `Unreadable`."""
-    row = load_json(body)
-    if not isinstance(row, Unreadable):
-        return row
-    found: Row = {}
-    for name, text in _members(body):
-        found[name] = load_json(text)
-    if isinstance(found.get("context"), Unreadable):
-        found["context"] = None  # the handler asks for the members that it needs
-    return found
-
-
-def _members(body: bytes) -> list[tuple[str, bytes]]:
-    """Cut a JSON object into its names and the texts of their values."""
-    found: list[tuple[str, bytes]] = []
-    name: str | None = None
-    begin = depth = 0
-    for token in _TOKEN.finditer(body):
-        mark = token[0]
-        if depth == 1 and name is not None and mark in (b",", b"}"):
-            found.append((name, body[begin : token.start()].strip()))
-            name = None
-        if mark in (b"{", b"["):
-            depth += 1
-        elif mark in (b"}", b"]"):
-            depth -= 1
-        elif depth == 1 and mark == b":":
-            begin = token.end()
-        elif depth == 1 and name is None and mark != b",":
-            name = decode(mark.decode())
-    return found
 
 
 def mapping(value: Any) -> Row:

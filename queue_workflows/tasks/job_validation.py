@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from queue_workflows import config, errors, tasks
 from queue_workflows.dag import payload, policy
-from queue_workflows.runtime import identity, trace_context
+from queue_workflows.runtime import trace_context
 from queue_workflows.types import JobId, Row
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Batch(NamedTuple):
         `existing`: `place`, `id` and `same` for each job whose idempotency key another job has.
         Raises `IdempotencyClash` where that job is not the same; nothing was written then.
         """
-        ids = identity.job_ids(self.prefix, len(self.keys))
+        ids = job_ids(self.prefix, len(self.keys))
         for row in existing:
             if not row["same"]:
                 raise self._clash(row["place"], row["id"])
@@ -73,6 +74,22 @@ class Batch(NamedTuple):
             "args: use a key of its own for each payload",
             job_id,
         )
+
+
+def new_job_prefix() -> str:
+    """Return the first 24 characters of the ids of new jobs; `job_ids` adds the other twelve.
+
+    Such an id is a UUID of version 8 (RFC 9562): 74 random bits, then the job's place. The ids of
+    one INSERT are consecutive, so they go to the same pages of their index.
+    """
+    drawn = os.urandom(10).hex()
+    variant = "89ab"[int(drawn[15], 16) & 3]
+    return f"{drawn[:8]}-{drawn[8:12]}-8{drawn[12:15]}-{variant}{drawn[16:19]}-"
+
+
+def job_ids(prefix: str, count: int) -> list[JobId]:
+    """Return the ids of the jobs at the places 1 to `count` of one INSERT."""
+    return [JobId(f"{prefix}{place:012x}") for place in range(1, count + 1)]
 
 
 def with_task_defaults(job: NewJob) -> NewJob:
@@ -112,7 +129,7 @@ def batches(jobs: Iterable[NewJob], *, whole: bool = False) -> list[Batch]:
     found: list[Batch] = []
     for part in [texts] if whole else payload.parts(texts):
         end = len(keys) if whole else len(part)
-        found.append(Batch(identity.new_job_prefix(), f"[{','.join(part)}]", keys[:end]))
+        found.append(Batch(new_job_prefix(), f"[{','.join(part)}]", keys[:end]))
     return found
 
 

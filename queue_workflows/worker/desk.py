@@ -21,7 +21,7 @@ from queue_workflows.claim import claims, outcomes, record, recovery, row_isolat
 from queue_workflows.dag import payload
 from queue_workflows.db import link
 from queue_workflows.run import node_call, wire
-from queue_workflows.runtime import clock, log_context, stored_json
+from queue_workflows.runtime import clock, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import claimed_job, guards, job_logs, node_plans, queue_state
 
@@ -321,7 +321,7 @@ class Desk:
             elif job.is_last and self._lone is not None:
                 self.hand_back(job, "another job is to run alone in this worker")
             elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = node_call.refused(stored_json.load_row(job.body))
+                refused = node_call.refused(wire.load_row(job.body))
                 self._end(job, refused or outcomes.Outcome("parked", 0.0))
             else:
                 own.waiting.append(job)

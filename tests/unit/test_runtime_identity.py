@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows.runtime import identity
+from queue_workflows.tasks import job_validation
 
 
 def test_boot_id_is_the_kernels() -> None:
@@ -82,13 +83,13 @@ def test_a_label_cannot_break_the_form_or_the_length(label: str, shown: str) -> 
 
 
 def test_ids_of_new_jobs_are_uuids_of_version_8_that_follow_one_another() -> None:
-    prefix = identity.new_job_prefix()
-    ids = identity.job_ids(prefix, 300)
+    prefix = job_validation.new_job_prefix()
+    ids = job_validation.job_ids(prefix, 300)
     parsed = [uuid.UUID(job_id) for job_id in ids]
     assert {(one.version, one.variant) for one in parsed} == {(8, uuid.RFC_4122)}
     assert [str(one) for one in parsed] == ids == sorted(ids)
     assert [int(job_id.removeprefix(prefix), 16) for job_id in ids] == list(range(1, 301))
-    assert len({identity.new_job_prefix() for _ in range(100)}) == 100
+    assert len({job_validation.new_job_prefix() for _ in range(100)}) == 100
 
 
 def test_a_process_exists_until_it_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
