@@ -97,7 +97,8 @@ def test_each_line_that_a_task_prints_is_json_with_its_job(
             for each in found:
                 assert (each["stream"], each["level"], each["attempt"]) == (stream, "INFO", 1)
                 assert (each["task"], each["queue"]) == (task, log_app.QUEUE)
-                assert each["worker"] and each["pid"] and each["time"].endswith("Z")
+                assert each["pid"] and each["time"].endswith("Z")
+                assert "--inline" in more or each["worker"]
     assert "c4nary" not in worker.err + worker.out
     log = history.get_job(made["one"])
     assert log is not None and "open one" in log["attempts"][0]["log"]["text"]
