@@ -45,8 +45,6 @@ class Registered(NamedTuple):
     isolated_nodes: list[str]
     models: dict[str, float]
     """The video memory in GB that each model needs; 0: unknown."""
-    needs_rows: bool
-    """Whether each node needs its whole row and that of its run (`set_invoke_context`)."""
     announces: bool
     """Whether the app wants to hear of completed nodes (`set_on_node_completed`)."""
     resolves_refs: bool
@@ -78,7 +76,6 @@ def load(app: App) -> dict[str, Any]:
         isolated_tasks=sorted(cfg.isolated_tasks),
         isolated_nodes=sorted(cfg.isolated_nodes),
         models={each: model_registry.get(each).est_vram_gb for each in model_registry.known_ids()},
-        needs_rows=cfg.invoke_context is not None,
         announces=cfg.on_node_completed is not None,
         resolves_refs=cfg.resolve_ref is not None,
         settings={name: _plain(getattr(cfg, name)) for name in SETTINGS},

@@ -45,7 +45,7 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
         found = launcher.registered
     assert "segfaults" in found.tasks
     assert found.async_tasks == ["coroutine", "endless_await", "meets", "stream"]
-    assert (found.knows_nodes, found.needs_rows, found.announces) == (True, True, True)
+    assert (found.knows_nodes, found.announces) == (True, True)
     assert found.models == {"m": 2.0}
     assert not config.get_config().ingest_task_map
     executors.apply(found)
@@ -203,7 +203,7 @@ def hooked() -> None:
 def test_the_hooks_of_the_app_run_in_the_executor() -> None:
     with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
         found = launcher.registered
-        assert (found.needs_rows, found.announces, found.resolves_refs) == (True, True, True)
+        assert (found.announces, found.resolves_refs) == (True, True)
         rows = {"job": {"id": "j", "fails": True}, "run": {"name": "r"}}
         worker.answers = {"context": {"whole": 8}, "rows": rows}
         row = {"input_template": {"x": {"$from": "a"}}}
