@@ -54,6 +54,11 @@ class Settings(pydantic_settings.BaseSettings):
     app_allowed_hosts: Annotated[tuple[str, ...], _NAMES] = Field(
         (), description="names that a request's Host may have, beside those of loopback"
     )
+    app_user_header: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9-]{0,100}$",
+        description="header in which a proxy names the person: the actor of acts",
+    )
     app_read_only: bool = Field(False, description="`--read-only`: only GET")
     app_max_body_kb: int = Field(2048, ge=1, le=65_536, description="largest body of a request")
     app_request_timeout_sec: Seconds = Field(

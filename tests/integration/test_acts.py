@@ -576,6 +576,34 @@ def test_a_token_to_submit_changes_many_as_it_changes_one(conn: Any) -> None:
     assert only()["actor"] == "http (submit token)"
 
 
+@pytest.mark.parametrize(
+    ("headers", "actor"),
+    [
+        ([(b"x-user", "änn".encode())], "änn"),
+        ([], "somebody"),
+        ([(b"x-user", b"")], "somebody"),
+        ([(b"x-user", b"ann"), (b"x-user", b"bob")], None),
+        ([(b"x-user", b"\xff")], None),
+        ([(b"x-user", b"x" * 201)], None),
+    ],
+)
+def test_the_person_whom_a_proxy_names_is_the_actor(
+    conn: Any, headers: list[tuple[bytes, bytes]], actor: str | None
+) -> None:
+    async def use(service: AsyncClient) -> None:
+        await service.queues.pause("load", by="somebody")
+
+    if actor is None:
+        with pytest.raises(errors.QueueWorkflowsError, match="HTTP 422"):
+            asgi_service.called(use, headers=headers, app_user_header="X-User")
+        assert listed() == []
+    else:
+        asgi_service.called(use, headers=headers, app_user_header="X-User")
+        assert only()["actor"] == actor
+    asgi_service.called(use, headers=headers)
+    assert acts.list()[0]["actor"] == "somebody"
+
+
 def test_a_token_to_read_lists_acts_and_does_none(conn: Any) -> None:
     run_id, reader = factories.run(conn), "a-token-that-reads-0123456789"
     queues.pause("load", by="ann")

@@ -102,6 +102,7 @@ def post(path: str, body: Any) -> httpx.Response:
 def called(
     use: Callable[[AsyncClient], Coroutine[Any, Any, T]],
     token: str = http_service.TOKEN,
+    headers: Any = None,
     **settings: Any,
 ) -> T:
     """Return what a function does with a client of a service that has only just started."""
@@ -111,7 +112,7 @@ def called(
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport) as http,
+            httpx.AsyncClient(transport=transport, headers=headers) as http,
             AsyncClient("http://localhost", token=token, http=http) as client,
         ):
             return await use(client)

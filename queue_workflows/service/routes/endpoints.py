@@ -187,7 +187,7 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
         request.state.body = await _read(request, kind) if kind.route.body else None
         asked = _made(kind, given, request)
         try:
-            with acts.acting(_actor(request), via="http"):
+            with acts.acting(_user(request) or _token(request), via="http"):
                 if on_loop:
                     found = await answer(asked, request, **further)
                 else:
@@ -228,7 +228,22 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     )
 
 
-def _actor(http: fastapi.Request) -> str:
+def _user(http: fastapi.Request) -> str | None:
+    """Return the person whom a proxy names; None without one.
+
+    Raises `RequestValidationError` for a header that is there twice or is no UTF-8.
+    """
+    name = state.of(http).settings.app_user_header
+    found = http.headers.getlist(name) if name else []
+    if len(found) > 1:
+        raise _invalid("it is there twice", "header", name)
+    try:
+        return found[0].encode("latin-1").decode() if found else None
+    except UnicodeDecodeError:
+        raise _invalid("it must be UTF-8", "header", name) from None
+
+
+def _token(http: fastapi.Request) -> str:
     """Return who changes something if the request names nobody: the scope of its token."""
     return f"http ({http.scope.get('queue_workflows.scope', 'operate')} token)"
 
@@ -245,6 +260,8 @@ def _made(kind: type[R], given: dict[str, Any], http: fastapi.Request) -> R:
             mark.default is not request.SAME and name not in given
         ):
             given[name] = getattr(sent, member)
+    if "by" in marks and _user(http):
+        given["by"] = None  # the proxy knows better
     if _KEY in marks:
         given[_KEY] = _key(given.get(_KEY), http.headers.get("idempotency-key"))
     taken = {name: marks[name].take for name in given}
