@@ -84,6 +84,8 @@ class NewNode:
     child: JsonDict | None = None
     owner: branches.Choice | loops.Loop | None = None
     reason: str | None = None
+    after_loop: bool = False
+    """Whether its round of a loop does not take place."""
     prefix: str = ""
 
     @property
@@ -127,7 +129,8 @@ class NewNode:
         try:
             if isinstance(owner, loops.Loop):
                 number = self.node.round or 1
-                return not loops.goes_on(owner, number, context, resolve)
+                self.after_loop = not loops.goes_on(owner, number, context, resolve)
+                return self.after_loop
             return self.node.id not in owner.members[owner.arm_of(owner.value(resolve))]
         except errors.InvalidWorkflow as error:
             self.reason = str(error)
@@ -264,7 +267,7 @@ class Planner:
         self._outputs: JsonDict = {}
         """Outputs of nodes that the plan itself completes."""
         self._left_out: set[str] = set()
-        """Skipped nodes of a loop's rounds. A loop skips 1,000 of them without a query."""
+        """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
         self._rows: list[NewNode] = []
 
     def run(self, candidates: list[str]) -> Plan:
@@ -365,8 +368,7 @@ class Planner:
             if row.result is not None:
                 self._outputs[row.node.id] = row.result
         self.skipped.update(done)
-        nodes = self.progress.graph.nodes
-        self._left_out.update(each for each in done if nodes[each].round is not None)
+        self._left_out |= {row.node.id for row in rows if row.after_loop}.difference(present)
         return done, None
 
     def _context(self, rows: Iterable[NewNode]) -> dict[str, Any]:

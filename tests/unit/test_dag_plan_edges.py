@@ -99,6 +99,7 @@ def test_a_first_round_reads_nothing_of_its_loop_and_takes_place(number: int | N
     made = candidate_of(number)
     assert made.templates() == []
     assert not made.is_skipped({}, unresolved)
+    assert not made.after_loop
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -117,6 +118,7 @@ def test_the_node_with_a_loops_output_reads_all_its_rounds() -> None:
 def test_a_round_whose_start_cannot_be_decided_is_not_skipped() -> None:
     made = candidate_of(2)
     assert not made.is_skipped({"l/f#1": {}}, unresolved)
+    assert not made.after_loop
     assert made.reason is not None and "no such value" in made.reason
 
 
