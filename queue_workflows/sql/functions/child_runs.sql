@@ -27,12 +27,12 @@ DECLARE
     v_old record;
 BEGIN
     IF p_waits THEN
-        -- By its id alone: the index by parent has every child of the run, thousands of a map.
+        -- By its id alone: the indexes by parent and by workflow have every child of the run, thousands of a map.
         SELECT r.id, r.status INTO v_old
           FROM workflow_runs r
          WHERE r.id = (SELECT j.child_run_id FROM workflow_node_jobs j WHERE j.run_id = p_run AND j.node_id = p_node)
            AND r.parent_run_id IS NOT DISTINCT FROM p_run AND r.parent_node_id = p_node
-           AND r.workflow_name = p_child ->> 'workflow' AND r.context = p_context AND r.mode = 'node'
+           AND (r.workflow_name = p_child ->> 'workflow') IS TRUE AND r.context = p_context AND r.mode = 'node'
            FOR NO KEY UPDATE OF r;
         IF v_old.id IS NOT NULL AND v_old.status <> 'completed' THEN
             UPDATE workflow_runs SET status = 'queued', updated_at = now()
