@@ -402,6 +402,8 @@ def _paused(conn: Any, job: Row) -> None:
 
 
 def _limited(conn: Any, job: Row) -> None:
+    """Let another job of its queue take the only place that the queue's limit has."""
+    transitions.claimed(conn, "ingest", queue=job["queue"], priority=-1)
     conn.execute("INSERT INTO queue_settings (queue, max_running) VALUES (%s, 1)", (job["queue"],))
 
 
@@ -438,6 +440,16 @@ def test_a_job_that_cannot_be_had_is_skipped_before_its_handler_runs(
             assert _execute(before if is_read_before else now) == "skipped"
             assert _read(job) == now
     assert ran == []
+
+
+def test_a_job_is_run_within_the_limit_of_its_queue(db: ModuleType, ran: list[str]) -> None:
+    with db.connect() as conn:
+        job = factories.ingest(conn, task_name="t")
+        conn.execute(
+            "INSERT INTO queue_settings (queue, max_running) VALUES (%s, 1)", (job["queue"],)
+        )
+        assert _execute(_read(job)) == "completed"
+    assert len(ran) == 1
 
 
 def test_a_run_that_is_over_keeps_its_queued_node(db: ModuleType, ran: list[str]) -> None:
