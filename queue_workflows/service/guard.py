@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,6 +44,8 @@ class Reply:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            # A task that is about to run is not cancelled at once when its time is over.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             self.on_start()
             self.status = message["status"]
             message["headers"] = [*message.get("headers", []), *self._headers]
