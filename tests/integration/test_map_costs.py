@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from queue_workflows import db, node_queue, runs
-from tests.support import factories, flow
+from tests.support import database, factories, flow, reused_backends
 
 ITEMS = (40, 1000)
 BODIES = {"one node": flow.nodes(n=""), "a chain": flow.nodes(m="", n="m")}
@@ -19,7 +20,14 @@ READ = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("invariants_hold", "events_of_others")
+pytestmark = pytest.mark.usefixtures("new_sessions", "invariants_hold", "events_of_others")
+
+
+@pytest.fixture
+def new_sessions(own_database: database.Database) -> Iterator[None]:
+    """Plan each statement anew, not as an earlier test's session did with other statistics."""
+    with reused_backends.shared.off():
+        yield
 
 
 @pytest.fixture
