@@ -60,7 +60,10 @@ def _of_row(
     chosen = None if nodes is None else {*nodes}
     inner = {} if nodes is None else item_nodes.loops(definition, [*found, *later])
     states = {name: node["status"] for name, node in found.items()}
-    states |= _states_of_rounds(conn, run_id, graph, states)
+    rounds = [name for name, entry in graph.items() if isinstance(entry.get("round"), int)]
+    if missing := [name for name in rounds if name not in states]:
+        rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=missing)
+        states |= {each["node_id"]: each["status"] for each in rows}
     waiting = max(0, len(graph) - sum(counts.values()) + totals["of_items"])
     return {
         "kind": "run",
@@ -143,18 +146,6 @@ def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
             conn, run=run_id, map=row["node_id"], limit=most
         )
     return found
-
-
-def _states_of_rounds(
-    conn: db.Connection, run_id: str, graph: Mapping[str, Row], known: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the states of the nodes of rounds that are not known yet."""
-    rounds = [name for name, entry in graph.items() if isinstance(entry.get("round"), int)]
-    missing = [name for name in rounds if name not in known]
-    if not missing:
-        return {}
-    rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=missing)
-    return {row["node_id"]: row["status"] for row in rows}
 
 
 def _loops(graph: Mapping[str, Row], states: Mapping[str, str]) -> list[JsonDict]:

@@ -61,15 +61,6 @@ class _Root(TyperGroup):
                 with formatter.section(title):
                     formatter.write_dl(lines)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the subcommand that the first word names. Exits with 2 if there is none."""
-        if args[0] in self.commands or args[0].startswith("-"):
-            return super().resolve_command(ctx, args)
-        help_ = f"; `{command.PROG} --help` lists them"
-        hint = errors.hint(args[0], COMMANDS) or help_
-        command.print_message(f"there is no command {args[0]!r:.80}{hint}")
-        raise typer.Exit(2)
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -127,8 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    given = sys.argv[1:] if argv is None else [*argv]
+    if given and given[0] not in COMMANDS and not given[0].startswith("-"):
+        hint = errors.hint(given[0], COMMANDS) or f"; `{command.PROG} --help` lists them"
+        command.print_message(f"there is no command {given[0]!r:.80}{hint}")
+        return entry_point.USAGE_ERROR
     try:
-        load(argv)(args=None if argv is None else list(argv), prog_name=command.PROG)
+        load(given)(args=given, prog_name=command.PROG)
     except SystemExit as end:
         with contextlib.suppress(TypeError, ValueError):
             return int(end.code or 0)

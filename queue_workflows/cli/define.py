@@ -88,8 +88,6 @@ def command(
                 config.get_config().embedded_db = common["db"] or ""
 
             def run() -> int:
-                for key, (option, words) in limited.items():
-                    given[key] = _one_of(words, option, given[key])
                 with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
                     if not reads:
                         return _print(function(**given), as_json=common.get("as_json", False))
@@ -113,7 +111,6 @@ def command(
         ]
         described += [(key, *COMMON[key]) for key in chosen]
         parameters = [parameter(*each) for each in described]
-        limited = {key: found for key, *_, line in described if (found := _words(line)) is not None}
         made: Any = wrapper
         made.__signature__ = inspect.Signature(parameters)
         made.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -132,9 +129,10 @@ def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Paramete
     if words and ".." in words[-1]:
         bounds = zip(("min", "max"), words.pop().split(".."), strict=True)
         more |= {key: float(word) if "." in word else int(word) for key, word in bounds if word}
-    if (found := _words(line)) is not None:
-        words.pop()
-        text = f"{text.removesuffix('.')}: {', '.join(found[1])}."
+    if words and "|" in words[-1] and words[-1].islower():
+        known = words.pop().split("|")
+        text = f"{text.removesuffix('.')}: {', '.join(known)}."
+        more["callback"] = _one_of(known, str(option))
     more |= {"metavar": words[0] if words else None, "help": text}
     made = typer.Option(option, **more) if option else typer.Argument(**more)
     return inspect.Parameter(
@@ -142,24 +140,19 @@ def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Paramete
     )
 
 
-def _words(line: str) -> tuple[str, list[str]] | None:
-    """Return the option of a line and the words that it takes; None if it takes any text."""
-    head = line.partition("  ")[0].split()
-    is_limited = "|" in head[-1] and head[-1].islower()
-    return (head[0], head[-1].split("|")) if is_limited else None
+def _one_of(known: Sequence[str], option: str) -> Callable[[typer.Context, Any], Any]:
+    """Return what turns the words of an option to lower case, or exits with 2 for another word."""
 
+    def checked(ctx: typer.Context, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [checked(ctx, each) for each in cast("list[str]", value)]
+        if value is None or value.lower() in known:
+            return value and value.lower()
+        text = f"{option} {value!r:.80} is none of {', '.join(known)}{errors.hint(value, known)}"
+        commands.refuse(ctx.command_path.partition(" ")[2], text)
+        raise typer.Exit(2)
 
-def _one_of(words: list[str], option: str, value: Any) -> Any:
-    """Return a value that is one of the words, or a list of such, in lower case.
-
-    Raises `InvalidConfig` for any other but None.
-    """
-    if isinstance(value, list):
-        return [_one_of(words, option, each) for each in cast("list[str]", value)]
-    if value is None or value.lower() in words:
-        return value and value.lower()
-    text = f"{option} {value!r:.80} is none of {', '.join(words)}"
-    raise errors.InvalidConfig(f"{text}{errors.hint(value, words)}")
+    return checked
 
 
 def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoReturn:

@@ -202,7 +202,7 @@ class Follower(NamedTuple):
                     self.tick(seen)
                     for node in seen.questions if self.asks else ():
                         self._settle(run_id, node, settled)
-                    pause_s = TICK_S if seen.total <= run_views.SMALL else TICK_LARGE_S
+                    pause_s = TICK_S if seen.total <= texts.SMALL else TICK_LARGE_S
                 self.stop.requested.wait(min(tick_s, pause_s))
                 tick_s *= TICK_GROWS
         except BrokenPipeError as error:

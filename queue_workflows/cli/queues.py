@@ -262,7 +262,10 @@ def _json(option: str, text: str | None) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise errors.InvalidConfig(f"{option} is no JSON: {error}") from None
+        given = output.line(text, 60)
+        raise errors.InvalidConfig(
+            f"{option} {given} is not JSON: {error}; a text needs quotes: '\"yes\"'"
+        ) from None
 
 
 def _time(option: str, text: str | None, tz: str) -> datetime | None:
@@ -333,13 +336,7 @@ def send(
     name: str, key: str | None = None, value: str = "null", *, app: str | None
 ) -> define.Shown:
     """Send an event. The first one of a name and key counts: exit code 1 if there is one."""
-    try:
-        sent = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        given = output.line(value, 60)
-        raise errors.InvalidConfig(
-            f"--value {given} is not JSON: {error}; a text needs quotes: '\"yes\"'"
-        ) from None
+    sent = _json("--value", value)
     with command.reading(app):
         is_first = event_api.send(name, key=key, value=sent)
     if not is_first:

@@ -10,16 +10,19 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import queue_workflows
 from queue_workflows import db, errors, history
 from queue_workflows.admin import item_nodes, job_history
-from queue_workflows.cli import output, run_views, texts
+from queue_workflows.cli import output, texts
 from queue_workflows.dag import graph, item_ids
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict
+
+if TYPE_CHECKING:
+    from queue_workflows.cli import run_views
 
 UNCUT = 100_000
 LINES = 40
@@ -83,7 +86,7 @@ class Page:
 
     def _heading(self, shown: JsonDict) -> None:
         """Print the state of a run, where it comes from, its output, its maps and its loops."""
-        done = sum(shown["counts"].get(status, 0) for status in run_views.DONE)
+        done = sum(shown["counts"].get(status, 0) for status in texts.DONE)
         self._line(" ".join(texts.run_parts(shown, done, shown["nodes_total"], None)))
         self._line(f"created {display.moment(shown['created_at'])}")
         if shown["parent_run_id"]:

@@ -19,10 +19,6 @@ from queue_workflows.runtime import masking
 from queue_workflows.types import TERMINAL_RUN_STATUSES, NowFn, Row
 
 _log = logging.getLogger(__name__)
-SMALL = 60
-"""Up to this many nodes all are shown; of a larger run those that run, wait or failed."""
-SHOWN = 40
-DONE = ("completed", "skipped")
 AGAIN_S = 2.0
 """Least seconds between two lines about one running step."""
 
@@ -37,7 +33,7 @@ class Step(NamedTuple):
 
     @property
     def done(self) -> int:
-        return sum(self.counts.get(status, 0) for status in DONE)
+        return sum(self.counts.get(status, 0) for status in texts.DONE)
 
     @property
     def state(self) -> str:
@@ -145,8 +141,8 @@ class Reader:
             items = {row["node_id"]: row["nodes"] for row in maps}
             totals = {name: n + items.get(name, 0) for name, n in self._totals.items()}
             by_step = {row["step"]: row for row in statements.overview.steps(conn, run=run_id)}
-            large = sum(totals.values()) > SMALL
-            limit = SHOWN if large else SMALL
+            large = sum(totals.values()) > texts.SMALL
+            limit = texts.SHOWN if large else texts.SMALL
             nodes = statements.overview.nodes(conn, run=run_id, live_only=large, limit=limit)
         steps: list[Step] = []
         for name in dict.fromkeys([*totals, *by_step]):

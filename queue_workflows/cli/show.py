@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from queue_workflows import db, errors, history
 from queue_workflows.admin import item_nodes, job_history
-from queue_workflows.cli import command, define, ids, output, report, run_views, texts
+from queue_workflows.cli import command, define, ids, output, report, texts
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point
@@ -95,9 +95,7 @@ def collect(
         shown = _paged(any_id, logs)
     else:
         with db.transaction() as conn:
-            names = job_history.names_to_show(
-                conn, any_id, most=run_views.SMALL, some=run_views.SHOWN
-            )
+            names = job_history.names_to_show(conn, any_id, most=texts.SMALL, some=texts.SHOWN)
             shown = history.get_run(any_id, nodes=names, logs=logs, conn=conn)
     if shown is None:
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
@@ -146,7 +144,7 @@ def _follow(
 ) -> int:  # fmt: skip
     """Follow a run or job to its end, and print or dump it; return the exit code."""
     say = command.print_message if as_json else output.echo_now
-    from queue_workflows.cli import follow
+    from queue_workflows.cli import follow, run_views
 
     text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
     with command.until_stopped(lambda: text) as stop:
@@ -170,7 +168,7 @@ def _follow(
         output.dump(ended)
     else:
         report.Page(full=full).end(ended)
-    return 0 if ended["status"] in run_views.DONE else 1
+    return 0 if ended["status"] in texts.DONE else 1
 
 
 def _left(kind: str, any_id: str) -> int:

@@ -12,6 +12,10 @@ from queue_workflows.cli import output
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict, Row
 
+SMALL = 60
+"""Up to this many nodes of a run all are shown; of more those that run, wait or failed."""
+SHOWN = 40
+DONE = ("completed", "skipped")
 DEPENDENCIES = 3
 MOVED = 10
 """Nodes that are named of a move to other code."""

@@ -90,7 +90,7 @@ class Tree(run_views.View):
         shown: dict[str, list[tuple[str, Row]]] = {}
         for node in picture.nodes:
             step, own = run_views.own_name(node["node_id"])
-            wanted = picture.total <= run_views.SMALL or node["status"] != "completed"
+            wanted = picture.total <= texts.SMALL or node["status"] != "completed"
             if wanted and own and room > 0:
                 shown.setdefault(step, []).append((own, node))
                 room -= 1

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
-from queue_workflows.cli import report, run_views
+from queue_workflows.cli import report, run_views, texts
 from tests.support import flow
 
 
@@ -76,12 +76,12 @@ def test_the_items_of_a_map_count_as_nodes_of_its_step(reader, toy: flow.Flow) -
 
 
 def test_of_a_large_run_only_what_matters_is_listed(reader) -> None:  # type: ignore[no-untyped-def]
-    run_id = started(run_views.SMALL + 40)
-    for _ in range(run_views.SHOWN + 1):
+    run_id = started(texts.SMALL + 40)
+    for _ in range(texts.SHOWN + 1):
         node_queue.claim_next_cpu_job(host="box")
     seen = reader(run_id).read()
-    assert seen.steps[0].counts == {"running": run_views.SHOWN + 1, "queued": 59}
-    assert len(seen.nodes) == run_views.SHOWN
+    assert seen.steps[0].counts == {"running": texts.SHOWN + 1, "queued": 59}
+    assert len(seen.nodes) == texts.SHOWN
     assert {node["status"] for node in seen.nodes} == {"running"}
 
 
