@@ -3937,6 +3937,13 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_runs_queued_since(p_since timestamp with time zone) RETURNS SETOF text
+    LANGUAGE sql STABLE
+    SET enable_seqscan TO 'off'
+    AS $$
+    SELECT id FROM workflow_runs WHERE status IN ('queued', 'running') AND queued_at >= p_since
+$$;
+
 CREATE FUNCTION public.queue_workflows_runs_with_input(p_input jsonb, p_most integer) RETURNS text[]
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
@@ -5786,6 +5793,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_reopen_ingest() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.queue_workflows_run_depth(p_run text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_run_failed() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_runs_queued_since(p_since timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_runs_with_input(p_input jsonb, p_most integer) FROM PUBLIC;
 

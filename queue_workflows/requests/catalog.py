@@ -509,7 +509,7 @@ class ListRuns(Pages[JsonDict]):
         Mapping[str, Any] | None,
         Field("only runs that have these inputs, a JSON object", kind=str | None,
               send=json.dumps, take=_taken,
-              metavar="KEY=VALUE|JSON", bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
+              metavar="NAME=VALUE|JSON", bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
     ] = None  # fmt: skip
     limit: FirstPage = 50
 

@@ -19,8 +19,8 @@ ROUNDS = 30
 COMMIT = "COMMIT"
 QUIET = 2
 """So many runs in a row that were over before the n-th statement: there are no more."""
-PARTS = 4
-"""Each test takes every fourth statement, so that several processes share them."""
+PARTS = 3
+"""Each test takes every third statement, so that several processes share them."""
 
 
 class Sabotage:

@@ -110,16 +110,24 @@ SET session_replication_role = origin;
 """
 
 
-@pytest.mark.parametrize("statistics", ["", "ANALYZE"])
-def test_the_feed_reads_the_runs_that_may_have_changed(conn: Any, statistics: str) -> None:
-    conn.execute(OLD_RUNS + statistics)
+FEW_RUNS = "INSERT INTO workflow_runs (workflow_name) VALUES ('w'), ('w'); ANALYZE;"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", ""), ("", "ANALYZE"), (FEW_RUNS + "DELETE FROM workflow_runs;", "")],
+    ids=["none", "up to date", "of a few queued runs"],
+)
+def test_the_feed_reads_the_runs_that_may_have_changed(conn: Any, before: str, after: str) -> None:
+    conn.execute(before)
+    conn.execute(OLD_RUNS + after)
     place = dict.fromkeys(("since", "at", "kind", "id"))
     given = place | {"late_s": 6, "runs": ["r8", "r9"], "limit": 9, "most": 9}
     with conn.transaction():
-        before = factories.one(conn, READ)
+        read = factories.one(conn, READ)
         found = conn.execute(named_statements.texts()["history_rows.feed"], given).fetchall()
         assert {row["run_id"] for row in found if row["kind"] == "run"} == {"r7", "r8", "r9"}
-        assert factories.one(conn, READ) - before < 20
+        assert factories.one(conn, READ) - read < 20
 
 
 LATER_EVENTS = """

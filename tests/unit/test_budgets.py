@@ -22,21 +22,21 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 7540, "admin": 1350, "alerts": 334, "check": 870, "claim": 1880, "cli": 6960,
-    "client": 700, "dag": 4280, "db": 3530, "declare": 1660, "demo": 405, "dispatch": 2180,
-    "embedded": 790, "event_export": 680, "local_queue": 2010, "maintenance": 580,
-    "migrations": 10, "model_cache": 600, "refs": 460, "requests": 1090, "run": 4080,
-    "runtime": 3690, "schedule": 740, "service": 2710, "sql": 83, "tasks": 1820,
-    "telemetry": 1330, "testing": 740, "worker": 4160,
+    ".": 7870, "admin": 2080, "alerts": 340, "check": 840, "claim": 1800, "cli": 6580,
+    "client": 710, "dag": 4270, "db": 3450, "declare": 1650, "demo": 410, "dispatch": 2110,
+    "embedded": 790, "event_export": 690, "local_queue": 1980, "maintenance": 580,
+    "migrations": 10, "model_cache": 600, "refs": 460, "requests": 1190, "run": 4210,
+    "runtime": 3420, "schedule": 730, "service": 2800, "sql": 83, "tasks": 1830,
+    "telemetry": 1330, "testing": 740, "worker": 4200,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 57200, "files of Python": 260, "functions": 3850, "lines of SQL": 10750,
+    "lines of Python": 57650, "files of Python": 257, "functions": 3800, "lines of SQL": 10660,
 }  # fmt: skip
-CLOSURE = {"modules": 29, "lines": 6270}
+CLOSURE = {"modules": 29, "lines": 6110}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 45, "lines": 15750}
+SPINE = {"files": 45, "lines": 15980}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (114, 26),  # the goal is 110 functions in 25 files

@@ -60,3 +60,9 @@ BEGIN
         {examined(r.created_at, r.created_at >= v_since AND r.created_at <= v_until)}
     END IF;
 END $$;
+
+-- Return the ids of the runs that are queued or running, and were queued at this time or later.
+CREATE OR REPLACE FUNCTION queue_workflows_runs_queued_since(p_since timestamptz) RETURNS SETOF text LANGUAGE sql STABLE
+SET enable_seqscan = off AS $$
+    SELECT id FROM workflow_runs WHERE status IN ('queued', 'running') AND queued_at >= p_since
+$$;

@@ -105,8 +105,7 @@ states AS MATERIALIZED (
     SELECT r.*
       FROM (SELECT unnest(%(runs)s::text[]) AS id
             UNION SELECT run_id FROM found WHERE run_id IS NOT NULL
-            UNION SELECT id FROM workflow_runs
-                   WHERE status IN ('queued', 'running') AND queued_at >= {feed_from()}) w
+            UNION SELECT queue_workflows_runs_queued_since({feed_from()})) w
      CROSS JOIN LATERAL (
            SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, progress_pct, created_at,
                   started_at, finished_at
