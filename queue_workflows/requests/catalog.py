@@ -508,8 +508,8 @@ class ListRuns(Pages[JsonDict]):
     input: Annotated[
         Mapping[str, Any] | None,
         Field("only runs that have these inputs, a JSON object", kind=str | None,
-              send=json.dumps, take=_taken,
-              metavar="NAME=VALUE|JSON", bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
+              send=json.dumps, take=_taken, metavar="NAME=VALUE|JSON",
+              bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
     ] = None  # fmt: skip
     limit: FirstPage = 50
 
