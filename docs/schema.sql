@@ -4761,7 +4761,7 @@ CREATE TABLE public.operator_acts (
     CONSTRAINT operator_acts_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 100))),
     CONSTRAINT operator_acts_login_check CHECK ((octet_length(login) <= 200)),
     CONSTRAINT operator_acts_reason_check CHECK ((octet_length(reason) <= 8000)),
-    CONSTRAINT operator_acts_subject_check CHECK (((octet_length(subject) >= 1) AND (octet_length(subject) <= 1000))),
+    CONSTRAINT operator_acts_subject_check CHECK ((octet_length(subject) <= 1000)),
     CONSTRAINT operator_acts_via_check CHECK ((via = ANY (ARRAY['sql'::text, 'python'::text, 'cli'::text, 'http'::text])))
 );
 

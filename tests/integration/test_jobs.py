@@ -393,7 +393,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(some: None, conn: Any) -> No
         (("cancel", "j", "--queue", "fetch"), "not both"),
         (("list", "--since", "yesterday"), "--since yesterday should look like 90m"),
         (("retry", "--since", "2026-01-31T09:00"), "should look like 90m"),
-        (("list", "--status", "dead"), "status 'dead': it is one of queued"),
+        (("list", "--status", "dead"), "--status 'dead' is none of queued, running"),
         (("list", "--limit", "0"), "--limit"),
         (("mend",), "mend"),
     ]

@@ -362,7 +362,10 @@ def write(conn: db.Connection, past: Past, act: str) -> bool:
     if act == "renew":
         return bool(db.run(conn, claims.renew([lease], lease_s=600)))
     if act == "trip":
-        return db.run(conn, record.end_by_watchdog(lease, error="e", seconds=1)) is not None
+        return (
+            db.run(conn, record.end_by_guard(lease, record.BUDGET_TRIP, error="e", seconds=1))
+            is not None
+        )
     if act == "back":
         return db.run(conn, record.hand_back(lease, reason="r")) is not None
     kind = "parked" if act == "park" and lease.table.in_run else act

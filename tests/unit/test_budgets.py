@@ -31,7 +31,7 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 57650, "files of Python": 257, "functions": 3800, "lines of SQL": 10660,
+    "lines of Python": 57650, "files of Python": 257, "functions": 3800, "lines of SQL": 10670,
 }  # fmt: skip
 CLOSURE = {"modules": 29, "lines": 6110}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
