@@ -38,15 +38,18 @@ class Seat(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
 
 
+_SLOT = ("--slots", "1")
+"""A worker without slots promises to end with a job that takes longer than its `timeout_s`."""
 SEATS = (
     Seat("orchestrator", ("queue-orchestrator", *_APP)),
     Seat("node worker", ("queue-claim-worker", "--queue", "cpu", *_APP, *_LEASE)),
     Seat(
         "supervised worker",
-        ("queue-claim-worker", "--queue", app.SOLO, "--supervise", *_APP, *_LEASE),
+        ("queue-claim-worker", "--queue", app.SOLO, "--supervise", *_SLOT, *_APP, *_LEASE),
     ),
     Seat(
-        "batch worker", ("queue-claim-worker", "--queue", app.NOTES, "--batch", "4", *_APP, *_LEASE)
+        "batch worker",
+        ("queue-claim-worker", "--queue", app.NOTES, "--batch", "4", *_SLOT, *_APP, *_LEASE),
     ),
     Seat("pool", ("queue-claim-worker", "--workers", _POOL, *_APP, *_LEASE)),
     Seat("scheduler", ("queue-scheduler", *_APP)),
