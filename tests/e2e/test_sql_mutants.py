@@ -23,7 +23,7 @@ CHOSEN = (
     "stream-claim",
     "log-head",
     "event-wait-key",
-    "schedule-fire-once",
+    "schedule-claim-once",
 )
 """One or two of each area, each killed by a test that is quick."""
 TEST = "integration/test_node_queue.py::test_the_claim_takes_priority_then_age"
