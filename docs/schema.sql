@@ -2666,7 +2666,7 @@ BEGIN
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
-                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
+                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) OFFSET 0)
         $q$, p_jobs) INTO v_keys;
     PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
