@@ -964,8 +964,8 @@ class _HistoryRowsNodeStates(Named):
     def script(self, *, run_id: str | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _HistoryRowsFurtherNodeIds(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> list[Any]: ...
-    def script(self, *, run_id: str | None, after: str | None, but: _Texts | None, limit: int | None) -> scripts.Script[list[Any]]: ...
+    def __call__(self, conn: _Conn, /, *, after: str | None, run_id: str | None, but: _Texts | None, limit: int | None) -> list[Any]: ...
+    def script(self, *, after: str | None, run_id: str | None, but: _Texts | None, limit: int | None) -> scripts.Script[list[Any]]: ...
 
 class _HistoryRowsIdsInRange(Named):
     def __call__(self, conn: _Conn, /, *, low: str | None, high: str | None, prefix: str | None, limit: int | None) -> list[Row]: ...
@@ -979,14 +979,14 @@ class _HistoryRows:
     run: _HistoryRowsRun
     """Return a run with its definition, the time of this read, and the seconds since it was queued."""
     nodes: _HistoryRowsNodes
-    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. A plan that was kept
-    would read all nodes of a run for a few of them."""
+    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. Each of these is looked
+    up: with statistics from before the run, a search for several reads all nodes of the run."""
     node: _HistoryRowsNode
     """Return one node job, with the columns of `nodes`."""
     ingest_job: _HistoryRowsIngestJob
     """Return one ingest job."""
     node_events: _HistoryRowsNodeEvents
-    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. No plan is kept, as above.
+    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. Each node is looked up, as above.
     Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at."""
     ingest_events: _HistoryRowsIngestEvents
     """Return the events of an ingest job, the oldest first, each with its actor.
@@ -1002,7 +1002,8 @@ class _HistoryRows:
     """Return the states of these nodes of a run.
     Columns: node_id, status."""
     further_node_ids: _HistoryRowsFurtherNodeIds
-    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. No plan is kept, as above."""
+    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to
+    node: with statistics from before the run, a search for several reads all nodes behind."""
     ids_in_range: _HistoryRowsIdsInRange
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
     Columns: kind, id."""

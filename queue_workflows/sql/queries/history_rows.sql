@@ -9,12 +9,13 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: nodes many unprepared
--- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. A plan that was kept
--- would read all nodes of a run for a few of them.
+-- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. Each of these is looked
+-- up: with statistics from before the run, a search for several reads all nodes of the run.
 SELECT {shown_node()}
-  FROM workflow_node_jobs
- WHERE run_id = %(run_id)s
-   AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
+  FROM (SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND %(nodes)s::text[] IS NULL
+        UNION ALL
+        SELECT n.* FROM (SELECT DISTINCT unnest(%(nodes)s::text[])) w (name) CROSS JOIN LATERAL (
+               SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) n) n
  ORDER BY seq;
 
 -- name: node one
@@ -29,12 +30,13 @@ SELECT {shown_job()}, task_name, reason, args AS inputs, result AS output, lock_
   FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: node_events many unprepared
--- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. No plan is kept, as above.
+-- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. Each node is looked up, as above.
 SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
        error, detail, created_at
-  FROM workflow_node_events
- WHERE run_id = %(run_id)s
-   AND (%(nodes)s::text[] IS NULL OR node_id = ANY (%(nodes)s::text[]))
+  FROM (SELECT * FROM workflow_node_events WHERE run_id = %(run_id)s AND %(nodes)s::text[] IS NULL
+        UNION ALL
+        SELECT e.* FROM (SELECT DISTINCT unnest(%(nodes)s::text[])) w (name) CROSS JOIN LATERAL (
+               SELECT * FROM workflow_node_events WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) e) e
  ORDER BY created_at, id;
 
 -- name: ingest_events many
@@ -62,11 +64,17 @@ SELECT node_id FROM workflow_node_jobs
 SELECT node_id, status::text FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]);
 
--- name: further_node_ids column unprepared
--- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. No plan is kept, as above.
-SELECT node_id FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND node_id > %(after)s AND node_id <> ALL (%(but)s)
- ORDER BY node_id LIMIT %(limit)s;
+-- name: further_node_ids column
+-- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to
+-- node: with statistics from before the run, a search for several reads all nodes behind.
+WITH RECURSIVE behind (n, name) AS (
+    SELECT 0, %(after)s::text
+    UNION ALL
+    SELECT n + 1, (SELECT j.node_id FROM workflow_node_jobs j
+                    WHERE j.run_id = %(run_id)s AND j.node_id > b.name AND j.node_id <> ALL (%(but)s::text[])
+                    ORDER BY j.node_id LIMIT 1)
+      FROM behind b WHERE b.name IS NOT NULL AND b.n < %(limit)s)
+SELECT name FROM behind WHERE n > 0 AND name IS NOT NULL ORDER BY n;
 
 -- name: ids_in_range many
 -- Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
