@@ -282,10 +282,8 @@ class Executors:
             os.close(fd)
         ends = socket.socket(fileno=channel), socket.socket(fileno=requests)
         place = Executor(number, ends, (pipes[0], pipes[1]), shared=shared)
+        place.lines = logs.Pipes() if logs.are_json() else None
         self._by_number[place.number] = place
-        self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
-        for fd in place.out.fds:
-            self._loop.read(fd, functools.partial(self._on_output, place))
         return place
 
     def _pause(self) -> None:
@@ -307,7 +305,12 @@ class Executors:
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
-        place.lines = logs.Pipes(place.pid) if logs.are_json() else None
+        if place.lines is not None:
+            place.lines.pid = place.pid
+        # Not before: what it prints shows its pid.
+        self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
+        for fd in place.out.fds:
+            self._loop.read(fd, functools.partial(self._on_output, place))
         for signum in place.signals:
             self._launcher.kill(place.pid, signum)
         return place.pid

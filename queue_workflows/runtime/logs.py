@@ -192,8 +192,9 @@ def are_json() -> bool:
 class Pipes:
     """The lines of one executor, from the bytes that its stdout and stderr bring."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self) -> None:
+        self.pid = 0
+        """That of the executor, once it is known."""
         self._rest = dict.fromkeys(STREAMS, b"")
 
     def add(self, number: int, data: bytes) -> bytes:
@@ -212,7 +213,7 @@ class Pipes:
 
     def _line(self, number: int, line: bytes) -> bytes:
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
-        return as_json(text, STREAMS[number], self._pid).encode() if text else b""
+        return as_json(text, STREAMS[number], self.pid).encode() if text else b""
 
 
 MODE: Final = 0o640

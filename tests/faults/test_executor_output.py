@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -13,7 +15,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from queue_workflows.run import job_output as streams
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import entry_point, logs
 from tests.support import executor_app, executors
 from tests.support.wait import until
 
@@ -42,6 +44,36 @@ def test_stdout_and_stderr_are_distinguished(worker: executors.Worker) -> None:
     worker.task("prints", {"n": 1})
     assert b"".join(data for number, data in found if number == 2) == b"on stderr 1\n"
     assert b"on stdout 1\n" in b"".join(data for number, data in found if number == 1)
+
+
+@pytest.fixture
+def logs_json() -> Generator[None]:
+    """This process logs JSON."""
+    handler = logging.NullHandler()
+    handler.setFormatter(logs.JsonFormatter())
+    logging.getLogger().addHandler(handler)
+    yield
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.usefixtures("logs_json")
+def test_what_was_printed_before_the_launcher_tells_of_the_fork_is_json_with_its_pid(
+    launcher: executors.Launched,
+) -> None:
+    with launcher.late():
+        worker = executors.Worker(launcher, waits=False)
+        job = worker.send_task("prints", {"n": 1})
+        until(worker.place.out.ready)
+        worker.turn(0)
+    with contextlib.closing(worker):
+        assert worker.outcome(job).kind == "completed"
+        worker.kill()
+        worker.death()  # the last line has no end
+        lines = [json.loads(line) for line in worker.text.splitlines()]
+    assert {"on stdout 1", "on stderr 1", "from a child", "without an end"} == {
+        each["message"] for each in lines
+    }
+    assert {each["pid"] for each in lines} == {worker.pid}
 
 
 def test_a_drain_is_limited() -> None:

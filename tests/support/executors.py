@@ -49,6 +49,13 @@ class Launched:
                 else:
                     each.executors.forked(packet)
 
+    @contextlib.contextmanager
+    def late(self) -> Generator[None]:
+        """Receive what the launcher says in this block at its end."""
+        self.loop.forget(self.launcher.fileno())
+        yield
+        self.loop.read(self.launcher.fileno(), self._received)
+
     def turn(self, timeout_s: float = 1.0) -> None:
         """Act on what is there, after a wait of at most `timeout_s` for anything."""
         turns = iter([False, True])
@@ -165,7 +172,8 @@ class Job:
 class Worker:
     """One executor as its worker sees it: what it sent, printed, and how it died."""
 
-    def __init__(self, launched_: Launched, *, shared: bool = False) -> None:
+    def __init__(self, launched_: Launched, *, shared: bool = False, waits: bool = True) -> None:
+        """`waits`: until the launcher has said that it is forked."""
         self.launched = launched_
         own: Any = self
         self.executors = executors.Executors(
@@ -190,8 +198,13 @@ class Worker:
         assert place is not None
         self.place = place
         self.executors.closing = True  # it is not replaced
-        self.until(lambda: self.place.pid)
-        self.pid = self.place.pid
+        if waits:
+            self.until(lambda: self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Return its pid, or 0."""
+        return self.place.pid
 
     # --- What a test does.
 
