@@ -282,7 +282,7 @@ class Executors:
             os.close(fd)
         ends = socket.socket(fileno=channel), socket.socket(fileno=requests)
         place = Executor(number, ends, (pipes[0], pipes[1]), shared=shared)
-        place.lines = logs.Pipes() if logs.are_json() else None
+        place.lines = logs.Pipes(lambda: place.pid) if logs.are_json() else None
         self._by_number[place.number] = place
         return place
 
@@ -305,8 +305,6 @@ class Executors:
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
-        if place.lines is not None:
-            place.lines.pid = place.pid
         # Not before: what it prints shows its pid.
         self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
         for fd in place.out.fds:

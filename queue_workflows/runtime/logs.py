@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -192,9 +192,8 @@ def are_json() -> bool:
 class Pipes:
     """The lines of one executor, from the bytes that its stdout and stderr bring."""
 
-    def __init__(self) -> None:
-        self.pid = 0
-        """That of the executor, once it is known."""
+    def __init__(self, pid: Callable[[], int]) -> None:
+        self._pid = pid
         self._rest = dict.fromkeys(STREAMS, b"")
 
     def add(self, number: int, data: bytes) -> bytes:
@@ -213,7 +212,7 @@ class Pipes:
 
     def _line(self, number: int, line: bytes) -> bytes:
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
-        return as_json(text, STREAMS[number], self.pid).encode() if text else b""
+        return as_json(text, STREAMS[number], self._pid()).encode() if text else b""
 
 
 MODE: Final = 0o640

@@ -141,7 +141,7 @@ scheduler.Ticker(schedule=None).run_forever()
 
 
 GATE = """
-CREATE FUNCTION test_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION test_gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS $$
 BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$;
 CREATE TRIGGER zz_gate BEFORE {event} FOR EACH ROW EXECUTE FUNCTION test_gate();
 """
