@@ -144,7 +144,8 @@ def test_a_job_that_cannot_be_loaded_fails_and_its_neighbours_do_not(
         assert bad["status"] == "failed"
         assert column in bad["error"] and reason in bad["error"], bad["error"]
         assert (bad["attempts"], bad["crash_count"], bad["claim_no"]) == (1, 0, 1)
-        assert (good["status"], good["crash_count"], good["claim_no"]) == ("completed", 0, 1)
+        # A claim that takes long, on a busy machine, is handed back: no attempt, and no fault.
+        assert (good["status"], good["crash_count"], good["attempts"]) == ("completed", 0, 0)
         events = conn.execute(
             "SELECT event_type FROM ingest_job_events WHERE job_id = %s ORDER BY id",
             (bad["id"],),
