@@ -1077,6 +1077,14 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $_$
 DECLARE
     v_key   text;
@@ -2646,9 +2654,15 @@ END $$;
 
 CREATE FUNCTION public.queue_workflows_mend_turns(p_jobs text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'public', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
-    SET search_path TO 'public', 'pg_temp'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $_$
 DECLARE
     v_keys text[];
@@ -2666,7 +2680,7 @@ BEGIN
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
-                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) OFFSET 0)
+                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
         $q$, p_jobs) INTO v_keys;
     PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);

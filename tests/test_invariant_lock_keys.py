@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from queue_workflows import db, node_pool, queues
-from tests.support import app_triggers, factories, invariants, sweeps, transitions
+from tests.support import app_triggers, database, factories, invariants, sweeps, transitions
 from tests.support.wait import patience, until
 
 Row = dict[str, Any]
@@ -300,6 +300,43 @@ def test_a_transaction_that_checks_its_constraints_at_once_delays_no_other_commi
 
         following = until(swept)  # a partition that was left is due a second later
         assert following is not None and following["id"] == second
+
+
+LOCKED = (
+    "INSERT INTO ingest_jobs (task_name, queue, lock_key, blocked_reason)"
+    " SELECT 't', 'load', i::text, 'locked' FROM generate_series(1, 500) i"
+)
+
+
+def test_many_keys_are_mended_with_a_few_rows_each_after_an_analyze_that_saw_no_job(
+    own_database: database.Database,
+) -> None:
+    """Autovacuum counts no rows of a transaction that is open, and many pages."""
+    name = own_database.fresh_name()
+    dsn = own_database.create_migrated(name)
+    with (
+        database.environment(QUEUE_WORKFLOWS_DB_URL=dsn),
+        db.connect(limited=False) as conn,
+        db.connect(limited=False) as submitter,
+    ):
+        factories.ingest(conn)  # of a table without rows nothing is known at all
+        with submitter.transaction():
+            submitter.execute("SET LOCAL session_replication_role = replica")
+            submitter.execute(LOCKED)
+            conn.execute("ANALYZE ingest_jobs")
+        with conn.transaction():
+            before = factories.one(conn, READ)
+            mended = factories.one(conn, "SELECT queue_workflows_mend_turns('ingest_jobs')")
+            read = factories.one(conn, READ) - before
+    own_database.drop(name)
+    assert mended == 500
+    assert read < 5 * 500
+
+
+READ = (
+    "SELECT coalesce(idx_tup_fetch, 0) + seq_tup_read FROM pg_stat_xact_user_tables"
+    " WHERE relname = 'ingest_jobs'"
+)
 
 
 @contextmanager

@@ -79,7 +79,8 @@ END $$;
 -- Admit the next job of each key by itself, after a waiting job of one key has raised: the next of that key is
 -- admitted instead. Return how many were admitted. The caller is as above.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_key   text;
     v_id    text;
@@ -240,8 +241,8 @@ END $$;
 -- came. The commit admits the next job of each. It walks from key to key, however many jobs wait. Return how many
 -- keys it noted. Its commit does not wake the orchestrator for keys that it leaves: that one comes again in a second.
 CREATE OR REPLACE FUNCTION queue_workflows_mend_turns(p_jobs text) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+{by_index()} SET enable_incremental_sort = off AS $$
 DECLARE
     v_keys text[];
 BEGIN
@@ -251,7 +252,7 @@ BEGIN
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
-                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) OFFSET 0)
+                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
         $q$, p_jobs) INTO v_keys;
     PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
