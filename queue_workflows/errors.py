@@ -27,100 +27,100 @@ class _Missing(QueueWorkflowsError, KeyError):
 
 
 class InvalidConfig(QueueWorkflowsError, ValueError):
-    """A setting, hook or command line option that cannot be used."""
+    """A setting, hook or option cannot be used. Correct the one that the text names."""
 
 
 class AppFailed(InvalidConfig):
-    """The app raised while it was imported or called; the cause is its error."""
+    """The app raised while it was imported or called; the cause is its error. Correct the app."""
 
 
 class DatabaseUrlMissing(QueueWorkflowsError, RuntimeError):
-    """No database was named, and the embedded server was not requested."""
+    """No database is named. Set QUEUE_WORKFLOWS_DB_URL, or request the embedded server."""
 
 
 class DatabaseUnavailable(QueueWorkflowsError, ConnectionError):
-    """The database named by the DSN does not answer."""
+    """The database of the DSN does not answer. Start it, or correct the DSN; `doctor` checks it."""
 
 
 class DatabaseRefused(QueueWorkflowsError, PermissionError):
-    """The database's user lacks a right; the text names the user and the grant."""
+    """The database's user lacks a right. Run the GRANT that the text names."""
 
 
 class RowRefused(QueueWorkflowsError, ValueError):
-    """The database cannot compute with a stored row, or refuses its new value."""
+    """The database cannot compute with a stored row, or refuses its new value. Correct the row."""
 
 
 class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
-    """The embedded server is not installed, or cannot be started, joined or stopped."""
+    """The embedded server is missing, or cannot start, be joined or stop. Do as the text says."""
 
 
 class MissingExtra(QueueWorkflowsError, ImportError):
-    """The call needs an optional dependency; the message has the pip command."""
+    """The call needs an optional dependency. Install it by the pip command of the text."""
 
 
 class UnknownQueue(QueueWorkflowsError, ValueError):
-    """A queue that neither the engine nor `configure(ingest_queues=...)` names."""
+    """Neither the engine nor `configure(ingest_queues=...)` names the queue. Add it there."""
 
 
 class UnknownTask(QueueWorkflowsError, ValueError):
-    """An ingest task that nobody registered."""
+    """Nobody has registered the ingest task. Correct the name, or register the task."""
 
 
 class UnknownPolicy(QueueWorkflowsError, ValueError):
-    """A worker-control state or stop policy that is not registered."""
+    """No worker state or stop policy has this name. The text has the known names."""
 
 
 class UnknownWorker(QueueWorkflowsError, LookupError):
-    """There is no live worker with this host label or id; the text lists the live workers."""
+    """There is no live worker with this host label or id. The text names the live ones."""
 
 
 class UnknownModel(_Missing):
-    """A model id that is not in the registry; the text lists those that are."""
+    """The registry does not have the model id. Register the model, or use an id of the text."""
 
 
 class UnknownJob(_Missing):
-    """No such node job, ingest job or run."""
+    """There is no such node job, ingest job or run. Correct the id; it may be deleted by now."""
 
 
 class UnknownSchedule(_Missing):
-    """There is no schedule of this name."""
+    """There is no schedule of this name. `queue-workflows schedules` lists them."""
 
 
 class ArgsRefused(QueueWorkflowsError, ValueError):
-    """Args, inputs of a node or of a run that a task, node or workflow does not take.
+    """A task, node or workflow does not take these args or inputs. Pass the ones that it takes.
 
-    A job that fails with it is not retried: that would not help.
+    A job that fails with it is not retried, which would not help.
     """
 
 
 class NoCurrentJob(QueueWorkflowsError, LookupError):
-    """`current_job()` was called where neither a task nor a node runs."""
+    """`current_job()` was called where no handler runs. Call it in a handler or its threads."""
 
 
 class StepRefused(QueueWorkflowsError, ValueError):
-    """A step whose name, key or arguments cannot be taken; the text names the step."""
+    """A step has a name, key or arguments that cannot be taken. Correct it as the text says."""
 
 
 class InvalidPayload(QueueWorkflowsError, ValueError):
-    """A value that JSON or the database cannot carry, or that is too deep or too large."""
+    """JSON or the database cannot carry a value, or it is too deep or large. Pass it in a file."""
 
 
 class UnreadableRow(InvalidPayload):
-    """A stored row that cannot be loaded or has the wrong shape; trying again would not help."""
+    """A stored row cannot be loaded, or has the wrong shape. Correct it, then retry its job."""
 
 
 class FolderRefused(InvalidPayload):
-    """A run's folder outside of OUT_ROOTS, or a symbolic link in its place; the text names it."""
+    """A run's folder is outside of OUT_ROOTS, or a link is in its place. Choose another folder."""
 
 
 class InvalidJob(QueueWorkflowsError, ValueError):
-    """A job that cannot be queued with these options; the text names the keyword."""
+    """A job cannot be queued with these options. Correct the keyword that the text names."""
 
 
 class IdempotencyClash(QueueWorkflowsError, ValueError):
-    """An idempotency key that a job with another task, queue or args has.
+    """A job with another task, queue or args has the idempotency key. Use another key.
 
-    `job_id`: that job; empty when it is of the same call.
+    `job_id` is that job; it is empty when the job is of the same call.
     """
 
     def __init__(self, text: str, job_id: str = "") -> None:
@@ -129,11 +129,14 @@ class IdempotencyClash(QueueWorkflowsError, ValueError):
 
 
 class NodeTaken(QueueWorkflowsError, ValueError):
-    """A node that the run has already, with other content; also psycopg's `UniqueViolation`."""
+    """A run has the node with other content (psycopg's `UniqueViolation` too). Use another id."""
 
 
 class UpgradeRefused(QueueWorkflowsError, ValueError):
-    """A run cannot move to today's code; `nodes`: those that have ended or run, and differ."""
+    """A run cannot move to today's code, in which nodes that have ended or run differ.
+
+    Let it end as it is, or submit another one. `nodes` are the nodes that differ.
+    """
 
     def __init__(self, text: str, nodes: list[str] | None = None) -> None:
         super().__init__(text)
@@ -141,43 +144,46 @@ class UpgradeRefused(QueueWorkflowsError, ValueError):
 
 
 class UnknownConnection(QueueWorkflowsError, TypeError):
-    """The value of `conn=` is not a connection that can be joined; the text lists those."""
+    """The value of `conn=` is not a connection that can be joined. Pass one that the text lists."""
 
 
 class InvalidWorkflow(QueueWorkflowsError, ValueError):
-    """A workflow definition that cannot run; the text names the node or step and the reason."""
+    """A workflow definition cannot run. Correct the node or step that the text names."""
 
 
 class UnknownWorkflow(QueueWorkflowsError, LookupError):
-    """The workflow provider does not know this workflow or pipeline."""
+    """No provider knows this workflow or pipeline. Correct the name, or declare it."""
 
 
 class UnknownColumn(QueueWorkflowsError, ValueError):
-    """A column that the table does not have or that the caller may not write."""
+    """The table lacks the column, or the caller may not write it. The text has the columns."""
 
 
 class RefNotFound(_Missing):
-    """A `$from` path with a segment that the context does not have."""
+    """The context lacks a segment of a `$from` path. Correct the path or the output it reads."""
 
 
 class InvalidRef(QueueWorkflowsError, ValueError):
-    """A ref with an unknown operator or a pattern outside the safe subset."""
+    """A ref has an unknown operator, or a pattern outside the safe subset. Correct the ref."""
 
 
 class NodeNotFound(QueueWorkflowsError, LookupError):
-    """No registered node, resolver or package provides this `node_module`."""
+    """Neither a registration, a resolver nor a package has the `node_module`. Register it."""
 
 
 class ModelLoadFailed(QueueWorkflowsError, RuntimeError):
-    """A model's loader or unloader raised; the cache is empty and usable."""
+    """A model's loader or unloader raised. Correct it; the cache is empty and usable."""
 
 
 class InputRefused(QueueWorkflowsError, ValueError):
-    """A human answer that cannot be taken: already answered, not waiting, or not storable."""
+    """An answer is not taken, because its node is answered, does not wait, or cannot store it.
+
+    Read the state of the node. The first answer counts.
+    """
 
 
 class InvalidAnswer(InputRefused):
-    """A human answer of another type than its question names, or one that it does not allow."""
+    """An answer is of another type than its question names, or is not allowed. Give one that is."""
 
 
 class JobSignal(QueueWorkflowsError):
@@ -224,51 +230,51 @@ def _wait(seconds: float) -> float:
 
 
 class ClaimLost(QueueWorkflowsError, RuntimeError):
-    """The job is no longer held under the claim that tried to write."""
+    """The claim that tried to write no longer holds the job. Stop; another worker may have it."""
 
 
 class MigrationFailed(QueueWorkflowsError, RuntimeError):
-    """A migration file is missing, unpaired, changed after it was applied, or its SQL failed."""
+    """A migration file is missing, unpaired or changed, or its SQL failed. Correct that file."""
 
 
 class SchemaTooNew(QueueWorkflowsError, RuntimeError):
-    """The database was migrated by a newer version in a way this one cannot work with."""
+    """The schema is of a newer version, with which this one cannot work. Install that version."""
 
 
 class SchemaTimeout(QueueWorkflowsError, TimeoutError):
-    """The schema did not reach the version that this code needs in time."""
+    """The schema was not up to date in time. Run `queue-workflows migrate`."""
 
 
 class ExportFailed(QueueWorkflowsError, ConnectionError):
-    """What exports the history cannot be reached or refuses it; it is tried again."""
+    """The receiver of the history does not answer or refuses it. Check it; the export retries."""
 
 
 class RequestRefused(QueueWorkflowsError, ValueError):
-    """The HTTP service refuses a request; the text says why."""
+    """The HTTP service refuses a request. Correct what the text names."""
 
 
 class AccessDenied(QueueWorkflowsError, PermissionError):
-    """The HTTP service does not know the token, or the token is not allowed to do this."""
+    """The HTTP service does not know the token, or the token may not do this. Use another token."""
 
 
 class ServiceUnavailable(QueueWorkflowsError, ConnectionError):
-    """The HTTP service does not answer, or cannot work now."""
+    """The HTTP service does not answer, or cannot work now. Try again later."""
 
 
 class ServiceFailed(QueueWorkflowsError, RuntimeError):
-    """The HTTP service failed, or what answers is not the service."""
+    """The HTTP service failed, or another program answers. Check the URL and the service's log."""
 
 
 class EventsLost(QueueWorkflowsError, LookupError):
-    """A stream of events was interrupted for too long: read the state, then follow again."""
+    """A stream of events was interrupted for too long. Read the state, then follow again."""
 
 
 class WaitTimeout(QueueWorkflowsError, TimeoutError):
-    """A job or run was not over in time."""
+    """A job or run was not over in time. Wait longer, or read its state later."""
 
 
 class DataLossRefused(QueueWorkflowsError, RuntimeError):
-    """A downgrade would drop rows or values; the text lists them."""
+    """A downgrade would drop the rows or values of the text. Save them, or allow the data loss."""
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from queue_workflows import acts, config, db, errors, workers
-from queue_workflows.runtime import app_loading, clock, display, entry_point, service
+from queue_workflows.runtime import app_loading, clock, display, entry_point, exit_codes, service
 from queue_workflows.types import ExitFn, WorkerControl
 
-EXIT_CONTROL_HARD_STOP = workers.EXIT_HARD
+EXIT_CONTROL_HARD_STOP = exit_codes.CONTROL
 STOP_POLICIES = workers.STOP_POLICIES
 PATIENCE_S = 10.0
 """How long the command waits for a database that does not answer."""

@@ -12,7 +12,7 @@ import psycopg
 
 from queue_workflows import acts, config, db, errors
 from queue_workflows.db import check_violations, statements
-from queue_workflows.runtime import clock, stored_json
+from queue_workflows.runtime import clock, exit_codes, stored_json
 from queue_workflows.types import ExitFn, Row, Rows, Who, WorkerControl
 
 if TYPE_CHECKING:
@@ -140,9 +140,6 @@ def _death(detail: Any) -> str:
 
 # --- how workers stop ---------------------------------------------------------------------------
 
-EXIT_HARD = 79
-"""The exit code of a worker that was turned OFF by policy `hard` (the contract's figure)."""
-
 
 class StoppableWorker(Protocol):
     """The part of a worker that a stop policy may read and call."""
@@ -174,7 +171,7 @@ def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
         worker.clear_model()
     except db.Error as error:
         _log.warning("stopping without bookkeeping, the lease brings the job back: %s", error)
-    on_exit(EXIT_HARD)
+    on_exit(exit_codes.CONTROL)
 
 
 def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from queue_workflows import __version__, errors
 from queue_workflows.cli import command
-from queue_workflows.runtime import entry_point
+from queue_workflows.runtime import entry_point, exit_codes
 
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
@@ -122,7 +122,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if given and given[0] not in COMMANDS and not given[0].startswith("-"):
         hint = errors.hint(given[0], COMMANDS) or f"; `{command.PROG} --help` lists them"
         command.print_message(f"there is no command {given[0]!r:.80}{hint}")
-        return entry_point.USAGE_ERROR
+        return exit_codes.REFUSED
     try:
         load(given)(args=given, prog_name=command.PROG)
     except SystemExit as end:

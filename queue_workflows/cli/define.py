@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from queue_workflows import acts, config, db, errors
 from queue_workflows.cli import command as commands
 from queue_workflows.cli import output
-from queue_workflows.runtime import entry_point, logs
+from queue_workflows.runtime import entry_point, exit_codes, logs
 
 T = TypeVar("T")
 PERMISSION_DENIED = "42501"
@@ -150,7 +150,7 @@ def _one_of(known: Sequence[str], option: str) -> Callable[[typer.Context, Any],
             return value and value.lower()
         text = f"{option} {value!r:.80} is none of {', '.join(known)}{errors.hint(value, known)}"
         commands.refuse(ctx.command_path.partition(" ")[2], text)
-        raise typer.Exit(2)
+        raise typer.Exit(exit_codes.REFUSED)
 
     return checked
 
@@ -163,7 +163,7 @@ def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRet
             return run_command()
         except commands.Refused as refusal:
             commands.refuse(name, str(refusal))
-            return 1
+            return exit_codes.FAILED
         except db.Error as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             if isinstance(error, db.OperationalError):
@@ -243,7 +243,7 @@ class Group(TyperGroup):
 
     def _refuse(self, name: str | None, text: str) -> None:
         commands.refuse(" ".join(filter(None, (self.name, name))), text)
-        raise typer.Exit(2)
+        raise typer.Exit(exit_codes.REFUSED)
 
 
 def _word(parameter: Any) -> str:

@@ -23,7 +23,15 @@ from queue_workflows.alerts import sender
 from queue_workflows.cli import command, output, run_views, texts
 from queue_workflows.dag import hooks
 from queue_workflows.db import statements
-from queue_workflows.runtime import entry_point, forking, identity, kernel, signals, supervisor
+from queue_workflows.runtime import (
+    entry_point,
+    exit_codes,
+    forking,
+    identity,
+    kernel,
+    signals,
+    supervisor,
+)
 from queue_workflows.types import NowFn, Row
 from queue_workflows.worker import parent, shapes
 
@@ -233,7 +241,7 @@ class Fleet:
         if death is None:
             return
         self._parent = None
-        if death.code == entry_point.USAGE_ERROR:
+        if death.code == exit_codes.REFUSED:
             raise errors.InvalidConfig(
                 f"a process refused to start {supervisor.GIVE_UP_AFTER} times; its output has "
                 "the reason"

@@ -17,7 +17,7 @@ from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
 from queue_workflows.cli import answer, output, report, run_views, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import display, entry_point, signals
+from queue_workflows.runtime import display, entry_point, exit_codes, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -264,8 +264,8 @@ class Follower(NamedTuple):
 def exit_code(seen: run_views.RunSnapshot | None) -> int:
     """Return 0 for a completed run, 1 for a failed or cancelled one, 130 if left before."""
     if seen is None:
-        return entry_point.INTERRUPTED
-    return 0 if seen.run["status"] == "completed" else 1
+        return exit_codes.INTERRUPTED
+    return exit_codes.DONE if seen.run["status"] == "completed" else exit_codes.FAILED
 
 
 def finish(seen: run_views.RunSnapshot, *, as_json: bool, debug: bool = False) -> int:

@@ -9,7 +9,7 @@ from queue_workflows.admin import item_nodes, job_history
 from queue_workflows.cli import command, define, ids, output, report, texts
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
-from queue_workflows.runtime import display, entry_point
+from queue_workflows.runtime import display, exit_codes
 from queue_workflows.types import JsonDict, Row
 
 _STEPS_HEAD = ("step", "key", "state", "tries", "crashes", "claim", "ended (UTC)", "")
@@ -178,7 +178,7 @@ def _left(kind: str, any_id: str) -> int:
         f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {shown}"
         f" --follow` shows it again, `{command.PROG} cancel {shown}` ends it"
     )
-    return entry_point.INTERRUPTED
+    return exit_codes.INTERRUPTED
 
 
 def _steps(kind: str, job_id: str, *, full: bool) -> define.Shown:

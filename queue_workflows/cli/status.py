@@ -15,7 +15,7 @@ from queue_workflows.claim import admission, record
 from queue_workflows.cli import command, define, output, texts
 from queue_workflows.dag import confinement
 from queue_workflows.db import ledger, statements
-from queue_workflows.runtime import app_loading, display, entry_point, signals, stored_json
+from queue_workflows.runtime import app_loading, display, exit_codes, signals, stored_json
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
@@ -229,7 +229,7 @@ def health(
 ) -> define.Shown:  # fmt: skip
     """Report whether the workers of this machine are alive.
 
-    Exit code 0: all are, 1: one is silent. A database that does not answer proves nothing
+    Exit code 0: all are alive, 1: one is silent. A database that does not answer proves nothing
     about a worker: the exit code is 0, and the outage is printed.
     """
     label, why = "", ""
@@ -322,7 +322,7 @@ def _outcome(request: Row, *, no_wait: bool) -> int | define.Shown:
         rows = _answers(request, stop)
         if stop.requested.is_set():
             command.print_message("stopped waiting; the request remains")
-            return entry_point.INTERRUPTED
+            return exit_codes.INTERRUPTED
     is_done = all(_state(row) == "done" for row in rows)
     return define.Shown(rows, lambda: _print_answers(rows), 0 if is_done else 1)
 

@@ -15,14 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import display, logs, masking
+from queue_workflows.runtime import display, exit_codes, logs, masking
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-USAGE_ERROR = 2
-INTERRUPTED = 130
 SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent by itself, as a terminal does for Ctrl-C."""
 MESSAGE_CHARACTERS = 8000
@@ -157,18 +155,18 @@ def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> i
     except errors.QueueWorkflowsError as error:
         return _refuse(prog, error, debug=debug)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return exit_codes.INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and (lost := lost_output(error)):
             if not isinstance(lost, BrokenPipeError):
                 _write_error(f"{prog}: what it prints cannot be written: {lost.strerror}\n")
-            return 1
+            return exit_codes.FAILED
         if (ours := errors.explained(error)) is not None:
             ours.__cause__ = error
             return _refuse(prog, ours, debug=debug)
         setup_logging()
         logger.exception("%s: unexpected error", prog)
-        return 1
+        return exit_codes.FAILED
     return code
 
 
@@ -180,13 +178,13 @@ def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int
     if logs.default_format() == "json" or logs.are_json():
         setup_logging(form="json")
         logger.error("%s: %s", prog, display.line(message, MESSAGE_CHARACTERS))
-        return USAGE_ERROR
+        return exit_codes.REFUSED
     _write_error(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
     if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
         # The cause of an error in a launcher has the frames as text.
         text = getattr(error.__cause__, "frames", None)
         _write_error(text or "".join(traceback.format_tb(error.__cause__.__traceback__)))
-    return USAGE_ERROR
+    return exit_codes.REFUSED
 
 
 def _write_error(text: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from queue_workflows import config, errors
-from queue_workflows.runtime import entry_point, forking, kernel, signals
+from queue_workflows.runtime import exit_codes, forking, kernel, signals
 from queue_workflows.types import NowFn
 
 _REAP_POLL_S = 0.05
@@ -225,7 +225,7 @@ class RestartRule:
         if seconds >= HEALTHY_AFTER_S:
             self._next_s, self._refused = FIRST_DELAY_S, 0
         else:
-            self._refused = self._refused + 1 if code == entry_point.USAGE_ERROR else 0
+            self._refused = self._refused + 1 if code == exit_codes.REFUSED else 0
         if self._refused >= GIVE_UP_AFTER:
             return None
         delay_s = min(self._next_s, self._max_delay_s)
@@ -310,7 +310,7 @@ class Supervisor:
             while not (stop.requested.is_set() or outdated()):
                 self.start()
                 if len(self.gave_up) >= (1 if self._fail_fast else len(self._managed)):
-                    return entry_point.USAGE_ERROR
+                    return exit_codes.REFUSED
                 due = [managed.due for managed in self._managed if managed.state == "waiting"]
                 pause_s = max(0.0, min(due) - self._now()) if due else signals.RECHECK_S
                 self._wait(min(pause_s, signals.RECHECK_S), stop.requested)
@@ -404,7 +404,7 @@ class _ManagedChild:
             self.child = self._spawn(self.spec.argv, self.spec.env)
         except OSError as error:
             never = isinstance(error, FileNotFoundError | PermissionError)
-            code = entry_point.USAGE_ERROR if never else None
+            code = exit_codes.REFUSED if never else None
             self._after_end(code, 0.0, f"could not be started: {error}")
             return
         self.state = "running"

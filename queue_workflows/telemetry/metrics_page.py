@@ -43,70 +43,71 @@ _OFF: Final = frozenset({"parked", "paused", "draining"})
 _log = logging.getLogger(__name__)
 
 
-class _Total(NamedTuple):
-    """A metric of the history's totals: what names its series, and what its own label is called."""
+class Metric(NamedTuple):
+    """A metric: its kind, the names of its labels, and a sentence about it."""
 
-    metric: str
-    of: str = "queue"
-    label: str = ""
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: str
+    text: str
 
 
+METRICS: Final = {
+    "jobs_total": Metric("counter", "queue outcome", "Jobs that ended, in any way."),
+    "job_claims_total": Metric("counter", "queue", "Claims of jobs by workers."),
+    "job_retries_total": Metric(
+        "counter", "queue cause", "Jobs that were queued again, after a failure or by an operator."
+    ),
+    "leases_reclaimed_total": Metric("counter", "queue cause", "Claims taken from their workers."),
+    "jobs_requeued_total": Metric(
+        "counter", "queue cause", "Claims that workers gave back without a failed attempt."
+    ),
+    "job_crashes_total": Metric("counter", "queue", "Crashes that were counted for jobs."),
+    "watchdog_trips_total": Metric("counter", "queue watchdog", "Attempts that a watchdog ended."),
+    "job_wait_seconds": Metric(
+        "histogram", "queue why", "Time from a job's insert or return to the queue to its claim."
+    ),
+    "job_run_seconds": Metric("histogram", "queue", "Time of attempts that completed or failed."),
+    "model_load_seconds": Metric("histogram", "model", "Time of loads of models."),
+    "model_loads_total": Metric("counter", "model", "Loads of models."),
+    "jobs": Metric("gauge", "queue state", "Jobs that have not ended."),
+    "jobs_waiting": Metric("gauge", "queue why", "Queued jobs, by the reason why they wait."),
+    "oldest_ready_job_age_seconds": Metric("gauge", "queue", "Age of the oldest ready job."),
+    "jobs_lease_lapsed": Metric("gauge", "queue", "Running jobs whose lease has lapsed."),
+    "queue_paused": Metric("gauge", "queue", "Whether a queue that has settings is paused."),
+    "runs": Metric("gauge", "state", "Runs that have not ended."),
+    "workers": Metric("gauge", "queue state", "Worker processes; dead ones for a day."),
+    "worker_slots": Metric("gauge", "queue state", "Jobs that live workers can run at once."),
+    "outbox_events": Metric("gauge", "", "Ends of nodes that are not dispatched."),
+    "outbox_lag_seconds": Metric("gauge", "", "Age of the oldest of them that is due."),
+    "schedule_lateness_seconds": Metric("gauge", "schedule", "For how long a schedule is overdue."),
+    "schedule_failing": Metric("gauge", "schedule", "Whether an error keeps it from firing."),
+    "schedule_last_fire_timestamp_seconds": Metric("gauge", "schedule", "When it fired last."),
+    "machine_cpu_ratio": Metric("gauge", "host", "Share of the CPU in use."),
+    "machine_cpu_ours_ratio": Metric("gauge", "host", "Share that our containers use."),
+    "machine_memory_used_bytes": Metric("gauge", "host", "Memory in use."),
+    "machine_memory_total_bytes": Metric("gauge", "host", "Memory of the machine."),
+    "machine_memory_ours_bytes": Metric("gauge", "host", "Memory that our containers use."),
+    "machine_swap_used_bytes": Metric("gauge", "host", "Swap in use."),
+    "gpu_utilization_ratio": Metric("gauge", "host gpu", "Share of time in which a GPU computed."),
+    "gpu_memory_used_bytes": Metric("gauge", "host gpu", "Memory of a GPU in use."),
+    "gpu_memory_total_bytes": Metric("gauge", "host gpu", "Memory of a GPU."),
+    "build_info": Metric("gauge", "version", "The version of the package that made this page."),
+    "history_counted_age_seconds": Metric("gauge", "", "Time since events were last counted."),
+    "history_uncounted_transactions": Metric("gauge", "", "The server's transactions since then."),
+    "scrape_duration_seconds": Metric("gauge", "", "Time that it took to make this page."),
+}
+"""The metrics by name without PREFIX, in the order of the page; docs/metrics.md lists them."""
+_ADDED: Final = frozenset(
+    {"jobs", "jobs_waiting", "jobs_lease_lapsed", "runs", "workers", "worker_slots"}
+)
+"""Gauges whose values of equal labels are added, as they count; of others the largest is kept."""
 _TOTALS: Final = {
-    "jobs": _Total("jobs_total", label="outcome"),
-    "claims": _Total("job_claims_total"),
-    "retries": _Total("job_retries_total", label="cause"),
-    "reclaims": _Total("leases_reclaimed_total", label="cause"),
-    "requeues": _Total("jobs_requeued_total", label="cause"),
-    "crashes": _Total("job_crashes_total"),
-    "watchdog": _Total("watchdog_trips_total", label="watchdog"),
-    "wait": _Total("job_wait_seconds", label="why"),
-    "run": _Total("job_run_seconds"),
-    "model_load": _Total("model_load_seconds", of="model"),
-}
-_COUNTERS: Final = {
-    "jobs_total": "Jobs that ended, in any way.",
-    "job_claims_total": "Claims of jobs by workers.",
-    "job_retries_total": "Jobs that were queued again, after a failed attempt or by an operator.",
-    "leases_reclaimed_total": "Claims that were taken from their workers.",
-    "jobs_requeued_total": "Claims that workers gave back without a failed attempt.",
-    "job_crashes_total": "Crashes that were counted for jobs.",
-    "watchdog_trips_total": "Attempts that a watchdog ended.",
-}
-_HISTOGRAMS: Final = {
-    "job_wait_seconds": "Time from the insert of a job, or its return to the queue, to its claim.",
-    "job_run_seconds": "Time of attempts that completed or failed.",
-    "model_load_seconds": "Time of loads of models.",
-}
-_SUMS: Final = {
-    "jobs": "Jobs that have not ended.",
-    "jobs_waiting": "Queued jobs, by what holds them back; ready: nothing does.",
-    "jobs_lease_lapsed": "Running jobs whose lease has lapsed.",
-    "workers": "Worker processes, by state; dead ones for a day.",
-    "worker_slots": "Jobs that live workers can run at once, by what the slot does.",
-    "runs": "Runs that have not ended.",
-    "outbox_events": "Ends of nodes that are not dispatched.",
-}
-_LARGEST: Final = {
-    "oldest_ready_job_age_seconds": "Age of the oldest queued job that nothing holds back.",
-    "queue_paused": "Whether a queue that has settings is paused.",
-    "outbox_lag_seconds": "Age of the oldest of them that is due.",
-    "schedule_lateness_seconds": "For how long a schedule is overdue.",
-    "schedule_failing": "Whether an error keeps a schedule from firing.",
-    "schedule_last_fire_timestamp_seconds": "The last instant that fired.",
-    "machine_cpu_ratio": "Share of the CPU in use.",
-    "machine_cpu_ours_ratio": "Share that our containers use.",
-    "machine_memory_used_bytes": "Memory in use.",
-    "machine_memory_total_bytes": "Memory of the machine.",
-    "machine_memory_ours_bytes": "Memory that our containers use.",
-    "machine_swap_used_bytes": "Swap in use.",
-    "gpu_utilization_ratio": "Share of the time in which a GPU computed.",
-    "gpu_memory_used_bytes": "Memory of a GPU in use.",
-    "gpu_memory_total_bytes": "Memory of a GPU.",
-    "build_info": "The version of the package that made this page.",
-    "history_counted_age_seconds": "Time since events were last counted.",
-    "history_uncounted_transactions": "Transactions of the server since events were counted.",
-    "scrape_duration_seconds": "Time that it took to make this page.",
-}
+    "jobs": "jobs_total", "claims": "job_claims_total", "retries": "job_retries_total",
+    "reclaims": "leases_reclaimed_total", "requeues": "jobs_requeued_total",
+    "crashes": "job_crashes_total", "watchdog": "watchdog_trips_total",
+    "wait": "job_wait_seconds", "run": "job_run_seconds", "model_load": "model_load_seconds",
+}  # fmt: skip
+"""The metrics of the history's totals."""
 _HOST: Final = (
     ("cpu_percent", "machine_cpu_ratio", 0.01),
     ("cpu_ours_percent", "machine_cpu_ours_ratio", 0.01),
@@ -126,19 +127,12 @@ class _Family:
     """One metric: its name, what it is, and a value for each set of labels.
 
     The name is complete, so that of a counter ends in `_total`. Values whose labels are equal once
-    they are cut become one, as a repeated series would spoil the whole page: counts are added, of
-    the others (`largest`) the largest is kept.
+    they are cut become one, as a repeated series would spoil the whole page: see `_ADDED`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kind: Literal["counter", "gauge", "histogram"],
-        text: str,
-        *,
-        largest: bool = False,
-    ) -> None:
-        self.name, self.kind, self.text, self.largest = PREFIX + name, kind, text, largest
+    def __init__(self, name: str, metric: Metric) -> None:
+        self.name, self.kind, self.text = PREFIX + name, metric.kind, metric.text
+        self.largest = metric.kind == "gauge" and name not in _ADDED
         self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def add(self, value: float | None, labels: Mapping[str, str], suffix: str = "") -> None:
@@ -178,22 +172,17 @@ class Page:
     """The page that Prometheus scrapes."""
 
     def __init__(self) -> None:
-        made = [_Family(name, "counter", text) for name, text in _COUNTERS.items()]
-        made += [_Family(name, "histogram", text) for name, text in _HISTOGRAMS.items()]
-        made += [_Family("model_loads_total", "counter", "Loads of models.")]
-        made += [_Family(name, "gauge", text) for name, text in _SUMS.items()]
-        made += [_Family(name, "gauge", text, largest=True) for name, text in _LARGEST.items()]
-        self._families = {each.name: each for each in made}
+        self._families = {name: _Family(name, metric) for name, metric in METRICS.items()}
 
     def add(self, metric: str, value: float | None, **labels: str) -> None:
         """Add a value of a counter or gauge; None: unknown, so that the series is left out."""
-        self._families[PREFIX + metric].add(value, labels)
+        self._families[metric].add(value, labels)
 
     def add_histogram(
         self, metric: str, rows: Iterable[Row], bounds: Sequence[float], labels: dict[str, str]
     ) -> None:
         """Add the buckets, the sum and the count of one series."""
-        family, counts, seconds = self._families[PREFIX + metric], [0] * (len(bounds) + 1), 0.0
+        family, counts, seconds = self._families[metric], [0] * (len(bounds) + 1), 0.0
         for row in rows:
             counts[min(row["bucket"], len(bounds))] += row["n"]
             seconds += row["seconds"]
@@ -275,15 +264,15 @@ def _add_totals(page: Page, rows: Sequence[Row], bounds: Sequence[float]) -> Non
     for (name, of, label), group in groupby(
         rows, lambda row: (row["metric"], row["name"], row["label"])
     ):
-        if (total := _TOTALS.get(name)) is None:
+        if (metric := _TOTALS.get(name)) is None:
             continue
-        labels = {total.of: of} | ({total.label: label} if total.label else {})
+        labels = dict(zip(METRICS[metric].labels.split(), (of, label), strict=False))
         each = list(group)
-        if total.metric in _HISTOGRAMS:
-            page.add_histogram(total.metric, each, bounds, labels)
-        if total.metric in _COUNTERS:
-            page.add(total.metric, sum(row["n"] for row in each), **labels)
-        elif name == "model_load":
+        if METRICS[metric].kind == "histogram":
+            page.add_histogram(metric, each, bounds, labels)
+        else:
+            page.add(metric, sum(row["n"] for row in each), **labels)
+        if name == "model_load":
             page.add("model_loads_total", sum(row["n"] for row in each), **labels)
 
 

@@ -13,6 +13,7 @@ from queue_workflows.dag import confinement, payload
 from queue_workflows.db import statements
 from queue_workflows.dispatch import run_cache
 from queue_workflows.run import running, wire
+from queue_workflows.runtime import exit_codes
 from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import guards
 
@@ -196,13 +197,13 @@ class ClaimedJob:
         The limit holds, unless the handler took less. Else the first of two writes would decide.
         """
         decided, timed = self.end, (guards.Budget, guards.GpuHealth)
-        if decided is None or decided.code != guards.EXIT_BUDGET:
+        if decided is None or decided.code != exit_codes.BUDGET:
             return outcome
         limits_s = [each.budget_s for each in self.guards if isinstance(each, timed)]
         cancelled = outcome.kind == "cancelled" and self.cancel_requested
         if cancelled or outcome.seconds < min(limits_s, default=0.0):
             return outcome
-        given = {"guard": "budget_trip", "exit_code": guards.EXIT_BUDGET}
+        given = {"guard": "budget_trip", "exit_code": exit_codes.BUDGET}
         more: Any = {"detail": payload.encode(given, "detail"), "cursors": outcome.cursors}
         return outcomes.Outcome("timed_out", outcome.seconds, error=decided.why, **more)
 

@@ -21,7 +21,7 @@ from queue_workflows.claim import claims, outcomes, record, recovery, row_isolat
 from queue_workflows.dag import payload
 from queue_workflows.db import link
 from queue_workflows.run import node_call, wire
-from queue_workflows.runtime import clock, log_context
+from queue_workflows.runtime import clock, exit_codes, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import claimed_job, guards, job_logs, node_plans, queue_state
 
@@ -533,7 +533,7 @@ class Desk:
             self._leave(job.end.code)
         elif death.by_deadline:
             self.hand_back(job, "its worker was silent")
-            self._leave(guards.EXIT_LOST)
+            self._leave(exit_codes.LOST)
         elif death.killed_for:
             self.hand_back(job, f"its executor was ended for {death.killed_for}")
         elif not job.has_started:
@@ -624,7 +624,7 @@ class Desk:
     def lose(self, job: claimed_job.ClaimedJob) -> None:
         """End a job whose claim is lost, as another worker may run it already."""
         at_once = job.place is None or not job.place.shared or len(job.place.jobs) == 1
-        self.decide(job, "the claim was lost", None, code=guards.EXIT_LOST, now=at_once)
+        self.decide(job, "the claim was lost", None, code=exit_codes.LOST, now=at_once)
 
     def cancel(self, job: claimed_job.ClaimedJob) -> None:
         """Let a cancelled handler end; it has CANCEL_GRACE_S for that."""
@@ -647,10 +647,10 @@ class Desk:
         elif not hard:
             self._return_waiting(own, "turned off")
         else:
-            self._return_all(own, "turned off", guards.EXIT_CONTROL)
+            self._return_all(own, "turned off", exit_codes.CONTROL)
             if self._models is not None and self._models.holds_model and not own.jobs:
                 own.runner.kill_idle("OFF")
-                self._leave(guards.EXIT_CONTROL)
+                self._leave(exit_codes.CONTROL)
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
@@ -697,7 +697,7 @@ class Desk:
         """End the worker with this exit code, soon."""
         self.exit_code = self.exit_code or code
         self.stop(0.0)
-        within_s = LOST_WITHIN_S if code == guards.EXIT_LOST else EXIT_WITHIN_S
+        within_s = LOST_WITHIN_S if code == exit_codes.LOST else EXIT_WITHIN_S
         self.exit_by = min(self.exit_by, self.now() + within_s)
 
     # --- Time.
@@ -719,7 +719,7 @@ class Desk:
         due = [self._poll_at, self.exit_by, *(at for at in asks if at > now)]
         if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
             self.queues[0].runner.kill_idle(why)
-            self._leave(guards.EXIT_BUDGET if now < self.stop_at else 0)
+            self._leave(exit_codes.BUDGET if now < self.stop_at else 0)
         due += [self._check(job, now, stopped=stopped) for job in self.jobs]
         return min(due)
 
@@ -731,7 +731,7 @@ class Desk:
         elif (failure := job.verdict(now, stopped=stopped)) is not None:
             self._fail(job, failure, now)
         elif now >= job.cancel_at:
-            self.hand_back(job, "cancelled", code=guards.EXIT_CONTROL)
+            self.hand_back(job, "cancelled", code=exit_codes.CONTROL)
         elif now >= self.stop_at:
             self.hand_back(job, "shutdown", now=True)
         elif now >= unwind_at and job.place is not None:
@@ -764,7 +764,7 @@ class Desk:
 
     def _fail(self, job: claimed_job.ClaimedJob, failure: guards.Failure, now: float) -> None:
         """End a job as its guard demands."""
-        if failure.code == guards.EXIT_LOST:
+        if failure.code == exit_codes.LOST:
             # If the claim is held even so, after the end of its handler another worker may have it.
             self.hand_back(job, failure.reason, now=True, code=failure.code)
             return

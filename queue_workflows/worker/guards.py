@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from queue_workflows import config
 from queue_workflows.dag import policy
+from queue_workflows.runtime import exit_codes
 from queue_workflows.types import Row
 
 if TYPE_CHECKING:
     from queue_workflows.telemetry.worker_usage import Sample
-
-EXIT_BUDGET = 75
-EXIT_STALL = 76
-EXIT_LOST = 77
-EXIT_GPU_HEALTH = 78
-EXIT_CONTROL = 79
 
 STALL_TIMEOUT_S = 120.0
 """Seconds without a sign of life after which a stall is suspected, as the contract names them."""
@@ -76,7 +71,7 @@ class Budget(Guard):
         if now < self.ends:
             return None
         return Failure(
-            EXIT_BUDGET, "budget_trip", f"ran longer than its budget of {self.budget_s:g} s"
+            exit_codes.BUDGET, "budget_trip", f"ran longer than its budget of {self.budget_s:g} s"
         )
 
 
@@ -96,7 +91,7 @@ class LeaseEnd(Guard):
     def check(self, now: float) -> Failure | None:
         if now < self.ends - min(self.MARGIN_S, self._lease_s / 4):
             return None
-        return Failure(EXIT_LOST, "reassigned", "the lease could not be renewed in time")
+        return Failure(exit_codes.LOST, "reassigned", "the lease could not be renewed in time")
 
 
 class GpuHealth(Guard):
@@ -152,14 +147,14 @@ class GpuHealth(Guard):
         idle_s = self._until - since
         if self._samples >= MIN_IDLE_SAMPLES and idle_s >= window_s:
             return Failure(
-                EXIT_GPU_HEALTH,
+                exit_codes.GPU_HEALTH,
                 "gpu_health_trip",
                 f"for {idle_s:.0f} s the GPU was used {self._idle_pct:g} % or less "
                 f"and RAM changed by {self._ram_delta_mb:g} MB or less",
             )
         if self._unseen_s + self._gap(now) >= self.budget_s:
             return Failure(
-                EXIT_BUDGET,
+                exit_codes.BUDGET,
                 "budget_trip",
                 f"ran longer than its budget of {self.budget_s:g} s without a sample of the GPU",
             )
@@ -240,7 +235,7 @@ class Stall(Guard):
         if since is None or since != self._confirmed_for or self._confirmed < self._samples:
             return None
         return Failure(
-            EXIT_STALL,
+            exit_codes.STALL,
             "stall_trip",
             f"no beat for {now - (self._beaten or since):.0f} s, and GPU and RAM did not change",
         )

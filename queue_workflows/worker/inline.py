@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from queue_workflows.model_cache import ModelCache
 from queue_workflows.run import executors, job_loop, job_output, wire
-from queue_workflows.runtime import clock, kernel
+from queue_workflows.runtime import clock, exit_codes, kernel
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, leases
 
@@ -34,8 +34,8 @@ class InlineExecutors(executors.Executors):
         self.cut_at: float | None = None
         """Since when the thread runs a job that was given up, so that it cannot run another."""
         self._timed = on_exit is os._exit
-        self._lease_timer = kernel.DeathTimer(guards.EXIT_LOST)
-        self._budget_timer = kernel.DeathTimer(guards.EXIT_BUDGET)
+        self._lease_timer = kernel.DeathTimer(exit_codes.LOST)
+        self._budget_timer = kernel.DeathTimer(exit_codes.BUDGET)
         ours, theirs = socket.socketpair()
         asks, hears = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         nothing = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)

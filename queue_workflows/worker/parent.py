@@ -23,6 +23,7 @@ from queue_workflows.db import statements
 from queue_workflows.run import memory_cgroups
 from queue_workflows.runtime import (
     app_loading,
+    exit_codes,
     identity,
     log_context,
     service,
@@ -31,7 +32,7 @@ from queue_workflows.runtime import (
     supervisor,
 )
 from queue_workflows.types import JsonDict, Row
-from queue_workflows.worker import guards, shapes
+from queue_workflows.worker import shapes
 
 ORCHESTRATOR = "queue_workflows.orchestrator"
 WORKER = "queue_workflows.claim_worker"
@@ -43,7 +44,7 @@ AGAIN_S = 1.0
 The server still executes what the worker sent before it died, and a finish may claim another job.
 """
 RECOVERY_S = 3.0
-_ORDERLY = (0, guards.EXIT_CONTROL)
+_ORDERLY = (0, exit_codes.CONTROL)
 """Exit codes of a worker that exited on request."""
 
 
@@ -108,7 +109,7 @@ def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> boo
         return False
     if ended.signal is not None:
         return not (apart and ended.signal == signal.SIGKILL and oom_kills)
-    return not apart and ended.code not in (None, guards.EXIT_LOST, *_ORDERLY)
+    return not apart and ended.code not in (None, exit_codes.LOST, *_ORDERLY)
 
 
 def evidence(ended: supervisor.Exit) -> str:

@@ -25,12 +25,19 @@ from queue_workflows import config, errors, gpu_model_cache, hw_metrics, model_c
 from queue_workflows.claim import claims, recovery
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors, job_output, launcher, loaded_app, stop_policy
-from queue_workflows.runtime import app_loading, clock, identity, io_loop, service, signals
+from queue_workflows.runtime import (
+    app_loading,
+    clock,
+    exit_codes,
+    identity,
+    io_loop,
+    service,
+    signals,
+)
 from queue_workflows.types import ExitFn, JsonDict
 from queue_workflows.worker import (
     desk,
     gpu_models,
-    guards,
     job_logs,
     leases,
     memory_watch,
@@ -372,7 +379,7 @@ class Worker:
         own, limits = self._desk, self._limits
         if self._cut_at is not None:
             if now >= self._cut_at + stop_policy.WITHIN_S:
-                own.leave(guards.EXIT_LOST)
+                own.leave(exit_codes.LOST)
             return
         looks = own.throttled or any(each.looks or each.claiming for each in own.queues)
         looked = self._claims.is_open and not looks
@@ -469,7 +476,7 @@ class Worker:
         if own.off is not None:
             self._desk.switch(own, own.off, hard=True)
             if self._cut_at is not None:
-                self._desk.leave(guards.EXIT_CONTROL)
+                self._desk.leave(exit_codes.CONTROL)
 
     # --- The launcher.
 

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from queue_workflows import config
+from queue_workflows import config, errors
 from tests.support import catalog, docgen
 
 REMEDY = "generate it again: python -m tests.support.docgen"
@@ -19,6 +19,10 @@ REMEDY = "generate it again: python -m tests.support.docgen"
         "docs/configuration.md",
         "docs/commands.md",
         "docs/diagnose.md",
+        "docs/errors.md",
+        "docs/job-events.md",
+        "docs/exit-codes.md",
+        "docs/metrics.md",
         "docs/schema.md",
         "docs/schema.sql",
         "docs/architecture.md",
@@ -55,3 +59,23 @@ def test_a_table_nobody_described_is_refused(dsn: str, monkeypatch: pytest.Monke
     monkeypatch.delitem(catalog.PURPOSES, "workers")
     with pytest.raises(KeyError, match="'workers'"):
         catalog.read(dsn)
+
+
+def test_an_event_nobody_described_is_refused(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A key that `delitem` puts back is the last one, and the page keeps the order.
+    events = {name: event for name, event in catalog.EVENTS.items() if name != "parked"}
+    monkeypatch.setattr(catalog, "EVENTS", events)
+    with pytest.raises(AssertionError, match="'parked'"):
+        docgen.event_page(catalog.read(dsn))
+
+
+def test_an_error_without_a_remedy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors.UnknownTask, "__doc__", "Nobody has registered the task.")
+    with pytest.raises(AssertionError, match=r"errors\.UnknownTask"):
+        docgen.error_page()
+
+
+def test_a_sqlstate_nobody_described_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docgen, "SQLSTATES", {})
+    with pytest.raises(KeyError, match="QW001"):
+        docgen.error_page()

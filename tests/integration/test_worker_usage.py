@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows.runtime import external_tool
+from queue_workflows.runtime import exit_codes, external_tool
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.worker import gpu_models, guards
 from tests.support import timeouts
@@ -334,7 +334,7 @@ def test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -
         assert guard.check(now) is None
     trip = guard.check(8100.0)
     assert trip is not None
-    assert trip.code == guards.EXIT_BUDGET
+    assert trip.code == exit_codes.BUDGET
 
 
 def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(

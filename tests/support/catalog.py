@@ -52,6 +52,96 @@ PURPOSES = {
 }
 
 
+EVENTS = {
+    "queued": (
+        "jobs", "an ingest job is queued over HTTP or by `jobs.enqueue_once`; not by others",
+        "the caller", "",
+    ),
+    "claimed": ("both", "a worker claims the job", "the worker", ""),
+    "model_load_start": ("nodes", "the node's model begins to load", "the worker", ""),
+    "model_load_done": ("nodes", "the model is loaded; `elapsed_s` is the time", "the worker", ""),
+    "completed": (
+        "both", "the result is recorded, an answer is taken, or all items of a map have ended",
+        "the worker; for an answer or a map the orchestrator too; an operator",
+        "`used`; `by` is `input`, `timeout` or `operator` without a handler",
+    ),
+    "failed": (
+        "both", "an attempt fails and is the last one, or a wait, a crash or a lapse is the last",
+        "the worker; the orchestrator; the worker's parent; an operator",
+        "`traceback`, `used`; `guard`, `exit_code` after a guard; `by` is `timeout`, `database` or"
+        " `operator` without a handler",
+    ),
+    "cancelled": (
+        "both", "the job is cancelled, its run ends, or its claim ends after a request to cancel",
+        "the operator; the worker that gives the claim up; the transaction that ends the run",
+        "`reason`; of a node that was deleted also `generation`, `revision`",
+    ),
+    "retried": (
+        "both", "an attempt fails and another one is left, or an ingest job that has ended is"
+        " queued again",
+        "the worker; an operator", "`traceback`, `used`",
+    ),
+    "requeued": (
+        "both", "the claim is given back without a failed attempt: at a stop, at OFF, for a wait, a"
+        " snooze or a guard, or because the worker lacks the node",
+        "the worker; its parent; the orchestrator; an operator",
+        "`reason`; `unknown` if the worker lacks the node; `guard`, `exit_code`, `used` after a"
+        " guard; `by` is `operator`",
+    ),
+    "reclaimed": (
+        "both", "the claim is taken from a worker that died or was silent; `error` says why",
+        "the worker's parent; the worker whose executor died; the orchestrator", "",
+    ),
+    "parked": (
+        "nodes", "an input node begins to wait for its answer", "the worker; an operator",
+        "`by` is `operator`",
+    ),
+    "cancel_requested": ("jobs", "a running ingest job is asked to end", "the operator", ""),
+    "deleted": (
+        "jobs", "an ingest job is deleted, other than by retention", "the operator",
+        "`task_name`, `status`, `reason`, `created_at`, `idempotency_key`, `lock_key`,"
+        " `partition_key`",
+    ),
+    "error": (
+        "both", "a task that completes has logged an error; the first one is in `error`",
+        "the worker; for nodes only an app", "",
+    ),
+    "death": (
+        "both", "the process of the handler has died; `error` says how",
+        "the worker; its parent",
+        "`exit_code`, `signal`, `core`, `max_rss_mb`, `oom_kills`, `executor`, `other_jobs`,"
+        " `last_lines`, `seconds`, `progress`, `last_beat`, `gpu`",
+    ),
+    "stall_suspected": (
+        "nodes", "a gpu handler that had reported progress is silent for 120 s", "the worker",
+        "`reason`",
+    ),
+    "budget_trip": (
+        "both", "the job ran past its time limit; the event of its end comes before",
+        "the worker", "`guard`, `exit_code`, `used`",
+    ),
+    "stall_trip": (
+        "nodes", "samples confirm a stall; the event of the end comes before", "the worker",
+        "`guard`, `exit_code`, `used`",
+    ),
+    "gpu_health_trip": (
+        "nodes", "the GPU did nothing for a whole window, or has no room for the model; the event"
+        " of the end comes before",
+        "the worker", "`guard`, `exit_code`, `used`; `traceback` if there is no room",
+    ),
+    "unassignable": (
+        "nodes", "no live worker can take the waiting gpu job; `error` says why",
+        "the orchestrator", "`reason`",
+    ),
+    "assignable": ("nodes", "a live worker can take such jobs again", "the orchestrator", ""),
+    **dict.fromkeys(
+        ("lease_renew", "progress_beat", "reassigned", "skipped"),
+        ("nodes", "never by this version", "workers of 0.3.0; apps", ""),
+    ),
+}  # fmt: skip
+"""Each event: the histories that have it, when it is written, by whom, and its `detail`."""
+
+
 class Column(NamedTuple):
     """A column as `CREATE TABLE` would spell it."""
 

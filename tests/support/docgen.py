@@ -7,6 +7,7 @@ import ast
 import html
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -20,11 +21,13 @@ from typing import Any, get_args
 
 import typer
 
-from queue_workflows import cli, client, config, tasks
+from queue_workflows import cli, client, config, errors, tasks
 from queue_workflows.admin import checks
 from queue_workflows.cli import define
 from queue_workflows.client import verbs
 from queue_workflows.requests import request
+from queue_workflows.runtime import exit_codes
+from queue_workflows.telemetry import metrics_page
 from queue_workflows.testing import servers
 from tests.support import catalog, embedded_servers
 
@@ -187,9 +190,7 @@ the extra `cli`. `queue-workflows --help` and `queue-workflows COMMAND --help` p
 processes that run for long have scripts of their own, such as `queue-claim-worker`:
 [processes](processes.md).
 
-The exit code is 0 if the command did it, and 1 if it did not, or if it has found a problem. It is 2
-for wrong usage or refused input, with the reason on stderr, and 130 after Ctrl-C. The text of a
-command has its own exit codes.
+[Exit codes](exit-codes.md) lists the exit codes of all commands.
 
 ## Common options
 
@@ -201,16 +202,28 @@ Each command names the ones that it takes.
     for title, group in cli.GROUPS.items():
         parts.append(f"## {title}")
         for name, place in group.items():
-            module, _, attribute = place.partition(".")
-            found = getattr(importlib.import_module(f"{cli.__name__}.{module}"), attribute)
-            if not isinstance(found, typer.Typer):
-                parts += _one_command(name, found)
-                continue
-            parts += [f"### {name}", str(found.info.help)]
-            for each in found.registered_commands:
-                assert each.name is not None and each.callback is not None
-                parts += _one_command(f"{name} {each.name}", each.callback)
+            found = _found(place)
+            if isinstance(found, typer.Typer):
+                parts += [f"### {name}", str(found.info.help)]
+            for full_name, function in _functions(name, found):
+                parts += _one_command(full_name, function)
     return "\n\n".join(parts) + "\n"
+
+
+def _found(place: str) -> Any:
+    """Return the command, or the group of commands, at this place of `cli`."""
+    module, _, attribute = place.partition(".")
+    return getattr(importlib.import_module(f"{cli.__name__}.{module}"), attribute)
+
+
+def _functions(name: str, found: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield a command, or the commands of a group, with their names."""
+    if not isinstance(found, typer.Typer):
+        yield name, found
+        return
+    for each in found.registered_commands:
+        assert each.name is not None and each.callback is not None
+        yield f"{name} {each.name}", each.callback
 
 
 def _one_command(name: str, function: Callable[..., Any]) -> Iterator[str]:
@@ -265,6 +278,170 @@ def _default(value: Any) -> str:
     if value is inspect.Parameter.empty or value in (None, False):
         return ""
     return f" Default: `{value}`."
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """Return the first sentence of a text and the others, each in one line."""
+    first, _, others = " ".join(text.split()).partition(". ")
+    return f"{first.removesuffix('.')}.", others
+
+
+def exit_code_page() -> str:
+    """Return the text of `docs/exit-codes.md`, from `exit_codes` and the texts of commands."""
+    body = ast.parse(inspect.getsource(exit_codes)).body
+    texts = {
+        getattr(exit_codes, node.target.id): ast.literal_eval(below.value)
+        for node, below in itertools.pairwise(body)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(below, ast.Expr)
+    }
+    codes = [(str(code), *_halves(text)) for code, text in texts.items()]
+    own: list[tuple[str, ...]] = []
+    for name, place in cli.COMMANDS.items():
+        for full_name, function in _functions(name, _found(place)):
+            sentences = re.split(r"(?<=\.)\s+", inspect.getdoc(function) or "")
+            said = [" ".join(each.split()) for each in sentences if "xit code" in each]
+            if said:
+                link = f"[{_code(full_name)}](commands.md#{full_name.replace(' ', '-')})"
+                own.append((link, " ".join(said)))
+    return f"""{MADE}
+
+# Exit codes
+
+After this page you know what the exit code of a command or process means. The codes from 75 to 79
+are of a worker that ends with its job: [which workers do](watchdogs.md#exit-codes).
+
+{_table(("code", "reason", "effect, remedy"), codes)}
+
+A service manager should start a process again after each code but 2: [systemd](systemd.md).
+
+## Commands with codes of their own
+
+{_table(("command", "exit code"), own)}
+"""
+
+
+SQLSTATES = {
+    "QW001": (
+        "A claim is not held any more, or a plain UPDATE would end the claim of a worker of this"
+        " version.",
+        "Write nothing for a lost claim. To end a running job, cancel it, or call"
+        " `mark_completed()` or `mark_failed()` of `queue_workflows.node_queue`.",
+    ),
+    "QW002": (
+        "A job or run that has ended would get another status.",
+        "`queue-workflows retry` opens it again unless it has completed. For a run an UPDATE to"
+        " `queued` does so too.",
+    ),
+    "QW004": (
+        "A row of `ingest_job_events` or `operator_acts` would be changed or deleted.",
+        "Leave it; `queue-workflows prune` deletes what is older than NODE_EVENT_RETENTION_DAYS.",
+    ),
+}
+"""The codes that triggers and functions raise, but for those that they catch themselves."""
+
+
+def error_page() -> str:
+    """Return the text of `docs/errors.md`, from `errors` and the SQLSTATEs of `sql/`."""
+    root, signal = errors.QueueWorkflowsError, errors.JobSignal
+    found = [
+        each
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, root) and not name.startswith("_")
+    ]
+    rows: list[tuple[str, ...]] = []
+    for each in found:
+        if not issubclass(each, signal):
+            cause, remedy = _halves(inspect.getdoc(each) or "")
+            assert remedy, f"the docstring of errors.{each.__name__} needs a remedy"
+            builtin = next(base for base in each.__mro__ if base.__module__ == "builtins")
+            rows.append((_code(each.__name__), _code(builtin.__name__), cause, remedy))
+    signals: list[tuple[str, ...]] = []
+    for each in found:
+        if each.__base__ is signal:
+            names = ", ".join(inspect.signature(each).parameters)
+            text = " ".join((inspect.getdoc(each) or "").split())
+            signals.append((_code(f"{each.__name__}({names})"), text))
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "queue_workflows" / "sql").rglob("*.sql")
+    )
+    caught = set(re.findall(r"WHEN SQLSTATE '(QW\d+)'", text))
+    raised = sorted(set(re.findall(r"ERRCODE = '(QW\d+)'", text)) - caught)
+    return f"""{MADE}
+
+# Errors
+
+After this page you know what each error of the package means, and what to do about it.
+
+## Classes
+
+All are in `queue_workflows.errors`. Each is also the builtin exception that apps catch. A command
+prints one as a line on stderr, and its exit code is 2.
+
+{_table(("class", "also a", "cause", "remedy"), rows)}
+
+## Signals of a handler
+
+A handler raises or returns one of them to choose what happens to its job. They are no failures of
+the engine: [Set retries, time limits and lock keys](policies.md).
+
+{_table(("signal", "effect"), signals)}
+
+## SQLSTATEs
+
+The database raises these in your transaction, in whatever language your program is.
+
+{_table(("code", "cause", "remedy"), [(_code(code), *SQLSTATES[code]) for code in raised])}
+
+Other refusals have standard codes: 23514 (`check_violation`) for a value out of
+[its range](ranges.md), 42501 (`insufficient_privilege`) for a [right](security.md) that the role
+lacks.
+"""
+
+
+def event_page(found: catalog.Catalog) -> str:
+    """Return the text of `docs/job-events.md`: the events that the database takes, and of ingest."""
+    (domain,) = (each for each in found.domains if each.startswith("queue_workflows_node_event "))
+    described = {name for name, event in catalog.EVENTS.items() if event[0] != "jobs"}
+    missing = described ^ {*re.findall(r"'(\w+)'", domain)}
+    assert not missing, f"tests/support/catalog.py: describe in EVENTS {missing}"
+    rows = [(_code(name), *event) for name, event in catalog.EVENTS.items()]
+    return f"""{MADE}
+
+# Events of jobs and runs
+
+After this page you can read each row of the two histories: `workflow_node_events` has the events of
+nodes, and `ingest_job_events` has those of ingest jobs. Each is written in the transaction of the
+change that it records. [See what happened](history.md) shows how to read them.
+
+{_table(("event", "history", "written when", "by", "members of `detail`"), rows)}
+
+A member is there only if it has a value. `used` is what the attempt used: `ram_mb`, `gpu_pct`,
+`vram_mb`. `worker_id` names the worker; in the history of ingest jobs `actor` names any other.
+
+A run has no events of its own. Its history is that of its nodes. `GET /api/v1/events` of the
+[HTTP service](http.md) also sends a change of the kind `run` when the state of a run changes, and
+[the record of acts](acts.md) has who retried, cancelled or deleted it.
+
+A node that `skip_if` leaves out has no event. One that waits for its child run has none when that
+run ends.
+"""
+
+
+def metric_table() -> str:
+    """Return the metrics with their labels, for docs/metrics.md."""
+    rows = [
+        (
+            _code(metrics_page.PREFIX + name),
+            each.kind,
+            ", ".join(map(_code, each.labels.split())),
+            each.text,
+        )
+        for name, each in metrics_page.METRICS.items()
+    ]
+    return _table(("metric", "kind", "labels", "what"), rows)
 
 
 def check_table() -> str:
@@ -464,13 +641,18 @@ A decision that no longer holds says on its first line which one replaced it.
 
 def pages(dsn: str) -> dict[str, str]:
     """Return each generated page's text by its path from the root, for the database of this DSN."""
+    found = catalog.read(dsn)
     return {
         "docs/configuration.md": configuration(),
         "docs/commands.md": commands(),
-        "docs/schema.md": schema(catalog.read(dsn)),
+        "docs/schema.md": schema(found),
+        "docs/job-events.md": event_page(found),
+        "docs/errors.md": error_page(),
+        "docs/exit-codes.md": exit_code_page(),
         "docs/schema.sql": dump(dsn),
         "docs/decisions/index.md": decisions(),
         "docs/http-reference.md": _with_block("docs/http-reference.md", endpoints(), "endpoints"),
+        "docs/metrics.md": _with_block("docs/metrics.md", metric_table(), "metrics"),
         "docs/diagnose.md": _with_block("docs/diagnose.md", check_table(), "checks"),
         "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
         "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),

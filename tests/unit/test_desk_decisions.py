@@ -17,7 +17,7 @@ import pytest
 from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors, launcher, wire
-from queue_workflows.runtime import clock, kernel, signals
+from queue_workflows.runtime import clock, exit_codes, kernel, signals
 from queue_workflows.worker import (
     claimed_job,
     desk,
@@ -31,7 +31,7 @@ from queue_workflows.worker import (
 )
 from tests.support.executors import Job, task_row
 
-STALL = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat")
+STALL = guards.Failure(exit_codes.STALL, "stall_trip", "no beat")
 DEATH = executors.Death("killed by SIGKILL", {}, False, "")
 DONE = outcomes.Outcome("completed", 0.001)
 
@@ -238,9 +238,9 @@ def test_what_the_database_refuses_for_now_does_not_keep_other_ends_from_being_w
 @pytest.mark.parametrize(
     ("code", "took", "kind"),
     [
-        (guards.EXIT_BUDGET, 5.0, "timed_out"),
-        (guards.EXIT_BUDGET, 4.9, "completed"),
-        (guards.EXIT_STALL, 9.0, "completed"),
+        (exit_codes.BUDGET, 5.0, "timed_out"),
+        (exit_codes.BUDGET, 4.9, "completed"),
+        (exit_codes.STALL, 9.0, "completed"),
     ],
 )
 def test_a_decided_time_limit_holds_unless_the_result_was_complete_before_it(
@@ -277,7 +277,7 @@ def test_a_worker_that_ends_with_its_job_kills_at_once_and_leaves_once_it_has_en
     world.later(5.0)
     assert (world.killed, world.desk.stopping) == ([True], False)
     world.died("a", DEATH._replace(killed_for="job a"))
-    assert (world.desk.stopping, world.desk.exit_code) == (True, guards.EXIT_BUDGET)
+    assert (world.desk.stopping, world.desk.exit_code) == (True, exit_codes.BUDGET)
 
 
 def test_such_a_worker_leaves_also_if_nothing_ends_the_executor() -> None:
@@ -286,7 +286,7 @@ def test_such_a_worker_leaves_also_if_nothing_ends_the_executor() -> None:
     world.claim("a", timeout_s=5.0)
     world.later(5.0)
     world.later(desk.TERM_S * 1.5)
-    assert (world.desk.stopping, world.desk.exit_code) == (True, guards.EXIT_BUDGET)
+    assert (world.desk.stopping, world.desk.exit_code) == (True, exit_codes.BUDGET)
 
 
 def test_it_stays_if_the_handler_had_ended_and_only_its_record_takes_long() -> None:
@@ -506,12 +506,12 @@ def test_a_cancel_during_the_claim_of_its_job_is_looked_for_once_the_job_is_know
 
 def test_an_exit_that_was_decided_is_not_put_off_by_a_second_decision() -> None:
     world = World()
-    world.desk.leave(guards.EXIT_CONTROL)
+    world.desk.leave(exit_codes.CONTROL)
     first = world.desk.exit_by
     world.now += 1.0
-    world.desk.leave(guards.EXIT_BUDGET)
+    world.desk.leave(exit_codes.BUDGET)
     world.desk.stop(60.0)
-    assert (world.desk.exit_by, world.desk.exit_code) == (first, guards.EXIT_CONTROL)
+    assert (world.desk.exit_by, world.desk.exit_code) == (first, exit_codes.CONTROL)
 
 
 def test_the_executors_of_a_stopped_worker_and_launcher_end_before_the_lease() -> None:
@@ -578,12 +578,12 @@ def test_lease_and_time_limit_of_an_inline_job_are_armed_and_disarmed_with_its_e
 ) -> None:
     _started(threads, 30.0)
     threads.hold(clock.boot_s() + 20.0)
-    assert timers[guards.EXIT_BUDGET].left == pytest.approx(30.0 + inline.LATE_S, abs=1.0)
-    assert timers[guards.EXIT_LOST].left == pytest.approx(20.0, abs=1.0)
+    assert timers[exit_codes.BUDGET].left == pytest.approx(30.0 + inline.LATE_S, abs=1.0)
+    assert timers[exit_codes.LOST].left == pytest.approx(20.0, abs=1.0)
     _ended(threads)
     assert [each.left for each in timers.values()] == [None, None]
     threads.hold(clock.boot_s() + 20.0)
-    assert timers[guards.EXIT_LOST].left is None, "an idle worker outlives any database"
+    assert timers[exit_codes.LOST].left is None, "an idle worker outlives any database"
 
 
 def test_a_job_of_the_calling_thread_waits_for_no_fork(
@@ -605,7 +605,7 @@ def test_a_job_does_not_inherit_the_shorter_time_limit_of_the_one_before(
     threads.place.jobs.clear()
     _started(threads, *limits_s)
     left = min(limits_s) + inline.LATE_S if limits_s else None
-    assert timers[guards.EXIT_BUDGET].left == (left and pytest.approx(left, abs=1.0))
+    assert timers[exit_codes.BUDGET].left == (left and pytest.approx(left, abs=1.0))
 
 
 @pytest.mark.parametrize("others", [True, False])

@@ -23,7 +23,7 @@ import queue_workflows
 
 PACKAGE = Path(queue_workflows.__path__[0])
 DOCS = Path(__file__).parents[2] / "docs"
-GENERATED = {"commands.md", "configuration.md", "schema.md"}
+GENERATED = {"commands.md", "configuration.md", "errors.md", "exit-codes.md", "schema.md"}
 HABITS = {
     "a colon for a verb": re.compile(r"[\w)\"']: (?=\S)"),
     "those, that of, one of": re.compile(r"\b(?:those|that of|one of)\b", re.I),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from queue_workflows.runtime import exit_codes
 from queue_workflows.telemetry.worker_usage import Sample
 from queue_workflows.worker import guards
 from tests.unit.test_guards import (
@@ -22,7 +23,7 @@ from tests.unit.test_guards import (
 
 def test_the_exit_codes_are_those_of_the_contract() -> None:
     names = ("BUDGET", "STALL", "LOST", "GPU_HEALTH", "CONTROL")
-    assert [getattr(guards, f"EXIT_{name}") for name in names] == [75, 76, 77, 78, 79]
+    assert [getattr(exit_codes, name) for name in names] == [75, 76, 77, 78, 79]
 
 
 def test_a_guard_of_the_time_fails_at_any_time_after_its_end() -> None:

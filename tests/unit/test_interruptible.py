@@ -9,6 +9,7 @@ import pytest
 
 from queue_workflows.claim import claims
 from queue_workflows.run import running
+from queue_workflows.runtime import exit_codes
 from queue_workflows.worker import claimed_job, guards, queue_state, shapes
 from tests.support import tabled
 
@@ -78,10 +79,10 @@ def test_a_stopped_process_is_idle_for_that_reason(stopped: bool) -> None:
     texts = (b"j", b"1", b"0", None, b"t", None, None, None, None, b"{}", None, None, b"0")
     subject = claimed_job.ClaimedJob(own, texts, 0.0)
     subject.start(0.0)
-    stall = guards.Failure(guards.EXIT_STALL, "stall_trip", "no beat")
+    stall = guards.Failure(exit_codes.STALL, "stall_trip", "no beat")
     for kind in (guards.Stall, guards.GpuHealth):
         subject.guards.append(mock.Mock(spec=kind, check=lambda _: stall))
     assert subject.verdict(1.0, stopped=stopped) == (None if stopped else stall)
-    over = guards.Failure(guards.EXIT_BUDGET, "budget_trip", "ran too long")
+    over = guards.Failure(exit_codes.BUDGET, "budget_trip", "ran too long")
     subject.guards.insert(0, mock.Mock(spec=guards.Budget, check=lambda _: over))
     assert subject.verdict(1.0, stopped=stopped) == over
