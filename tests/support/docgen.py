@@ -402,7 +402,7 @@ lacks.
 
 
 def event_page(found: catalog.Catalog) -> str:
-    """Return the text of `docs/job-events.md`: the events that the database takes, and of ingest."""
+    """Return the text of `docs/job-events.md`: the events of the two histories."""
     (domain,) = (each for each in found.domains if each.startswith("queue_workflows_node_event "))
     described = {name for name, event in catalog.EVENTS.items() if event[0] != "jobs"}
     missing = described ^ {*re.findall(r"'(\w+)'", domain)}
