@@ -1581,10 +1581,6 @@ class _MetricsRuns(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
     def script(self) -> scripts.Script[list[Row]]: ...
 
-class _MetricsPaused(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
-
 class _MetricsWorkers(Named):
     def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
     def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
@@ -1641,9 +1637,6 @@ class _Metrics:
     runs: _MetricsRuns
     """Count the runs that the engine has not ended, by status.
     Columns: status, n."""
-    paused: _MetricsPaused
-    """Return the queues that have settings, and whether each is paused now.
-    Columns: queue, paused."""
     workers: _MetricsWorkers
     """Count the workers of each queue by state, with their slots: for each as many as its host reported
     last for its queue. One that was not seen for `stale_s` seconds is dead. Stopped ones are left
@@ -1959,10 +1952,6 @@ class _OverviewNodeSeconds(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
 
-class _OverviewNodeCounts(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None) -> Any: ...
-    def script(self, *, run: str | None) -> scripts.Script[Any]: ...
-
 class _OverviewCompletedBy(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
@@ -2062,8 +2051,6 @@ class _Overview:
     node_seconds: _OverviewNodeSeconds
     """Return how long the handler of each completed node of a run took.
     Columns: node_id, seconds."""
-    node_counts: _OverviewNodeCounts
-    """Return how many nodes of a run have each status, as an object."""
     completed_by: _OverviewCompletedBy
     """Return the workers that completed nodes of a run, and how many each.
     Columns: host_label, queue, worker_id, nodes, seconds."""

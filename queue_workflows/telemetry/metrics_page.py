@@ -292,7 +292,7 @@ def _state(conn: db.Connection) -> _State:
         "running": [row for table in statements.JOB_TABLES for row in running[table](conn)],
         "awaiting": statements.metrics.awaiting(conn),
         "runs": statements.metrics.runs(conn),
-        "paused": statements.metrics.paused(conn, **limit),
+        "paused": statements.queues.settings(conn, queue=None)[:MOST_NAMES],
         "workers": statements.metrics.workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read()),
         "outbox": [statements.overview.open_events(conn)],
         "schedules": statements.metrics.schedules(conn, **limit),

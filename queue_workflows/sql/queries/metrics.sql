@@ -152,13 +152,6 @@ SELECT status::text, count(*) AS n
  WHERE status IN ('queued', 'running') AND mode = 'node'
  GROUP BY status;
 
--- name: paused many
--- Return the queues that have settings, and whether each is paused now.
-SELECT queue, queue_workflows_is_paused(paused_at, paused_until) AS paused
-  FROM queue_settings
- ORDER BY queue
- LIMIT %(limit)s;
-
 -- name: workers many
 -- Count the workers of each queue by state, with their slots: for each as many as its host reported
 -- last for its queue. One that was not seen for `stale_s` seconds is dead. Stopped ones are left
