@@ -12,8 +12,7 @@ from queue_workflows.__main__ import main
 from tests.support import tabled
 from tests.support.commands import ROOT
 
-PAGE = (ROOT / "docs" / "upgrade.md").read_text()
-SECTION = PAGE.partition("## What differs from 0.3.0\n")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "differences-0-3-0.md").read_text()
 LINES = [line for line in SECTION.splitlines() if line.startswith("|")]
 ROWS = [line.strip("| ").split(" | ") for line in LINES if not line.startswith("| ---")]
 TOPICS = (
