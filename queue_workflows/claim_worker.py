@@ -86,7 +86,7 @@ class ClaimWorker(_Stoppable):
 
     `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
     `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
-    queue. `batch`: how many claimed jobs may wait; see docs/workers.md. `slots`: jobs at once;
+    queue. `batch`: how many claimed jobs may wait; see docs/batches.md. `slots`: jobs at once;
     `async_jobs`: on one event loop. `inline`: handlers run in this process; so do those of a worker
     with an `on_exit`, which ends the process when a guard fails a job without `slots`.
     `shutdown_timeout_s`: default SHUTDOWN_TIMEOUT_S. Raises `UnknownQueue` and `InvalidConfig`.

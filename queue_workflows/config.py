@@ -145,7 +145,7 @@ GPU_HEALTH_RAM_DELTA_MB = Knob("GPU_HEALTH_RAM_DELTA_MB", 5120, "MB",
 GPU_MODEL_IDLE_TTL_S = Knob("GPU_MODEL_IDLE_TTL_S", 60.0, "s",
     "idle time after which a model is dropped; <= 0: never")
 GPU_CLAIM_POLICY = Knob("GPU_CLAIM_POLICY", "strict", "name",
-    "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu.md)")
+    "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu-claims.md)")
 WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s",
     "how often a worker reads its ON/OFF row, in case a notification was lost")
 RUN_RETENTION_DAYS = Knob("RUN_RETENTION_DAYS", 365.0, "days",
@@ -168,7 +168,7 @@ WORKERS_JSON = Knob("WORKERS_JSON", "", "JSON",
     '`[{"queue": "load", "concurrency": 2}]`', prefix="")
 WORKER_MEMORY_THROTTLE = Knob("WORKER_MEMORY_THROTTLE", "ram,swap", "names",
     "memory for which workers wait when it is full: `ram`, `swap`, `gpu`, separated by commas; "
-    "`off`: none (docs/workers.md)")
+    "`off`: none (docs/worker-memory.md)")
 MEMORY_THROTTLE_THRESHOLD = Knob("MEMORY_THROTTLE_THRESHOLD", 90.0, "%",
     "RAM use from which workers and the in-process queue wait; of the container if it "
     "has a limit", prefix="")
