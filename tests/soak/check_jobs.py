@@ -53,7 +53,7 @@ def locked(seen: Seen) -> Found:
     """Find lock keys with two handlers at once, or with claims out of the queueing order.
 
     A job in a queue that is paused or without a live worker gives up its turn
-    (docs/limits.md), so the ones that were claimed after that may be younger.
+    (docs/queue-limit-rules.md), so the ones that were claimed after that may be younger.
     """
     lines: dict[str, list[str]] = defaultdict(list)
     for job_id, job in seen.jobs.items():
