@@ -283,7 +283,7 @@ def test_the_secret_holds_what_the_pods_need() -> None:
 def test_every_file_is_named_on_the_page() -> None:
     linked = {
         Path(link).name
-        for page in ("systemd.md", "containers.md", "metrics.md", "http.md")
+        for page in ("systemd.md", "containers.md", "metrics.md", "http-access.md")
         for link in markdown.links(commands.ROOT / "docs" / page)
         if link.startswith("../deploy/")
     }
