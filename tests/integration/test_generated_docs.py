@@ -22,7 +22,7 @@ REMEDY = "generate it again: python -m tests.support.docgen"
         "docs/errors.md",
         "docs/job-events.md",
         "docs/exit-codes.md",
-        "docs/metrics.md",
+        "docs/metrics-reference.md",
         "docs/schema.md",
         "docs/schema.sql",
         "docs/architecture.md",

@@ -22,28 +22,6 @@ SCRAPES = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "queue-workflows.json"
 GUIDE = ROOT / "docs" / "metrics.md"
 PAGE = ROOT / "docs" / "metrics-reference.md"
-LABELS = {
-    "jobs_total": {"queue", "outcome"}, "job_claims_total": {"queue"},
-    "job_retries_total": {"queue", "cause"}, "leases_reclaimed_total": {"queue", "cause"},
-    "jobs_requeued_total": {"queue", "cause"}, "job_crashes_total": {"queue"},
-    "watchdog_trips_total": {"queue", "watchdog"},
-    "job_wait_seconds": {"queue", "why", "le"}, "job_run_seconds": {"queue", "le"},
-    "model_load_seconds": {"model", "le"}, "model_loads_total": {"model"},
-    "jobs": {"queue", "state"}, "jobs_waiting": {"queue", "why"},
-    "oldest_ready_job_age_seconds": {"queue"}, "jobs_lease_lapsed": {"queue"},
-    "queue_paused": {"queue"}, "runs": {"state"}, "workers": {"queue", "state"},
-    "worker_slots": {"queue", "state"}, "outbox_events": set[str](), "outbox_lag_seconds": set(),
-    "schedule_lateness_seconds": {"schedule"}, "schedule_failing": {"schedule"},
-    "schedule_last_fire_timestamp_seconds": {"schedule"},
-    "machine_cpu_ratio": {"host"}, "machine_cpu_ours_ratio": {"host"},
-    "machine_memory_used_bytes": {"host"}, "machine_memory_total_bytes": {"host"},
-    "machine_memory_ours_bytes": {"host"}, "machine_swap_used_bytes": {"host"},
-    "gpu_utilization_ratio": {"host", "gpu"}, "gpu_memory_used_bytes": {"host", "gpu"},
-    "gpu_memory_total_bytes": {"host", "gpu"},
-    "build_info": {"version"}, "history_counted_age_seconds": set(),
-    "history_uncounted_transactions": set(), "scrape_duration_seconds": set(),
-}  # fmt: skip
-"""Every metric without its prefix, and its labels: a promise to dashboards of others."""
 
 
 def rules() -> Iterator[dict[str, Any]]:

@@ -310,7 +310,7 @@ def exit_code_page() -> str:
 # Exit codes
 
 After this page you know what the exit code of a command or process means. The codes from 75 to 79
-are of a worker that ends with its job: [which workers do](watchdogs.md#exit-codes).
+are of a worker that ends with its job: [which workers do](worker-exits.md).
 
 {_table(("code", "reason", "effect, remedy"), codes)}
 
@@ -431,7 +431,7 @@ run ends.
 
 
 def metric_table() -> str:
-    """Return the metrics with their labels, for docs/metrics.md."""
+    """Return the metrics with their labels, for docs/metrics-reference.md."""
     rows = [
         (
             _code(metrics_page.PREFIX + name),
@@ -652,7 +652,9 @@ def pages(dsn: str) -> dict[str, str]:
         "docs/schema.sql": dump(dsn),
         "docs/decisions/index.md": decisions(),
         "docs/http-reference.md": _with_block("docs/http-reference.md", endpoints(), "endpoints"),
-        "docs/metrics.md": _with_block("docs/metrics.md", metric_table(), "metrics"),
+        "docs/metrics-reference.md": _with_block(
+            "docs/metrics-reference.md", metric_table(), "metrics"
+        ),
         "docs/diagnose.md": _with_block("docs/diagnose.md", check_table(), "checks"),
         "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
         "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),
