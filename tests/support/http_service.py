@@ -103,7 +103,7 @@ def served(
 
 @contextlib.contextmanager
 def mounted(cli: Commands, folder: Path, *, workers: str = POOL, **env: str) -> Generator[Service]:
-    """Yield the service below /queue of an application that uvicorn serves, as docs/http.md does.
+    """Yield the service below /queue of an application that uvicorn serves (docs/http-mount.md).
 
     `folder` gets the module of the application.
     """
