@@ -81,7 +81,7 @@ class References:
             if not isinstance(path, str) or not path:
                 raise errors.InvalidRef(f"$from takes a path like 'a.b.c', not {path!r:.80}")
         except errors.InvalidRef as error:
-            yield findings.error(at, str(error), "write it as the app guide's table of refs has it")
+            yield findings.error(at, str(error), "write it as a ref of docs/json-workflows.md")
             return
         given = [key for key in refs.OPERATORS if key in ref]
         if len(given) > 1:

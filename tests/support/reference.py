@@ -1,7 +1,8 @@
 """Make random workflows, and say by a slow interpreter how the docs want each of them to end.
 
-The interpreter knows nothing of the engine: it is written from docs/app-guide.md, branch.md,
-loops.md, maps.md and child-runs.md. It decides about one node after another, until nothing changes.
+The interpreter knows nothing of the engine: it is written from docs/json-workflows.md, branch.md,
+loops.md, maps.md, map-items.md and child-run-ends.md. It decides about one node after another,
+until nothing changes.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ CASES = {
     "by_id": Case("dict[uuid.UUID, int]", {ID: 1}, {str(ID): 1}),
     "noted": Case('Annotated[datetime.date, "a note"]', DAY, "2026-03-01"),
 }  # fmt: skip
-"""Every annotation that docs/declaring.md names, and its neighbours."""
+"""Every annotation that docs/nodes.md names, and its neighbours."""
 
 NEVER = {
     "octets": "bytes", "numbers": "set[int]", "frozen": "frozenset[str] | None",
