@@ -58,10 +58,10 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
 
     made: Any = function
     keyword = inspect.Parameter.KEYWORD_ONLY
-    made.__signature__ = inspect.Signature(
+    made.__signature__ = inspect.Signature([
         inspect.Parameter(key, keyword, default=default, annotation=word)
         for key, default, word, _ in made_of
-    )
+    ])  # fmt: skip
     made.__doc__ = kind.summary()
     lines = [line for *_, line in made_of]
     define.command(name, *lines, takes=define.ACT, app=app)(function)

@@ -536,33 +536,17 @@ class _DoctorMachines(Named):
     def __call__(self, conn: _Conn, /) -> list[Any]: ...
     def script(self) -> scripts.Script[list[Any]]: ...
 
-class _DoctorOutbox(Named):
-    def __call__(self, conn: _Conn, /) -> Row | None: ...
-    def script(self) -> scripts.Script[Row | None]: ...
-
-class _DoctorWaitingRuns(Named):
-    def __call__(self, conn: _Conn, /) -> Row | None: ...
-    def script(self) -> scripts.Script[Row | None]: ...
-
-class _DoctorStalledRuns(Named):
-    def __call__(self, conn: _Conn, /, *, quiet_s: float | None) -> Row: ...
-    def script(self, *, quiet_s: float | None) -> scripts.Script[Row]: ...
-
 class _DoctorLapsed(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
     def script(self) -> scripts.Script[Row]: ...
 
-class _DoctorUnserved(Named):
-    def __call__(self, conn: _Conn, /, *, counted: int | None, stale_s: float | None) -> list[Row]: ...
-    def script(self, *, counted: int | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+class _DoctorServing(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _DoctorMissingVersions(Named):
     def __call__(self, conn: _Conn, /, *, stale_s: float | None, listed: int | None) -> list[Row]: ...
     def script(self, *, stale_s: float | None, listed: int | None) -> scripts.Script[list[Row]]: ...
-
-class _DoctorDeadWorkers(Named):
-    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Any]: ...
-    def script(self, *, stale_s: float | None) -> scripts.Script[list[Any]]: ...
 
 class _DoctorAlerts(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
@@ -573,8 +557,8 @@ class _DoctorTableStatistics(Named):
     def script(self, *, tables: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _DoctorIndexesOnRenewed(Named):
-    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, columns: _Texts | None) -> list[Row]: ...
-    def script(self, *, tables: _Texts | None, columns: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, columns: _Texts | None) -> list[Any]: ...
+    def script(self, *, tables: _Texts | None, columns: _Texts | None) -> scripts.Script[list[Any]]: ...
 
 class _DoctorInputIndex(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
@@ -612,33 +596,17 @@ class _Doctor:
     Columns: version, needs."""
     machines: _DoctorMachines
     """Return the hosts that had a worker of nodes within the last day."""
-    outbox: _DoctorOutbox
-    """Return the oldest open event that is due, and for how long it has been. No row: none is due.
-    Columns: lag_s, run_id, error."""
-    waiting_runs: _DoctorWaitingRuns
-    """Return the run that has waited longest for its start, and whether others were started within
-    the last minute. No row: none waits.
-    Columns: wait_s, run_id, others."""
-    stalled_runs: _DoctorStalledRuns
-    """Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
-    of them.
-    Columns: n, run_id."""
     lapsed: _DoctorLapsed
     """Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
     Columns: n, since_s."""
-    unserved: _DoctorUnserved
-    """Return the queues that have due jobs and no live worker which takes them. `n` counts at most
-    `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
-    and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry.
-    Columns: queue, n, wait_s, alive."""
+    serving: _DoctorServing
+    """Return how many live workers each queue has (`alive`), and how many of them take jobs. A worker of 0.3.0 has a
+    heartbeat only.
+    Columns: queue, alive, taking."""
     missing_versions: _DoctorMissingVersions
     """Return the versions of nodes that due jobs need and no live worker of their queue has, up to
-    `listed`, with up to three of these jobs and the age of the first. It steps from version to
-    version, 1,000 of each queue, however many jobs need one.
-    Columns: queue, version, jobs, wait_s."""
-    dead_workers: _DoctorDeadWorkers
-    """Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
-    silent for `stale_s` seconds and have a running job."""
+    `listed`, with up to three of these jobs and the age of the oldest.
+    Columns: queue, version, wait_s, jobs."""
     alerts: _DoctorAlerts
     """Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
     was there; NULL: none ever was.
@@ -647,8 +615,7 @@ class _Doctor:
     """Return what autovacuum and updates do to these tables.
     Columns: name, dead, live, updates, hot, inserts, vacuum_off."""
     indexes_on_renewed: _DoctorIndexesOnRenewed
-    """Return the indexes over one of these columns, each given with its table.
-    Columns: name."""
+    """Return the indexes over one of these columns, each given with its table."""
     input_index: _DoctorInputIndex
     """Return about how many runs there are, whether an index finds them by their inputs, and the statement that makes it.
     Columns: runs, is_there, statement."""
@@ -977,7 +944,8 @@ class _HistoryRowsFeed(Named):
 
 class _HistoryRows:
     run: _HistoryRowsRun
-    """Return a run with its definition, the time of this read, and the seconds since it was queued."""
+    """Return a run without its definition and context, the time of this read, and the seconds since it was queued. No row:
+    no such run."""
     nodes: _HistoryRowsNodes
     """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. Each of these is looked
     up: with statistics from before the run, a search for several reads all nodes of the run."""
@@ -1780,10 +1748,6 @@ class _ModelsNewestRequest(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, after: int | None) -> Row | None: ...
     def script(self, *, worker: str | None, host: str | None, after: int | None) -> scripts.Script[Row | None]: ...
 
-class _ModelsOnWorkers(Named):
-    def __call__(self, conn: _Conn, /, *, stale_s: float | None, host: str | None) -> list[Row]: ...
-    def script(self, *, stale_s: float | None, host: str | None) -> scripts.Script[list[Row]]: ...
-
 class _Models:
     publish_sizes: _ModelsPublishSizes
     """Write how much GPU memory each model needs, as a host registers it. Rows that would not
@@ -1820,12 +1784,6 @@ class _Models:
     queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
     another process. No row: there is none.
     Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at, off_policy."""
-    on_workers: _ModelsOnWorkers
-    """Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
-    request as each reported them, the models that its host knows, and its host's GPUs in the
-    latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is
-    dead.
-    Columns: worker_id, host_label, pid, state, job_ids, card, model, request, last_seen, age_s, known_models, gpus."""
 
 models: _Models
 
@@ -1959,10 +1917,6 @@ class _Outbox:
 
 outbox: _Outbox
 
-class _OverviewRunHead(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None) -> Row | None: ...
-    def script(self, *, run: str | None) -> scripts.Script[Row | None]: ...
-
 class _OverviewSteps(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
@@ -2007,10 +1961,6 @@ class _OverviewCrashes(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> Any: ...
     def script(self, *, run: str | None) -> scripts.Script[Any]: ...
 
-class _OverviewFailures(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, run: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
 class _OverviewRunsAhead(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> Row: ...
     def script(self, *, run: str | None) -> scripts.Script[Row]: ...
@@ -2034,10 +1984,6 @@ class _OverviewHasAnswer(Named):
 class _OverviewTookDefault(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None) -> Any: ...
     def script(self, *, run: str | None, node: str | None) -> scripts.Script[Any]: ...
-
-class _OverviewQueues(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
 
 class _OverviewListedNodes(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None, status: str | None, limit: int | None) -> list[Row]: ...
@@ -2080,14 +2026,10 @@ class _OverviewUnfinished(Named):
     def script(self) -> scripts.Script[list[Row]]: ...
 
 class _Overview:
-    run_head: _OverviewRunHead
-    """Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
-    such run.
-    Columns: id, workflow_name, status, error, out_dir, generation, created_at, started_at, finished_at, elapsed_s."""
     steps: _OverviewSteps
     """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
     `elapsed_s` ends with the last node, or now while a node has not ended.
-    Columns: step, queued, running, awaiting_input, completed, skipped, failed, cancelled, elapsed_s."""
+    Columns: step, counts, elapsed_s."""
     nodes: _OverviewNodes
     """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
     these, and the queued ones of which an attempt failed."""
@@ -2118,9 +2060,6 @@ class _Overview:
     crashes: _OverviewCrashes
     """Count how often a node of a run was taken back from a worker that died. Lapses count until the
     next recorded end of the node."""
-    failures: _OverviewFailures
-    """Return the failed nodes of a run, the first to fail first, with the latest traceback.
-    Columns: node_id, error, traceback."""
     runs_ahead: _OverviewRunsAhead
     """Count the runs that were submitted before this one, are no less urgent, and have work to do
     now. A run that only waits for a person has none.
@@ -2140,9 +2079,6 @@ class _Overview:
     """Return whether an answer to a node was submitted and not taken yet."""
     took_default: _OverviewTookDefault
     """Return whether a completed input node took the default of its time-out, not an answer."""
-    queues: Mapping[str, _OverviewQueues]
-    """Count the queued and the running jobs of each queue. `blocked` jobs may not start yet.
-    Columns: queue, state, n, blocked, oldest_s."""
     listed_nodes: _OverviewListedNodes
     """Return the first nodes of a queue that have this status, in the order of the claim."""
     live_nodes: _OverviewLiveNodes
@@ -2151,16 +2087,17 @@ class _Overview:
     runs_by_status: _OverviewRunsByStatus
     """Return how many runs have each status, as an object."""
     open_events: _OverviewOpenEvents
-    """Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
-    Columns: n, lag_s."""
+    """Count the outbox events that are not dispatched, and return for how long the oldest that is due
+    has been, with its run and error.
+    Columns: n, lag_s, run_id, error."""
     open_answers: _OverviewOpenAnswers
     """Count the answers that are not taken yet."""
     nodes_awaiting_input: _OverviewNodesAwaitingInput
     """Count the nodes of running runs that wait for an answer."""
     late_runs: _OverviewLateRuns
     """Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
-    start.
-    Columns: id."""
+    start, each with its wait, and whether others were started within the last minute.
+    Columns: id, wait_s, others."""
     claims_in_flight: _OverviewClaimsInFlight
     """Return the running jobs of both families, by worker.
     Columns: worker_id, ids."""
@@ -2417,12 +2354,12 @@ class _Queues:
     Columns: paused, paused_until, paused_by, max_running, rate_limit, rate_period_s, due_at, running."""
     is_used: _QueuesIsUsed
     """Return whether a queue has settings, or an ingest job that could be claimed."""
-    count_jobs: Mapping[str, _QueuesCountJobs]
-    """Count the jobs of each queue that are queued or running, by what keeps them; `oldest_s` is
-    the age of the oldest that is due, `fresh` counts those queued within the last `window`
-    seconds. Reads every such job.
-    Columns: queue, running, ready, limited, locked, not_due, oldest_s, fresh."""
-    count_events: Mapping[str, _QueuesCountEvents]
+    count_jobs: _QueuesCountJobs
+    """Count the jobs of each queue that are queued or running, by what keeps them (`blocked`: all that something keeps);
+    `oldest_s` is the age of the oldest that is due, `ready_s` of the oldest that nothing keeps, and `fresh` counts those
+    queued within the last `window` seconds. Reads every such job, and no other: the three conditions are those of indexes.
+    Columns: queue, running, ready, blocked, limited, locked, unserved, not_due, oldest_s, ready_s, fresh."""
+    count_events: _QueuesCountEvents
     """Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
     `window` seconds, by their events. A job that came in and is queued still has no event:
     count_jobs has it.
@@ -3141,10 +3078,6 @@ class _UnservedJobsUnblockServed(Named):
     def __call__(self, conn: _Conn, /, *, table: str | None, queues: _Texts | None, batch: int | None) -> Any: ...
     def script(self, *, table: str | None, queues: _Texts | None, batch: int | None) -> scripts.Script[Any]: ...
 
-class _UnservedJobsCountByQueue(Named):
-    def __call__(self, conn: _Conn, /, *, most: int | None, stale_s: float | None) -> list[Row]: ...
-    def script(self, *, most: int | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
-
 class _UnservedJobs:
     served: _UnservedJobsServed
     """Return the queues that are not paused and have a live worker that takes jobs, as one array.
@@ -3155,11 +3088,6 @@ class _UnservedJobs:
     unblock_served: _UnservedJobsUnblockServed
     """Let up to `batch` blocked jobs of a table that are in these served queues wait for their
     lock keys again; return how many."""
-    count_by_queue: _UnservedJobsCountByQueue
-    """Return the queues with jobs that are blocked as unserved, by name, and how many jobs of each there are, up to `most` of each
-    family. Those that are served now are left out: their jobs stay blocked until the next sweep. Walks an index from queue to
-    queue, up to 100 of each family.
-    Columns: queue, n."""
 
 unserved_jobs: _UnservedJobs
 
@@ -3393,9 +3321,9 @@ class _Workers:
     The queue 'all' stands for every queue of its host.
     Columns: host_label, queue, stop_policy, requested_by, reason, until_at, switched_at, until_s."""
     flagged: _WorkersFlagged
-    """Return the queues of a host whose heartbeats are flagged as dead and that are not switched
-    off.
-    Columns: queue, flagged_at, age_s."""
+    """Return the queues of a host, or (NULL) of all hosts, whose heartbeats are flagged as dead and
+    that are not switched off.
+    Columns: host_label, queue, flagged_at, age_s."""
     count_heartbeats: _WorkersCountHeartbeats
     """Count the heartbeats of each queue that are younger than `live_s` seconds.
     Columns: queue, n."""

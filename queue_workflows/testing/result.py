@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_workflows import db, errors, runs
-from queue_workflows.db import statements
+from queue_workflows import errors, history, runs
 from queue_workflows.types import JsonDict, NodeJob
 
 _FAILURES = 1000
@@ -72,10 +71,10 @@ def of_run(run_id: str) -> Result:
     run = runs.get(run_id)
     if run is None:
         raise errors.UnknownJob(f"no run {run_id!r}")
-    with db.transaction() as conn:
-        failed = statements.overview.failures(conn, run=run_id, limit=_FAILURES)
-    traces = {row["node_id"]: row["traceback"] for row in failed}
     rows = sorted(runs.nodes(run_id), key=lambda row: row["seq"])
+    failed = [row["node_id"] for row in rows if row["status"] == "failed"][:_FAILURES]
+    shown = history.get_run(run_id, nodes=failed, logs=False) or {"nodes": []}
+    traces = {node["node_id"]: node["traceback"] for node in shown["nodes"]}
     nodes = {row["node_id"]: _node(row, traces.get(row["node_id"])) for row in rows}
     return Result(run_id, run["status"], run["error"], nodes, Path(run["out_dir"] or "."))
 
