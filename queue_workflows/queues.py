@@ -217,10 +217,9 @@ def _counts(conn: db.Connection) -> dict[str, Row]:
     time.
     """
     found: dict[str, Row] = {}
-    for table in reversed(statements.JOB_TABLES):
-        for rows in (statements.queues.count_jobs, statements.queues.count_events):
-            for row in rows[table](conn, window=RATE_WINDOW_S):
-                found.setdefault(row["queue"], {}).update(row)
+    for count in (statements.queues.count_jobs, statements.queues.count_events):
+        for row in count(conn, window=RATE_WINDOW_S):
+            found.setdefault(row["queue"], {}).update(row)
     return found
 
 

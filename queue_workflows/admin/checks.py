@@ -14,19 +14,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
 from queue_workflows import config, db
 from queue_workflows import schedules as schedule_api
 from queue_workflows.admin import permissions, waiting_reasons
-from queue_workflows.claim import admission
 from queue_workflows.dag import confinement
 from queue_workflows.db import functions as installed
 from queue_workflows.db import ledger, statements
 from queue_workflows.runtime import display
-from queue_workflows.types import Row
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 MIN_SERVER = 140000
@@ -79,6 +77,12 @@ HOT_TABLES = [*RENEWED, "workflow_runs", "workflow_dispatch_events", "worker_hea
 """The tables whose rows are updated often."""
 LATE_S = 60
 """A row that is due for so long was tried several times: sweeps come every few seconds."""
+UNDEFINED = (
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+)
+"""The database lacks a function, table or column that a statement names."""
 EXAMINED = 20_000
 """Live rows of a table whose payloads and times are read; more would make it a slow command."""
 
@@ -93,6 +97,8 @@ class Finding(NamedTuple):
 
 
 Findings: TypeAlias = Iterator[Finding]
+_Ask: TypeAlias = Callable[..., Finding | Iterable[Finding]]
+A = TypeVar("A", bound=_Ask)
 
 
 class Check(NamedTuple):
@@ -102,10 +108,14 @@ class Check(NamedTuple):
     """What its findings are about, the first being its own name."""
     worst: str
     """The level of an answer of no, the worse one of two."""
-    question: str
-    ask: Callable[..., Finding | Iterable[Finding]]
-    by_purpose: bool = False
+    ask: _Ask
+    by_purpose: bool
     """Whether the answer depends on what this role is for, one of `permissions.PURPOSES`."""
+
+    @property
+    def question(self) -> str:
+        """Return the docstring of the function, with its limits."""
+        return " ".join((self.ask.__doc__ or "").format_map(globals()).split())
 
     def answer(self, conn: db.Connection, purpose: str) -> Findings:
         """Yield its findings, or one finding if the server refused the question.
@@ -119,10 +129,24 @@ class Check(NamedTuple):
             if conn.closed or conn.broken:
                 raise
             remedy = "grant this role what it needs, or try again when the server is less busy"
-            if is_undefined(error):
+            if isinstance(error, UNDEFINED):
                 remedy = f"{MIGRATE}, which installs what is missing"
             name = self.names.partition(",")[0]
             yield Finding(name, ERROR, f"cannot be read: {reason(error)}", remedy)
+
+
+CHECKS: list[Check] = []
+"""In the order of `doctor`. What follows `schema` needs the tables."""
+
+
+def _check(names: str, worst: str, *, by_purpose: bool = False) -> Callable[[A], A]:
+    """Return a decorator that adds a function to the list; its docstring is the question."""
+
+    def add(ask: A) -> A:
+        CHECKS.append(Check(names, worst, ask, by_purpose))
+        return ask
+
+    return add
 
 
 def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Finding]:
@@ -141,16 +165,6 @@ def reason(error: db.Error) -> str:
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 
-def is_undefined(error: db.Error) -> bool:
-    """Return whether a statement named a function, table or column that the database lacks."""
-    undefined = (
-        psycopg.errors.UndefinedFunction,
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.UndefinedColumn,
-    )
-    return isinstance(error, undefined)
-
-
 def in_force(conn: db.Connection, names: list[str]) -> dict[str, str]:
     """Return settings as they are in force for this role and database."""
     return {row["name"]: row["setting"] for row in statements.doctor.settings(conn, names=names)}
@@ -162,22 +176,12 @@ def notify(conn: db.Connection, channel: str) -> float:
     return float(statements.doctor.notification_queue_usage(conn))
 
 
-def indexes_on_renewed(conn: db.Connection) -> list[str]:
-    """Return the indexes over a RENEWED column; they keep renewals from being HOT updates."""
-    pairs = [(table, column) for table, columns in RENEWED.items() for column in columns]
-    return [
-        row["name"]
-        for row in statements.doctor.indexes_on_renewed(
-            conn, tables=[table for table, _ in pairs], columns=[column for _, column in pairs]
-        )
-    ]
-
-
 # --- the server --------------------------------------------------------------------------------
 
 
+@_check("server", ERROR)
 def server(conn: db.Connection) -> Finding:
-    """Report a server that is too old, a standby, or read-only."""
+    """Is it PostgreSQL 14 or later, a primary and writable?"""
     found = statements.doctor.server(conn)
     text = f"PostgreSQL {found['version']}, role {found['role']}"
     if found["version_num"] < MIN_SERVER:
@@ -190,8 +194,9 @@ def server(conn: db.Connection) -> Finding:
     return Finding("server", OK, text)
 
 
+@_check("settings, fsync, full_page_writes, synchronous_commit, autovacuum", ERROR)
 def settings(conn: db.Connection) -> Findings:
-    """Report settings that endanger the data or slow down the queue."""
+    """Are the settings on without which data is lost or the queue gets slower?"""
     found = in_force(conn, [*DANGERS, "autovacuum", "track_counts"])
     for name, danger in DANGERS.items():
         if found[name] == "off":
@@ -206,8 +211,9 @@ def settings(conn: db.Connection) -> Findings:
     yield Finding("autovacuum", OK, "on")
 
 
+@_check("clock", WARNING)
 def clock(conn: db.Connection) -> Finding:
-    """Report how far this machine's clock is from the server's."""
+    """Is the server's clock within {CLOCK_WARN_S:g} s of this machine's?"""
     offsets: list[tuple[float, float]] = []
     for _ in range(3):
         before = datetime.datetime.now(datetime.timezone.utc)
@@ -223,8 +229,12 @@ def clock(conn: db.Connection) -> Finding:
     return Finding("clock", WARNING, text, remedy)
 
 
+@_check("listen", ERROR)
 def listen(conn: db.Connection) -> Finding:
-    """Report whether a notification comes back to a listener."""
+    """Does a notification come back, or is POLL_ONLY set?
+
+    Is the queue of notifications less than {NOTIFY_QUEUE_WARN:.0%} full?
+    """
     poll_only = config.POLL_ONLY.variables[0]
     if config.POLL_ONLY.read():
         text = f"{poll_only} is set: all processes poll, through a pooler too"
@@ -264,8 +274,9 @@ def listen(conn: db.Connection) -> Finding:
     return Finding("listen", OK, f"a notification came back within {took_ms:.1f} ms{way}")
 
 
+@_check("transactions", WARNING)
 def transactions(conn: db.Connection) -> Finding:
-    """Report the oldest open transaction if it is too old, or idle."""
+    """Is each transaction open for at most {TRANSACTION_WARN_S:g} s, idle for {IDLE_WARN_S:g} s?"""
     rows = statements.doctor.transactions(conn)
     idle = [row for row in rows if (row["idle_s"] or 0.0) > IDLE_WARN_S]
     if not rows:
@@ -279,8 +290,12 @@ def transactions(conn: db.Connection) -> Finding:
     return Finding("transactions", OK, text)
 
 
+@_check("connections", ERROR)
 def connections(conn: db.Connection) -> Finding:
-    """Report how many of the server's connections are in use."""
+    """Are less than {CONNECTIONS_WARN:.0%} of the connections in use?
+
+    From {CONNECTIONS_ERROR:.0%} on it is an error.
+    """
     found = statements.doctor.connections(conn)
     share = found["used"] / max(1, found["allowed"])
     text = f"{found['used']} of {found['allowed']} in use"
@@ -290,58 +305,6 @@ def connections(conn: db.Connection) -> Finding:
 
 
 # --- the schema, its functions and its rights --------------------------------------------------
-
-
-def schema(conn: db.Connection, purpose: str = "work") -> Finding:
-    """Report a schema that this role does not see, that is not there, or not what is needed."""
-    seen = statements.doctor.schema_seen(conn)
-    role = seen["role"]
-    if seen["found"] and seen["readable"]:
-        return _version(conn, purpose)
-    if seen["found"]:
-        remedy = f"GRANT SELECT ON queue_schema_version TO {role}"
-        return Finding("schema", ERROR, "its version cannot be read", remedy)
-    if seen["elsewhere"]:
-        name = seen["elsewhere"][0]
-        remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
-        text = f"it is in schema {name}, which {role} does not see"
-        return Finding("schema", ERROR, text, remedy)
-    if purpose == "migrate" and seen["may_create"]:
-        return Finding("schema", OK, "none yet, and this role may create it")
-    remedy = f"{MIGRATE}, or start queue-orchestrator"
-    if not seen["may_create"]:
-        remedy += f"; this role needs GRANT CREATE ON SCHEMA {seen['schema']} for that"
-    return Finding("schema", ERROR, "there is none", remedy)
-
-
-def _version(conn: db.Connection, purpose: str) -> Finding:
-    """Report a schema of another version than this code needs, or of another package."""
-    required, newer = db.REQUIRED_VERSION, "upgrade queue_workflows here"
-    if (of_others := ledger.of_others(conn)) is not None:
-        return Finding("schema", ERROR, of_others, ledger.OF_OTHERS_REMEDY)
-    version = max(ledger.versions(conn, ledger.NAME), default=0)
-    needs: int = statements.doctor.schema_version(conn)["needs"] if version else 0
-    if needs > required:
-        text = f"at version {version}, which needs code that knows version {needs}"
-        return Finding("schema", ERROR, f"{text}; this knows {required}", newer)
-    if version < required:
-        text = f"at version {version}, this code needs {required}"
-        is_fine = purpose == "migrate"
-        return Finding("schema", OK if is_fine else ERROR, text, "" if is_fine else MIGRATE)
-    if version > required:
-        text = f"at version {version}, this code knows {required} and may work on it"
-        return Finding("schema", WARNING, text, newer)
-    return Finding("schema", OK, f"at version {version}")
-
-
-def functions(conn: db.Connection) -> Iterable[Finding]:
-    newer, installs = "upgrade queue_workflows here", "`queue-workflows migrate` installs them"
-    return [
-        Finding("functions", WARNING, each.text, newer)
-        if each.is_newer
-        else Finding("functions", ERROR, each.text, installs)
-        for each in installed.problems(conn)[:SHOWN_BAD]
-    ] or [Finding("functions", OK, "functions and triggers are those of this version")]
 
 
 def rights_of(conn: db.Connection, purpose: str) -> Finding:
@@ -369,15 +332,77 @@ def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
     ]
 
 
+@_check("rights", ERROR, by_purpose=True)
 def rights(conn: db.Connection, purpose: str) -> Finding:
-    """Report as `rights_of`; the remedy names the command that prints the SQL."""
+    """Has this role the rights for its purpose, and no others?"""
     found = rights_of(conn, purpose)
     script = f"`queue-workflows connect --for {purpose} --sql`"
     remedy = f"run what {script} prints, as the owner of the tables"
     return found._replace(remedy=remedy if found.remedy else "")
 
 
+@_check("schema", ERROR)
+def schema(conn: db.Connection, purpose: str = "work") -> Finding:
+    """Has the database the schema that this code needs?"""
+    seen = statements.doctor.schema_seen(conn)
+    role = seen["role"]
+    if seen["found"] and seen["readable"]:
+        return _version(conn, purpose)
+    if seen["found"]:
+        remedy = f"GRANT SELECT ON queue_schema_version TO {role}"
+        return Finding("schema", ERROR, "its version cannot be read", remedy)
+    if seen["elsewhere"]:
+        name = seen["elsewhere"][0]
+        remedy = f"GRANT USAGE ON SCHEMA {name} TO {role}, and have it on the search_path"
+        text = f"it is in schema {name}, which {role} does not see"
+        return Finding("schema", ERROR, text, remedy)
+    if purpose == "migrate" and seen["may_create"]:
+        return Finding("schema", OK, "none yet, and this role may create it")
+    remedy = f"{MIGRATE}, or start queue-orchestrator"
+    if not seen["may_create"]:
+        remedy += f"; this role needs GRANT CREATE ON SCHEMA {seen['schema']} for that"
+    return Finding("schema", ERROR, "there is none", remedy)
+
+
+def _version(conn: db.Connection, purpose: str) -> Finding:
+    """Report a schema of another version than this code needs, or of another package."""
+    required, newer = db.REQUIRED_VERSION, "upgrade queue_workflows here"
+    if (of_others := ledger.of_others(conn)) is not None:
+        return Finding("schema", ERROR, of_others, ledger.OF_OTHERS_REMEDY)
+    found = statements.doctor.schema_version(conn)
+    version, needs = int(found["version"]), int(found["needs"])
+    if needs > required:
+        text = f"at version {version}, which needs code that knows version {needs}"
+        return Finding("schema", ERROR, f"{text}; this knows {required}", newer)
+    if version < required:
+        text = f"at version {version}, this code needs {required}"
+        is_fine = purpose == "migrate"
+        return Finding("schema", OK if is_fine else ERROR, text, "" if is_fine else MIGRATE)
+    if version > required:
+        text = f"at version {version}, this code knows {required} and may work on it"
+        return Finding("schema", WARNING, text, newer)
+    return Finding("schema", OK, f"at version {version}")
+
+
+@_check("functions", ERROR)
+def functions(conn: db.Connection) -> Iterable[Finding]:
+    """Are functions and triggers as in this version?"""
+    newer, installs = "upgrade queue_workflows here", "`queue-workflows migrate` installs them"
+    return [
+        Finding("functions", WARNING, each.text, newer)
+        if each.is_newer
+        else Finding("functions", ERROR, each.text, installs)
+        for each in installed.problems(conn)[:SHOWN_BAD]
+    ] or [Finding("functions", OK, "functions and triggers are those of this version")]
+
+
+@_check("files, outputs, schema rights", ERROR)
 def files(conn: db.Connection) -> Findings:
+    """Are runs of roles that only submit confined to folders?
+
+    Can nodes of this machine write theirs, and do all machines share them? May only some roles
+    create functions there?
+    """
     knob = config.OUT_ROOTS.variables[0]
     if roots := confinement.roots():
         yield Finding("files", OK, f"runs keep theirs in {os.pathsep.join(roots)}")
@@ -419,10 +444,14 @@ def _outputs(machines: list[str]) -> Finding:
 # --- work that waits ---------------------------------------------------------------------------
 
 
+@_check("outbox", ERROR)
 def outbox(conn: db.Connection) -> Finding:
-    found = statements.doctor.outbox(conn)
-    lag_s = found["lag_s"] if found else 0.0
-    if found is None or lag_s <= OUTBOX_WARN_S:
+    """Is each due event dispatched within {OUTBOX_WARN_S:g} s?
+
+    Over {OUTBOX_ERROR_S:g} s is an error.
+    """
+    found = statements.overview.open_events(conn)
+    if (lag_s := found["lag_s"]) <= OUTBOX_WARN_S:
         return Finding("outbox", OK, f"lag {display.duration(lag_s)}")
     text = f"an event of run {found['run_id']} waits for {display.duration(lag_s)}"
     text += f" ({display.line(found['error'])})" if found["error"] else ""
@@ -430,21 +459,26 @@ def outbox(conn: db.Connection) -> Finding:
     return Finding("outbox", level, text, "is a queue-orchestrator running? see its log")
 
 
+@_check("runs", ERROR)
 def runs(conn: db.Connection) -> Findings:
-    stalled = statements.doctor.stalled_runs(conn, quiet_s=LAPSED_WARN_S)
-    if stalled["n"]:
-        text = f"run {stalled['run_id']} is running, but nothing moves it forward"
-        text += f"; {stalled['n'] - 1} more" if stalled["n"] > 1 else ""
+    """Is each run started within {WAIT_WARN_S:g} s?
+
+    Does something move each running one forward within {LAPSED_WARN_S:g} s?
+    """
+    if stalled := statements.runs.stalled(conn, quiet_s=LAPSED_WARN_S, ids=None):
+        text = f"run {min(stalled)} is running, but nothing moves it forward"
+        text += f"; {len(stalled) - 1} more" if len(stalled) > 1 else ""
         yield Finding("runs", ERROR, text, "start queue-orchestrator, which ends it or goes on")
-    found = statements.doctor.waiting_runs(conn)
-    if found is None or found["wait_s"] <= WAIT_WARN_S:
+    late = statements.overview.late_runs(conn, patience_s=WAIT_WARN_S)
+    if not late:
         yield Finding("runs", OK, "none waits to be started")
         return
-    text = f"run {found['run_id']} has not been started for {display.duration(found['wait_s'])}"
+    found = max(late, key=lambda row: row["wait_s"])
+    text = f"run {found['id']} has not been started for {display.duration(found['wait_s'])}"
     remedy = "start queue-orchestrator with --app"
     if found["others"]:
         text += ", though others were started within the last minute"
-        remedy = f"an orchestrator runs: wait, or `queue-workflows cancel {found['run_id']}`"
+        remedy = f"an orchestrator runs: wait, or `queue-workflows cancel {found['id']}`"
     yield Finding("runs", WARNING, text, remedy)
 
 
@@ -457,17 +491,13 @@ class BadRow(NamedTuple):
     command: str
 
 
-def stuck_rows(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return rows that keep failing or are blocked as `set_aside`, at most `limit` of a cause."""
-    return _bad(statements.bad_rows.stuck(conn, limit=limit, late_s=LATE_S))
+def found_bad(conn: db.Connection, limit: int) -> list[BadRow]:
+    """Return failing, blocked, unreadable and out-of-range rows, at most `limit` of a cause.
 
-
-def rows_out_of_range(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return live rows with unusable times, counters or payloads, of EXAMINED of each table."""
-    return _bad(statements.bad_rows.out_of_range(conn, limit=limit, examined=EXAMINED))
-
-
-def _bad(rows: list[Row]) -> list[BadRow]:
+    Of each table EXAMINED live rows are searched for unusable times, counters and payloads.
+    """
+    rows = statements.bad_rows.stuck(conn, limit=limit, late_s=LATE_S)
+    rows += statements.bad_rows.out_of_range(conn, limit=limit, examined=EXAMINED)
     # The id is one word of a shell command; the display escapes control characters.
     return [
         BadRow(
@@ -478,14 +508,20 @@ def _bad(rows: list[Row]) -> list[BadRow]:
     ]  # fmt: skip
 
 
+@_check("bad rows", WARNING)
 def bad_rows(conn: db.Connection) -> Iterable[Finding]:
-    """Report failing, blocked, unreadable and out-of-range rows with the command that ends each."""
-    rows = stuck_rows(conn, SHOWN_BAD) + rows_out_of_range(conn, SHOWN_BAD)
-    wrong = [(f"{row.kind} {row.id}: {row.text}", f"`{row.command}`") for row in rows]
+    """Is each row readable and in range, so that it neither fails repeatedly nor is set aside?
+
+    Of each table {EXAMINED:,} live rows are examined.
+    """
+    found = found_bad(conn, SHOWN_BAD)
+    wrong = [(f"{row.kind} {row.id}: {row.text}", f"`{row.command}`") for row in found]
     return _each("bad rows", "none is failing, blocked, unreadable or out of range", wrong)
 
 
+@_check("leases", ERROR)
 def leases(conn: db.Connection) -> Finding:
+    """Is each lapsed lease taken back within {LAPSED_WARN_S:g} s?"""
     found = statements.doctor.lapsed(conn)
     if not found["n"] or found["since_s"] <= LAPSED_WARN_S:
         return Finding("leases", OK, "none is left lapsed")
@@ -495,14 +531,18 @@ def leases(conn: db.Connection) -> Finding:
     return Finding("leases", ERROR, f"{text} after the lease lapsed", "start queue-orchestrator")
 
 
+@_check("queues", WARNING)
 def queues(conn: db.Connection) -> Iterable[Finding]:
+    """Has each job that is due for {WAIT_WARN_S:g} s a live worker?"""
     wrong: list[tuple[str, str]] = []
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    for row in statements.doctor.unserved(conn, stale_s=stale_s, counted=10_000):
-        text, queue = f"{row['queue']}: {display.counted(row['n'], 'due job')}", row["queue"]
-        if row["wait_s"] <= WAIT_WARN_S:
+    serving = {row["queue"]: row for row in statements.doctor.serving(conn, stale_s=stale_s)}
+    for row in statements.queues.count_jobs(conn, window=0.0):
+        queue, live = row["queue"], serving.get(row["queue"])
+        if (row["ready_s"] or 0.0) <= WAIT_WARN_S or (live and live["taking"]):
             continue
-        if row["alive"]:
+        text = f"{queue}: {display.counted(row['ready'], 'due job')}"
+        if live:
             turn_on = f"queue-worker-control --queue={queue} --on"
             wrong.append((f"{text}, its workers take none", turn_on))
         else:
@@ -511,7 +551,9 @@ def queues(conn: db.Connection) -> Iterable[Finding]:
     return _each("queues", "every queue with due jobs has a live worker", wrong)
 
 
+@_check("versions", WARNING)
 def versions(conn: db.Connection) -> Iterable[Finding]:
+    """Is there a live worker for each version that due jobs need?"""
     stale_s = config.STALE_WORKER_AFTER_S.read()
     wrong: list[tuple[str, str]] = []
     for row in statements.doctor.missing_versions(conn, stale_s=stale_s, listed=SHOWN_BAD):
@@ -524,29 +566,32 @@ def versions(conn: db.Connection) -> Iterable[Finding]:
     return _each("versions", ok, wrong)
 
 
+@_check("lock keys", WARNING)
 def lock_keys(conn: db.Connection) -> Iterable[Finding]:
+    """Has each lock key stayed with a queue that a worker serves?"""
     remedy = (
         "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
         "paused, or `queue-workflows jobs cancel --queue {0}`"
     )
-    stale_s = config.STALE_WORKER_AFTER_S.read()
-    count = statements.unserved_jobs.count_by_queue
-    rows = count(conn, stale_s=stale_s, most=admission.MOST_COUNTED)
     wrong = [
         (waiting_reasons.passed_over_text(row), remedy.format(shlex.quote(row["queue"])))
-        for row in rows
+        for row in waiting_reasons.passed_over(conn, statements.queues.count_jobs(conn, window=0.0))
     ]
     return _each("lock keys", "none passed over a queue whose jobs no worker takes", wrong)
 
 
+@_check("schedules", WARNING)
 def schedules(conn: db.Connection) -> Iterable[Finding]:
+    """Does each schedule fire in time and without an error?"""
     remedy = "`queue-workflows schedules list` has all of it"
     rows = schedule_api.troubled(conn=conn)
     wrong = [(f"{row['name']}: {schedule_api.problem(row)}", remedy) for row in rows]
     return _each("schedules", "none fails, is overdue, or was missed", wrong)
 
 
+@_check("alerts", WARNING)
 def alerts(conn: db.Connection) -> Finding:
+    """Is each failure sent within {ALERT_WARN_S:g} s?"""
     found = statements.doctor.alerts(conn)
     if not found["n"] or found["wait_s"] <= ALERT_WARN_S:
         return Finding("alerts", OK, f"no failure waits for over {display.duration(ALERT_WARN_S)}")
@@ -562,8 +607,16 @@ def alerts(conn: db.Connection) -> Finding:
     return Finding("alerts", WARNING, f"{text}: no scheduler sends them", remedy)
 
 
+@_check("workers", WARNING)
 def workers(conn: db.Connection) -> Iterable[Finding]:
-    gone = statements.doctor.dead_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+    """Does each worker with jobs send heartbeats?"""
+    rows = statements.workers.flagged(conn, host=None)
+    have_jobs = {row["worker_id"] for row in statements.overview.claims_in_flight(conn)}
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    for worker in statements.workers.list(conn, stale_s=stale_s):
+        if worker["state"] == "dead" and worker["worker_id"] in have_jobs:
+            rows.append(worker)
+    gone = sorted({f"{row['host_label']} {row['queue']}" for row in rows})
     text = f"silent while holding jobs: {', '.join(gone)}"
     wrong = [(text, "restart them; their leases give the jobs back")] if gone else []
     return _each("workers", "none is flagged dead", wrong)
@@ -572,8 +625,9 @@ def workers(conn: db.Connection) -> Iterable[Finding]:
 # --- tables that are updated often -------------------------------------------------------------
 
 
+@_check("dead rows", WARNING)
 def dead_rows(conn: db.Connection) -> Finding:
-    """Report tables that autovacuum leaves bloated, and those for which it is off."""
+    """Does autovacuum keep dead rows under {DEAD_ROWS_WARN:,}, or under half of a table?"""
     rows = statements.doctor.table_statistics(conn, tables=HOT_TABLES)
     bloated = [
         f"{row['name']} ({row['dead']} dead, {row['live']} live)"
@@ -590,15 +644,19 @@ def dead_rows(conn: db.Connection) -> Finding:
     return Finding("dead rows", OK, f"{sum(row['dead'] for row in rows)} in all")
 
 
+@_check("renewals", WARNING)
 def renewals(conn: db.Connection) -> Finding:
-    """Report renewals that are no HOT updates, and the indexes that make them so."""
+    """Are renewals HOT updates, which no index slows down?"""
     found = statements.doctor.table_statistics(conn, tables=HOT_TABLES)
     rows = [row for row in found if row["name"] in RENEWED]
     used = [row for row in rows if row["updates"]]
     shares = ", ".join(f"{row['name']} {row['hot'] / row['updates']:.0%}" for row in used)
     text = f"HOT updates: {shares or 'no updates yet'}"
     cold = [row["name"] for row in rows if _are_cold(row)]
-    if named := indexes_on_renewed(conn):
+    pairs = [(table, column) for table, columns in RENEWED.items() for column in columns]
+    tables, columns = [table for table, _ in pairs], [column for _, column in pairs]
+    # They keep renewals from being HOT updates.
+    if named := statements.doctor.indexes_on_renewed(conn, tables=tables, columns=columns):
         text = f"renewals write what is indexed by {', '.join(named)}"
         return Finding("renewals", WARNING, text, "drop these indexes")
     if cold:
@@ -607,8 +665,9 @@ def renewals(conn: db.Connection) -> Finding:
     return Finding("renewals", OK, text)
 
 
+@_check("run inputs", OK)
 def run_inputs(conn: db.Connection) -> Finding:
-    """Report whether an index finds runs by their inputs, which only some apps need."""
+    """Are there few runs, or does an index find them by inputs?"""
     found = statements.doctor.input_index(conn)
     if found["is_there"]:
         return Finding("run inputs", OK, "an index finds runs by their inputs")
@@ -624,101 +683,3 @@ def _are_cold(row: dict[str, int]) -> bool:
     if str(row["name"]) == "workers":
         return row["hot"] < HOT_SHARE_WARN * row["updates"]
     return row["updates"] - row["hot"] > COLD_UPDATES_WARN * max(1, row["inserts"])
-
-
-CHECKS = (
-    Check("server", ERROR, "Is it PostgreSQL 14 or later, a primary and writable?", server),
-    Check(
-        "settings, fsync, full_page_writes, synchronous_commit, autovacuum",
-        ERROR,
-        "Are the settings on without which data is lost or the queue gets slower?",
-        settings,
-    ),
-    Check(
-        "clock",
-        WARNING,
-        f"Is the server's clock within {CLOCK_WARN_S:g} s of this machine's?",
-        clock,
-    ),
-    Check(
-        "listen",
-        ERROR,
-        "Does a notification come back, or is POLL_ONLY set? Is the queue of notifications less "
-        f"than {NOTIFY_QUEUE_WARN:.0%} full?",
-        listen,
-    ),
-    Check(
-        "transactions",
-        WARNING,
-        f"Is each transaction open for at most {TRANSACTION_WARN_S / 60:g} min, and idle for at "
-        f"most {IDLE_WARN_S:g} s?",
-        transactions,
-    ),
-    Check(
-        "connections",
-        ERROR,
-        f"Are less than {CONNECTIONS_WARN:.0%} of the connections in use? From "
-        f"{CONNECTIONS_ERROR:.0%} on it is an error.",
-        connections,
-    ),
-    Check(
-        "rights", ERROR, "Has this role the rights for its purpose, and no others?", rights, True
-    ),
-    Check("schema", ERROR, "Has the database the schema that this code needs?", schema),
-    Check("functions", ERROR, "Are functions and triggers as in this version?", functions),
-    Check(
-        "files, outputs, schema rights",
-        ERROR,
-        "Are runs of roles that only submit confined to folders? Can nodes of this machine write "
-        "theirs, and do all machines share them? May only some roles create functions there?",
-        files,
-    ),
-    Check(
-        "outbox",
-        ERROR,
-        f"Is each due event dispatched within {OUTBOX_WARN_S:g} s? Over {OUTBOX_ERROR_S:g} s is "
-        "an error.",
-        outbox,
-    ),
-    Check(
-        "runs",
-        ERROR,
-        f"Is each run started within {WAIT_WARN_S:g} s? Does something move each running one "
-        f"forward within {LAPSED_WARN_S:g} s?",
-        runs,
-    ),
-    Check(
-        "bad rows",
-        WARNING,
-        "Is each row readable and in range, so that it neither fails again and again nor is set "
-        f"aside? Of each table {EXAMINED:,} live rows are examined.",
-        bad_rows,
-    ),
-    Check("leases", ERROR, f"Is each lapsed lease taken back within {LAPSED_WARN_S:g} s?", leases),
-    Check(
-        "queues", WARNING, f"Has each job that is due for {WAIT_WARN_S:g} s a live worker?", queues
-    ),
-    Check(
-        "versions", WARNING, "Is there a live worker for each version that due jobs need?", versions
-    ),
-    Check(
-        "lock keys",
-        WARNING,
-        "Has each lock key stayed with a queue that a worker serves?",
-        lock_keys,
-    ),
-    Check("schedules", WARNING, "Does each schedule fire in time and without an error?", schedules),
-    Check("alerts", WARNING, f"Is each failure sent within {ALERT_WARN_S:g} s?", alerts),
-    Check("workers", WARNING, "Does each worker with jobs send heartbeats?", workers),
-    Check(
-        "dead rows",
-        WARNING,
-        f"Does autovacuum keep dead rows under {DEAD_ROWS_WARN:,}, or under half of a table?",
-        dead_rows,
-    ),
-    Check("renewals", WARNING, "Are renewals HOT updates, which no index slows down?", renewals),
-    Check(
-        "run inputs", OK, "Are there few runs, or does an index find them by inputs?", run_inputs
-    ),
-)
-"""In the order of `doctor`. What follows `schema` needs the tables."""

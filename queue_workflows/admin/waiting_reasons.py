@@ -243,8 +243,22 @@ def unserved_text(queue: str) -> str:
     return f"its queue {queue} is served by no worker, so its lock key passed to others"
 
 
+def passed_over(conn: db.Connection, counts: list[Row]) -> list[Row]:
+    """Return each queue that no worker serves, with the number `n` of jobs whose lock keys passed.
+
+    `counts` are the rows of `queues.count_jobs`.
+    """
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    served = statements.unserved_jobs.served(conn, stale_s=stale_s)
+    return [
+        {"queue": row["queue"], "n": row["unserved"]}
+        for row in counts
+        if row["unserved"] and row["queue"] not in served
+    ]
+
+
 def passed_over_text(row: Row) -> str:
-    """Return what `unserved_jobs.count_by_queue` found of a queue, in one sentence."""
+    """Return a row of `passed_over` as a sentence."""
     jobs = display.counted(row["n"], "job")
     text = f"no worker takes the jobs of queue {row['queue']}, so the lock keys of {jobs} passed to"
     return display.line(f"{text} others", 500)

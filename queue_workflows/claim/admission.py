@@ -12,8 +12,6 @@ BATCH = 1_000
 """Jobs of a table that one transaction blocks, or lets wait for their keys again."""
 BATCHES = 3
 """Transactions of one sweep for each table and direction; the next sweep does the rest."""
-MOST_COUNTED = 10_000
-"""Blocked jobs of a queue and family that `unserved_jobs.count_by_queue` counts for people."""
 
 
 def _promotion(table: job_tables.JobTable) -> row_isolation.Duty:

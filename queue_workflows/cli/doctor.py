@@ -228,7 +228,7 @@ def audit(since: str = "24h", *, app: str | None) -> define.Shown:
         since_s = None if span is None else span.total_seconds()
         values = invariants.parameters(conn, since_s=since_s, limit=OFFENDERS + 1)
         found = [_invariant(conn, each, values) for each in invariants.INVARIANTS]
-        bad = checks.stuck_rows(conn, OFFENDERS) + checks.rows_out_of_range(conn, OFFENDERS)
+        bad = checks.found_bad(conn, OFFENDERS)
     rows = [row._asdict() for row in bad]
     report = {"database": database, "since": since, "invariants": found, "bad_rows": rows}
     is_bad = any(each["state"] in ("broken", "unfinished") for each in found)

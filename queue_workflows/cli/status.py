@@ -11,7 +11,7 @@ from queue_workflows import config, db, errors, schedules
 from queue_workflows import models as model_api
 from queue_workflows import workers as worker_api
 from queue_workflows.admin import waiting_reasons
-from queue_workflows.claim import admission, record
+from queue_workflows.claim import record
 from queue_workflows.cli import command, define, output, texts
 from queue_workflows.dag import confinement
 from queue_workflows.db import ledger, statements
@@ -59,10 +59,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         return found
     with db.transaction() as conn:
         own = statements.overview
-        # `blocked` jobs may not start yet; `n` and `oldest_s` leave them out.
-        counts = [
-            row for table in reversed(statements.JOB_TABLES) for row in own.queues[table](conn)
-        ]
+        counts = statements.queues.count_jobs(conn, window=0.0)
         found["runs"] = own.runs_by_status(conn)
         events = own.open_events(conn)
         found["orchestrator"] = {
@@ -74,10 +71,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         }
         found["switched_off"] = statements.workers.switched_off(conn)
         found["unassignable"] = statements.models.flagged(conn)
-        stale_s = config.STALE_WORKER_AFTER_S.read()
-        found["unserved"] = statements.unserved_jobs.count_by_queue(
-            conn, stale_s=stale_s, most=admission.MOST_COUNTED
-        )
+        found["unserved"] = waiting_reasons.passed_over(conn, counts)
         within_s = record.UNKNOWN_MAX_S
         found["unknown_nodes"] = statements.handback.waiting_unknown(conn, within_s=within_s)
         found["paused"] = statements.queues.paused(conn)
@@ -100,10 +94,11 @@ def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> lis
         for name in sorted(names)
     }  # fmt: skip
     for row in counts:
-        queue = queues[row["queue"]]
-        queue[row["state"]] = row["n"]
-        if row["state"] == "queued":
-            queue["not_due"], queue["oldest_s"] = row["blocked"], row["oldest_s"]
+        # Blocked jobs may not start yet.
+        queues[row["queue"]] |= {
+            "queued": row["ready"], "running": row["running"], "not_due": row["blocked"],
+            "oldest_s": row["ready_s"],
+        }  # fmt: skip
     for row in workers:
         queues[row["queue"]]["workers"] += row["state"] not in _NOT_SERVING
     return list(queues.values())

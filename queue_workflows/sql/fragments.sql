@@ -344,15 +344,6 @@ coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec
 -- The seconds since a time; an infinite one counts as the nearest that the server can subtract.
 extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
 
--- fragment: queues_of(jobs, line)
--- Walk from queue to queue of the jobs that can be claimed, however many they are.
-(SELECT queue::text FROM jobs WHERE queue_workflows_is_claimable(status, blocked_reason) ORDER BY jobs.queue LIMIT 1)
-UNION ALL
-SELECT (SELECT j.queue::text FROM jobs j
-         WHERE queue_workflows_is_claimable(j.status, j.blocked_reason) AND j.queue > q.queue
-         ORDER BY j.queue LIMIT 1)
-  FROM line q WHERE q.queue IS NOT NULL
-
 -- fragment: may_take()
 -- A sender of the app may take the failure.
 sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())

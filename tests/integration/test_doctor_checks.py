@@ -122,7 +122,7 @@ def test_a_connection_that_is_lost_on_the_way(
             other.execute("SELECT pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
         conn.execute("SELECT 1")
 
-    monkeypatch.setattr(statements.doctor, "outbox", killed)
+    monkeypatch.setattr(statements.overview, "open_events", killed)
     result = findings()
     assert wrong(result) == {"database": ERROR}
     assert "the connection was lost" in result["database"].text

@@ -89,7 +89,7 @@ READ = (
 )
 
 
-@pytest.mark.parametrize("name", ["doctor.stalled_runs", "audit.runs_advance", "runs.stalled"])
+@pytest.mark.parametrize("name", ["audit.runs_advance", "runs.stalled"])
 def test_runs_are_checked_by_their_own_rows_for_any_statistics(conn: Any, name: str) -> None:
     conn.execute(ONE_RUN_HAD_ALL)
     ids = [f"r{i}" for i in range(1, 501)]
@@ -98,6 +98,30 @@ def test_runs_are_checked_by_their_own_rows_for_any_statistics(conn: Any, name: 
         before = factories.one(conn, READ)
         conn.execute(named_statements.texts()[name], given)
         assert factories.one(conn, READ) - before < 10 * len(ids)
+
+
+FEW_LIVE_JOBS = """
+SET session_replication_role = replica;
+INSERT INTO ingest_jobs (id, task_name, queue, status, finished_at)
+SELECT i::text, 't', 'q', 'completed', now() FROM generate_series(1, 5000) i;
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, finished_at)
+SELECT 'r', i::text, 'm', 'cpu', 'completed', now() FROM generate_series(1, 5000) i;
+INSERT INTO ingest_jobs (id, task_name, queue, blocked_reason, available_at)
+VALUES ('a', 't', 'q', NULL, NULL), ('b', 't', 'q', 'not_due', '2100-01-01');
+INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue) VALUES ('r', 'n', 'm', 'cpu');
+SET session_replication_role = origin;
+ANALYZE ingest_jobs, workflow_node_jobs;
+"""
+
+
+def test_live_jobs_are_counted_without_reading_the_finished_ones(conn: Any) -> None:
+    conn.execute(FEW_LIVE_JOBS)
+    with conn.transaction():
+        before = factories.one(conn, READ)
+        counted = conn.execute(named_statements.texts()["queues.count_jobs"], {"window": 0.0})
+        found = [(row["queue"], row["ready"], row["blocked"]) for row in counted]
+        assert factories.one(conn, READ) - before < 100
+    assert found == [("cpu", 1, 0), ("q", 1, 1)]
 
 
 OLD_RUNS = """

@@ -1,6 +1,6 @@
--- The facts that `queue-workflows doctor` and `connect` check. All are cheap, and none needs a
--- right that a role for reading lacks. An infinite time counts as the nearest that the server can
--- subtract from now().
+-- The facts that `queue-workflows doctor` and `connect` check. None reads jobs that have ended, and
+-- none needs a right that a role for reading lacks. An infinite time counts as the nearest that the
+-- server can subtract from now().
 
 -- name: server row
 -- Return what answers: its version, whether it is a standby or read-only, and the role.
@@ -84,34 +84,6 @@ SELECT DISTINCT host_label
   FROM workers
  WHERE queue IN ('cpu', 'gpu') AND last_seen > now() - interval '1 day';
 
--- name: outbox one
--- Return the oldest open event that is due, and for how long it has been. No row: none is due.
-SELECT {age_s(greatest(created_at, available_at))} AS lag_s,
-       run_id, error
-  FROM workflow_dispatch_events
- WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())
- ORDER BY id
- LIMIT 1;
-
--- name: waiting_runs one
--- Return the run that has waited longest for its start, and whether others were started within
--- the last minute. No row: none waits.
-SELECT {age_s(queued_at)} AS wait_s,
-       id AS run_id,
-       EXISTS (SELECT FROM workflow_runs
-                WHERE status = 'running' AND mode = 'node'
-                  AND started_at BETWEEN now() - interval '60 seconds' AND now()) AS others
-  FROM workflow_runs
- WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
- ORDER BY queued_at
- LIMIT 1;
-
--- name: stalled_runs row
--- Return how many runs are running although nothing has moved them forward for `quiet_s`, and one
--- of them.
-SELECT count(*) AS n, min(run_id) AS run_id
-  FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, NULL);
-
 -- name: lapsed row
 -- Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
 SELECT count(*) AS n,
@@ -121,108 +93,44 @@ SELECT count(*) AS n,
         SELECT lease_expires_at FROM ingest_jobs WHERE status = 'running') running
  WHERE lease_expires_at < now();
 
--- name: unserved many
--- Return the queues that have due jobs and no live worker which takes them. `n` counts at most
--- `counted` jobs, `wait_s` is the age of the first in line, `alive` how many workers are there
--- and take none. A worker of 0.3.0 has a heartbeat only. Each step reads one index entry.
-WITH heads (queue, n, created_at) AS (
-    -- both:
-    SELECT q.queue,
-           (SELECT count(*)
-              FROM (SELECT FROM ingest_jobs j
-                     WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                     LIMIT %(counted)s) c),
-           coalesce((SELECT j.created_at FROM ingest_jobs j
-                      WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                        AND j.required_version IS NULL  -- nodes only
-                     {first(j)}),
-                    (SELECT j.created_at FROM ingest_jobs j
-                      WHERE j.queue = q.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                     {first(j)}))
-      FROM (WITH RECURSIVE line (queue) AS ({queues_of(ingest_jobs, line)}) SELECT queue FROM line) q
-     WHERE q.queue IS NOT NULL
-    -- end
-)
-SELECT h.queue, h.n,
-       {age_s(h.created_at)} AS wait_s,
-       (SELECT count(*)
-          FROM workers w
-         WHERE w.queue = h.queue AND w.state NOT IN ('stopped', 'dead')
-           AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second') AS alive
-  FROM heads h
- WHERE NOT EXISTS (
-       SELECT FROM workers w
-        WHERE w.queue = h.queue
-          AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused', 'draining')
-          AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second')
-   AND NOT EXISTS (
-       SELECT FROM worker_heartbeats b
-        WHERE b.queue = h.queue AND b.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
-          AND NOT EXISTS (
-              SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue))
- ORDER BY h.queue;
+-- name: serving many
+-- Return how many live workers each queue has (`alive`), and how many of them take jobs. A worker of 0.3.0 has a
+-- heartbeat only.
+SELECT queue, count(*) AS alive, count(*) FILTER (WHERE takes_jobs) AS taking
+  FROM (SELECT queue::text, state NOT IN ('parked', 'paused', 'draining') AS takes_jobs
+          FROM workers
+         WHERE state NOT IN ('stopped', 'dead') AND last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+         UNION ALL
+        SELECT b.queue::text, true
+          FROM worker_heartbeats b
+         WHERE b.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+           AND NOT EXISTS (
+               SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) w
+ GROUP BY queue;
 
 -- name: missing_versions many
 -- Return the versions of nodes that due jobs need and no live worker of their queue has, up to
--- `listed`, with up to three of these jobs and the age of the first. It steps from version to
--- version, 1,000 of each queue, however many jobs need one.
-SELECT q.queue, v.version,
+-- `listed`, with up to three of these jobs and the age of the oldest.
+WITH needed AS (
+    SELECT queue::text, required_version::text AS version, min(created_at) AS since
+      FROM workflow_node_jobs
+     WHERE required_version IS NOT NULL AND queue_workflows_is_claimable(status, blocked_reason)
+     GROUP BY 1, 2)
+SELECT n.queue, n.version, {age_s(n.since)} AS wait_s,
        ARRAY(SELECT j.id
                FROM workflow_node_jobs j
-              WHERE j.queue = q.queue AND j.required_version = v.version
+              WHERE j.queue = n.queue AND j.required_version = n.version
                 AND queue_workflows_is_claimable(j.status, j.blocked_reason)
               ORDER BY j.required_version, j.priority, j.seq
-              LIMIT 3) AS jobs,
-       (SELECT {age_s(j.created_at)}
-          FROM workflow_node_jobs j
-         WHERE j.queue = q.queue AND j.required_version = v.version
-           AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-         ORDER BY j.required_version, j.priority, j.seq
-         LIMIT 1) AS wait_s
-  FROM (VALUES ('cpu'), ('gpu')) AS q (queue)
- CROSS JOIN LATERAL (
-       WITH RECURSIVE needed (version, n) AS (
-           (SELECT j.required_version::text, 1
-              FROM workflow_node_jobs j
-             WHERE j.queue = q.queue AND j.required_version IS NOT NULL
-               AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-             ORDER BY j.required_version
-             LIMIT 1)
-           UNION ALL
-           SELECT f.*
-             FROM needed
-            CROSS JOIN LATERAL (
-                  SELECT j.required_version::text, needed.n + 1
-                    FROM workflow_node_jobs j
-                   WHERE j.queue = q.queue AND j.required_version > needed.version
-                     AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                   ORDER BY j.required_version
-                   LIMIT 1) f
-            WHERE needed.n < 1000)
-       SELECT version FROM needed) AS v
+              LIMIT 3) AS jobs
+  FROM needed n
  WHERE NOT EXISTS (
        SELECT FROM workers w
-        WHERE w.queue = q.queue AND w.state NOT IN ('stopped', 'dead')
+        WHERE w.queue = n.queue AND w.state NOT IN ('stopped', 'dead')
           AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
-          AND w.detail #> '{claim,versions}' @> to_jsonb(v.version))
+          AND w.detail #> '{claim,versions}' @> to_jsonb(n.version))
  ORDER BY 1, 2
  LIMIT %(listed)s;
-
--- name: dead_workers column
--- Return `host queue` of the heartbeats that are flagged dead, and of the workers that have been
--- silent for `stale_s` seconds and have a running job.
-SELECT host_label || ' ' || queue AS who
-  FROM worker_heartbeats
- WHERE last_flagged_dead_at IS NOT NULL
-UNION
-SELECT host_label || ' ' || queue
-  FROM workers w
- WHERE state <> 'stopped' AND last_seen < now() - %(stale_s)s::float8 * interval '1 second'
-   AND (EXISTS (SELECT FROM workflow_node_jobs j
-                 WHERE j.worker_id = w.worker_id AND j.status = 'running')
-        OR EXISTS (SELECT FROM ingest_jobs j
-                    WHERE j.worker_id = w.worker_id AND j.status = 'running'))
- ORDER BY 1;
 
 -- name: alerts row
 -- Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
@@ -244,7 +152,7 @@ SELECT s.relname::text AS name, s.n_dead_tup AS dead, s.n_live_tup AS live,
   JOIN pg_class c ON c.oid = s.relid
  ORDER BY s.relname;
 
--- name: indexes_on_renewed many
+-- name: indexes_on_renewed column
 -- Return the indexes over one of these columns, each given with its table.
 SELECT DISTINCT i.indexrelid::regclass::text AS name
   FROM unnest(%(tables)s::text[], %(columns)s::text[]) AS renewed (table_name, column_name)

@@ -196,24 +196,6 @@ SELECT detail ->> 'by' = 'timeout' AS found
  ORDER BY created_at DESC, id DESC
  LIMIT 1;
 
--- name: queues many
--- tables: ingest_jobs workflow_node_jobs
--- Count the queued and the running jobs of each queue. `blocked` jobs may not start yet.
-SELECT queue, 'queued' AS state,
-       count(*) FILTER (WHERE blocked_reason IS NULL) AS n,
-       count(*) FILTER (WHERE blocked_reason IS NOT NULL) AS blocked,
-       extract(epoch FROM now())::float8
-       - extract(epoch FROM min(created_at) FILTER (WHERE blocked_reason IS NULL))::float8
-       AS oldest_s
-  FROM ingest_jobs
- WHERE status = 'queued'
- GROUP BY queue
-UNION ALL
-SELECT queue, 'running', count(*), 0, NULL
-  FROM ingest_jobs
- WHERE status = 'running'
- GROUP BY queue;
-
 -- name: listed_nodes many
 -- Return the first nodes of a queue that have this status, in the order of the claim.
 SELECT *
@@ -235,14 +217,16 @@ SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts
   FROM (SELECT status::text, count(*) AS n FROM workflow_runs GROUP BY 1) c;
 
 -- name: open_events row
--- Count the outbox events that are not dispatched. `lag_s` is the age of the oldest that is due.
-SELECT count(*) AS n,
-       coalesce(extract(epoch FROM now())::float8
-                - extract(epoch FROM min(created_at)
-                    FILTER (WHERE available_at IS NULL OR available_at <= now()))::float8, 0)
-       AS lag_s
-  FROM workflow_dispatch_events
- WHERE processed_at IS NULL;
+-- Count the outbox events that are not dispatched, and return for how long the oldest that is due
+-- has been, with its run and error.
+SELECT (SELECT count(*) FROM workflow_dispatch_events WHERE processed_at IS NULL) AS n,
+       coalesce(o.lag_s, 0) AS lag_s, o.run_id, o.error
+  FROM (SELECT) AS one
+  LEFT JOIN (
+       SELECT {age_s(greatest(created_at, available_at))} AS lag_s, run_id, error
+         FROM workflow_dispatch_events
+        WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())
+        ORDER BY id LIMIT 1) o ON true;
 
 -- name: open_answers value
 -- Count the answers that are not taken yet.
@@ -259,8 +243,11 @@ SELECT count(*) AS n
 
 -- name: late_runs many
 -- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
--- start.
-SELECT id
+-- start, each with its wait, and whether others were started within the last minute.
+SELECT id, {age_s(queued_at)} AS wait_s,
+       EXISTS (SELECT FROM workflow_runs
+                WHERE status = 'running' AND mode = 'node'
+                  AND started_at BETWEEN now() - interval '60 seconds' AND now()) AS others
   FROM workflow_runs
  WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
    AND queued_at < now() - %(patience_s)s::float8 * interval '1 second'

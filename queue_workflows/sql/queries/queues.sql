@@ -118,29 +118,43 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
                   AND queue_workflows_is_claimable(status, blocked_reason)) AS found;
 
 -- name: count_jobs many
--- tables: ingest_jobs workflow_node_jobs
--- Count the jobs of each queue that are queued or running, by what keeps them; `oldest_s` is
--- the age of the oldest that is due, `fresh` counts those queued within the last `window`
--- seconds. Reads every such job.
-SELECT j.queue::text, count(*) FILTER (WHERE j.status = 'running') AS running,
-       count(*) FILTER (WHERE queue_workflows_is_claimable(j.status, j.blocked_reason)) AS ready,
-       count(*) FILTER (WHERE j.blocked_reason = 'limited') AS limited,
-       count(*) FILTER (WHERE j.blocked_reason IN ('locked', 'unserved')) AS locked,
-       count(*) FILTER (WHERE j.blocked_reason = 'not_due') AS not_due,
-       extract(epoch FROM now())::float8 - extract(epoch FROM min(j.created_at) FILTER (
-           WHERE j.status = 'queued' AND j.blocked_reason IS DISTINCT FROM 'not_due'))::float8
-           AS oldest_s,
-       count(*) FILTER (WHERE j.status = 'queued'
-           AND j.created_at > now() - %(window)s * interval '1 second') AS fresh
-  FROM ingest_jobs j
- WHERE j.status IN ('queued', 'running')
- GROUP BY 1;
+-- Count the jobs of each queue that are queued or running, by what keeps them (`blocked`: all that something keeps);
+-- `oldest_s` is the age of the oldest that is due, `ready_s` of the oldest that nothing keeps, and `fresh` counts those
+-- queued within the last `window` seconds. Reads every such job, and no other: the three conditions are those of indexes.
+SELECT c.queue,
+       coalesce(sum(c.n) FILTER (WHERE c.why = 'running'), 0)::bigint AS running,
+       coalesce(sum(c.n) FILTER (WHERE c.why = 'ready'), 0)::bigint AS ready,
+       coalesce(sum(c.n) FILTER (WHERE c.why NOT IN ('running', 'ready')), 0)::bigint AS blocked,
+       coalesce(sum(c.n) FILTER (WHERE c.why = 'limited'), 0)::bigint AS limited,
+       coalesce(sum(c.n) FILTER (WHERE c.why IN ('locked', 'unserved')), 0)::bigint AS locked,
+       coalesce(sum(c.n) FILTER (WHERE c.why = 'unserved'), 0)::bigint AS unserved,
+       coalesce(sum(c.n) FILTER (WHERE c.why = 'not_due'), 0)::bigint AS not_due,
+       extract(epoch FROM now())::float8 - extract(epoch FROM min(c.since) FILTER (
+           WHERE c.why NOT IN ('running', 'not_due')))::float8 AS oldest_s,
+       extract(epoch FROM now())::float8
+       - extract(epoch FROM min(c.since) FILTER (WHERE c.why = 'ready'))::float8 AS ready_s,
+       sum(c.fresh)::bigint AS fresh
+  FROM (
+    -- both:
+    SELECT j.queue::text,
+           CASE j.status WHEN 'running' THEN 'running' ELSE coalesce(j.blocked_reason, 'ready') END AS why,
+           count(*) AS n, min(j.created_at) AS since,
+           count(*) FILTER (WHERE j.status = 'queued'
+               AND j.created_at > now() - %(window)s * interval '1 second') AS fresh
+      FROM ingest_jobs j
+     WHERE j.status = 'queued' AND j.blocked_reason IS NULL
+        OR j.status = 'queued' AND j.blocked_reason IS NOT NULL
+        OR j.status = 'running'
+     GROUP BY 1, 2
+    -- end
+  ) c
+ GROUP BY c.queue ORDER BY c.queue;
 
 -- name: count_events many
--- tables: ingest_jobs workflow_node_jobs
 -- Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
 -- `window` seconds, by their events. A job that came in and is queued still has no event:
 -- count_jobs has it.
+-- both:
 SELECT e.queue,
        count(DISTINCT e.job_id) FILTER (
            WHERE j.created_at > now() - %(window)s * interval '1 second'
@@ -149,7 +163,9 @@ SELECT e.queue,
   FROM ingest_job_events e
   LEFT JOIN ingest_jobs j ON j.id = e.job_id
  WHERE e.created_at > now() - %(window)s * interval '1 second' AND e.queue IS NOT NULL
- GROUP BY 1;
+ GROUP BY 1
+-- end
+ ORDER BY 1;
 
 -- name: use row
 -- Return how many jobs of an ingest queue run, and in how many seconds its rate allows the

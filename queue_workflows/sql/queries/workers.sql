@@ -160,14 +160,14 @@ SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_a
  ORDER BY c.host_label, c.queue;
 
 -- name: flagged many
--- Return the queues of a host whose heartbeats are flagged as dead and that are not switched
--- off.
-SELECT h.queue, h.last_flagged_dead_at AS flagged_at,
+-- Return the queues of a host, or (NULL) of all hosts, whose heartbeats are flagged as dead and
+-- that are not switched off.
+SELECT h.host_label, h.queue, h.last_flagged_dead_at AS flagged_at,
        extract(epoch FROM now())::float8 - extract(epoch FROM h.last_seen)::float8 AS age_s
   FROM worker_heartbeats h
- WHERE h.host_label = %(host)s AND h.last_flagged_dead_at IS NOT NULL
+ WHERE (%(host)s::text IS NULL OR h.host_label = %(host)s) AND h.last_flagged_dead_at IS NOT NULL
    AND queue_workflows_off_policy(h.host_label, h.queue) IS NULL
- ORDER BY h.queue;
+ ORDER BY h.host_label, h.queue;
 
 -- name: count_heartbeats many
 -- Count the heartbeats of each queue that are younger than `live_s` seconds.
