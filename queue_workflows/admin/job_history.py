@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from queue_workflows import db, errors
 from queue_workflows.admin import attempt_history, item_nodes, stored_graph
@@ -30,12 +31,14 @@ def of_run(
     if row is None:
         return None
     totals = statements.history_rows.node_totals(conn, run_id=run_id)
-    return _of_row(conn, row, totals, nodes=nodes, logs=logs)
+    definition = statements.runs.definition(conn, run_id=run_id)
+    return _of_row(conn, row, definition, totals, nodes=nodes, logs=logs)
 
 
 def _of_row(
-    conn: db.Connection, row: Row, totals: Row, *, nodes: Sequence[str] | None, logs: bool | None
-) -> JsonDict:
+    conn: db.Connection, row: Row, definition: Any, totals: Row, *, nodes: Sequence[str] | None,
+    logs: bool | None,
+) -> JsonDict:  # fmt: skip
     """Return the result of `of_run`, given the run's row and the number of its nodes."""
     run_id, counts = row["id"], totals["counts"]
     wanted = None if nodes is None else [*nodes]
@@ -44,7 +47,6 @@ def _of_row(
     wanted_logs = len(jobs) <= LOGS_MAX if logs is None else logs
     ids = [job["id"] for job in jobs] if wanted_logs else []
     stored = statements.logs.of_jobs(conn, jobs=list(ids), table=job_tables.NODE_JOBS.name)
-    definition = row.pop("definition")
     graph = stored_graph.graph_nodes(definition)
     read_at = row.pop("read_at")
     by_node, by_job = _by(events, "node_id"), _by(stored, "job_id")
@@ -108,7 +110,8 @@ def page_of_run(
     row = statements.history_rows.run(conn, run_id=run_id)
     if row is None:
         return None
-    graph = [*stored_graph.graph_nodes(row["definition"])]
+    definition = statements.runs.definition(conn, run_id=run_id)
+    graph = [*stored_graph.graph_nodes(definition)]
     begin, behind = 0, ""
     if after in graph:
         begin = graph.index(after) + 1
@@ -129,7 +132,7 @@ def page_of_run(
     totals = statements.history_rows.node_totals(conn, run_id=run_id)
     size = max(len(graph), sum(totals["counts"].values()))
     wanted_logs = min(size, limit) <= LOGS_MAX if logs is None else logs
-    found = _of_row(conn, row, totals, nodes=chosen, logs=wanted_logs)
+    found = _of_row(conn, row, definition, totals, nodes=chosen, logs=wanted_logs)
     by_id = {node["node_id"]: node for node in found["nodes"]}
     found["nodes"] = [by_id[name] for name in chosen if name in by_id]
     found["next"] = chosen[-1] if len(names) > limit else None
@@ -182,7 +185,7 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     if job is None:
         return _ingest_job(conn, job_id)
     run = statements.history_rows.run(conn, run_id=job["run_id"])
-    graph = stored_graph.graph_nodes(run["definition"] if run else None)
+    graph = stored_graph.graph_nodes(statements.runs.definition(conn, run_id=job["run_id"]))
     events = statements.history_rows.node_events(conn, run_id=job["run_id"], nodes=[job["node_id"]])
     logs = statements.logs.of_jobs(conn, jobs=[job_id], table=job_tables.NODE_JOBS.name)
     made = _node(job, graph, run["queued_at"] if run else None, events, logs)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from queue_workflows import db, errors, history, runs, streams
 from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
-from queue_workflows.cli import answer, output, report, run_views, texts
+from queue_workflows.cli import answer, output, run_views, texts
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, JsonDict, Row
@@ -131,8 +131,8 @@ class _RunOutput(_Output):
             with contextlib.suppress(OverflowError):  # not before Python's first time
                 self._since = updated_at - _MARGIN
         names = {job["job_id"]: job["node_id"] for job in jobs if job["queue"] not in without}
-        for at in range(0, len(names), report.AT_ONCE):
-            some = [*names][at : at + report.AT_ONCE]
+        for at in range(0, len(names), run_views.AT_ONCE):
+            some = [*names][at : at + run_views.AT_ONCE]
             with db.transaction() as conn:
                 logs = statements.logs.of_jobs(conn, jobs=some, table=job_tables.NODE_JOBS.name)
             for log in sorted(logs, key=lambda log: (some.index(log["job_id"]), log["claim_no"])):
@@ -270,12 +270,12 @@ def exit_code(seen: run_views.RunSnapshot | None) -> int:
 
 def finish(seen: run_views.RunSnapshot, *, as_json: bool, debug: bool = False) -> int:
     """Report how the run ended, and its errors; return the exit code. `debug`: whole tracebacks."""
-    found = report.collect(seen)
+    found = run_views.summary(seen.run["id"])
     if as_json:
         output.dump(found)
     else:
-        report.show(found)
-        report.show_traces(found, whole=debug)
+        run_views.print_summary(found)
+        run_views.show_traces(found, whole=debug)
     return exit_code(seen)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from queue_workflows import db, errors, history
 from queue_workflows.admin import item_nodes, job_history
-from queue_workflows.cli import command, define, ids, output, report, texts
+from queue_workflows.cli import command, define, ids, output, run_views, texts
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point
@@ -131,7 +131,7 @@ def _paged(run_id: str, logs: bool | None) -> JsonDict | None:
 
 def print_out(shown: JsonDict, *, full: bool, chosen: bool = False) -> None:
     """Print what `collect` returned as a page cut to the terminal, unless `full`."""
-    page = report.Page(full=full)
+    page = run_views.Page(full=full)
     if shown["kind"] == "run":
         page.run(shown, chosen=chosen)
     else:
@@ -144,7 +144,7 @@ def _follow(
 ) -> int:  # fmt: skip
     """Follow a run or job to its end, and print or dump it; return the exit code."""
     say = command.print_message if as_json else output.echo_now
-    from queue_workflows.cli import follow, run_views
+    from queue_workflows.cli import follow
 
     text = command.STOPS_VIEW.format(f"the {'run' if kind == 'run' else 'job'}")
     with command.until_stopped(lambda: text) as stop:
@@ -167,7 +167,7 @@ def _follow(
     if as_json:
         output.dump(ended)
     else:
-        report.Page(full=full).end(ended)
+        run_views.Page(full=full).end(ended)
     return 0 if ended["status"] in texts.DONE else 1
 
 

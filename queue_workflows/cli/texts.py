@@ -194,18 +194,12 @@ def event_text(event: JsonDict) -> str:
 # --- a run -------------------------------------------------------------------------------------
 
 
-def run_parts(run: JsonDict, done: int, total: int, limit: int | None = display.LIMIT) -> list[str]:
-    """Return the parts of `run ID (workflow): running, 3/10 nodes, 1.2 s: error`.
-
-    A line may break between two of them. `limit`: that of a value.
-    """
-    name, status = output.line(run["workflow_name"], limit), output.line(run["status"])
+def run_text(run: JsonDict, done: int, total: int, limit: int | None = display.LIMIT) -> str:
+    """Return `run ID (workflow): running, 3/10 nodes, 1.2 s: error`; `limit`: of each value."""
     nodes = f" {done}/{total} nodes," if total else ""
-    state = f"{status},{nodes} {output.seconds(run['elapsed_s'])}"
-    parts = [f"run {output.line(run['id'], limit)}", f"({name}):"]
-    if not run["error"]:
-        return [*parts, state]
-    return [*parts, f"{state}:", output.line(run["error"], limit)]
+    state = f"{output.line(run['status'])},{nodes} {output.seconds(run['elapsed_s'])}"
+    name = f"run {output.line(run['id'], limit)} ({output.line(run['workflow_name'], limit)})"
+    return f"{name}: {state}" + (f": {output.line(run['error'], limit)}" if run["error"] else "")
 
 
 def map_texts(found: JsonDict) -> list[str]:

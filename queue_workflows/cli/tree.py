@@ -8,9 +8,10 @@ import sys
 from collections.abc import Generator
 from typing import TextIO, cast
 
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from queue_workflows.cli import output, run_views, texts
@@ -29,6 +30,7 @@ _OTHER = ("dim", "·", ".")
 _BAR = 20
 _BAR_FROM = 70
 _NAME_LEAST, _NAME_MOST = 10, 40
+_BEFORE_NAME = 4
 _RESERVED = 6
 
 
@@ -44,6 +46,7 @@ class Tree(run_views.View):
         self._last: RenderableType = ""
         self._live = self._new_live()
         self._unicode = (console.encoding or "").lower().startswith("utf")
+        self._cut: OverflowMethod = "ellipsis" if self._unicode else "crop"
         self._moved: list[logging.StreamHandler[TextIO]] = []
         self._stderr = sys.stderr
 
@@ -84,9 +87,8 @@ class Tree(run_views.View):
 
     def render(self, picture: run_views.RunSnapshot) -> RenderableType:
         """Return the whole picture, no higher and no wider than the terminal."""
-        width = self._console.size.width
-        lines = _heading(picture, width)
-        room = self._console.size.height - _RESERVED - len(picture.steps)
+        width, height = self._console.size
+        room = height - _RESERVED - len(picture.steps)
         shown: dict[str, list[tuple[str, Row]]] = {}
         for node in picture.nodes:
             step, own = run_views.own_name(node["node_id"])
@@ -94,43 +96,21 @@ class Tree(run_views.View):
             if wanted and own and room > 0:
                 shown.setdefault(step, []).append((own, node))
                 room -= 1
-        lengths = [cell_len(output.line(step.name)) for step in picture.steps]
-        lengths += [2 + cell_len(output.line(own)) for nodes in shown.values() for own, _ in nodes]
         # A node's state matters more than the end of its name, and both more than a bar.
-        column = min(max(lengths, default=0), _NAME_MOST, max(_NAME_LEAST, width // 3))
-        space = Text(" " * (_BAR + 2) if width >= _BAR_FROM else "")
+        column = min(_NAME_MOST, max(_NAME_LEAST, width // 3))
+        grid, has_bars = Table.grid(padding=(0, 2)), width >= _BAR_FROM
+        grid.add_column(no_wrap=True, overflow=self._cut, max_width=_BEFORE_NAME + column)
+
+        def add(state: str, indent: str, name: str, words: str, bar: RenderableType = "") -> None:
+            style, *signs = _LOOKS.get(state, _OTHER)
+            sign = (signs[not self._unicode], style)
+            first = Text.assemble(indent, sign, f" {output.line(name)}")
+            last = Text(words, style=style, no_wrap=True, overflow=self._cut)
+            grid.add_row(*((first, bar, last) if has_bars else (first, last)))
+
         for step in picture.steps:
-            bar = space
-            if width >= _BAR_FROM and step.total > 1:
-                filled = _BAR * step.done // step.total
-                full, empty = ("━", "─") if self._unicode else ("#", "-")
-                bar = Text(full * filled, style="green")
-                bar.append(empty * (_BAR - filled) + "  ", style="dim")
-            lines.append(self._line(step.state, "", step.name, column, bar, step.text))
+            bar = ProgressBar(step.total, step.done, _BAR, style="dim", complete_style="green")
+            add(step.state, "  ", step.name, step.text, bar if step.total > 1 else "")
             for own, node in sorted(shown.get(step.name, ()), key=lambda one: one[1]["node_id"]):
-                text = texts.node_text(node)
-                lines.append(self._line(node["status"], "  ", own, column, space, text))
-        return Group(*lines)
-
-    def _line(self, state: str, indent: str, name: str, column: int, bar: Text, words: str) -> Text:
-        """Return sign, name in its column, bar and words, cut at the terminal's width."""
-        style, *signs = _LOOKS.get(state, _OTHER)
-        text = Text(no_wrap=True, overflow="ellipsis")
-        text.append(f"  {indent}{signs[not self._unicode]} ", style=style)
-        room = column - len(indent)
-        shown = output.line(name)
-        if cell_len(shown) > room:
-            shown = set_cell_size(shown, room - 1) + ("…" if self._unicode else "~")
-        text.append(set_cell_size(shown, room) + "  ")
-        return text.append_text(bar).append(words, style=style)
-
-
-def _heading(picture: run_views.RunSnapshot, width: int) -> list[Text]:
-    """Return the heading on as many lines as it needs; too long values are cut."""
-    lines: list[str] = []
-    for part in picture.heading:
-        if lines and cell_len(f"{lines[-1]} {part}") <= width:
-            lines[-1] += f" {part}"
-        else:
-            lines.append(part)
-    return [Text(line, style="bold", no_wrap=True, overflow="ellipsis") for line in lines]
+                add(node["status"], "    ", own, texts.node_text(node))
+        return Group(Text(picture.heading, style="bold", overflow=self._cut), grid)

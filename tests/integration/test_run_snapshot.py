@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, dispatcher, errors, node_queue, run_store
-from queue_workflows.cli import report, run_views, texts
+from queue_workflows.cli import run_views, texts
 from tests.support import flow
 
 
@@ -118,25 +118,27 @@ def test_a_deleted_run_ends_the_reading(reader) -> None:  # type: ignore[no-unty
         reading.read()
 
 
-def test_a_summary_has_the_workers_of_a_run_and_their_times(reader) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.usefixtures("db")
+def test_a_summary_has_the_workers_of_a_run_and_their_times() -> None:
     run_id = started(2)
     job = node_queue.claim_next_cpu_job(host="box")
     assert job
     node_queue.mark_completed(job["id"], context_delta={}, seconds=2.5)
-    found = report.collect(reader(run_id).read())
+    found = run_views.summary(run_id)
     assert found["longest_chain"] == {"nodes": ["work/n0", "ask"], "seconds": 2.5}
     assert found["nodes"] == {"completed": 1, "queued": 1}
     assert found["workers"] == [], "an operator completed it"
 
 
-def test_the_longest_chain_of_a_very_large_run_is_not_sought(  # type: ignore[no-untyped-def]
-    reader, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("db")
+def test_the_longest_chain_of_a_very_large_run_is_not_sought(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_id = started(2)
     job = node_queue.claim_next_cpu_job(host="box")
     assert job
     node_queue.mark_completed(job["id"], context_delta={}, seconds=2.5)
-    monkeypatch.setattr(report, "CHAIN_MAX", 2)
-    found = report.collect(reader(run_id).read())
+    monkeypatch.setattr(run_views, "CHAIN_MAX", 2)
+    found = run_views.summary(run_id)
     assert (found["nodes_total"], found["nodes"]) == (3, {"completed": 1, "queued": 1})
     assert found["longest_chain"] == {"nodes": [], "seconds": 0}

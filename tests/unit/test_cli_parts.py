@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from queue_workflows import errors
-from queue_workflows.cli import answer, report, run_views, runs, texts, tree
+from queue_workflows.cli import answer, run_views, runs, texts, tree
 from queue_workflows.cli.run_views import RunSnapshot, Step
-from queue_workflows.dag import graph
 from queue_workflows.runtime import signals
 from tests.support import tabled
 
@@ -345,43 +344,35 @@ ValueError: secret line 7""".splitlines()
 
 
 def test_a_traceback_starts_with_the_apps_first_frame() -> None:
-    assert report.app_frames(TRACE) == TRACE[3:]
-    assert report.app_frames(TRACE[:3] + TRACE[-1:]) == []
+    assert run_views.app_frames(TRACE) == TRACE[3:]
+    assert run_views.app_frames(TRACE[:3] + TRACE[-1:]) == []
     demo = TRACE[1].replace("node_executor", "demo/workflow")
-    assert report.app_frames([TRACE[0], demo])[0] == demo
+    assert run_views.app_frames([TRACE[0], demo])[0] == demo
 
 
 def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[str]) -> None:
     trace = [*TRACE[:4], *("    pad\x1b[31m" for _ in range(40)), *TRACE[4:]]
     failed = [{"node_id": "s/n", "error": "e", "traceback": "\n".join(trace)}]
     failed.append({"node_id": "s/m", "error": "e", "traceback": None})
-    report.show_traces({"failed": failed}, whole=False)
+    run_views.show_traces({"failed": failed}, whole=False)
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert said.out == ""
     assert lines[0] == "traceback of s/n (all of it: --debug):"
-    assert len(lines) == 1 + report.TRACE_LINES
+    assert len(lines) == 1 + run_views.TRACE_LINES
     assert lines[-1] == "ValueError: secret line 7"
     assert "\x1b" not in said.err
-    report.show_traces({"failed": failed}, whole=True)
+    run_views.show_traces({"failed": failed}, whole=True)
     assert TRACE[1] in capsys.readouterr().err.splitlines()
 
 
 # --- the longest chain -------------------------------------------------------------------------
 
 
-def a_graph(**deps: list[str]) -> graph.Graph:
-    return graph.Graph(
-        {
-            name: graph.Node(name, "m", "cpu", None, tuple(before), {}, None, None, None)
-            for name, before in deps.items()
-        }
-    )
-
-
 def test_the_longest_chain_is_by_time_not_by_number() -> None:
-    walk = a_graph(a=[], b=["a"], c=["b"], slow=["a"], end=["c", "slow"], other=[])
+    walk = {"a": [], "b": ["a"], "c": ["b"], "slow": ["a"], "end": ["c", "slow"], "other": []}
     seconds = {"a": 1.0, "b": 1.0, "c": 1.0, "slow": 5.0, "end": 1.0, "other": 6.5}
-    assert report.longest_chain(walk, seconds) == ["a", "slow", "end"]
-    assert report.longest_chain(walk, seconds | {"slow": 0.5}) == ["other"]
-    assert report.longest_chain(a_graph(), {}) == []
+    assert run_views.longest_chain(walk, seconds) == ["a", "slow", "end"]
+    assert run_views.longest_chain(walk, seconds | {"slow": 0.5}) == ["other"]
+    assert run_views.longest_chain({}, {}) == []
+    assert run_views.longest_chain(walk | {"a": ["end"]}, seconds) == []

@@ -1,9 +1,10 @@
 -- Read a run or a job with its events, for the module history and for commands.
 
 -- name: run one
--- Return a run with its definition, the time of this read, and the seconds since it was queued.
+-- Return a run without its definition and context, the time of this read, and the seconds since it was queued. No row:
+-- no such run.
 SELECT id, workflow_name, status::text, error, out_dir, priority, generation, revision, upgrades, created_at,
-       queued_at, started_at, finished_at, definition, parent_run_id, parent_node_id, now() AS read_at,
+       queued_at, started_at, finished_at, parent_run_id, parent_node_id, now() AS read_at,
        extract(epoch FROM coalesce(finished_at, now()))::float8
        - extract(epoch FROM queued_at)::float8 AS elapsed_s
   FROM workflow_runs WHERE id = %(run_id)s;

@@ -1,31 +1,18 @@
 -- What commands display: a run while it runs, where its nodes ran, and the whole system in counts.
 
--- name: run_head one
--- Return a run without its definition and context. `elapsed_s` counts from its submit. No row: no
--- such run.
-SELECT id, workflow_name, status, error, out_dir, generation, created_at, started_at, finished_at,
-       extract(epoch FROM coalesce(finished_at, now()))::float8
-       - extract(epoch FROM queued_at)::float8 AS elapsed_s
-  FROM workflow_runs
- WHERE id = %(run)s;
-
 -- name: steps many
 -- Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
 -- `elapsed_s` ends with the last node, or now while a node has not ended.
-SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step,
-       count(*) FILTER (WHERE status = 'queued') AS queued,
-       count(*) FILTER (WHERE status = 'running') AS running,
-       count(*) FILTER (WHERE status = 'awaiting_input') AS awaiting_input,
-       count(*) FILTER (WHERE status = 'completed') AS completed,
-       count(*) FILTER (WHERE status = 'skipped') AS skipped,
-       count(*) FILTER (WHERE status = 'failed') AS failed,
-       count(*) FILTER (WHERE status = 'cancelled') AS cancelled,
-       extract(epoch FROM CASE WHEN bool_and(finished_at IS NOT NULL) THEN max(finished_at)
-                               ELSE now() END)::float8
-       - extract(epoch FROM min(started_at))::float8 AS elapsed_s
-  FROM workflow_node_jobs
- WHERE run_id = %(run)s
- GROUP BY 1;
+SELECT step, json_object_agg(status, n) AS counts,
+       extract(epoch FROM CASE WHEN bool_and(are_over) THEN max(last_end) ELSE now() END)::float8
+       - extract(epoch FROM min(first_start))::float8 AS elapsed_s
+  FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
+               bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,
+               min(started_at) AS first_start
+          FROM workflow_node_jobs
+         WHERE run_id = %(run)s
+         GROUP BY 1, 2) c
+ GROUP BY step;
 
 -- name: nodes many
 -- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
@@ -104,19 +91,6 @@ SELECT host_label, queue, worker_id, count(*) AS nodes,
 -- Count how often a node of a run was taken back from a worker that died. Lapses count until the
 -- next recorded end of the node.
 SELECT coalesce(sum(crash_count + lapse_count), 0)::bigint AS n FROM workflow_node_jobs WHERE run_id = %(run)s;
-
--- name: failures many
--- Return the failed nodes of a run, the first to fail first, with the latest traceback.
-SELECT j.node_id, j.error,
-       (SELECT e.detail ->> 'traceback'
-          FROM workflow_node_events e
-         WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.event_type = 'failed'
-         ORDER BY e.id DESC
-         LIMIT 1) AS traceback
-  FROM workflow_node_jobs j
- WHERE j.run_id = %(run)s AND j.status = 'failed'
- ORDER BY j.finished_at, j.seq
- LIMIT %(limit)s;
 
 -- name: runs_ahead row
 -- Count the runs that were submitted before this one, are no less urgent, and have work to do
