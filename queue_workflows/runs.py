@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from queue_workflows import acts, config, db, errors, types
-from queue_workflows.admin import item_nodes, waiting_reasons
+from queue_workflows.admin import stored_graph, waiting_reasons
 from queue_workflows.claim import manual_changes
 from queue_workflows.dag import answers, item_ids, payload
 from queue_workflows.db import check_violations, statements
@@ -387,7 +387,7 @@ def retry(
         manual_changes.lock_over(own, run_id)
         stored, again = statements.runs.definition(own, run_id=run_id), _Again()
         if stored is None or not again.add(graph.read(stored), from_node):
-            meant = item_nodes.hint(own, run_id, from_node)
+            meant = stored_graph.hint(own, run_id, from_node)
             raise errors.UnknownJob(f"run {run_id!r} has no node {from_node!r}{meant}")
         _refuse(own, run_id, again)
         reopened = _reopen_nodes(own, run_id, again)
@@ -502,7 +502,7 @@ def _refuse(conn: db.Connection, run_id: str, again: _Again) -> None:
     running = sorted(statements.nodes.running_among(conn, run_id=run_id, nodes=[*again.nodes]))
     for map_id, key in again.items:
         if not running and not statements.maps.items(conn, run_id=run_id, map=map_id, keys=[key]):
-            meant = item_nodes.key_hint(conn, run_id, key, map_id)
+            meant = stored_graph.key_hint(conn, run_id, key, map_id)
             raise errors.UnknownJob(f"run {run_id!r}: map {map_id!r} has no item {key!r}{meant}")
     for map_id in sorted(again.maps):
         inside = statements.maps.running_inside(conn, run_id=run_id, inside=f"{map_id}[")

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import db, errors
-from queue_workflows.admin import item_nodes
+from queue_workflows.admin import stored_graph
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.tasks import attempt_requests, control, job
@@ -214,7 +214,7 @@ def job_of_node(run_id: str, node_id: str) -> str:
         if payload.is_storable(run_id) and payload.is_storable(node_id):
             found = statements.job_parts.job_of_node(conn, run_id=run_id, node_id=node_id)
         if found is None:
-            meant = item_nodes.hint(conn, run_id, node_id)
+            meant = stored_graph.hint(conn, run_id, node_id)
             raise errors.UnknownJob(f"run {run_id!r:.80} has no node {node_id!r:.80}{meant}")
     return found
 

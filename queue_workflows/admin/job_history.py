@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from queue_workflows import db, errors
-from queue_workflows.admin import attempt_history, item_nodes, stored_graph
+from queue_workflows.admin import attempt_history, stored_graph
 from queue_workflows.claim import job_tables
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
@@ -57,10 +57,10 @@ def _of_row(
     _add_machine_samples(conn, made)
     found = {node["node_id"]: node for node in made}
     rest = [name for name in nodes or () if name not in graph and name not in found]
-    later = item_nodes.waiting(conn, run_id, definition, rest)
+    later = stored_graph.waiting(conn, run_id, definition, rest)
     wanted = [*graph, *(name for name in found if name not in graph), *later]
     chosen = None if nodes is None else {*nodes}
-    inner = {} if nodes is None else item_nodes.loops(definition, [*found, *later])
+    inner = {} if nodes is None else stored_graph.loops(definition, [*found, *later])
     states = {name: node["status"] for name, node in found.items()}
     rounds = [name for name, entry in graph.items() if isinstance(entry.get("round"), int)]
     if missing := [name for name in rounds if name not in states]:

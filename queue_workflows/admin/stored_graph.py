@@ -1,10 +1,14 @@
-"""Read the nodes of a stored definition, whatever SQL has written there."""
+"""Read the nodes of a stored definition, whatever SQL has written there, and those of its items."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from queue_workflows import db, errors
+from queue_workflows.dag import item_ids, payload
+from queue_workflows.db import statements
 from queue_workflows.runtime import stored_json
 from queue_workflows.types import Row
 
@@ -57,3 +61,159 @@ def all_entries(definition: Any) -> dict[str, Row]:
 def _entries(owner: Any, key: str) -> list[Row]:
     listed = stored_json.sequence(stored_json.mapping(owner).get(key))
     return [stored_json.mapping(each) for each in listed]
+
+
+# --- the nodes of a map's items ----------------------------------------------------------------
+
+
+def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
+    """Return the ids of the nodes of the items with this key, of a loop the first and begun rounds.
+
+    Of an item that goes on, the nodes without a job come last. Returns None without such an item.
+    """
+    items = statements.overview.items(conn, run=run_id, keys=[key])
+    if not items:
+        return None
+    entries = all_entries(statements.runs.definition(conn, run_id=run_id))
+    states = {
+        row["node_id"]: row["status"]
+        for row in statements.overview.nodes_of_item(conn, run=run_id, key=key)
+    }
+    parts = map(item_ids.split, list(states))
+    own = {part.map_id for part in parts if part is not None and part.key == key}
+    for item in items:
+        goes_on = item["state"] in ("open", "waiting") and item["error"] is None
+        if goes_on and item["map_id"] in own:
+            for node_id in _body(entries, item["map_id"]):
+                name = f"{item_ids.folder(item['map_id'], key)}/{node_id}"
+                states.setdefault(name, "waiting")
+    rounds = {name: each for name in states if (each := _round(entries, name)) is not None}
+    begun: dict[str, int] = {}
+    for name, (loop, number) in rounds.items():
+        if states[name] not in ("waiting", "skipped"):
+            begun[loop] = max(begun.get(loop, 1), number)
+    later = {name for name, (loop, number) in rounds.items() if number > begun.get(loop, 1)}
+    return [name for name in states if name not in later]
+
+
+def of_round(conn: db.Connection, run_id: str, number: int) -> list[str] | None:
+    """Return the ids of the nodes of this round, in all loops of a run, or None without one."""
+    definition = statements.runs.definition(conn, run_id=run_id)
+    entries = graph_nodes(definition).items()
+    return [name for name, entry in entries if entry.get("round") == number] or None
+
+
+def waiting(
+    conn: db.Connection, run_id: str, definition: Any, names: Collection[str]
+) -> dict[str, Row]:
+    """Return the entries of the `names` that are nodes of items and have no job yet."""
+    found: dict[str, Row] = {}
+    split = {name: parts for name in names if (parts := item_ids.split(name)) is not None}
+    if not split:
+        return found
+    keys = {parts.key for parts in split.values()}
+    items = {
+        (row["map_id"], row["key"])
+        for row in statements.overview.items(conn, run=run_id, keys=list(keys))
+    }
+    entries = all_entries(definition)
+    for name, parts in split.items():
+        entry = entry_of(entries, name)
+        if entry is not None and (parts.map_id, parts.key) in items:
+            found[name] = {**entry, "id": name, "deps": []}
+    return found
+
+
+def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
+    """Return the entries of the `names` that are rounds in items, and of their loops."""
+    found: dict[str, Row] = {}
+    names = [name for name in names if item_ids.of_item(name) and "#" in name]
+    entries = all_entries(definition) if names else {}
+    for name in names:
+        if (found_round := _round(entries, name)) is not None:
+            loop, number = found_round
+            found[name] = {"arm": loop, "round": number}
+            found[loop] = entry_of(entries, loop) or {}
+    return found
+
+
+def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return what each node of a graph waits for, also the nodes of the items of these nodes.
+
+    An item's first nodes wait for what its map waits for, and the map waits for its items' last.
+    """
+    entries = all_entries(definition)
+    deps = {name: node["deps"] for name, node in graph_nodes(definition).items()}
+    items: set[tuple[str, str]] = set()
+    for name in names:
+        while (parts := item_ids.split(name)) is not None:
+            items.add((parts.map_id, parts.key))
+            name = parts.map_id
+    before: dict[str, list[str]] = {}
+    for map_id, key in sorted(items, key=lambda item: item[0].count("[")):
+        if map_id not in before:
+            before[map_id] = deps.get(map_id, [])
+            deps[map_id] = [*before[map_id]]
+        first = before[map_id]
+        start = f"{item_ids.folder(map_id, key)}/"
+        own = {
+            start + name: [start + dep for dep in d] for name, d in _body(entries, map_id).items()
+        }
+        inner = {dep for d in own.values() for dep in d}
+        deps |= {name: d or first for name, d in own.items()}
+        deps[map_id].extend(name for name in own if name not in inner)
+    return deps
+
+
+def _body(entries: Row, map_id: str) -> dict[str, list[str]]:
+    """Return the ids that the nodes of a map have in each item, with their dependencies there."""
+    of_map = stored_json.mapping((entry_of(entries, map_id) or {}).get("map"))
+    nodes = graph_nodes({"nodes": of_map.get("body")})
+    return {name: node["deps"] for name, node in nodes.items()}
+
+
+def _round(entries: Row, name: str) -> tuple[str, int] | None:
+    """Return the loop that a node is a round of, and the round's number; None for any other."""
+    entry = entry_of(entries, name) or {}
+    arm, number = stored_json.text(entry.get("arm")), entry.get("round")
+    if arm is None or not isinstance(number, int):
+        return None
+    # The ids of a map's body are relative to the item.
+    return name.removesuffix(str(entry["id"])) + arm, number
+
+
+def hint(conn: db.Connection, run_id: str, name: str) -> str:
+    """Return "; did you mean ...?" for the id of a node that a run does not have, or "".
+
+    In the id of an item, or of an item's node, the key may be wrong, or what is around it. A node
+    that has no job yet has the right name.
+    """
+    if len(name) > errors.COMPARED_CHARS or not payload.is_storable(run_id):
+        return ""
+    entries = all_entries(statements.runs.definition(conn, run_id=run_id))
+    known = {*entries, *(f"{each}[]" for each, entry in entries.items() if "map" in entry)}
+    shape, keys = without_keys(name)
+    parts = item_ids.split(name)
+    if parts is None or shape not in known:
+        meant = errors.closest(shape, known)
+        if meant is None or meant == shape or meant.count("[]") != len(keys):
+            return ""
+        for key in keys:
+            meant = meant.replace("[]", key, 1)
+        return errors.hint(name, [meant])
+    own = _keys(conn, run_id, parts.key, parts.map_id)
+    meant = None if parts.key in own else errors.closest(parts.key, own)
+    rest = name.removeprefix(item_ids.folder(parts.map_id, parts.key))
+    return errors.hint(name, [item_ids.folder(parts.map_id, meant) + rest] if meant else [])
+
+
+def key_hint(conn: db.Connection, run_id: str, key: str, map_id: str | None = None) -> str:
+    """Return "; did you mean ...?" for a key that no item of the map has, or of all maps, or ""."""
+    return errors.hint(key, _keys(conn, run_id, key, map_id))
+
+
+def _keys(conn: db.Connection, run_id: str, like: str, map_id: str | None) -> list[str]:
+    given = {"run_id": run_id, "map": map_id, "key": like}
+    if not all(each is None or payload.is_storable(each) for each in given.values()):
+        return []
+    return [row["key"] for row in statements.maps.keys_like(conn, **given)]

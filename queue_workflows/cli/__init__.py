@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Look": {
         "status": "status.status", "runs": "runs.runs", "show": "show.show", "why": "runs.why",
-        "inputs": "answer.waiting", "workers": "status.workers", "samples": "samples.samples",
+        "inputs": "answer.waiting", "workers": "status.workers", "samples": "telemetry.samples",
         "acts": "jobs.acts",
     },
     "Change": {
@@ -34,8 +34,8 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Operate": {
         "doctor": "doctor.doctor", "audit": "doctor.audit", "health": "status.health",
-        "supervise": "supervise.supervise", "metrics": "metrics.metrics", "spans": "spans.spans",
-        "prune": "migrate.prune",
+        "supervise": "supervise.supervise", "metrics": "telemetry.metrics",
+        "spans": "telemetry.spans", "prune": "migrate.prune",
     },
     "Set up": {
         "connect": "doctor.connect", "migrate": "migrate.migrate",

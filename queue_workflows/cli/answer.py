@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from queue_workflows import db, errors, runs
-from queue_workflows.admin import item_nodes
+from queue_workflows.admin import stored_graph
 from queue_workflows.cli import command, define, ids, output
 from queue_workflows.dag import answers, payload
 from queue_workflows.db import statements
@@ -75,7 +75,7 @@ def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
         if job is None:
             if run is None or run["kind"] != "run":
                 return done
-            hint = item_nodes.hint(conn, run_id, node_id)
+            hint = stored_graph.hint(conn, run_id, node_id)
             return done | {"reason": f"run {run_id} has no node {node_id!r} yet{hint}"}
         node_id = job["node_id"]
         done |= {"run_id": run_id, "node_id": node_id, "status": job["status"]}

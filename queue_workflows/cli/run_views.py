@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import queue_workflows
 from queue_workflows import db, errors, history
-from queue_workflows.admin import item_nodes, stored_graph
+from queue_workflows.admin import stored_graph
 from queue_workflows.cli import output, texts
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
@@ -425,7 +425,7 @@ def summary(run_id: str) -> JsonDict:
         frozen = statements.runs.definition(conn, run_id=run_id)
         crashes = statements.overview.crashes(conn, run=run_id)
     seconds = {row["node_id"]: row["seconds"] for row in times}
-    chain = longest_chain(item_nodes.dependencies(frozen, seconds), seconds) if seconds else []
+    chain = longest_chain(stored_graph.dependencies(frozen, seconds), seconds) if seconds else []
     longest = {"nodes": chain, "seconds": sum(seconds.get(name, 0.0) for name in chain)}
     counts = {status: n for status, n in run["counts"].items() if status != "waiting"}
     failed = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from queue_workflows import db, errors, history
-from queue_workflows.admin import item_nodes, job_history
+from queue_workflows.admin import job_history, stored_graph
 from queue_workflows.cli import command, define, ids, output, run_views, texts
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
@@ -61,12 +61,12 @@ def _chosen(run_id: str, item: str | None, round_no: int | None) -> list[str]:
     found: list[str] = []
     with db.transaction() as conn:
         if item is not None:
-            if (nodes := item_nodes.listed(conn, run_id, item)) is None:
-                hint = item_nodes.key_hint(conn, run_id, item)
+            if (nodes := stored_graph.listed(conn, run_id, item)) is None:
+                hint = stored_graph.key_hint(conn, run_id, item)
                 raise errors.InvalidConfig(f"run {run_id} has no --item {item}{hint}")
             found += nodes
         if round_no is not None:
-            if (nodes := item_nodes.of_round(conn, run_id, round_no)) is None:
+            if (nodes := stored_graph.of_round(conn, run_id, round_no)) is None:
                 raise errors.InvalidConfig(f"run {run_id} has no --round {round_no}")
             found += nodes
     return found
@@ -102,7 +102,7 @@ def collect(
     known = {node["node_id"] for node in shown["nodes"]} if nodes else set[str]()
     if missing := [name for name in nodes or () if name not in known]:
         with db.transaction() as conn:
-            meant = item_nodes.hint(conn, any_id, missing[0])
+            meant = stored_graph.hint(conn, any_id, missing[0])
         raise errors.InvalidConfig(f"run {any_id} has no --node {missing[0]}{meant}")
     if kind == "run":
         # The loops of the whole run, or those of the items that have these nodes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from queue_workflows.cli import graph_text
+from queue_workflows.cli import check
 from queue_workflows.dag import definition, document_values, graph, plan
 
 Plan = plan.Plan
@@ -19,12 +19,12 @@ encode_row = plan.encode_row
 
 def tree(made: dict[str, Any], needs: Iterable[Any] = ()) -> list[str]:
     """Return the lines of a definition's tree in ASCII, as `check` prints it."""
-    return list(graph_text.tree(made, tuple(needs), unicode=False))
+    return list(check.tree(made, tuple(needs), unicode=False))
 
 
 def chart(made: dict[str, Any]) -> list[str]:
     """Return the lines of a definition's flowchart, without their indentation."""
-    return [line.strip() for line in graph_text.mermaid(made)]
+    return [line.strip() for line in check.mermaid(made)]
 
 
 LIVE = {"queued", "running", "awaiting_input", "completed", "skipped"}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_workflows import cgroup_attribution, hw_metrics
-from queue_workflows.cli import samples
+from queue_workflows.cli import telemetry
 from queue_workflows.telemetry.gpu_overview import Gpu
 
 KEYS = {
@@ -143,7 +143,7 @@ def test_many_samples_come_to_mean_percentages_and_the_most_in_use() -> None:
 
 def test_what_a_sample_costs_is_measured_with_every_reading() -> None:
     cards = Cards(source="nvidia-smi")
-    cost = samples.measure(probe(cards), 5)
+    cost = telemetry.measure(probe(cards), 5)
     assert cards.readings == 5
     assert 0 <= cost.cpu_s < 1
     assert cost.tools_cpu_s == pytest.approx(0, abs=1e-6), "no tool was run"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import branch, check, errors, loop, node, pipeline, refs, workflow
-from queue_workflows.cli import graph_text
+from queue_workflows.cli import check as graphs
 from queue_workflows.dag import definition, graph, item_ids, items, plan
 from queue_workflows.declare import failures
 from tests.support import tabled
@@ -275,10 +275,10 @@ def test_map_compiles_to_a_step_of_kind_map() -> None:
     report = check.workflow("maps-compiled")
     assert (report.ok, report.findings, report.needs) == (True, (), ("count",))
     assert report.definition is not None
-    tree = list(graph_text.tree(report.definition, report.needs, unicode=True))
+    tree = list(graphs.tree(report.definition, report.needs, unicode=True))
     assert "├─ draws  for each item, 2 at once" in tree
     assert "│     each: draw  cpu  runs maps-draw" in tree
-    assert list(graph_text.mermaid(report.definition))[1:5] == [
+    assert list(graphs.mermaid(report.definition))[1:5] == [
         '    n0["scan/scan"]',
         '    subgraph n1 ["draws, each item"]',
         '        n1_0["draw"]',

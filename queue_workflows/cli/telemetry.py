@@ -1,9 +1,11 @@
-"""Define `queue-workflows samples`: show the recent CPU, RAM and GPU use of a machine."""
+"""Define `queue-workflows samples`, `metrics` and `spans`, which show what is measured."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
+import sys
 import time
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
@@ -11,7 +13,9 @@ from typing import NamedTuple
 from queue_workflows import config, db, errors, history, hw_metrics
 from queue_workflows.cli import command, define, ids, output, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import clock, display
+from queue_workflows.event_export import exporter
+from queue_workflows.runtime import app_loading, clock, display, entry_point
+from queue_workflows.telemetry import metrics_listener, metrics_page
 from queue_workflows.types import JsonDict
 
 LINES = 30
@@ -142,3 +146,66 @@ def _now() -> define.Shown:
     )
     shown = {"sample": found, "gpus_by": source, "cost": cost._asdict()}
     return define.Shown(shown, lambda: [*map(output.echo, (texts.sample(found), text))])
+
+
+EVERYWHERE = (
+    "{} is not this machine's loopback: every client that reaches it reads the names of queues, "
+    "schedules and machines without a token"
+)
+
+
+@define.command(
+    "metrics",
+    "--listen HOST:PORT  Serve http://HOST:PORT/metrics until SIGTERM or Ctrl-C.",
+    takes="app debug db",
+    reads=False,
+)
+def metrics(listen: str | None = None, *, app: str | None) -> int:
+    """Print the metrics for Prometheus, or serve them.
+
+    Counters go on through restarts and `prune`: they are kept in the database.
+    """
+    if listen is None:
+        with command.reading(app):
+            metrics_page.count(within_s=float("inf"))
+            sys.stdout.write(metrics_page.scrape())
+        return 0
+    where = metrics_listener.address(listen)
+    entry_point.setup_logging("warning")
+    app_loading.load_app(app)
+    if not where.is_loopback:
+        command.print_message(EVERYWHERE.format(where.host))
+    # The database need not answer yet. Until it does, the reply is 503.
+    with command.database(create=False), command.until_stopped(lambda: "stopping") as stop:
+        asyncio.run(
+            metrics_listener.serve(
+                where,
+                is_stopped=stop.requested.is_set,
+                on_ready=lambda url: command.print_message(f"metrics on {url}"),
+            )
+        )
+    return 0
+
+
+@define.command(
+    "spans",
+    "--only-traced  Only of jobs and runs whose enqueuer gave a traceparent.",
+    takes="app debug db log_level log_format",
+    reads=False,
+)
+def spans(
+    only_traced: bool = False, *, app: str | None, log_level: str, log_format: str | None
+) -> int:
+    """Send spans of attempts and runs to a collector, until Ctrl-C.
+
+    They are those of OpenTelemetry, one for each attempt and each run; OTEL_EXPORTER_OTLP_ENDPOINT
+    names the collector. Also writes the audit log and the metric log if AUDIT_LOG_PATH and
+    METRIC_PATH are set. Of several such processes one works.
+    """
+    entry_point.setup_logging(log_level, log_format)
+    exports = exporter.wanted(spans="traced" if only_traced else "all")
+    with command.until_stopped() as stop, command.reading(app) as words:
+        command.print_message(f"{words}: sending spans; Ctrl-C stops it")
+        with exporter.running(exports):
+            stop.requested.wait()
+    return 0
