@@ -55,6 +55,14 @@ class Shown(NamedTuple):
     code: int = 0
 
 
+def parsed(option: str, parse: Callable[[str], T], word: str | None) -> T | None:
+    """Return the meaning of the word of an option, None without one; its error names the option."""
+    try:
+        return None if word is None else parse(word)
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(f"{option} {error}") from None
+
+
 def listed(rows: list[T], head: Sequence[str], cells: Callable[[T], Sequence[object]]) -> Shown:
     """Return rows, which people get as a table."""
     return Shown(rows, lambda: output.table(head, map(cells, rows)))

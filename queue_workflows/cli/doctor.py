@@ -215,8 +215,8 @@ OFFENDERS = 5
 _MARKS = {"ok": "ok", "broken": "BROKEN", "unfinished": "UNFINISHED", "elsewhere": "-"}
 
 
-@define.command("audit", "--since TIME  How far to look back: 90m, 24h, 7d, or `all`.", reads=False)
-def audit(since: str = "24h", *, app: str | None) -> define.Shown:
+@define.command("audit", "--since TIME  How far to look back: 90m, 24h, 7d, or `all`.")
+def audit(since: str = "24h", *, database: str) -> define.Shown:
     """Check the invariants; exit code 1 if one is broken.
 
     It only reads, and is safe on a live system.
@@ -224,7 +224,7 @@ def audit(since: str = "24h", *, app: str | None) -> define.Shown:
     span = clock.span(since)
     if span is None and since != "all":
         raise errors.InvalidConfig(f"--since {since} should look like 90m, 24h, 7d, or be `all`")
-    with command.reading(app) as database, db.connect() as conn:
+    with db.connect() as conn:
         since_s = None if span is None else span.total_seconds()
         values = invariants.parameters(conn, since_s=since_s, limit=OFFENDERS + 1)
         found = [_invariant(conn, each, values) for each in invariants.INVARIANTS]

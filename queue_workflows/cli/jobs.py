@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 from queue_workflows import acts as act_api
@@ -27,17 +26,14 @@ _FILTER = f"""--queue Q  Only jobs of this queue.
     --key KEY  Their idempotency, lock or partition key."""
 
 
-@define.command("list", _FILTER, "--limit N 1..100000  How many at most.", reads=False, app=app)
+@define.command("list", _FILTER, "--limit N 1..100000  How many at most.", app=app)
 def list_(
     queue: str | None = None, task: str | None = None, status: list[str] | None = None,
-    since: str | None = None, key: str | None = None, limit: int = 20, *, app: str | None,
+    since: str | None = None, key: str | None = None, limit: int = 20,
 ) -> define.Shown:  # fmt: skip
     """List jobs, the newest first."""
-    moment = _instant(since)
-    with command.reading(app):
-        rows = api.list(
-            queue=queue, task_name=task, status=status, since=moment, key=key, limit=limit
-        )
+    at = define.parsed("--since", clock.parse_since, since)
+    rows = api.list(queue=queue, task_name=task, status=status, since=at, key=key, limit=limit)
     return define.listed(rows, _HEAD, _cells)
 
 
@@ -67,11 +63,11 @@ def _changing(
     def change(
         job: list[str] | None = None, queue: str | None = None, task: str | None = None,
         status: list[str] | None = None, since: str | None = None, key: str | None = None,
-        dry_run: bool = False, *, app: str | None,
+        dry_run: bool = False,
     ) -> define.Shown:  # fmt: skip
+        at = define.parsed("--since", clock.parse_since, since)
         named = {
-            "queue": queue, "task_name": task, "status": status or None, "since": _instant(since),
-            "key": key,
+            "queue": queue, "task_name": task, "status": status or None, "since": at, "key": key,
         }  # fmt: skip
         given: dict[str, Any] = {name: one for name, one in named.items() if one is not None}
         if not job and not given:
@@ -79,25 +75,23 @@ def _changing(
             raise errors.InvalidConfig(f"name jobs or give a filter: {options}")
         if job and given:
             raise errors.InvalidConfig("name jobs or give a filter, not both")
-        with command.reading(app):
-            if job:
-                with db.transaction() as conn:
-                    chosen = [ids.find(conn, one)[0] for one in job]
-            else:
-                given.setdefault("status", [*default])
-                rows = api.list(**given, limit=None)
-                chosen = [row["id"] for row in reversed(rows)]  # the oldest first
-            if dry_run:
-                listed = [f"would {name}: {output.counted(len(chosen), 'job')}"]
-                listed += [f"  {one}" for one in chosen]
-                return define.Shown(chosen, lambda: output.some(listed, LINES + 1))
-            done = act(chosen, not status or "running" in status)
-        return outcomes(f"jobs {name}", done)
+        if job:
+            with db.transaction() as conn:
+                chosen = [ids.find(conn, one)[0] for one in job]
+        else:
+            given.setdefault("status", [*default])
+            rows = api.list(**given, limit=None)
+            chosen = [row["id"] for row in reversed(rows)]  # the oldest first
+        if dry_run:
+            listed = [f"would {name}: {output.counted(len(chosen), 'job')}"]
+            listed += [f"  {one}" for one in chosen]
+            return define.Shown(chosen, lambda: output.some(listed, LINES + 1))
+        return outcomes(f"jobs {name}", act(chosen, not status or "running" in status))
 
     change.__doc__ = doc
     lines = f"JOB  Ids; or a filter below. {ids.HELP}", _FILTER
     dry_run = "--dry-run  Only list the jobs that it would change."
-    define.command(name, *lines, dry_run, takes=define.ACT, reads=False, app=app)(change)
+    define.command(name, *lines, dry_run, takes=define.ACT, app=app)(change)
 
 
 _changing(
@@ -118,14 +112,6 @@ _changing(
     sorted(TERMINAL_RUN_STATUSES),
     lambda some, _: api.delete_many(some),
 )
-
-
-def _instant(text: str | None) -> datetime | timedelta | None:
-    """Return the meaning of `--since`, None without it. Raises `InvalidConfig`."""
-    try:
-        return None if text is None else clock.parse_since(text)
-    except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(f"--since {error}") from None
 
 
 def outcomes(name: str, done: Sequence[JsonDict], runs: Collection[str] = ()) -> define.Shown:
@@ -192,10 +178,10 @@ def acts(
     limit: int = 20,
 ) -> define.Shown:  # fmt: skip
     """List who did what on request, the newest first."""
+    at = define.parsed("--since", clock.parse_since, since)
     rows = act_api.list(
-        since=_instant(since), actor=actor, action=action, kind=kind, subject=subject,
-        before=before, limit=limit,
-    )  # fmt: skip
+        since=at, actor=actor, action=action, kind=kind, subject=subject, before=before, limit=limit
+    )
     return define.listed(rows, _ACTS_HEAD, _act_cells)
 
 

@@ -47,31 +47,24 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
             word = str | None if mark.parse else hints[each.name]
             made_of.append((each.name, None, word, f"--{each.name.replace('_', '-')} {line}"))
 
-    def function(*, app: str | None, **given: Any) -> define.Shown:
+    def function(**given: Any) -> define.Shown:
         words = {key: value for key, value in given.items() if value is not None}
-        asked = kind(**{key: _value(key, word, marks[key]) for key, word in words.items()})
-        with command.reading(app):
-            asked.run()
-            return shown(asked)
+        for key, word in words.items():
+            if parse := marks[key].parse:
+                words[key] = define.parsed(f"--{key.replace('_', '-')}", parse, word)
+        asked = kind(**words)
+        asked.run()
+        return shown(asked)
 
     made: Any = function
     keyword = inspect.Parameter.KEYWORD_ONLY
-    made.__signature__ = inspect.Signature([
-        *(inspect.Parameter(key, keyword, default=default, annotation=word)
-          for key, default, word, _ in made_of),
-        inspect.Parameter("app", keyword),
-    ])  # fmt: skip
+    made.__signature__ = inspect.Signature(
+        inspect.Parameter(key, keyword, default=default, annotation=word)
+        for key, default, word, _ in made_of
+    )
     made.__doc__ = kind.summary()
     lines = [line for *_, line in made_of]
-    define.command(name, *lines, takes=define.ACT, reads=False, app=app)(function)
-
-
-def _value(name: str, word: Any, mark: requests.Field) -> Any:
-    """Return the value of a word. Raises `InvalidConfig` that names its option."""
-    try:
-        return word if mark.parse is None else mark.parse(word)
-    except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(f"--{name.replace('_', '-')} {error}") from None
+    define.command(name, *lines, takes=define.ACT, app=app)(function)
 
 
 queues = define.group("queues", "Show queues, or pause, resume or limit one.")
@@ -188,14 +181,15 @@ def add(
     """Add a schedule, or replace the definition of the one of this name."""
     if (task is None) == (workflow is None):
         raise errors.InvalidConfig("schedules add: give --task or --workflow")
-    given = _json("--args", args)
+    given = define.parsed("--args", _json, args)
     target: dict[str, Any] = {"task_name": task, "args": given}
     if workflow is not None:
         target = {"workflow_name": workflow, "inputs": given}
     with _naming_app(app):
         schedule_api.add(
             name, expression, tz=tz, queue=queue, priority=priority,
-            idempotency_key=idempotency_key, headers=_json("--headers", headers),
+            idempotency_key=idempotency_key,
+            headers=define.parsed("--headers", _json, headers),
             catch_up=catch_up, catch_up_max=catch_up_max, catch_up_within_s=catch_up_within_s,
             overlap=overlap, jitter_s=jitter_s, start_at=_time("--start-at", start_at, tz),
             end_at=_time("--end-at", end_at, tz), **target,
@@ -256,15 +250,13 @@ def _naming_app(app: str | None) -> Generator[None]:
         raise type(error)(f"{error}; --app names the app that has it") from error
 
 
-def _json(option: str, text: str | None) -> Any:
-    if text is None:
-        return None
+def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         given = output.line(text, 60)
         raise errors.InvalidConfig(
-            f"{option} {given} is not JSON: {error}; a text needs quotes: '\"yes\"'"
+            f"{given} is not JSON: {error}; a text needs quotes: '\"yes\"'"
         ) from None
 
 
@@ -329,16 +321,11 @@ def _event_cells(row: Row) -> tuple[str, ...]:
     """NAME  What the handlers wait for.
     --key KEY  Which of the events of this name.
     --value JSON  What the handlers get.""",
-    reads=False,
     app=events,
 )
-def send(
-    name: str, key: str | None = None, value: str = "null", *, app: str | None
-) -> define.Shown:
+def send(name: str, key: str | None = None, value: str = "null") -> define.Shown:
     """Send an event. The first one of a name and key counts: exit code 1 if there is one."""
-    sent = _json("--value", value)
-    with command.reading(app):
-        is_first = event_api.send(name, key=key, value=sent)
+    is_first = event_api.send(name, key=key, value=define.parsed("--value", _json, value))
     if not is_first:
         command.refuse("events send", f"event {name!r} with key {key or ''!r} was sent before")
     text = f"event {name}{f' (key {key})' if key else ''}: sent"

@@ -469,7 +469,7 @@ def longest_chain(deps: Mapping[str, Sequence[str]], seconds: Mapping[str, float
 
 
 def print_summary(found: Mapping[str, Any]) -> None:
-    """Print what `summary` returned."""
+    """Print the result of `summary`."""
     name, seconds = output.line(found["workflow_name"]), output.seconds(found["elapsed_s"])
     output.echo(f"run {found['id']} ({name}): {found['status']} in {seconds}")
     if found["output"] is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
 from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
@@ -14,7 +14,7 @@ from queue_workflows.cli import jobs as job_commands
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.requests import request as requests
-from queue_workflows.runtime import display
+from queue_workflows.runtime import clock, display
 from queue_workflows.types import JsonDict, Row, RunStatus, Upgrade
 
 STATUSES = frozenset(get_args(RunStatus))
@@ -58,8 +58,10 @@ def runs(
         if status not in known:
             raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
     given: JsonDict = {
-        "status": status, "workflow_name": workflow, "since": _moment("since", since),
-        "until": _moment("until", until), "text": text, "input": _inputs(input or []),
+        "status": status, "workflow_name": workflow,
+        "since": define.parsed("--since", clock.parse_since, since),
+        "until": define.parsed("--until", clock.parse_since, until),
+        "text": text, "input": _inputs(input or []),
     }  # fmt: skip
     page = api.page(limit=limit, **given)
     rows = page.items
@@ -75,15 +77,6 @@ def runs(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     listed = [{key: row[key] for key in _KEYS} for row in rows]
     return define.Shown(listed, lambda: show(rows, width))
-
-
-def _moment(name: str, word: str | None) -> Any:
-    """Return the time that the word of an option means. Raises `InvalidConfig`."""
-    parse = _FIELDS[name].parse
-    try:
-        return None if word is None or parse is None else parse(word)
-    except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(f"--{name} {error}") from None
 
 
 def _inputs(words: list[str]) -> JsonDict | None:

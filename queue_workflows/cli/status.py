@@ -280,20 +280,18 @@ def _asking(action: str, help_: str, doc: str) -> None:
 
     def ask(
         model: str | None = None, host: str | None = None, worker: str | None = None,
-        no_wait: bool = False, *, app: str | None,
+        no_wait: bool = False,
     ) -> int | define.Shown:  # fmt: skip
         if action == "load" and not model:
             raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
-        with command.reading(app):
-            label = host or config.host_label()
-            return _outcome(_send(action, label, model, worker), no_wait=no_wait)
+        request = _send(action, host or config.host_label(), model, worker)
+        return _outcome(request, no_wait=no_wait)
 
     ask.__doc__ = doc
     lines = """--host H  Host label; default: this machine's.
     --worker ID|PID  One gpu worker of the machine; default: each of them.
     --no-wait  Send the request, and do not wait for the answer."""
-    takes = define.ACT
-    define.command(action, f"MODEL  {help_}", lines, takes=takes, reads=False, app=models)(ask)
+    define.command(action, f"MODEL  {help_}", lines, takes=define.ACT, app=models)(ask)
 
 
 _asking(

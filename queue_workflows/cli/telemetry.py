@@ -1,4 +1,4 @@
-"""Define `queue-workflows samples`, `metrics` and `spans`, which show what is measured."""
+"""Define `queue-workflows samples`, `metrics` and `spans`, which show or send measurements."""
 
 from __future__ import annotations
 
