@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import typer
 
-from queue_workflows import db, embedded, errors, history, migrations
+from queue_workflows import db, embedded, errors, history
 from queue_workflows.cli import command, define, output
 from queue_workflows.db import databases as databases_of
 from queue_workflows.db import functions, ledger, schema, statements
@@ -48,7 +46,7 @@ def migrate(
         if not dry_run and plan.is_down:
             _downgrade(plan.target, folder, table, allow_data_loss=allow_data_loss)
         elif not dry_run and (plan.steps or plan.parts):
-            done = _upgrade(chain, plan.target, folder, table)
+            done = db.bootstrap(migrations_dir=folder, version_table=table, to_version=plan.target)
             if plan.damaged:
                 schema.repair()
             plan = plan._replace(steps=[step for step in plan.steps if step.version in done])
@@ -115,18 +113,6 @@ def _print(plan: _Plan) -> None:
         texts = ["BEGIN;", *texts, settings, *(part.text for part in plan.parts), "COMMIT;"]
     for text in texts:
         typer.echo(text)
-
-
-def _upgrade(
-    chain: list[ledger.Migration], target: int, folder: Path | None, table: str
-) -> list[int]:
-    if target >= chain[-1].version:
-        return db.bootstrap(migrations_dir=folder, version_table=table)
-    with tempfile.TemporaryDirectory() as part:
-        for path in (folder or migrations.dir()).glob("[0-9][0-9][0-9][0-9]_*.sql"):
-            if int(path.name[:4]) <= target:
-                shutil.copy(path, part)
-        return db.bootstrap(migrations_dir=part, version_table=table)
 
 
 def _downgrade(target: int, folder: Path | None, table: str, *, allow_data_loss: bool) -> None:

@@ -68,9 +68,10 @@ def bootstrap(
     *,
     migrations_dir: str | Path | None = None,
     version_table: str = ledger.NAME,
+    to_version: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Apply the migrations that the ledger lacks; return their versions, lowest first.
+    """Apply the migrations that the ledger lacks, up to `to_version`; return their versions.
 
     With our own chain it also installs the functions and triggers of this code, and all of it is
     one transaction; in an app's chain each migration is one. An advisory lock lets one process
@@ -79,6 +80,8 @@ def bootstrap(
     came true first, and `SchemaTooNew`.
     """
     steps = ledger.chain(migrations_dir)
+    if to_version is not None:
+        steps = [step for step in steps if step.version <= to_version]
     ours = _is_ours(steps, version_table)
     # Without the lock: any role that can log in may hold it, and so block every start.
     with pool.connect(limited=False) as conn:
