@@ -13,6 +13,9 @@ from queue_workflows.types import Row, Rows, Who
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+MOST_HOSTS = 10_000
+"""Machines whose latest sample is read."""
+
 
 def load(
     host: str,
@@ -55,15 +58,25 @@ def list(host: str | None = None, *, conn: db.Connection | None = None) -> Rows:
     """
     _check_names(host=host)
     with db.transaction(conn) as own:
-        rows = statements.models.on_workers(
-            own, stale_s=config.STALE_WORKER_AFTER_S.read(), host=host
-        )
-    return [_row(row) for row in rows]
+        machines = statements.metrics.machines(own, limit=MOST_HOSTS)
+        rows = [row for row in _workers(own) if host in (None, row["host_label"])]
+    samples = {row["host_label"]: stored_json.mapping(row["sample"]) for row in machines}
+    return [_row(row, samples.get(row["host_label"], {}).get("gpus")) for row in rows]
 
 
-def _own_gpus(row: Row) -> Any:
+def _workers(conn: db.Connection) -> Rows:
+    """Return the gpu workers with the GPU, the model and the request that each has reported."""
+    rows = statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+    reported = ("card", "model", "request")
+    return [
+        row | {name: stored_json.mapping(row["detail"]).get(name) for name in reported}
+        for row in rows
+        if row["queue"] == "gpu"
+    ]
+
+
+def _own_gpus(gpus: Any, card: Any) -> Any:
     """Return the host's GPUs in its latest sample, or only the one that this worker uses."""
-    gpus, card = row["gpus"], row["card"]
     if card is None or gpus is None:
         return gpus
     return [
@@ -71,7 +84,7 @@ def _own_gpus(row: Row) -> Any:
     ]
 
 
-def _row(row: Row) -> Row:
+def _row(row: Row, gpus: Any) -> Row:
     model = stored_json.mapping(row["model"] if row["state"] != "dead" else None)
     held_s = stored_json.number(model.get("held_s"))
     return {
@@ -88,7 +101,7 @@ def _row(row: Row) -> Row:
         "load_s": model.get("load_s"),
         "est_vram_gb": model.get("est_vram_gb") or None,
         "known_models": sorted(row["known_models"]),
-        "gpus": _own_gpus(row),
+        "gpus": _own_gpus(gpus, row["card"]),
         "request": row["request"],
         "last_seen": row["last_seen"],
         "age_s": row["age_s"],
@@ -131,8 +144,7 @@ def _check_names(**names: str | None) -> None:
 
 
 def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:
-    rows = statements.models.on_workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read(), host=None)
-    live = [row for row in rows if row["state"] != "dead"]
+    live = [row for row in _workers(conn) if row["state"] != "dead"]
     ours = [row for row in live if row["host_label"] == host]
     if not ours:
         known = ", ".join(sorted({row["host_label"] for row in live})) or "none"

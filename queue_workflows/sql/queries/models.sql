@@ -86,24 +86,3 @@ SELECT c.*, queue_workflows_off_policy(w.host_label, w.queue) AS off_policy
  WHERE c.host_label = %(host)s AND c.worker_id IN ('', %(worker)s)
    AND c.request_no > %(after)s AND c.requested_at >= w.started_at
  ORDER BY c.request_no DESC LIMIT 1;
-
--- name: on_workers many
--- Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
--- request as each reported them, the models that its host knows, and its host's GPUs in the
--- latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is
--- dead.
-SELECT w.worker_id, w.host_label, w.pid,
-       CASE WHEN w.last_seen < now() - %(stale_s)s * interval '1 second' THEN 'dead'
-            ELSE w.state END AS state,
-       w.job_ids, w.detail->'card' AS card, w.detail->'model' AS model, w.detail->'request' AS request, w.last_seen,
-       extract(epoch FROM now())::float8 - extract(epoch FROM w.last_seen)::float8 AS age_s,
-       coalesce(h.known_models, '{}') AS known_models, latest.sample->'gpus' AS gpus
-  FROM workers w
-  LEFT JOIN worker_heartbeats h ON h.host_label = w.host_label AND h.queue = w.queue
-  LEFT JOIN LATERAL (
-       SELECT s.sample FROM hw_samples s
-        WHERE s.host_label = w.host_label AND s.sampled_at > now() - interval '1 minute'
-        ORDER BY s.sampled_at DESC LIMIT 1) latest ON true
- WHERE w.queue = 'gpu' AND w.state <> 'stopped' AND w.last_seen > now() - interval '1 day'
-   AND (%(host)s::text IS NULL OR w.host_label = %(host)s)
- ORDER BY w.host_label, w.started_at, w.worker_id;

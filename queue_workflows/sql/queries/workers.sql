@@ -138,7 +138,7 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid,
        extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s,
        c.updated_at AS switched_at,
        CASE WHEN w.detail ? 'card' THEN w.current_model ELSE h.current_model END AS current_model,
-       h.last_flagged_dead_at
+       h.last_flagged_dead_at, coalesce(h.known_models, '{}') AS known_models
   FROM workers w
   LEFT JOIN LATERAL (
        SELECT * FROM worker_controls o
