@@ -134,7 +134,7 @@ def cancel(several: list[str]) -> define.Shown:
             done["stopping"] = statements.overview.running_under(conn, id=any_id)
             done |= _state(conn, any_id)
             if done["kind"] == "run":
-                done["nodes"] = statements.overview.node_counts(conn, run=any_id)
+                done["nodes"] = statements.history_rows.node_totals(conn, run_id=any_id)["counts"]
     if found is None:
         command.refuse("cancel", f"there is no run or job {done['id']!r}")
     elif done["outcome"] == "already over":
@@ -181,7 +181,8 @@ def retry(
             outcome = "queued" if reason is None else "refused"
             done = _changed(any_id, outcome, first={"reason": reason}) | _state(conn, any_id)
             if done["run_id"] is not None:
-                done["nodes"] = statements.overview.node_counts(conn, run=done["run_id"])
+                totals = statements.history_rows.node_totals(conn, run_id=done["run_id"])
+                done["nodes"] = totals["counts"]
     is_queued = done["outcome"] == "queued"
     if found is None:
         command.refuse("retry", f"there is no run or job {done['id']!r}")

@@ -40,6 +40,8 @@ _MIB: Final = 1024 * 1024
 _MOST_GPUS: Final = 32
 _GONE: Final = frozenset({"dead", "stopped"})
 _OFF: Final = frozenset({"parked", "paused", "draining"})
+_REASONS: Final = ("ready", "not_due", "locked", "limited", "unserved", "set_aside")
+"""Columns of `queues.count_jobs` with jobs that wait; `locked` has those of `unserved`, too."""
 _log = logging.getLogger(__name__)
 
 
@@ -294,31 +296,22 @@ _State: TypeAlias = "dict[str, list[Row]]"
 def _state(conn: db.Connection) -> _State:
     """Return the state now. `conn` is in a transaction, whose planner settings this changes."""
     limit = {"limit": MOST_NAMES}
-    statements.metrics.in_order(conn)
-    oldest = [*statements.metrics.oldest_ingest(conn), *statements.metrics.oldest_nodes(conn)]
     statements.metrics.by_index(conn)
-    running = statements.metrics.running
-    state: _State = {
-        "oldest": oldest,
-        "running": [row for table in statements.JOB_TABLES for row in running[table](conn)],
+    return {
+        "jobs": statements.queues.count_jobs(conn, window=0.0),
         "awaiting": statements.metrics.awaiting(conn),
         "runs": statements.metrics.runs(conn),
-        "paused": statements.metrics.paused(conn, **limit),
+        "paused": statements.queues.settings(conn, queue=None)[:MOST_NAMES],
         "workers": statements.metrics.workers(conn, stale_s=config.STALE_WORKER_AFTER_S.read()),
         "outbox": [statements.overview.open_events(conn)],
         "schedules": statements.metrics.schedules(conn, **limit),
         "machines": statements.metrics.machines(conn, **limit),
-        "waiting": [],
     }
-    for table in statements.JOB_TABLES:  # the last: it changes the planner's settings again
-        statements.metrics.by_pages[table](conn)
-        state["waiting"] += statements.metrics.waiting[table](conn)
-    return state
 
 
 def _labels_of_queues(state: _State, known: set[str]) -> Callable[[Row], str]:
     """Return what labels the queue of a row. `known`: those that have counters come first."""
-    of_queues = ("waiting", "running", "awaiting", "workers", "paused")
+    of_queues = ("jobs", "awaiting", "workers", "paused")
     first = sorted(known - {OTHER})
     rest = sorted({row["queue"] for name in of_queues for row in state[name]}.difference(first))
     kept = frozenset([*first, *rest][:MOST_NAMES])
@@ -326,24 +319,28 @@ def _labels_of_queues(state: _State, known: set[str]) -> Callable[[Row], str]:
 
 
 def _add_jobs(page: Page, state: _State, queue_of: Callable[[Row], str]) -> None:
-    for row in state["waiting"]:
-        page.add("jobs", row["n"], queue=queue_of(row), state="queued")
-        page.add("jobs_waiting", row["n"], queue=queue_of(row), why=row["why"])
-    for row in state["running"]:
-        page.add("jobs", row["n"], queue=queue_of(row), state="running")
-        page.add("jobs_lease_lapsed", row["lapsed"], queue=queue_of(row))
+    for row in state["jobs"]:
+        queue, waiting = queue_of(row), {why: row[why] for why in _REASONS}
+        waiting["locked"] -= waiting["unserved"]
+        waiting["other"] = row["ready"] + row["blocked"] - sum(waiting.values())
+        for why, n in waiting.items():
+            page.add("jobs_waiting", n or None, queue=queue, why=why)
+        page.add("jobs", row["ready"] + row["blocked"] or None, queue=queue, state="queued")
+        if row["running"]:
+            page.add("jobs", row["running"], queue=queue, state="running")
+            page.add("jobs_lease_lapsed", row["lapsed"], queue=queue)
+        if row["ready"]:
+            page.add("oldest_ready_job_age_seconds", max(0.0, row["ready_s"]), queue=queue)
     for row in state["awaiting"]:
         page.add("jobs", row["n"], queue=queue_of(row), state="awaiting_input")
-    for row in state["oldest"]:
-        page.add("oldest_ready_job_age_seconds", max(0.0, row["age_s"]), queue=queue_of(row))
     for row in state["paused"]:
         page.add("queue_paused", int(bool(row["paused"])), queue=queue_of(row))
 
 
 def _add_workers(page: Page, state: _State, queue_of: Callable[[Row], str]) -> None:
     running, on, off = Counter[str](), Counter[str](), Counter[str]()
-    for row in state["running"]:
-        running[queue_of(row)] += row["n"]
+    for row in state["jobs"]:
+        running[queue_of(row)] += row["running"]
     for row in state["workers"]:
         page.add("workers", row["n"], queue=queue_of(row), state=row["state"])
         if row["state"] not in _GONE:

@@ -73,11 +73,6 @@ SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
   FROM workflow_node_jobs
  WHERE run_id = %(run)s AND status = 'completed';
 
--- name: node_counts value
--- Return how many nodes of a run have each status, as an object.
-SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts
-  FROM (SELECT status::text, count(*) AS n FROM workflow_node_jobs WHERE run_id = %(run)s GROUP BY 1) c;
-
 -- name: completed_by many
 -- Return the workers that completed nodes of a run, and how many each.
 SELECT host_label, queue, worker_id, count(*) AS nodes,

@@ -119,8 +119,9 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
 
 -- name: count_jobs many
 -- Count the jobs of each queue that are queued or running, by what keeps them (`blocked`: all that something keeps);
--- `oldest_s` is the age of the oldest that is due, `ready_s` of the oldest that nothing keeps, and `fresh` counts those
--- queued within the last `window` seconds. Reads every such job, and no other: the three conditions are those of indexes.
+-- `oldest_s` is the age of the oldest that is due, `ready_s` of the oldest that nothing keeps. `fresh` counts those queued
+-- within the last `window` seconds, `lapsed` the running ones whose lease has lapsed. Reads every such job, and no other:
+-- the three conditions are those of indexes.
 SELECT c.queue,
        coalesce(sum(c.n) FILTER (WHERE c.why = 'running'), 0)::bigint AS running,
        coalesce(sum(c.n) FILTER (WHERE c.why = 'ready'), 0)::bigint AS ready,
@@ -129,18 +130,21 @@ SELECT c.queue,
        coalesce(sum(c.n) FILTER (WHERE c.why IN ('locked', 'unserved')), 0)::bigint AS locked,
        coalesce(sum(c.n) FILTER (WHERE c.why = 'unserved'), 0)::bigint AS unserved,
        coalesce(sum(c.n) FILTER (WHERE c.why = 'not_due'), 0)::bigint AS not_due,
+       coalesce(sum(c.n) FILTER (WHERE c.why = 'set_aside'), 0)::bigint AS set_aside,
        extract(epoch FROM now())::float8 - extract(epoch FROM min(c.since) FILTER (
            WHERE c.why NOT IN ('running', 'not_due')))::float8 AS oldest_s,
        extract(epoch FROM now())::float8
        - extract(epoch FROM min(c.since) FILTER (WHERE c.why = 'ready'))::float8 AS ready_s,
-       sum(c.fresh)::bigint AS fresh
+       sum(c.fresh)::bigint AS fresh, sum(c.lapsed)::bigint AS lapsed
   FROM (
     -- both:
     SELECT j.queue::text,
            CASE j.status WHEN 'running' THEN 'running' ELSE coalesce(j.blocked_reason, 'ready') END AS why,
            count(*) AS n, min(j.created_at) AS since,
            count(*) FILTER (WHERE j.status = 'queued'
-               AND j.created_at > now() - %(window)s * interval '1 second') AS fresh
+               AND j.created_at > now() - %(window)s * interval '1 second') AS fresh,
+           count(*) FILTER (WHERE j.status = 'running'
+               AND (j.lease_expires_at IS NULL OR j.lease_expires_at < now())) AS lapsed
       FROM ingest_jobs j
      WHERE j.status = 'queued' AND j.blocked_reason IS NULL
         OR j.status = 'queued' AND j.blocked_reason IS NOT NULL
