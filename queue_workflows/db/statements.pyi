@@ -927,8 +927,8 @@ class _HistoryRowsActiveNodes(Named):
     def script(self, *, run_id: str | None, limit: int | None) -> scripts.Script[list[Any]]: ...
 
 class _HistoryRowsNodeStates(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None, nodes: _Texts | None) -> list[Row]: ...
-    def script(self, *, run_id: str | None, nodes: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Row]: ...
+    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Row]]: ...
 
 class _HistoryRowsFurtherNodeIds(Named):
     def __call__(self, conn: _Conn, /, *, after: str | None, run_id: str | None, but: _Texts | None, limit: int | None) -> list[Any]: ...
@@ -947,14 +947,13 @@ class _HistoryRows:
     """Return a run without its definition and context, the time of this read, and the seconds since it was queued. No row:
     no such run."""
     nodes: _HistoryRowsNodes
-    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. Each of these is looked
-    up: with statistics from before the run, a search for several reads all nodes of the run."""
+    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
     node: _HistoryRowsNode
     """Return one node job, with the columns of `nodes`."""
     ingest_job: _HistoryRowsIngestJob
     """Return one ingest job."""
     node_events: _HistoryRowsNodeEvents
-    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. Each node is looked up, as above.
+    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
     Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at."""
     ingest_events: _HistoryRowsIngestEvents
     """Return the events of an ingest job, the oldest first, each with its actor.
@@ -967,7 +966,7 @@ class _HistoryRows:
     """Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
     first."""
     node_states: _HistoryRowsNodeStates
-    """Return the states of these nodes of a run.
+    """Return the states of these nodes of a run, each looked up as in of_nodes().
     Columns: node_id, status."""
     further_node_ids: _HistoryRowsFurtherNodeIds
     """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to

@@ -340,6 +340,14 @@ now() AS read_at, queue_workflows_is_lost(status, lease_expires_at) AS lost
 {shown_job()}, run_id, node_id, node_module, pipeline_name, required_model,
 coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec, vm_rss_mb_peak, child_run_id
 
+-- fragment: of_nodes(records)
+-- What is recorded of these nodes of a run, `nodes` NULL: of all. Each is looked up: with statistics from before the run,
+-- a search for several reads all nodes of the run.
+(SELECT * FROM records WHERE run_id = %(run_id)s AND %(nodes)s::text[] IS NULL
+ UNION ALL
+ SELECT found.* FROM (SELECT DISTINCT unnest(%(nodes)s::text[])) w (name) CROSS JOIN LATERAL (
+        SELECT * FROM records WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) found)
+
 -- fragment: age_s(at)
 -- The seconds since a time; an infinite one counts as the nearest that the server can subtract.
 extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8

@@ -18,7 +18,6 @@ _now = time.monotonic
 _WORK = range(300_000)
 _IDLE_S = 0.015
 """How long the work takes on an idle core of a machine of 2023, rounded up."""
-RARELY_S = 0.1
 _MOST = 6.0
 _EVERY_S = 2.0
 _KEPT_S = 60.0
@@ -60,10 +59,6 @@ class Deadline:
         self._begun = self._measured = _now()
         self.factor = max(_at_start, _worst())
 
-    def waited_s(self) -> float:
-        """Return the seconds since it was made."""
-        return _now() - self._begun
-
     def is_over(self) -> bool:
         """Return whether the time is over; measure the machine every two seconds and at the end."""
         now = _now()
@@ -81,11 +76,7 @@ def patience(timeout_s: float) -> float:
 
 
 def until(predicate: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.01) -> T:
-    """Return the predicate's first true value; raise AssertionError after `timeout_s`.
-
-    It asks every `every_s`, and ever less often: up to a tenth of the time that it has waited, or
-    RARELY_S. Most predicates ask the database, and all workers of a session share its cores.
-    """
+    """Return the predicate's first true value; raise AssertionError after `timeout_s`."""
     deadline = Deadline(timeout_s)
     pause = threading.Event()
     while True:
@@ -96,4 +87,4 @@ def until(predicate: Callable[[], T], *, timeout_s: float = 30.0, every_s: float
             name = getattr(predicate, "__qualname__", repr(predicate))
             slow = f", times {deadline.factor:.1f} on this machine"
             raise AssertionError(f"not true within {timeout_s} s{slow}: {name}")
-        pause.wait(max(every_s, min(RARELY_S, deadline.waited_s() / 10)))
+        pause.wait(every_s)

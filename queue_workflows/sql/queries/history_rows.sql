@@ -10,13 +10,9 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: nodes many unprepared
--- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all. Each of these is looked
--- up: with statistics from before the run, a search for several reads all nodes of the run.
+-- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
 SELECT {shown_node()}
-  FROM (SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND %(nodes)s::text[] IS NULL
-        UNION ALL
-        SELECT n.* FROM (SELECT DISTINCT unnest(%(nodes)s::text[])) w (name) CROSS JOIN LATERAL (
-               SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) n) n
+  FROM {of_nodes(workflow_node_jobs)} n
  ORDER BY seq;
 
 -- name: node one
@@ -31,13 +27,10 @@ SELECT {shown_job()}, task_name, reason, args AS inputs, result AS output, lock_
   FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: node_events many unprepared
--- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes. Each node is looked up, as above.
+-- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
 SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
        error, detail, created_at
-  FROM (SELECT * FROM workflow_node_events WHERE run_id = %(run_id)s AND %(nodes)s::text[] IS NULL
-        UNION ALL
-        SELECT e.* FROM (SELECT DISTINCT unnest(%(nodes)s::text[])) w (name) CROSS JOIN LATERAL (
-               SELECT * FROM workflow_node_events WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) e) e
+  FROM {of_nodes(workflow_node_events)} e
  ORDER BY created_at, id;
 
 -- name: ingest_events many
@@ -61,9 +54,9 @@ SELECT node_id FROM workflow_node_jobs
  ORDER BY seq LIMIT %(limit)s;
 
 -- name: node_states many
--- Return the states of these nodes of a run.
-SELECT node_id, status::text FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]);
+-- Return the states of these nodes of a run, each looked up as in of_nodes().
+SELECT n.node_id, n.status::text FROM unnest(%(nodes)s::text[]) w (name) CROSS JOIN LATERAL (
+       SELECT node_id, status FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) n;
 
 -- name: further_node_ids column
 -- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to
