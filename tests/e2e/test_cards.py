@@ -386,11 +386,11 @@ def test_only_the_executor_of_its_gpu_ends_with_a_job(
     job_id, folder = in_folder(tmp_path, handler, "photo")
     if why == "timeout":
         set_timeout(job_id, 1.0)
-    # The stall is confirmed on whichever GPU it runs: both count as idle.
+    # The stall is confirmed on whichever GPU it runs: both count as idle, whatever RAM is used.
     knobs = {"CANCEL_GRACE_S": "0.5", "STALL_CONFIRM_POLL_S": "0.2",
              "STALL_CONFIRM_SAMPLES": "2", "GPU_IDLE_PCT": "95"}  # fmt: skip
     env = {f"QUEUE_WORKFLOWS_{name}": value for name, value in knobs.items()}
-    env |= constants.env({"worker.guards.STALL_TIMEOUT_S": 1})
+    env |= constants.env({"worker.guards.STALL_TIMEOUT_S": 1, "worker.guards.STATIC_RAM_MB": 1e6})
     running = worker(cli, "0,1", **env)
     until(lambda: begun(beside) and begun(folder))
     until(lambda: {*shown()} == {0, 1})

@@ -31,7 +31,8 @@ esac
 """
 """It shows no process of the GPU, as in a container, and the GPU as idle."""
 IDLE_GPU = {
-    **constants.env({"worker.guards.STALL_TIMEOUT_S": 1}),
+    # The RAM may be that of a container in which other tests run.
+    **constants.env({"worker.guards.STALL_TIMEOUT_S": 1, "worker.guards.STATIC_RAM_MB": 1e6}),
     "QUEUE_WORKFLOWS_STALL_CONFIRM_POLL_S": str(CONFIRM_S / 2),
     "QUEUE_WORKFLOWS_GPU_HEALTH_LOAD_GRACE_S": "3",
 }

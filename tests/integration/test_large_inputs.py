@@ -167,9 +167,15 @@ def enlarge(conn: Any, run_id: str, size: int) -> None:
     ("count", "size"), [(80, 900_000), pytest.param(70, 4_000_000, marks=pytest.mark.slow)]
 )
 def test_events_of_nodes_with_large_outputs_are_dispatched_in_parts(
-    toy: flow.Flow, conn: Any, caplog: pytest.LogCaptureFixture, count: int, size: int
+    toy: flow.Flow,
+    conn: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    size: int,
 ) -> None:
     """80 outputs of 0.9 MB are more than one value is loaded of, 280 MB more than a jsonb holds."""
+    timeouts.wait_for_statements(monkeypatch, 60.0)
     steps = [flow.step(f"a{n}", "one") for n in range(count)]
     for n in range(count):
         inputs = {"n": {"$from": f"a{n}/x.n"}}

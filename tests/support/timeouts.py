@@ -20,6 +20,11 @@ def shorten_lock_waits(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(pool, "LOCK_TIMEOUT_S", seconds)
 
 
+def wait_for_statements(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let statements of the library's new connections take so long at most."""
+    monkeypatch.setattr(pool, "STATEMENT_TIMEOUT_S", seconds)
+
+
 def shorten_schedule_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a scheduler's transaction fire no further instant after these seconds."""
     monkeypatch.setattr(schedule_rows, "BATCH_S", seconds)
