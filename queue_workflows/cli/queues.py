@@ -39,8 +39,8 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
         if each.name in define.COMMON:
             continue
         mark = marks[each.name]
-        text = f"{mark.metavar or each.name.upper()}  {mark.help[:1].upper()}{mark.help[1:]}"
-        line = f"{text.removesuffix('.')}."
+        text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help.removesuffix(".")
+        line = f"{mark.metavar or each.name.upper()}  {text[:1].upper()}{text[1:]}."
         if each.name in placed:
             made_of.append((each.name, inspect.Parameter.empty, str, line))
         else:
