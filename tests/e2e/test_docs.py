@@ -278,6 +278,22 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in markdown.anchors(target), f"{_name(page)}: {link}"
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name != "decisions"], ids=_name
+)
+def test_page_ends_with_the_next_one(page: Path) -> None:
+    assert "Continue with " in page.read_text(encoding="utf-8").rstrip().rpartition("\n\n")[2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_lines_of_prose_have_at_most_100_characters(page: Path) -> None:
+    text = re.sub(r"^```.*?^```\s*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    no_prose = ("|", "<!--", "- `")  # The last are lists of code, such as functions.
+    assert not [
+        line for line in text.splitlines() if len(line) > 100 and not line.startswith(no_prose)
+    ]
+
+
 def test_pages_show_the_schema_version_of_this_code() -> None:
     shown = re.compile(
         r"this code needs (\d+)|version 12 -> (\d+):|version (\d+) -> 12:"
