@@ -39,7 +39,7 @@ def up(
     workers: str | None = None, ingest: list[str] | None = None, no_ingest: bool = False,
     reload: bool = False, *, app: str | None, log_level: str, log_format: str | None,
 ) -> int:  # fmt: skip
-    """Run orchestrator, workers and scheduler of an app; a second Ctrl-C ends them at once."""
+    """Run orchestrator, workers and scheduler of an app. A second Ctrl-C ends them at once."""
     entry_point.setup_logging(log_level, log_format)
     chosen = app_loading.load_app(app)
     if no_ingest and (workers is not None or ingest):

@@ -696,8 +696,8 @@ def _sent(kind: type[request.Request[Any]]) -> list[str]:
 def http_fields() -> str:
     """Return the types of parameters and bodies over HTTP, for docs/http-reference.md.
 
-    They are those of the OpenAPI document. A name that has several types has a row for each, with
-    its requests.
+    They are those of the OpenAPI document. A name that has several types in one place has a row for
+    each, with its requests.
     """
     document = application.build(service_settings.load(token="t" * 16)).openapi()
     found: dict[tuple[str, ...], list[str]] = {}
@@ -705,9 +705,9 @@ def http_fields() -> str:
         for method, route in methods.items():
             for row in _typed_fields(route, document["components"]["schemas"]):
                 found.setdefault(row, []).append(_code(f"{method.upper()} {path}"))
-    times = Counter(name for name, *_ in found)
+    times = Counter((name, place) for name, place, *_ in found)
     rows = [
-        (*row, ", ".join(requests) if times[row[0]] > 1 else "")
+        (*row, ", ".join(requests) if times[row[:2]] > 1 else "")
         for row, requests in sorted(found.items())
     ]
     return _table(("name", "in", "type", "default", "meaning", "of"), rows)
