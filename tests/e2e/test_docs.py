@@ -197,7 +197,7 @@ class Reader:
             if block.ready:
                 with psycopg.connect(self.environment["QUEUE_WORKFLOWS_DB_URL"]) as conn:
                     conn.autocommit = True
-                    wait.until(lambda: conn.execute(block.ready.encode()).fetchone(), timeout_s=60)
+                    wait.until(lambda: conn.execute(block.ready.encode()).rowcount, timeout_s=60)
             yield
             process.send_signal(signal.SIGINT)
             code = process.wait(COMMAND_S)
