@@ -19,7 +19,7 @@ import pytest
 from psycopg import conninfo
 
 from queue_workflows import db, model_registry
-from tests.support import database, embedded_servers, fork_server, markdown, wait
+from tests.support import database, embedded_servers, fork_server, markdown, reaper, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -41,8 +41,11 @@ def _name(page: Path) -> str:
 
 
 def _terminal() -> dict[str, str]:
-    """Return the environment of a person who types the commands, without the variables of tests."""
-    own = ("COVERAGE_", "PYTHONPATH")
+    """Return the environment of a person who types the commands.
+
+    Of the variables of tests it has only the mark by which the reaper ends what a killed test left.
+    """
+    own = ("COVERAGE_", "PYTHONPATH", reaper.MARK)
     tools = (Path(sys.executable).parent, embedded_servers.installation() / "bin")
     return {
         "PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]]),
