@@ -28,7 +28,7 @@ sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
     --gpu N 0..  gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.
     --cards N,N  A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.
     --workers FILE|JSON  A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON.
-    --ingest QUEUE  A worker of this queue, beside the pool's; again.
+    --ingest QUEUE  A worker of this queue, beside the pool's; repeatable.
     --no-ingest  No ingest workers, no pool, no scheduler.
     --reload  Start again when a file of the app changes.""",
     takes="app debug db log_level log_format",
@@ -39,7 +39,7 @@ def up(
     workers: str | None = None, ingest: list[str] | None = None, no_ingest: bool = False,
     reload: bool = False, *, app: str | None, log_level: str, log_format: str | None,
 ) -> int:  # fmt: skip
-    """Run orchestrator, workers and scheduler of an app. Ctrl-C stops them, twice at once."""
+    """Run orchestrator, workers and scheduler of an app. A second Ctrl-C ends them at once."""
     entry_point.setup_logging(log_level, log_format)
     chosen = app_loading.load_app(app)
     if no_ingest and (workers is not None or ingest):
