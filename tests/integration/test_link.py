@@ -127,6 +127,34 @@ def test_a_value_that_cannot_be_sent_is_refused_and_loses_no_connection(own: Own
     own.turn_until("connected", nul, [(b"2",)])
 
 
+@pytest.fixture
+def table(conn: db.Connection) -> Iterator[bytes]:
+    """A table of one row and one column, which has the value 1."""
+    conn.execute("CREATE TABLE has_columns AS SELECT 1 AS a")
+    yield b"has_columns"
+    conn.execute("DROP TABLE has_columns")
+
+
+def test_a_column_that_is_added_is_returned_by_statements_that_were_used_before(
+    own: Own, conn: db.Connection, table: bytes
+) -> None:
+    def within() -> db.Script[Any]:
+        yield db.BEGIN
+        rows = yield db.Statement(b"SELECT * FROM " + table, {}, is_raw=True)
+        yield db.COMMIT
+        return rows
+
+    every = b"SELECT * FROM " + table
+    own.ask(every, every)
+    own.turn_until("connected", [(b"1",)], [(b"1",)])
+    conn.execute("ALTER TABLE has_columns ADD COLUMN b integer DEFAULT 2")
+    own.ask(every)
+    own.turn_until([(b"1", b"2")])
+    conn.execute("ALTER TABLE has_columns ADD COLUMN c integer DEFAULT 3")
+    own.ask(within(), within(), every)
+    own.turn_until("0A000", [(b"1", b"2", b"3")], [(b"1", b"2", b"3")])
+
+
 def test_notifications_arrive_between_statements_and_during_one(own: Own) -> None:
     own.turn_until("connected")
     notify("idle")
