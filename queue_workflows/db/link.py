@@ -6,10 +6,10 @@ and its connections cannot be waited for together with other descriptors on one 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
-import os
 import random
 import re
 import socket
@@ -138,8 +138,10 @@ class Link:
         """
         self._cut_for = why
         if self._pg is not None and (fd := self._fd()) != -1:
-            with socket.socket(fileno=os.dup(fd)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
+            own = socket.socket(fileno=fd)  # no copy, as there may be no descriptor left for one
+            with contextlib.suppress(OSError):  # it has ended just now
+                own.shutdown(socket.SHUT_RDWR)
+            own.detach()
 
     def _fd(self) -> int:
         try:

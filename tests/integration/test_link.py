@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -182,6 +184,26 @@ def test_a_connection_that_is_cut_asks_for_no_cancel(own: Own) -> None:
 
     own.turn_until("disconnected", "lost", "connected", [(b"9",)], at=cut_once)
     end_sleepers()  # the server has not heard of it
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process open nothing in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_connection_is_cut_by_a_process_that_can_open_nothing(own: Own) -> None:
+    own.ask(b"SELECT pg_sleep(60)", b"SELECT 9")
+    own.turn_until("connected")
+    with no_descriptor_left():
+        own.link.cut()
+    own.turn_until("disconnected", "lost", "connected", [(b"9",)])
+    end_sleepers()
 
 
 def test_it_listens_nowhere_where_all_only_poll(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
