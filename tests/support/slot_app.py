@@ -184,6 +184,33 @@ def leaves_child(*, folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+PRINTER = """
+import pathlib, sys, time
+folder, ends = pathlib.Path(sys.argv[1]), time.monotonic() + 60
+while not (folder / "say").exists() and time.monotonic() < ends: time.sleep(0.01)
+print("late", flush=True)
+(folder / "said").touch()
+"""
+
+
+def leaves_printer(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, and leaves a process that prints when `say` is there.
+
+    That has a session of its own, and so lives on when the executor is killed.
+    """
+    if begins(folder):
+        subprocess.Popen([sys.executable, "-c", PRINTER, folder], start_new_session=True)
+        Path(folder, "left").write_text(f"{os.getppid()} ")
+        time.sleep(LONG_S)
+    return {}
+
+
+def logs_much(*, lines: int) -> dict[str, Any]:
+    for _ in range(lines):
+        log.warning("x" * 1000)
+    return {}
+
+
 def ignores_sigterm(*, folder: str) -> dict[str, Any]:
     """Does not end at its first start, for any request."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -408,8 +435,8 @@ TASKS: tuple[Callable[..., Any], ...] = (
     answers, refuses, tidies_late,
     quick, starts, waits, waits_once, ticks_once, says, fails, fails_late, holds_gil, segfaults,
     exits_at_once, exits, interrupts,
-    closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
-    floods, grows,
+    closes_all, kills_itself, leaves_child, leaves_printer, ignores_sigterm, ends_at_sigterm,
+    breaks_json, floods, logs_much, grows,
     async_quick, meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies,
     async_reports, fills, leaks, holds,
 )  # fmt: skip
