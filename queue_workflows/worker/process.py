@@ -251,7 +251,8 @@ class Worker:
         if self._models is not None:
             self._models.serve(self._desk.queues[0], self._leases.later, self._leases.beat_now)
         try:
-            with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
+            watches = self._memory, self._metrics or contextlib.nullcontext()
+            with self._woken_by_signals(), self._printer.takes_log(), watches[0], watches[1]:
                 self._loop.wake_at(0.0)
                 self._loop.run(self._tick, self._is_over if self._ends_by_itself else None)
         finally:

@@ -181,6 +181,20 @@ def test_output_of_a_process_that_outlives_its_executor_does_not_end_the_worker(
     stopped(running)
 
 
+def test_a_reader_of_its_log_that_sleeps_delays_no_job(cli: Commands) -> None:
+    reader, writer = os.pipe()
+    try:
+        options = ("--queue", slot_app.QUEUE, "--slots", "1", "--app", APP)
+        running = cli.start(SCRIPT, *options, terminal=writer)
+        args = {"lines": 300}
+        ids = [jobs.enqueue(task_name="logs_much", queue=slot_app.QUEUE, args=args) for _ in "12"]
+        until(lambda: all(status(each, "completed") for each in ids))
+        stopped(running)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_a_stopped_executor_keeps_its_claim_and_goes_on(cli: Commands, tmp_path: Path) -> None:
     job_id, folder = enqueued(tmp_path, "waits")
     running = worker(cli, 1, "--lease-seconds", "2")
