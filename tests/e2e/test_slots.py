@@ -423,6 +423,15 @@ def test_a_cancelled_run_ends_its_node_and_a_neighbour_goes_on(
     stopped(running)
 
 
+def test_a_node_that_sets_its_own_event_is_not_cancelled(cli: Commands) -> None:
+    job_id = node("node_stops_threads")
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(job_id)["status"] == "completed")
+    assert node_row(job_id)["context_delta"] == {"ended": True}
+    assert node_row(job_id)["claim_no"] == 1
+    stopped(running)
+
+
 def test_an_input_node_is_parked_without_an_executor(cli: Commands) -> None:
     asks = node("__input__choose_one", widget="choose_one", target="x")
     running = worker(cli, 1, queue="cpu")

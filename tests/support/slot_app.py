@@ -306,6 +306,15 @@ def node_waits(folder: str, cancel_event: Any) -> dict[str, Any]:
     return {"cancelled": cancel_event.is_set(), "pid": os.getpid()}
 
 
+def node_stops_threads(cancel_event: threading.Event) -> dict[str, Any]:
+    """Uses the event of its job to end a thread of its own."""
+    thread = threading.Thread(target=cancel_event.wait)
+    thread.start()
+    cancel_event.set()
+    thread.join()
+    return {"ended": True}
+
+
 def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[str, Any]:
     begins(folder)
     status_callback(0.25)
@@ -441,8 +450,8 @@ TASKS: tuple[Callable[..., Any], ...] = (
     async_reports, fills, leaks, holds,
 )  # fmt: skip
 NODES: tuple[Callable[..., Any], ...] = (
-    node_adds, node_waits, node_reports, node_awaits, node_yields, node_streams, node_meets,
-    node_async,
+    node_adds, node_waits, node_stops_threads, node_reports, node_awaits, node_yields,
+    node_streams, node_meets, node_async,
 )  # fmt: skip
 
 
