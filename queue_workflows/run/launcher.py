@@ -37,6 +37,8 @@ are left for that.
 """
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where the system has no pidfds."""
+LONGEST_MS: Final = 2**31 - 1
+"""The longest wait that the system takes; a lease may be longer."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
@@ -291,7 +293,7 @@ class _Launcher:
         left_s = None if self._until is None else max(0.0, self._until - clock.boot_s())
         if any(each.pidfd < 0 for each in self._executors.values()):
             left_s = CHECK_S if left_s is None else min(left_s, CHECK_S)
-        return None if left_s is None else left_s * 1000 + 1
+        return None if left_s is None else min(left_s * 1000 + 1, LONGEST_MS)
 
     def _act(self, packet: dict[str, Any], fds: Sequence[int]) -> None:
         if "hold" in packet:

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, db, jobs, node_queue, run_store, workers
-from tests.support import card_app, commands, slot_app
+from tests.support import card_app, commands, constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import enqueued, row, stopped
@@ -56,6 +56,14 @@ def test_a_handler_that_crashes_is_charged_and_its_worker_goes_on(
     after = enqueued("quick", number=1)
     until(lambda: row(after)["status"] == "completed")
     assert row(after)["result"]["pid"] != running.process.pid
+    stopped(running)
+
+
+def test_a_worker_takes_the_longest_lease(cli: Commands) -> None:
+    job_id = enqueued("quick", number=1)
+    longest_s = constants.value("worker.shapes.MAX_LEASE_S")
+    running = worker(cli, "--lease-seconds", f"{longest_s:.0f}")
+    until(lambda: row(job_id)["status"] == "completed")
     stopped(running)
 
 
