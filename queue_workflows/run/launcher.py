@@ -42,7 +42,9 @@ LONGEST_MS: Final = 2**31 - 1
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
-"""Bytes of a packet: what an app has registered is the largest."""
+"""Bytes of a packet. The system may allow less, but at least PIECE."""
+PIECE: Final = 1 << 16
+"""Bytes of what an app has registered that one packet has."""
 FDS: Final = 4
 """Descriptors of an executor: jobs, interrupts, stdout and stderr."""
 
@@ -113,7 +115,10 @@ class Launcher:
         """
         made = cls(app, late=False)
         try:
-            found = made._receive()["loaded"]
+            size, text = made._receive()["loaded"], b""
+            while len(text) < size:
+                text += made._packet()
+            found = json.loads(text)
             registered = loaded_app.taken(found["app"])
         except BaseException:
             made.close()
@@ -137,6 +142,9 @@ class Launcher:
         return found
 
     def _receive(self) -> dict[str, Any]:
+        return json.loads(self._packet())
+
+    def _packet(self) -> bytes:
         try:
             data = self._end.recv(PACKET)
         except BlockingIOError:
@@ -145,7 +153,7 @@ class Launcher:
             raise self._lost(str(error)) from None
         if not data:
             raise self._lost("")
-        return json.loads(data)
+        return data
 
     def fork(self, fds: list[int], *, shared: bool) -> int:
         """Let it fork an executor with these descriptors; return the number of its `forked` packet.
@@ -265,7 +273,7 @@ class _Launcher:
         if not self._late:
             loaded = loaded_app.load(self._app)
             forking.prepare()  # loading may have used the database, whose pool has threads
-            self._say({"loaded": {"app": loaded, "late": forking.unsafe()}})
+            self._tell_loaded({"app": loaded, "late": forking.unsafe()})
         # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.collect()
@@ -288,6 +296,13 @@ class _Launcher:
 
     def _say(self, packet: dict[str, Any]) -> None:
         self._worker.send(json.dumps(packet).encode())
+
+    def _tell_loaded(self, found: dict[str, Any]) -> None:
+        """Tell the worker what the app has registered, whose size has no limit."""
+        text = json.dumps(found).encode()
+        self._say({"loaded": len(text)})
+        for at in range(0, len(text), PIECE):
+            self._worker.send(text[at : at + PIECE])
 
     def _timeout_ms(self) -> float | None:
         left_s = None if self._until is None else max(0.0, self._until - clock.boot_s())

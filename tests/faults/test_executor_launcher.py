@@ -57,6 +57,20 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     os.environ.pop("OWN_URL")
 
 
+def registers_many() -> None:
+    executor_app.load()
+    for number in range(10_000):
+        config.register_ingest_task(f"a_task_with_quite_a_long_name_{number:050d}", print)
+
+
+def test_the_worker_learns_of_many_tasks() -> None:
+    """What the app has registered takes more bytes than the kernel lets one packet have."""
+    with executors.launched(registers_many) as launcher:
+        assert len(launcher.registered.tasks) > 10_000
+        with executors.forked(launcher) as worker:
+            assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
 def raises(error: BaseException) -> Callable[[], None]:
     def load() -> None:
         raise error
