@@ -324,32 +324,31 @@ class _Launcher:
 
     def _fork(self, number: int, fds: Sequence[int], *, shared: bool) -> None:
         forking.flush()
-        child = _Child(self._cgroups.make())
-        parent, pid, error = os.getpid(), -1, None
+        cgroup, parent = self._cgroups.make(), os.getpid()
         try:
             if len(fds) < FDS:  # the kernel had no room for all of them
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            child = _Child(cgroup)
             pid = os.fork()
         except OSError as refused:  # no process, memory or descriptor is left for the moment
-            error = str(refused)
+            self._cgroups.end(cgroup)
+            self._say({"forked": number, "pid": -1, "error": str(refused)})
+            return
         if not pid:
             if self._on_child is not None:
                 signal.signal(signal.SIGCHLD, self._on_child)
-            if child.cgroup is not None:
-                child.cgroup.join()
+            if cgroup is not None:
+                cgroup.join()
             for each in self._executors.values():
                 if each.pidfd >= 0:
                     os.close(each.pidfd)
             self._worker.close()
             _execute(fds, self._app, parent, child.begun, late=self._late, shared=shared)
-        if error is None:
-            self._executors[pid] = child
-            with contextlib.suppress(AttributeError, OSError):
-                child.pidfd = os.pidfd_open(pid)
-                self._poll.register(child.pidfd, select.POLLIN)
-        else:
-            self._cgroups.end(child.cgroup)
-        self._say({"forked": number, "pid": pid, "error": error})
+        self._executors[pid] = child
+        with contextlib.suppress(AttributeError, OSError):
+            child.pidfd = os.pidfd_open(pid)
+            self._poll.register(child.pidfd, select.POLLIN)
+        self._say({"forked": number, "pid": pid, "error": None})
 
     def _run_policy(self, name: str, about: dict[str, Any], fds: Sequence[int]) -> None:
         """Fork a process that calls a stop policy; the end of its socket tells the worker all.

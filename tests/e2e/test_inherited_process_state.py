@@ -162,24 +162,26 @@ def children(parent: int) -> list[int]:
 
 
 REFUSES_FORKS = """
-import errno, os, pathlib
-real = os.fork
-def fork():
+import mmap, os, pathlib
+real = {call}
+def call(*given):
     path = pathlib.Path({path!r})
     if path.exists():
         raise OSError({number}, os.strerror({number}))
-    return real()
-os.fork = fork
+    return real(*given)
+{call} = call
 """
 
 
-@pytest.mark.parametrize("name", ["EAGAIN", "ENOMEM"])
+@pytest.mark.parametrize(
+    ("call", "name"), [("os.fork", "EAGAIN"), ("os.fork", "ENOMEM"), ("mmap.mmap", "ENOMEM")]
+)
 def test_a_fork_that_is_refused_for_a_while_cuts_no_job_and_is_tried_again(
-    cli: Commands, tmp_path: Path, name: str
+    cli: Commands, tmp_path: Path, call: str, name: str
 ) -> None:
     refused, go = tmp_path / "refused", tmp_path / "go"
-    code = REFUSES_FORKS.format(path=str(refused), number=getattr(errno, name))
-    cli.env[code_app.AT_IMPORT] = code
+    number = getattr(errno, name)
+    cli.env[code_app.AT_IMPORT] = REFUSES_FORKS.format(call=call, path=str(refused), number=number)
     running = cli.start(*WORKER, "--slots", "2")
     neighbour = code_app.enqueued(waits(go))
     until(lambda: status(neighbour, "running"))
