@@ -77,8 +77,10 @@ class Write(NamedTuple):
     """Takes the result."""
     refused: Callable[[Exception], object]
     """Takes an error that no repetition cures."""
-    ends: claimed_job.ClaimedJob | None = None
-    """The job whose end it writes."""
+    job: claimed_job.ClaimedJob | None = None
+    """The job that it is about. What is written about one job keeps its order."""
+    ends: bool = False
+    """Whether it writes the end of the job."""
 
 
 def may_pass(error: Exception) -> bool:
@@ -194,7 +196,8 @@ class Desk:
             if _sqlstate(error) == LOCKED:
                 self._set_aside(write)
             elif may_pass(error):
-                self._writes.append(write)  # another one may succeed at once
+                found = self._with_later(write)
+                self._writes.extend(found)  # another one may succeed at once
                 self._retry_later(error)
             else:
                 write.refused(error)
@@ -203,15 +206,30 @@ class Desk:
 
     def _set_aside(self, write: Write) -> None:
         """Try a write again later, as somebody else has locked what it needs."""
-        self._aside.append(write)
+        found = self._with_later(write)
+        self._aside.extend(found)
         if (now := self.now()) >= self._aside_at:
             self._aside_at = now + ASIDE_S
         self._wake_at(self._aside_at)
         if self._lone is not None:
             self.start(self._lone.queue)
 
+    def _with_later(self, write: Write) -> list[Write]:
+        """Return a write that has to wait, and take those of its job that come after it along.
+
+        A handler that streams sends the next parts before these are stored, and relies on that.
+        """
+        if (job := write.job) is None:
+            return [write]
+        later = [each for each in (*self._aside, *self._writes) if each.job is job]
+        if later:
+            self._aside = deque(each for each in self._aside if each.job is not job)
+            self._writes = deque(each for each in self._writes if each.job is not job)
+        return [write, *later]
+
     def _write(self, write: Write) -> None:
-        self._writes.append(write)
+        waits = write.job is not None and any(each.job is write.job for each in self._aside)
+        (self._aside if waits else self._writes).append(write)
         self._ring()
 
     def notified(self, channel: str, text: str) -> None:
@@ -416,7 +434,7 @@ class Desk:
                 _log.warning("the end of job %s is left to its lease: %s", job.id, error)
                 self._forget(job)
 
-        self._write(Write(make, done, refused, ends=job))
+        self._write(Write(make, done, refused, job, ends=True))
 
     def _end(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         self.write(job, functools.partial(record.end, job.lease, outcome))
@@ -448,7 +466,7 @@ class Desk:
             announce(None)
 
         if completed:
-            self._write(Write(functools.partial(claimed_job.rows, job), found, not_found))
+            self._write(Write(functools.partial(claimed_job.rows, job), found, not_found, job))
         else:
             announce(None)
 
@@ -463,7 +481,7 @@ class Desk:
         now = self.now()
         while own.waiting and not own.changing:
             if own.waiting[0] is self._lone:
-                locked = {write.ends for write in self._aside}
+                locked = {write.job for write in self._aside if write.ends}
                 if not locked.issuperset(job for job in self.jobs if job is not self._lone):
                     if len(own.waiting) == 1:
                         break
@@ -561,7 +579,7 @@ class Desk:
             _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, _ignore, refused))
+        self._write(Write(make, _ignore, refused, job))
 
     def model(self, model: JsonDict) -> None:
         """Note the model that the executor of a GPU reports."""
@@ -583,7 +601,8 @@ class Desk:
             why = f"the database refuses a step: {str(error).strip()}"
             answer(claimed_job.answered(error=why))
 
-        self._write(Write(functools.partial(claimed_job.answer, job, question), answer, refused))
+        make = functools.partial(claimed_job.answer, job, question)
+        self._write(Write(make, answer, refused, job))
 
     # --- Decisions.
 
