@@ -57,6 +57,8 @@ MOST: Final = 500
 """How many results one statement records at most."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
+TIMED_OUT: Final = "57014"
+"""SQLSTATE of a statement that took longer than `pool.STATEMENT_TIMEOUT_S`."""
 COMPLETED: Final = "completed"
 """`_record` returns it if it has recorded the result."""
 ASIDE_S: Final = 0.5
@@ -353,8 +355,9 @@ class Desk:
         own.may_claim |= count > 0
         own.claiming = False
         state = _sqlstate(error)
-        if done and (state in (LOCKED, claims.CLAIM_LOST) or not may_pass(error)):
-            self._record_apart(own, done)  # one of them is at fault
+        apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
+        if done and apart:
+            self._record_apart(own, done)  # one of them is at fault, or they are too many
         elif state == LOCKED:
             own.may_claim = False  # until the next poll
         elif not by_row and not done and row_isolation.is_about_rows(error):

@@ -201,6 +201,18 @@ def refused(sqlstate: str, kind: type[psycopg.Error] = psycopg.Error) -> psycopg
     return error
 
 
+def test_results_whose_record_takes_too_long_are_recorded_apart() -> None:
+    world = World(slots=3)
+    world.claim("a", "b", "c")
+    for name in "abc":
+        world.ended(name)
+    world.desk.stop(60.0)
+    request = world.request()
+    assert sorted(recorded_by(request)) == ["a", "b", "c"]
+    request.refused(refused("57014", psycopg.OperationalError))
+    assert world.to_write == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     "error",
     [refused(desk.LOCKED), refused("25006", psycopg.OperationalError)],
