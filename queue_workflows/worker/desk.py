@@ -490,6 +490,9 @@ class Desk:
                         break
                     own.waiting.rotate(-1)
             job = own.waiting[0]
+            if (failure := job.lease_end.check(now)) is not None:
+                self._fail(job, failure, now)  # this process was stopped for so long
+                continue
             shared = own.shape.concurrent or job.name in own.async_tasks
             # On a GPU a fresh executor for each job would load the model for each.
             isolated = job.name in own.isolated or (shared and job.is_last)

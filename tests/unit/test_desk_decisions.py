@@ -247,6 +247,17 @@ def test_what_is_written_about_a_job_keeps_its_order(error: psycopg.Error) -> No
     assert [each for each in written if each != "b1"] == ["a1", "a2", "a3", "a4"]
 
 
+def test_a_job_whose_lease_is_over_does_not_start() -> None:
+    """The process was stopped. Its executors have ended, and another one takes their place."""
+    world = World()
+    world.claim("a", "b")
+    world.now += 31.0
+    world.died("a", DEATH._replace(by_deadline=True))
+    world.desk.room()
+    assert world.job("b").place is None
+    assert world.to_write == ["a", "b"]
+
+
 def test_a_result_whose_reply_is_lost_is_looked_for_before_it_is_recorded_again() -> None:
     world = World()
     world.claim("a")
