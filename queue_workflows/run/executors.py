@@ -201,7 +201,10 @@ class Executors:
         `is_final`: another attempt would not help.
         """
         if job.place is not None and number:
-            self._send(job.place, wire.frame(wire.ANSWER, number, wire.encoded(answer)))
+            if len(body := wire.encoded(answer)) > wire.MAX_BYTES:
+                why = f"the answer has {len(body)} bytes as JSON, more than {wire.MAX_BYTES}"
+                body = wire.encoded({"value": None, "error": why, "is_final": True})
+            self._send(job.place, wire.frame(wire.ANSWER, number, body))
 
     def expect_announcement(self, place: Executor) -> None:
         """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""
@@ -210,7 +213,8 @@ class Executors:
     def announce(self, place: Executor, key: int, rows: bytes | None) -> None:
         """Call the app's hook for a recorded job; None: it was not recorded, forget its value."""
         if place.packet is None:
-            self._send(place, wire.frame(wire.ANNOUNCE, key, rows or b""))
+            body = b"" if rows is None or len(rows) > wire.MAX_BYTES else rows
+            self._send(place, wire.frame(wire.ANNOUNCE, key, body))
 
     def change_model(self, change: JsonDict) -> bool:
         """Let an executor without a job load or unload a model; return False if there is none."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows.claim import claims, outcomes, record, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import link
@@ -340,9 +340,8 @@ class Desk:
                 self.hand_back(job, why)
             elif job.is_last and self._lone is not None:
                 self.hand_back(job, "another job is to run alone in this worker")
-            elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = node_call.refused(wire.load_row(job.body))
-                self._end(job, refused or outcomes.Outcome("parked", 0.0))
+            elif (outcome := _without_handler(job)) is not None:
+                self._end(job, outcome)
             else:
                 own.waiting.append(job)
                 self._lone = job if job.is_last else self._lone
@@ -807,6 +806,16 @@ def _ignore(_: object) -> None:
 def _sqlstate(error: Exception) -> str:
     """Return the SQLSTATE of an error; empty if it is not the server's."""
     return getattr(error, "sqlstate", None) or ""
+
+
+def _without_handler(job: claimed_job.ClaimedJob) -> outcomes.Outcome | None:
+    """Return the outcome of a claimed job that no executor has to run, or None."""
+    if (size := len(job.body)) > wire.MAX_BYTES:
+        why = f"its row has {size} bytes as JSON, more than {wire.MAX_BYTES}"
+        return outcomes.of_error(errors.UnreadableRow(why), 0.0, f"job {job.id}")
+    if job.in_run and (job.name or "").startswith(INPUT_PREFIX):
+        return node_call.refused(wire.load_row(job.body)) or outcomes.Outcome("parked", 0.0)
+    return None
 
 
 def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:

@@ -231,6 +231,18 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
         assert worker.node("echo", {"x": 1}, **row).kind == "completed"
 
 
+def test_an_answer_that_no_message_can_carry_fails_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    constants.put(monkeypatch, "run.wire.MAX_BYTES", 100_000)
+    with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
+        rows = {"job": {"id": "j"}, "run": {"name": "x" * 200_000}}
+        worker.answers = {"context": {"whole": 8}, "rows": rows}
+        outcome = worker.node("echo", {"x": 1}, input_template={"x": {"$from": "a"}})
+        assert outcome.kind == "failed"
+        assert "bytes as JSON, more than 100000" in outcome.error
+
+
 # Cost.
 
 

@@ -195,6 +195,18 @@ def test_a_reader_of_its_log_that_sleeps_delays_no_job(cli: Commands) -> None:
         os.close(writer)
 
 
+def test_a_row_that_no_message_can_carry_fails_and_its_worker_goes_on(cli: Commands) -> None:
+    cli.env |= constants.env({"run.wire.MAX_BYTES": 100_000})
+    args = {"text": "x" * 200_000}
+    large = jobs.enqueue(task_name="answers", queue=slot_app.QUEUE, args=args, max_attempts=3)
+    running = worker(cli, 1)
+    until(lambda: status(large, "failed"))
+    assert "bytes as JSON, more than 100000" in row(large)["error"]
+    after = jobs.enqueue(task_name="quick", queue=slot_app.QUEUE, args={"number": 1})
+    until(lambda: status(after, "completed"))
+    stopped(running)
+
+
 def test_a_stopped_executor_keeps_its_claim_and_goes_on(cli: Commands, tmp_path: Path) -> None:
     job_id, folder = enqueued(tmp_path, "waits")
     running = worker(cli, 1, "--lease-seconds", "2")
