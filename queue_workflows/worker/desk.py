@@ -59,6 +59,8 @@ LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
 TIMED_OUT: Final = "57014"
 """SQLSTATE of a statement that took longer than `pool.STATEMENT_TIMEOUT_S`."""
+SHORTEST_S: Final = 0.001
+"""The shortest time limit of a job that runs: the loop's timer has milliseconds."""
 COMPLETED: Final = "completed"
 """`_record` returns it if it has recorded the result."""
 ASIDE_S: Final = 0.5
@@ -813,6 +815,9 @@ def _without_handler(job: claimed_job.ClaimedJob) -> outcomes.Outcome | None:
     if (size := len(job.body)) > wire.MAX_BYTES:
         why = f"its row has {size} bytes as JSON, more than {wire.MAX_BYTES}"
         return outcomes.of_error(errors.UnreadableRow(why), 0.0, f"job {job.id}")
+    if 0.0 < (limit_s := job.timeout_s or 0.0) < SHORTEST_S:
+        why = f"its time limit of {limit_s:g} s is over before it can begin"
+        return outcomes.Outcome("timed_out", 0.0, error=why)
     if job.in_run and (job.name or "").startswith(INPUT_PREFIX):
         return node_call.refused(wire.load_row(job.body)) or outcomes.Outcome("parked", 0.0)
     return None

@@ -67,6 +67,20 @@ def test_a_worker_takes_the_longest_lease(cli: Commands) -> None:
     stopped(running)
 
 
+@pytest.mark.parametrize("limit_s", ["5e-324", "1e-9", "0.0009"])
+def test_a_time_limit_that_no_worker_can_measure_ends_its_job_and_not_the_worker(
+    cli: Commands, conn: db.Connection, tmp_path: Path, limit_s: str
+) -> None:
+    late, beside = in_folder("starts", tmp_path / "job"), enqueued("quick", number=2)
+    conn.execute(f"UPDATE ingest_jobs SET timeout_s = {limit_s} WHERE id = %s", (late,))
+    running = worker(cli)
+    until(lambda: row(beside)["status"] == "completed")
+    assert (row(late)["status"], row(late)["claim_no"]) == ("failed", 1)
+    assert f"its time limit of {float(limit_s):g} s is over" in row(late)["error"]
+    assert not slot_app.starts_of(tmp_path / "job")
+    stopped(running)
+
+
 def test_off_hard_hands_its_job_back_and_ends_the_worker(cli: Commands, tmp_path: Path) -> None:
     held = in_folder("waits", tmp_path / "job")
     running = worker(cli)
