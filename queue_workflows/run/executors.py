@@ -175,6 +175,7 @@ class Executors:
         place = job.place
         if place is None:
             return
+        reason = reason[:1000]  # an executor reads 4096 bytes of it
         if place.shared:
             self._send(place, wire.frame(wire.INTERRUPT, job.key, reason.encode()))
             return

@@ -643,7 +643,8 @@ class Desk:
         after_s: float = 0.0, now: bool = False, code: int = 0,
     ) -> None:  # fmt: skip
         """Hand a job back, uncounted, once its handler has ended."""
-        given = {"reason": reason, "front": front, "after_s": after_s}
+        # The reason may be an error of an executor, which no database need store.
+        given = {"reason": payload.error_text(reason), "front": front, "after_s": after_s}
         make = functools.partial(record.hand_back, job.lease, **given)
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
@@ -680,6 +681,7 @@ class Desk:
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
+        reason = payload.error_text(reason)  # it may be of an app's stop policy
         self._returned.append((self.jobs, done))
         for own in self.queues:
             self._return_all(own, reason)

@@ -273,6 +273,19 @@ def test_a_stop_policy_of_the_app_is_obeyed(
     assert "it does not return" not in running.err
 
 
+def test_a_stop_policy_of_the_app_may_have_any_reason(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    running = worker(cli, 1, app="tests.support.slot_app:setup_policy")
+    until(lambda: begun(folder))
+    monkeypatch.setitem(worker_control.STOP_POLICIES, "odd", slot_app.odd_policy)
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="odd")
+    until(lambda: row(job_id)["status"] != "running")
+    assert (row(job_id)["status"], row(job_id)["error"]) == ("queued", None)
+    stopped(running)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("fails", "fails has failed: ValueError: no"), ("slow", "slow takes more than 10 s")],

@@ -556,6 +556,11 @@ def own_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
     raise AssertionError("it does not return")
 
 
+def odd_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+    """Hand the jobs back for a reason that no database stores."""
+    worker.requeue_inflight_for_control("\0\udc80" * 100)
+
+
 def failing_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
     """Raise an error."""
     raise ValueError("no")
@@ -569,7 +574,9 @@ def slow_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
 def setup_policy() -> None:
     """Do as `setup` does, with stop policies of the app's own."""
     setup()
-    worker_control.STOP_POLICIES.update(own=own_policy, fails=failing_policy, slow=slow_policy)
+    worker_control.STOP_POLICIES.update(
+        own=own_policy, odd=odd_policy, fails=failing_policy, slow=slow_policy
+    )
 
 
 def setup_logs() -> None:
