@@ -428,7 +428,13 @@ class Worker:
         who = own.who
         about = {"host": who.host, "queue": who.queue, "lease_s": who.lease_s,
                  "host_priority": -1 if who.newest else 0}  # fmt: skip
-        end, until = self._begin_policy(policy, about), clock.boot_s() + stop_policy.WITHIN_S
+        until = clock.boot_s() + stop_policy.WITHIN_S
+        try:
+            end = self._begin_policy(policy, about)
+        except OSError as error:  # no descriptor is left
+            _log.error("stop policy %s cannot begin: %s; stopping hard", policy, error)
+            self._desk.switch(own, policy, hard=True)
+            return
         self._policies[own] = _Policy(policy, end, until)
         self._loop.read(end.fileno(), lambda: self._from_policy(own))
         self._loop.wake_at(until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,22 @@ def test_a_stop_policy_of_the_app_that_fails_is_hard(
     assert running.wait() == 79, running.err
     assert f"stop policy {words}; stopping hard" in running.err
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
+
+
+def test_a_stop_policy_that_no_descriptor_is_left_for_is_hard(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    app = ("--app", "tests.support.slot_app:setup_policy")
+    running = cli.start("queue-claim-worker", "--queue", slot_app.QUEUE, *app)
+    until(lambda: begun(folder))
+    limit = resource.RLIMIT_NOFILE
+    resource.prlimit(running.process.pid, limit, (3, resource.getrlimit(limit)[1]))
+    monkeypatch.setitem(worker_control.STOP_POLICIES, "own", slot_app.own_policy)
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="own")
+    assert running.wait() == 79, running.err
+    assert "stop policy own cannot begin" in running.err
+    assert row(job_id)["crash_count"] == 0
 
 
 def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(
