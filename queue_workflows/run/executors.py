@@ -148,7 +148,8 @@ class Executors:
         if place is None:
             self._return(job, "want of descriptors")
             return
-        waits = not place.ready or bool(place.jobs and not place.shared)
+        # An executor that is not ready may load the app for ever, so that its time counts, too.
+        waits = bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
         if isolated or (self._max_jobs is not None and place.count >= self._max_jobs):
@@ -562,8 +563,9 @@ class Executors:
         death = place.death(packet, max(0, ran - 1))
         for job in jobs:
             job.place = None
-            unread = job.has_started and job.key > last
-            why = place.killed_for or refused or (UNREAD if unread else "")
+            why = place.killed_for or refused
+            if not why and job.has_started and job.key > last:
+                why = UNREAD if place.ready else UNSTARTED
             self._owner.died(job, death._replace(killed_for=why))
         place.close()
         if not self.closing:

@@ -203,6 +203,34 @@ def test_a_fork_that_is_refused_for_a_while_cuts_no_job_and_is_tried_again(
     stopped(running)
 
 
+LOADS_FOR_EVER = """
+import pathlib, threading, time
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+path = pathlib.Path({path!r})
+while path.exists():
+    time.sleep(0.01)
+path.touch()
+"""
+"""With its thread each executor loads the app for itself, and not before the file is gone."""
+
+
+@pytest.mark.parametrize("more", [(), ("--async",)], ids=["alone", "async"])
+def test_a_job_whose_executor_does_not_load_the_app_fails_at_its_time_limit(
+    cli: Commands, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    path = tmp_path / "loaded"
+    cli.env[code_app.AT_IMPORT] = LOADS_FOR_EVER.format(path=str(path))
+    running = cli.start(*WORKER, "--slots", "1", *more)
+    late = code_app.enqueued("found = 1", timeout_s=0.5)
+    until(lambda: status(late, "failed"))
+    assert "ran longer than its budget" in row(late)["error"]
+    path.unlink()
+    after = code_app.enqueued("found = 1", timeout_s=60)
+    until(lambda: status(after, "completed"))
+    assert charges(after) == (1, 0, 0)
+    stopped(running)
+
+
 REFUSES_THREADS = """
 import pathlib, threading
 real = threading.Thread.start
