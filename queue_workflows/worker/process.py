@@ -331,7 +331,9 @@ class Worker:
                 self._end_policy(each, f"takes more than {stop_policy.WITHIN_S:.0f} s")
             else:
                 due.append(policy.until)
-        for sample in self._metrics.take() if self._metrics is not None else ():
+        # Behind other calls they wait where old ones are dropped, as during an outage.
+        takes = self._metrics is not None and not self._leases.is_behind
+        for sample in self._metrics.take() if self._metrics is not None and takes else ():
             put = statements.samples.put.script(
                 host=own.queues[0].who.host,
                 every_s=sample.every_s,
