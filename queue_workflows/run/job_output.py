@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from queue_workflows.runtime import entry_point, io_loop, logs
 from queue_workflows.types import JsonDict
@@ -170,13 +170,17 @@ class Printer:
 
         The records of handlers are printed there, too, and a reader that sleeps must delay no job.
         """
-        own = [each for each in logging.getLogger().handlers if _is_ours(each)]
-        before = [
-            (each, each.setStream(_LogStream(functools.partial(self.write, number))))
-            for each in own
-            if isinstance(each, logging.StreamHandler)
-            and (number := fileno(each.stream)) in self._to
+        own: list[Any] = [
+            each
+            for each in logging.getLogger().handlers
+            if _is_ours(each) and isinstance(each, logging.StreamHandler)
         ]
+        before: list[tuple[logging.StreamHandler[Any], Any]] = []
+        for handler in cast("list[logging.StreamHandler[Any]]", own):
+            number = fileno(handler.stream)
+            if number in self._to:
+                stream = _LogStream(functools.partial(self.write, number))
+                before.append((handler, handler.setStream(stream)))
         try:
             yield
         finally:
