@@ -70,7 +70,7 @@ class NotFound(Exception):
 class Head(NamedTuple):
     """What every page shows of the whole system."""
 
-    needs: list[attention.Need] = []
+    needs: Sequence[attention.Need] = ()
     absent: str | None = None
     """Why no orchestrator seems to run."""
 
@@ -211,9 +211,7 @@ def _session(request: Request) -> session.Session | None:
     return getattr(request.state, "session", None)
 
 
-def _render(
-    request: Request, template: str, own: session.Session | None, **values: Any
-) -> str:
+def _render(request: Request, template: str, own: session.Session | None, **values: Any) -> str:
     pages: Pages = request.app.state.pages
     path: str = request.scope["path"][len(request.scope["root_path"]) :]
 
