@@ -9,7 +9,7 @@ import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import config, db, queues, workers
+from queue_workflows import db, queues, workers
 from queue_workflows.db import statements
 from queue_workflows.service.dashboard import view
 from queue_workflows.types import Row, Rows
@@ -64,7 +64,6 @@ def _read(conn: db.Connection) -> dict[str, Any]:
         "runs": sum(row["running"] for row in every),
         "waits": sum(row["waiting"] for row in every),
         "oldest_s": max(oldest, default=None),
-        "app": config.get_config().app or "APP",
         "any_run": statements.pages.any_run(conn),
         "database": db.describe(),
     }

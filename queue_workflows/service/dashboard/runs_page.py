@@ -130,7 +130,6 @@ async def _values(request: Request, asked: Filters) -> dict[str, Any]:
         "states": STATES,
         "workflows": workflows,
         "selection": chosen,
-        "app": config.get_config().app or "APP",
     }
 
 
@@ -182,7 +181,8 @@ def _read(conn: db.Connection, keywords: JsonDict) -> dict[str, Any]:
 def _chart(last: Rows) -> dict[str, Any]:
     """Return the bars of the last runs, the oldest first, and the usual and the long duration."""
     ended = sorted(row["elapsed_s"] for row in last if row["status"] == "completed")
-    longest = max((row["elapsed_s"] or 0.0 for row in last), default=0.0)
+    took = [row["elapsed_s"] for row in last if row["finished_at"] and row["elapsed_s"]]
+    longest = max(took, default=0.0)
     cuts = statistics.quantiles(ended, n=20, method="inclusive") if len(ended) > 1 else ended * 19
     return {
         "bars": [row | {"share": _share(row["elapsed_s"], longest)} for row in reversed(last)],

@@ -179,7 +179,7 @@ def page(
 
     `command`: the command line that shows the same, printed at the foot. Each template has, beside
     `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
-    (path and query of the page), `read_only`, and the filters of this module.
+    (path and query of the page), `read_only`, `app`, and the filters of this module.
     """
     pages: Pages = request.app.state.pages
     own = _session(request)
@@ -229,6 +229,7 @@ def _render(request: Request, template: str, own: session.Session | None, **valu
         path=path,
         here=_here(request),
         read_only=state.of(request).settings.app_read_only,
+        app=config.get_config().app or "APP",
         **values,
     )
 
