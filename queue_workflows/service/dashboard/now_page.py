@@ -29,7 +29,7 @@ _PAGES: Final[Mapping[str, str]] = {
 
 @router.get("/")
 async def now(request: Request) -> Response:
-    """Show what needs a person, machines, queues, and what runs longest."""
+    """Show the needs for a person, machines, queues, and the jobs that run longest."""
     values = await _values(request)
     return view.page(request, "now.html", title="Now", command="queue-workflows status", **values)
 
