@@ -15,6 +15,7 @@ from queue_workflows.db import pool
 from queue_workflows.db.database_url import db_url, describe
 from queue_workflows.db.pool import (
     LOOP_LOCK_S,
+    PAGE_CONNECTIONS,
     Connection,
     DedicatedConnection,
     close_pool,
@@ -23,6 +24,7 @@ from queue_workflows.db.pool import (
     cursor,
     get_pool,
     is_psycopg,
+    read_only,
 )
 from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, run
 from queue_workflows.runtime.stored_json import load_json
@@ -45,12 +47,12 @@ _LATER = {
 }
 
 __all__ = [
-    "BEGIN", "COMMIT", "LOOP_LOCK_S", "REQUIRED_VERSION", "ROLLBACK", "Connection",
-    "DedicatedConnection", "Error", "InterfaceError", "Listener", "OperationalError", "Script",
-    "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool", "connect",
-    "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
-    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "run", "statement",
-    "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
+    "BEGIN", "COMMIT", "LOOP_LOCK_S", "PAGE_CONNECTIONS", "REQUIRED_VERSION", "ROLLBACK",
+    "Connection", "DedicatedConnection", "Error", "InterfaceError", "Listener", "OperationalError",
+    "Script", "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool",
+    "connect", "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
+    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run",
+    "statement", "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
 ]  # fmt: skip
 
 
