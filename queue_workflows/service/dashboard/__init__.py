@@ -1,0 +1,1 @@
+"""Show runs, failures, workers and questions as pages of the service (extra: dashboard)."""
