@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from queue_workflows import errors
 from queue_workflows.dag import confinement
 from queue_workflows.runtime import display
-from queue_workflows.service import request_parts, state
+from queue_workflows.service import state
 from queue_workflows.service.dashboard import run_page, view
 from queue_workflows.types import JsonDict
 
@@ -136,7 +136,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[JsonDict, Any]:
     """Return the run, and what `call` returns for its folder; raise `NotFound` with the reason."""
     run_page.check_values(request)
-    head = await view.read(request, run_page.run_row, request_parts.unescaped(run_id))
+    head = await view.read(request, run_page.run_row, run_id)
     near = [(f"run {head['id']}", run_page.path(head["id"]))]
     if head["out_dir"] is None:
         raise view.NotFound("the run has no folder: no node has written files", near=near)
@@ -153,12 +153,12 @@ async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[J
 
 
 @router.get("/runs/{run_id}/files")
-async def files(request: Request, run_id: str, path: Place = "") -> Response:
+async def files(request: Request, run_id: view.Segment, path: Place = "") -> Response:
     """Show a folder below that of a run, or the beginning of a file."""
     head, found = await _read(request, run_id, _listed, path)
     parts = _parts(path)
     above = [(part, "/".join(parts[: n + 1])) for n, part in enumerate(parts)]
-    title = f"Files of run {display.line(head['id'], None)}"
+    title = f"Files of run {head['id']}"
     command = f"ls {display.line(head['out_dir'], None)}"
     return view.page(
         request, "run_files.html", title=title, command=command, run=head, above=above, place=path,
@@ -167,7 +167,7 @@ async def files(request: Request, run_id: str, path: Place = "") -> Response:
 
 
 @router.get("/runs/{run_id}/file")
-async def file(request: Request, run_id: str, path: Place, inline: bool = False) -> Response:
+async def file(request: Request, run_id: view.Segment, path: Place, inline: bool = False) -> Response:
     """Return a file: an image to show if it is `inline`, anything else as a download."""
     _, opened = await _read(request, run_id, _file, path)
     size = os.fstat(opened.fileno()).st_size

@@ -22,7 +22,6 @@ from queue_workflows.admin import attempt_history, stored_graph, waiting_reasons
 from queue_workflows.dag import answers, graph, item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, identity, stored_json
-from queue_workflows.service import request_parts
 from queue_workflows.service.dashboard import forms, layered, session, strip, timeline, view
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
@@ -262,7 +261,9 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
     attempts = node["attempts"]
     chosen = next((each for each in attempts if each["claim_no"] == claim), None)
     chosen = chosen or (attempts[-1] if attempts else None)
+    spec = stored_json.mapping(row["input_spec"])
     found: JsonDict = {
+        "prompt": stored_json.text(spec.get("prompt")), "many": bool(spec.get("multiple")),
         "run": head, "name": name, "node": node, "chosen": chosen, "curves": [], "log": None,
         "steps": [], "deaths": [], "cost": timeline.cost([node], head["read_at"]),
         "asks": row["status"] == "awaiting_input" and not row["child_run_id"],
@@ -324,25 +325,24 @@ def _log(conn: db.Connection, job_id: str, claim: int) -> JsonDict | None:
 
 @router.get("/runs/{run_id}")
 async def run(
-    request: Request, run_id: str, node: Query = None, attempt: int | None = None,
+    request: Request, run_id: view.Segment, node: Query = None, attempt: int | None = None,
     show: Literal["time", "graph"] = "time", zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
-    run_id = request_parts.unescaped(run_id)
     sees = session.of(request).sees_values
     command = _command("show", run_id)
     if node is not None:
         found = await view.read(request, _node, run_id, node, attempt, sees)
         command += f" --node {shlex.quote(node)}"
         found["actions"] = _node_actions(found)
-        title = f"{display.line(node, None)} of run {display.line(run_id, None)}"
+        title = f"{node} of run {run_id}"
         return view.page(request, "run_node.html", title=title, command=command, **found)
     if show == "graph":
         found = await view.read(request, _drawn, run_id) | {"zoom": zoom}
     else:
         found = await view.read(request, _state, run_id, sees)
     found["actions"] = _run_actions(found["run"], found["counts"])
-    title = f"Run {display.line(run_id, None)}"
+    title = f"Run {run_id}"
     return view.page(request, "run.html", title=title, command=command, show=show, **found)
 
 
@@ -352,18 +352,17 @@ def _command(name: str, run_id: str) -> str:
 
 
 @router.get("/runs/{run_id}/live")
-async def live(request: Request, run_id: str) -> Response:
+async def live(request: Request, run_id: view.Segment) -> Response:
     """Return the part of a run's page that changes while it runs."""
-    run_id, sees = request_parts.unescaped(run_id), session.of(request).sees_values
+    sees = session.of(request).sees_values
     return await view.fragment(
         request, "run_state.html", lambda: view.read(request, _state, run_id, sees)
     )
 
 
 @router.get("/runs/{run_id}/why")
-async def why(request: Request, run_id: str) -> Response:
+async def why(request: Request, run_id: view.Segment) -> Response:
     """Return why the first waiting nodes wait: for each, the reason of each live worker."""
-    run_id = request_parts.unescaped(run_id)
 
     def read(conn: db.Connection) -> JsonDict:
         found = waiting_reasons.of_run(conn, run_id, EXPLAINED) if payload.is_storable(run_id) else None
@@ -394,17 +393,16 @@ def _drawn(conn: db.Connection, run_id: str) -> JsonDict:
 
 @router.get("/runs/{run_id}/map")
 async def one_map(
-    request: Request, run_id: str, node: Annotated[str, fastapi.Query(max_length=1000)],
+    request: Request, run_id: view.Segment, node: Annotated[str, fastapi.Query(max_length=1000)],
     state: Literal["done", "failed", "open", "waiting", "all"] | None = None, q: Query = None,
     error: Query = None, key: Query = None,
     start: Annotated[int, fastapi.Query(ge=0, le=1_000_000_000)] = 0,
 ) -> Response:  # fmt: skip
     """Show the items of a map: the failed ones first, grouped by error, by position or key."""
-    run_id = request_parts.unescaped(run_id)
     sees = session.of(request).sees_values
     chosen = {"state": state, "q": q or None, "error": error if sees else None, "start": start}
     found = await view.read(request, _map, run_id, node, key, chosen, sees)
-    title = f"Map {display.line(node, None)} of run {display.line(run_id, None)}"
+    title = f"Map {node} of run {run_id}"
     command = _command("show", run_id) + (f" --item {shlex.quote(key)}" if key else "")
     found["actions"] = _map_actions(found)
     return view.page(request, "run_map.html", title=title, command=command, **found)
@@ -467,7 +465,7 @@ def _item_nodes(conn: db.Connection, head: Row, name: str, key: str) -> list[Row
 
 
 @router.get("/runs/{run_id}/log")
-async def log(request: Request, run_id: str, job: str, attempt: int) -> Response:
+async def log(request: Request, run_id: view.Segment, job: str, attempt: int) -> Response:
     """Return the stored log of an attempt as a download."""
     check_values(request)
 
@@ -482,11 +480,11 @@ async def log(request: Request, run_id: str, job: str, attempt: int) -> Response
 
 @router.get("/runs/{run_id}/value")
 async def value(
-    request: Request, run_id: str, name: Literal["inputs", "output"], node: Query = None
+    request: Request, run_id: view.Segment, name: Literal["inputs", "output"], node: Query = None
 ) -> Response:
     """Return a whole value of a run or node as a download, without what is redacted."""
     check_values(request)
-    given = {"run_id": request_parts.unescaped(run_id), "node": node, "name": name}
+    given = {"run_id": run_id, "node": node, "name": name}
     storable = all(payload.is_storable(text) for text in given.values() if text is not None)
 
     def read(conn: db.Connection) -> Any:
@@ -498,7 +496,7 @@ async def value(
 
 def check_values(request: Request) -> None:
     if not session.of(request).sees_values:
-        raise fastapi.HTTPException(403, "the scope look shows states and times, no values")
+        raise forms.Refused(403, "Your session has scope look, which shows states and times; read is needed.")
 
 
 def download(text: str, name: str) -> Response:
@@ -557,26 +555,26 @@ def _map_actions(found: JsonDict) -> list[forms.Action]:
 
 
 @router.post("/runs/{run_id}/cancel")
-async def cancel(request: Request, run_id: str) -> Response:
+async def cancel(request: Request, run_id: view.Segment) -> Response:
     """Cancel a run."""
-    form, run_id = await forms.act(request, "submit"), request_parts.unescaped(run_id)
+    form = await forms.act(request, "submit")
     done = await form.run(runs.cancel, run_id)
     return form.done("The run is cancelled." if done else "The run is over already.", back=path(run_id))
 
 
 @router.post("/runs/{run_id}/retry")
-async def retry(request: Request, run_id: str) -> Response:
+async def retry(request: Request, run_id: view.Segment) -> Response:
     """Run the failed nodes of a run again, or a node with all that depends on it."""
-    form, run_id = await forms.act(request, "submit"), request_parts.unescaped(run_id)
+    form = await forms.act(request, "submit")
     node = form.values.get("node") or None
     await form.run(runs.retry, run_id, from_node=node)
     return form.done("The run is queued again.", back=path(run_id))
 
 
 @router.post("/runs/{run_id}/answer")
-async def answer(request: Request, run_id: str) -> Response:
+async def answer(request: Request, run_id: view.Segment) -> Response:
     """Answer a node that asks: by JSON, by a label of a choice, or by a text."""
-    form, run_id = await forms.act(request, "submit"), request_parts.unescaped(run_id)
+    form = await forms.act(request, "submit")
     node, text = form.values.get("node", ""), form.values.get("value", "")
 
     def submit() -> str:
@@ -602,22 +600,21 @@ def _json_or(text: str) -> Any:
 
 
 @router.get("/runs/{run_id}/again")
-async def changed(request: Request, run_id: str) -> Response:
+async def changed(request: Request, run_id: view.Segment) -> Response:
     """Show a form with the inputs of a run, for another run with changed ones."""
     check_values(request)
-    run_id = request_parts.unescaped(run_id)
     head = await view.read(request, run_row, run_id)
     shown = view.redacted(head["context"])
     inputs = None if head["context"] is None or shown != head["context"] else "\n".join(display.pretty(shown))
     command = f"queue-workflows submit {shlex.quote(head['workflow_name'])}"
-    title = f"Run {display.line(head['workflow_name'], None)} again"
+    title = f"Run {head['workflow_name']} again"
     return view.page(request, "run_again.html", title=title, command=command, run=head, inputs=inputs)
 
 
 @router.post("/runs/{run_id}/again")
-async def again(request: Request, run_id: str) -> Response:
+async def again(request: Request, run_id: view.Segment) -> Response:
     """Submit a run of the same workflow with the inputs of the form; it names this one."""
-    form, run_id = await forms.act(request, "submit"), request_parts.unescaped(run_id)
+    form = await forms.act(request, "submit")
     inputs = _json_or(form.values.get("inputs", ""))
     if not isinstance(inputs, dict):
         raise errors.InvalidPayload("the inputs are not a JSON object: correct them and send again")
