@@ -20,6 +20,8 @@ from queue_workflows.service.dashboard import (
     live,
     login_page,
     now_page,
+    run_files,
+    run_page,
     runs_page,
     session,
     view,
@@ -30,6 +32,8 @@ ROUTERS: Final = (
     live.router,
     login_page.router,
     now_page.router,
+    run_files.router,
+    run_page.router,
     runs_page.router,
 )
 YEAR: Final = "public, max-age=31536000, immutable"

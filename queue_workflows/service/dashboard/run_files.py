@@ -137,7 +137,7 @@ async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[J
     """Return the run, and what `call` returns for its folder; raise `NotFound` with the reason."""
     run_page.check_values(request)
     head = await view.read(request, run_page.run_row, run_id)
-    near = [(f"run {head['id']}", run_page.path(head["id"]))]
+    near = [(f"run {head['id']}", view.path("/runs/", head["id"]))]
     if head["out_dir"] is None:
         raise view.NotFound("the run has no folder: no node has written files", near=near)
     try:

@@ -33,7 +33,7 @@ GRAPHS: Final = 64
 EXPLAINED: Final = 10
 """Nodes whose reasons to wait are shown; each needs several queries."""
 PAGE: Final = 50
-LOG_LINES: Final = 5_000
+LOG_LINES: Final = 1_500
 """Lines of a log up to which each has a link."""
 Query = Annotated[str | None, fastapi.Query(max_length=1000)]
 
@@ -122,7 +122,7 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
             conn, prefix=run_id, low=among[0], high=among[1], limit=5
         )
         raise view.NotFound(
-            text, near=[(row["id"], path(row["id"])) for row in near or () if row["kind"] == "run"]
+            text, near=[(row["id"], view.path("/runs/", row["id"])) for row in near or () if row["kind"] == "run"]
         )
     if found["definition_hash"] in known and found["definition_hash"] not in _graphs:
         # Another request has just dropped it.
@@ -132,11 +132,6 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
     begin = found["queued_at"] or found["created_at"]
     took_s = max(0.0, (end - begin).total_seconds())
     return found | {"graph": _graph(found), "over": over, "took_s": took_s}
-
-
-def path(run_id: str, *more: str) -> str:
-    """Return the path of a run's page, or of one below it."""
-    return "/".join(["/runs", quote(run_id, safe=""), *more])
 
 
 def _with_attempts(
@@ -289,7 +284,7 @@ def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
     if entry is None:
         meant = stored_graph.hint(conn, run_id, name)
         text = f"run {display.line(run_id, 80)} has no node {display.line(name, 120)}{meant}"
-        raise view.NotFound(text, near=[(f"run {run_id}", path(run_id))])
+        raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
     deps = [*entry["deps"]][:PAGE]
     rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=deps)
     states = {row["node_id"]: row["status"] for row in rows}
@@ -418,7 +413,7 @@ def _map(
         own = statements.run_page.map(conn, run_id=run_id, map=name)
     if own is None:
         text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
-        raise view.NotFound(text, near=[(f"run {run_id}", path(run_id))])
+        raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
     own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
     where = {"run_id": run_id, "map": name, "opened": own["next_position"]}
     if key is not None:
@@ -511,7 +506,7 @@ def download(text: str, name: str) -> Response:
 
 def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
     """Return what can be done with a run in its state."""
-    where, shown = path(head["id"]), display.line(head["id"], 80)
+    where, shown = view.path("/runs/", head["id"]), display.line(head["id"], 80)
     if not head["over"]:
         waiting = sum(counts.get(name, 0) for name in ("queued", "awaiting_input", "waiting"))
         running, child = counts.get("running", 0), len(head["children"] or ())
@@ -534,7 +529,7 @@ def _node_actions(found: JsonDict) -> list[forms.Action]:
     fields = {"node": found["name"]}
     text = f"Run node {display.line(found['name'], 120)} and all that depends on it again."
     return [
-        forms.Action(f"{path(head['id'])}/retry", "Retry from here", "submit", fields, "makes", text)
+        forms.Action(f"{view.path("/runs/", head["id"])}/retry", "Retry from here", "submit", fields, "makes", text)
     ]
 
 
@@ -543,7 +538,7 @@ def _map_actions(found: JsonDict) -> list[forms.Action]:
     head, own = found["run"], found["map"]
     if not head["over"]:
         return []
-    where, name = f"{path(head['id'])}/retry", own["node_id"]
+    where, name = f"{view.path("/runs/", head["id"])}/retry", own["node_id"]
     if found["key"] is not None and found["item"] is not None:
         item = item_ids.folder(name, found["key"])
         text = f"Run item {display.line(item, 120)} and all that depends on it again."
@@ -559,7 +554,7 @@ async def cancel(request: Request, run_id: view.Segment) -> Response:
     """Cancel a run."""
     form = await forms.act(request, "submit")
     done = await form.run(runs.cancel, run_id)
-    return form.done("The run is cancelled." if done else "The run is over already.", back=path(run_id))
+    return form.done("The run is cancelled." if done else "The run is over already.", back=view.path("/runs/", run_id))
 
 
 @router.post("/runs/{run_id}/retry")
@@ -568,7 +563,7 @@ async def retry(request: Request, run_id: view.Segment) -> Response:
     form = await forms.act(request, "submit")
     node = form.values.get("node") or None
     await form.run(runs.retry, run_id, from_node=node)
-    return form.done("The run is queued again.", back=path(run_id))
+    return form.done("The run is queued again.", back=view.path("/runs/", run_id))
 
 
 @router.post("/runs/{run_id}/answer")
@@ -589,7 +584,7 @@ async def answer(request: Request, run_id: view.Segment) -> Response:
     if not payload.is_storable(node):
         raise errors.UnknownJob("there is no such node")
     await form.run(submit)
-    return form.done("The answer is taken.", back=f"{path(run_id)}?node={quote(node, safe='')}")
+    return form.done("The answer is taken.", back=f"{view.path('/runs/', run_id)}?node={quote(node, safe='')}")
 
 
 def _json_or(text: str) -> Any:
@@ -630,4 +625,4 @@ async def again(request: Request, run_id: view.Segment) -> Response:
         )
 
     made = await form.run(submit)
-    return form.done(f"Run {made['id']} is queued.", back=path(made["id"]))
+    return form.done(f"Run {made['id']} is queued.", back=view.path("/runs/", made["id"]))
