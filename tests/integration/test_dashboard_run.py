@@ -236,7 +236,7 @@ def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
 
     async def use(browser: Browser) -> None:
         text = text_of(await browser.open(f"/runs/{run_id}"))
-        assert "waits: 3 nodes wait (2 for a gpu worker with sdxl, 1 for an answer)" in text
+        assert "waits: 3 nodes, 2 of them for a gpu worker with sdxl, 1 for an answer" in text
         assert "waits for an answer" in text
         why = text_of(await browser.open(f"/runs/{run_id}/why"))
         assert "no live worker serves queue gpu" in why
@@ -632,8 +632,8 @@ def test_an_answer_by_a_choice(conn: engine_db.Connection) -> None:
         assert (await browser.send(page, f"/runs/{run_id}/answer", value='"tea"')).status_code == 303
 
     browse(use)
-    (row,) = conn.execute("SELECT payload FROM workflow_input_submissions").fetchall()
-    assert row["payload"] == "tea"
+    (row,) = conn.execute("SELECT value FROM workflow_input_submissions").fetchall()
+    assert row["value"] == "tea"
 
 
 def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
@@ -663,7 +663,7 @@ def test_a_page_takes_six_statements_at_most(
     db: ModuleType, conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each page reads by one function on one connection, whose statements are counted."""
-    from queue_workflows.service.dashboard import run_page
+    from queue_workflows.service.dashboard import map_page, run_page
     from tests.support import counting_cursor
 
     run_id = failed_run(conn)
@@ -672,9 +672,9 @@ def test_a_page_takes_six_statements_at_most(
         lambda own: run_page._state(own, run_id, True),
         lambda own: run_page._node(own, run_id, "b", None, True),
         lambda own: run_page._node(own, run_id, "c", None, True),
-        lambda own: run_page._drawn(own, run_id),
-        lambda own: run_page._map(own, mapped, "cut", None, {"state": None, "q": None, "error": None, "start": 0}, True),
-        lambda own: run_page._map(own, mapped, "cut", "clip-7", {"q": None, "error": None}, True),
+        lambda own: run_page._drawn(own, run_id, "b"),
+        lambda own: map_page._map(own, mapped, "cut", None, {"state": None, "q": None, "error": None, "start": 0}, True),
+        lambda own: map_page._map(own, mapped, "cut", "clip-7", {"q": None, "error": None}, True),
     ]  # fmt: skip
     counts: list[int] = []
     for read in reads:

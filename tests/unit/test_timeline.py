@@ -63,7 +63,7 @@ def test_what_a_node_waited_for_after_each_outcome() -> None:
     ]  # fmt: skip
     found = spans(node(*attempts))
     waits = [(seconds, why) for kind, seconds, why, _ in found if kind == "wait"]
-    assert waits == [(1, "a worker"), (3, "back-off"), (1, "dead worker"), (1, "requeued")]
+    assert waits == [(1, "a worker"), (3, "its back-off"), (1, "a worker"), (1, "a worker")]
     assert [lost for kind, _, _, lost in found if kind == "run"] == [True, True, False, False]
 
 
@@ -71,7 +71,7 @@ def test_what_a_node_waited_for_after_each_outcome() -> None:
     ("more", "why"),
     [
         ({"status": "queued"}, "a worker"),
-        ({"status": "queued", "blocked_reason": "locked"}, "lock key"),
+        ({"status": "queued", "blocked_reason": "locked"}, "a lock key"),
         ({"status": "queued", "blocked_reason": "items"}, "its items"),
         ({"status": "queued", "blocked_reason": "of an app"}, "a worker"),
         ({"status": "awaiting_input"}, "an answer"),
@@ -89,7 +89,7 @@ def test_a_node_that_never_ran() -> None:
 
 def test_a_question_is_a_wait_after_the_attempt_that_asked() -> None:
     asked = node(attempt(0, 1, 2, "parked"), status="completed", finished_at=at(50))
-    assert spans(asked)[-1] == ("wait", 48, "answer", False)
+    assert spans(asked)[-1] == ("wait", 48, "an answer", False)
 
 
 def test_running_and_unknown_ends() -> None:

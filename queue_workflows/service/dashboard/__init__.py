@@ -19,6 +19,7 @@ from queue_workflows.service.dashboard import (
     forms,
     live,
     login_page,
+    map_page,
     now_page,
     run_files,
     run_page,
@@ -31,6 +32,7 @@ assert python_multipart.__name__  # without it starlette reads no forms
 ROUTERS: Final = (
     live.router,
     login_page.router,
+    map_page.router,
     now_page.router,
     run_files.router,
     run_page.router,

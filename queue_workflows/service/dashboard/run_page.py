@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import shlex
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
@@ -216,29 +215,33 @@ def sentence(
     if status != "running":
         return f"{display.line(status, 40)} after {took}"
     running = [node for node in nodes if node["status"] == "running"]
+    waits = _waits(counts, nodes)
     if running:
         hosts = sorted({node["claimed_by"] for node in running if node["claimed_by"]})
         on = f" on {', '.join(map(display.line, hosts[:3]))}{' and others' if hosts[3:] else ''}" if hosts else ""
-        return f"runs: {display.counted(len(running), 'node')}{on}{_waits(counts, nodes, ', ')}"
-    return _waits(counts, nodes, "waits: ") or f"runs for {took}"
+        return f"runs: {display.counted(len(running), 'node')}{on}" + (f"; {waits} wait" if waits else "")
+    return f"waits: {waits}" if waits else f"runs for {took}"
 
 
-def _waits(counts: Mapping[str, int], nodes: Iterable[JsonDict], before: str) -> str:
-    """Return what queued and parked nodes wait for, the most first: `4 nodes, 3 of them for ...`."""
+def _waits(counts: Mapping[str, int], nodes: Iterable[JsonDict]) -> str:
+    """Return `4 nodes, 3 of them for a gpu worker with sdxl, 1 for an answer`, or ""."""
     groups: Counter[str] = Counter()
     for node in nodes:
         if node["status"] == "awaiting_input":
             groups["their runs" if node["child_run_id"] else "an answer"] += 1
         elif node["status"] == "queued":
-            model = f" with {display.line(node['required_model'], 60)}" if node["required_model"] else ""
-            reason = node["blocked_reason"]
-            groups[reason.replace("_", " ") if reason else f"a {node['queue']} worker{model}"] += 1
+            model = node["required_model"]
+            worker = f"a {node['queue']} worker" + (f" with {display.line(model, 60)}" if model else "")
+            groups[timeline.CLAUSES.get(node["blocked_reason"] or "", worker)] += 1
     total = counts.get("queued", 0) + counts.get("awaiting_input", 0)
     if not total:
         return ""
     some = [f"{count} for {what}" for what, count in groups.most_common(3)]
-    more = f" ({', '.join(some)})" if some else ""
-    return f"{before}{display.counted(total, 'node')} {'wait' if total > 1 else 'waits'}{more}"
+    if some and len(groups) > 1:
+        some[0] = some[0].replace(" for ", " of them for ", 1)
+    elif groups.total() == total:
+        return f"{display.counted(total, 'node')} for {groups.most_common(1)[0][0]}"
+    return ", ".join([display.counted(total, "node"), *some])
 
 
 # --- one node ----------------------------------------------------------------------------------
@@ -321,27 +324,27 @@ def _log(conn: db.Connection, job_id: str, claim: int) -> JsonDict | None:
 @router.get("/runs/{run_id}")
 async def run(
     request: Request, run_id: view.Segment, node: Query = None, attempt: int | None = None,
-    show: Literal["time", "graph"] = "time", zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
+    show: Literal["time", "graph"] = "time", lit: Query = None, zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
     sees = session.of(request).sees_values
-    command = _command("show", run_id)
+    shown = command("show", run_id)
     if node is not None:
         found = await view.read(request, _node, run_id, node, attempt, sees)
-        command += f" --node {shlex.quote(node)}"
+        shown += f" --node {shlex.quote(node)}"
         found["actions"] = _node_actions(found)
         title = f"{node} of run {run_id}"
-        return view.page(request, "run_node.html", title=title, command=command, **found)
+        return view.page(request, "run_node.html", title=title, command=shown, **found)
     if show == "graph":
-        found = await view.read(request, _drawn, run_id) | {"zoom": zoom}
+        found = await view.read(request, _drawn, run_id, lit) | {"zoom": zoom}
     else:
         found = await view.read(request, _state, run_id, sees)
     found["actions"] = _run_actions(found["run"], found["counts"])
     title = f"Run {run_id}"
-    return view.page(request, "run.html", title=title, command=command, show=show, **found)
+    return view.page(request, "run.html", title=title, command=shown, show=show, **found)
 
 
-def _command(name: str, run_id: str) -> str:
+def command(name: str, run_id: str) -> str:
     begins = "-- " if run_id.startswith("-") else ""
     return f"queue-workflows {name} {begins}{shlex.quote(run_id)}"
 
@@ -369,8 +372,8 @@ async def why(request: Request, run_id: view.Segment) -> Response:
     return await view.fragment(request, "run_why.html", make)
 
 
-def _drawn(conn: db.Connection, run_id: str) -> JsonDict:
-    """Return the graph of a run with the states of its boxes."""
+def _drawn(conn: db.Connection, run_id: str, lit: str | None) -> JsonDict:
+    """Return the graph of a run with the states of its boxes; `lit`: whose path is marked."""
     head = run_row(conn, run_id)
     found = _counted(conn, head)
     drawn: Graph | None = head["graph"]
@@ -381,79 +384,10 @@ def _drawn(conn: db.Connection, run_id: str) -> JsonDict:
         states = {row["node_id"]: row["status"] for row in rows}
     maps = {row["node_id"]: row for row in statements.overview.maps(conn, run=run_id)}
     return found | {
-        "run": head, "drawn": drawn, "states": states, "by_step": totals, "by_map": maps,
+        "lit": layered.path_of(drawn.deps, lit) if drawn and lit in drawn.deps else set[str](),
+        "chosen": lit, "run": head, "drawn": drawn, "states": states, "by_step": totals, "by_map": maps,
         "sentence": sentence(head, found["counts"], ()),
     }  # fmt: skip
-
-
-@router.get("/runs/{run_id}/map")
-async def one_map(
-    request: Request, run_id: view.Segment, node: Annotated[str, fastapi.Query(max_length=1000)],
-    state: Literal["done", "failed", "open", "waiting", "all"] | None = None, q: Query = None,
-    error: Query = None, key: Query = None,
-    start: Annotated[int, fastapi.Query(ge=0, le=1_000_000_000)] = 0,
-) -> Response:  # fmt: skip
-    """Show the items of a map: the failed ones first, grouped by error, by position or key."""
-    sees = session.of(request).sees_values
-    chosen = {"state": state, "q": q or None, "error": error if sees else None, "start": start}
-    found = await view.read(request, _map, run_id, node, key, chosen, sees)
-    title = f"Map {node} of run {run_id}"
-    command = _command("show", run_id) + (f" --item {shlex.quote(key)}" if key else "")
-    found["actions"] = _map_actions(found)
-    return view.page(request, "run_map.html", title=title, command=command, **found)
-
-
-def _map(
-    conn: db.Connection, run_id: str, name: str, key: str | None, chosen: JsonDict, sees: bool
-) -> JsonDict:
-    head = run_row(conn, run_id)
-    texts = [text for text in (name, key, chosen["q"], chosen["error"]) if text is not None]
-    own = None
-    if all(map(payload.is_storable, texts)):
-        own = statements.run_page.map(conn, run_id=run_id, map=name)
-    if own is None:
-        text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
-        raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
-    own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
-    where = {"run_id": run_id, "map": name, "opened": own["next_position"]}
-    if key is not None:
-        item = statements.run_page.item(conn, **where, key=key, most=MOST_BYTES)
-        nodes = _item_nodes(conn, head, name, key)
-        return {"run": head, "map": own, "key": key, "item": item, "nodes": nodes, "rows": []}
-    state = chosen["state"] or ("failed" if own["failed"] else "all")
-    buckets = statements.run_page.buckets(
-        conn, **where, buckets=strip.BUCKETS, total=max(1, own["total"])
-    )
-    worst: dict[int, int] = {}
-    groups: dict[str, JsonDict] = {}
-    for row in buckets:
-        worst[row["bucket"]] = max(worst.get(row["bucket"], 0), row["state"])
-        if row["signature"] is not None and sees:
-            group = groups.setdefault(row["signature"], {"n": 0, "first": row["first"]})
-            group["n"] += row["n"]
-    rows = statements.run_page.items(
-        conn, **where, state=None if state == "all" else state, text=chosen["q"],
-        signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
-    )  # fmt: skip
-    following = rows[PAGE]["position"] if len(rows) > PAGE else None
-    by_size = sorted(groups.items(), key=lambda each: -each[1]["n"])
-    return {
-        "run": head, "map": own, "key": None, "rows": rows[:PAGE], "chosen": chosen | {"state": state},
-        "pieces": strip.pieces(worst, own["total"]), "following": following,
-        "groups": [(re.sub("#+", "#", text), text, group["n"]) for text, group in by_size[:PAGE]],
-        "groups_left": max(0, len(groups) - PAGE),
-    }  # fmt: skip
-
-
-def _item_nodes(conn: db.Connection, head: Row, name: str, key: str) -> list[Row]:
-    """Return the nodes of an item with their states, in the order of the map's body."""
-    entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=head["id"]))
-    begin = f"{stored_graph.without_keys(name)[0]}[]/"
-    inner = [each.removeprefix(begin) for each in entries if each.startswith(begin)]
-    names = [f"{item_ids.folder(name, key)}/{each}" for each in inner if "[" not in each][:PAGE]
-    rows = statements.history_rows.node_states(conn, run_id=head["id"], nodes=names)
-    states = {row["node_id"]: row["status"] for row in rows}
-    return [{"name": each, "state": states.get(each, "waiting")} for each in names]
 
 
 # --- logs and values ---------------------------------------------------------------------------
@@ -529,24 +463,8 @@ def _node_actions(found: JsonDict) -> list[forms.Action]:
     fields = {"node": found["name"]}
     text = f"Run node {display.line(found['name'], 120)} and all that depends on it again."
     return [
-        forms.Action(f"{view.path("/runs/", head["id"])}/retry", "Retry from here", "submit", fields, "makes", text)
+        forms.Action(view.path("/runs/", head["id"], "retry"), "Retry from here", "submit", fields, "makes", text)
     ]
-
-
-def _map_actions(found: JsonDict) -> list[forms.Action]:
-    """Return the retry of an item, or of all failed items of a map."""
-    head, own = found["run"], found["map"]
-    if not head["over"]:
-        return []
-    where, name = f"{view.path("/runs/", head["id"])}/retry", own["node_id"]
-    if found["key"] is not None and found["item"] is not None:
-        item = item_ids.folder(name, found["key"])
-        text = f"Run item {display.line(item, 120)} and all that depends on it again."
-        return [forms.Action(where, "Retry this item", "submit", {"node": item}, "makes", text)]
-    if head["status"] == "completed" or not own["failed"]:
-        return []
-    text = f"Run the failed nodes of run {display.line(head['id'], 80)} again, with {display.counted(own['failed'], 'failed item')} of this map."
-    return [forms.Action(where, "Retry failed items", "submit", {}, "makes", text)]
 
 
 @router.post("/runs/{run_id}/cancel")

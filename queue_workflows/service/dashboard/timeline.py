@@ -15,13 +15,11 @@ MOST: Final = 500
 _LEAST_PCT: Final = 0.25
 """Width of the shortest bar that can be seen."""
 _LOST: Final = frozenset({"failed", "retried", "reclaimed", "unknown"})
-_AFTER: Final = {
-    "retried": "back-off", "parked": "answer", "requeued": "requeued", "reclaimed": "dead worker",
-}  # fmt: skip
-"""What a node waits for after an attempt with this outcome."""
-_CLAUSES: Final = {
-    "not_due": "not due", "locked": "lock key", "limited": "limit", "unserved": "no worker",
-    "items": "its items",
+_AFTER: Final = {"retried": "its back-off", "parked": "an answer"}
+"""What a node waits for after an attempt with this outcome; else for a worker."""
+CLAUSES: Final = {
+    "not_due": "its time", "locked": "a lock key", "limited": "a limit", "items": "its items",
+    "unserved": "a worker of its queue",
 }  # fmt: skip
 """What a queued node waits for by its `blocked_reason`; without one it waits for a worker."""
 
@@ -124,7 +122,7 @@ def spans(node: JsonDict, now: datetime) -> list[Span]:
     until = now if status in ("queued", "awaiting_input") else node["finished_at"]
     at = at or node["created_at"]
     waited = until is not None and until > at and status != "skipped"
-    if waited and (status in ("queued", "awaiting_input") or why == "answer" or not attempts):
+    if waited and (status in ("queued", "awaiting_input") or why == "an answer" or not attempts):
         found.append(Span("wait", at, until, _waits_for(node, why)))
     return found
 
@@ -134,7 +132,7 @@ def _waits_for(node: JsonDict, why: str) -> str:
         return "its run"
     if node["status"] == "awaiting_input":
         return "an answer"
-    return _CLAUSES.get(node["blocked_reason"] or "", why)
+    return CLAUSES.get(node["blocked_reason"] or "", why)
 
 
 def is_lost(attempt: JsonDict) -> bool:
