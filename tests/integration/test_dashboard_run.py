@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -211,7 +212,10 @@ def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> N
     page = opened(f"/runs/{run_id}", show="graph")
     assert re.findall(r'class="box is-(\w+)"', page) == ["completed", "failed", "waiting"]
     assert page.count("<path d=\"M168 15") == 1
-    assert "b failed a" in text_of(page)
+    assert "b failed a" in text_of(opened(f"/runs/{run_id}", show="list"))
+    lit = opened(f"/runs/{run_id}", show="graph", lit="b")
+    assert "Lit: 2 others before and behind b" in text_of(lit)
+    assert lit.count(' class="lit"') == 2
 
 
 def test_a_run_that_has_not_started(conn: engine_db.Connection) -> None:
@@ -262,7 +266,7 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
     conn.execute("UPDATE workflow_runs SET context = jsonb_build_object('x', %s::text)", [secret])
 
     async def use(browser: Browser) -> None:
-        for query in ({}, {"node": "b"}, {"node": "a"}, {"show": "graph"}):
+        for query in ({}, {"node": "b"}, {"node": "a"}, {"show": "graph"}, {"show": "list"}):
             page = await browser.open(f"/runs/{run_id}", **query)
             assert secret not in html.unescape(page), query
         assert "failed" in await browser.open(f"/runs/{run_id}")
@@ -284,10 +288,12 @@ def test_ids_of_any_characters(conn: engine_db.Connection, run_id: str) -> None:
         where = f"/runs/{quote(run_id, safe='')}"
         page = await browser.open(where)
         assert "failed: node b" in text_of(page)
-        links = {html.unescape(one) for one in re.findall(r'href="(/ui/runs/[^"]*)"', page)}
-        assert links
+        found = re.findall(r'href="(/ui/runs/[^"]*|\?node[^"]*)"', page)
+        links = {html.unescape(one) for one in found}
+        assert len(links) > 4
         for link in links:
-            assert link.startswith(f"/ui{where}"), link
+            assert link.startswith((f"/ui{where}", "?node=")), link
+            link = f"/ui{where}{link}" if link.startswith("?") else link
             assert (await browser.http.get(link)).status_code == 200, link
         reply = await browser.send(page, f"{where}/retry")
         assert reply.status_code == 303, reply.text
@@ -314,7 +320,7 @@ def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
     )
 
     async def use(browser: Browser) -> None:
-        for query in ({}, {"node": EVIL}, {"node": "ask"}, {"node": "b"}, {"show": "graph"}):
+        for query in ({}, {"node": EVIL}, {"node": "ask"}, {"node": "b"}, {"show": "graph"}, {"show": "list"}):
             page = await browser.open(f"/runs/{run_id}", **query)
             assert "&lt;script&gt;" in page
         for below in ("live", "why", "again"):
@@ -352,11 +358,14 @@ def test_five_hundred_nodes_fit_on_a_page(conn: engine_db.Connection) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}")
-        assert page.count('<th scope="row"><a href="/ui/runs/') == 500
+        assert page.count('<th scope="row"><a href="?node=') == 500
         assert len(page) < 150_000
+        assert len(zlib.compress(page.encode())) < 30_000
         graph = await browser.open(f"/runs/{run_id}", show="graph")
         assert graph.count('class="box') == 500
-        assert len(graph) < 300_000
+        assert len(graph) < 150_000
+        assert len(zlib.compress(graph.encode())) < 40_000
+        assert len(await browser.open(f"/runs/{run_id}", show="list")) < 150_000
 
     browse(use)
 

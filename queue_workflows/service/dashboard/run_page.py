@@ -324,7 +324,7 @@ def _log(conn: db.Connection, job_id: str, claim: int) -> JsonDict | None:
 @router.get("/runs/{run_id}")
 async def run(
     request: Request, run_id: view.Segment, node: Query = None, attempt: int | None = None,
-    show: Literal["time", "graph"] = "time", lit: Query = None, zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
+    show: Literal["time", "graph", "list"] = "time", lit: Query = None, zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
     sees = session.of(request).sees_values
@@ -335,7 +335,7 @@ async def run(
         found["actions"] = _node_actions(found)
         title = f"{node} of run {run_id}"
         return view.page(request, "run_node.html", title=title, command=shown, **found)
-    if show == "graph":
+    if show != "time":
         found = await view.read(request, _drawn, run_id, lit) | {"zoom": zoom}
     else:
         found = await view.read(request, _state, run_id, sees)

@@ -170,7 +170,7 @@ def table(
         x = 100 * (span.begin - begin).total_seconds() / width_s
         width = max(_LEAST_PCT, 100 * span.seconds / width_s)
         x = min(x, 100 - width)
-        return Bar(span.kind, round(x, 2), round(width, 2), span.why, span.lost)
+        return Bar(span.kind, round(x, 1), round(width, 1), span.why, span.lost)
 
     lines = [_line(node, each, begin, [bar(span) for span in each]) for node, each in by_node]
     for step, started_at, end in by_step:
