@@ -221,7 +221,8 @@ async def act(
     form = Form(request, form_id, {name: sent[name] for name in sent})
     if kind is not None:
         chosen = selection(request, form.values.get("selection", ""), kind)
-        form.selection = _checked(chosen, [str(each) for each in sent.getlist("id")])
+        checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
+        form.selection = _checked(chosen, checked)
     if once:
         await _begin(request, posts, own.key, form_id)
     return form
