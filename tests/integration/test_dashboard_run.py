@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import json
 import os
@@ -18,12 +17,11 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from queue_workflows import acts, runs, service
+from queue_workflows import acts, runs
 from queue_workflows import db as engine_db
-from tests.support import factories, flow, http_service
+from tests.support import dashboard, factories, flow
 
 T = TypeVar("T")
-LOOK = "a-token-that-looks-0123456789"
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 T0 = datetime(2026, 1, 31, 9, 0, tzinfo=timezone.utc)
 pytestmark = pytest.mark.usefixtures("db")
@@ -65,29 +63,13 @@ def checked(reply: httpx.Response) -> None:
     assert "unsafe" not in reply.headers["content-security-policy"]
 
 
-def browse(
-    use: Callable[[Browser], Coroutine[Any, Any, T]], token: str = http_service.TOKEN, **more: Any
-) -> T:
+def browse(use: Callable[[Browser], Coroutine[Any, Any, T]], scope: str = "operate") -> T:
     """Return what a function does with a browser that has logged in."""
-
-    async def run() -> T:
-        app = service.app(
-            token=http_service.TOKEN, token_look=LOOK, workers_json="", app_read_only=False, **more
-        )
-        transport = httpx.ASGITransport(app=app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
-        ):
-            reply = await http.post("/ui/login", data={"token": token, "name": "ann"})
-            assert reply.status_code == 303, reply.text
-            return await use(Browser(http))
-
-    return asyncio.run(run())
+    return dashboard.visited(lambda visitor: use(Browser(visitor.http)), scope=scope)
 
 
-def opened(path: str, *, token: str = http_service.TOKEN, status: int = 200, **query: Any) -> str:
-    return browse(lambda browser: browser.open(path, status, **query), token)
+def opened(path: str, *, scope: str = "operate", status: int = 200, **query: Any) -> str:
+    return browse(lambda browser: browser.open(path, status, **query), scope)
 
 
 def text_of(page: str) -> str:
@@ -274,7 +256,7 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
             reply = await browser.http.get(f"/ui/runs/{run_id}/{below}")
             assert reply.status_code == 403, below
 
-    browse(use, LOOK)
+    browse(use, "look")
 
 
 # --- hostile and huge --------------------------------------------------------------------------
@@ -472,7 +454,7 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
 
 def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection) -> None:
     run_id = map_of(conn)
-    page = opened(f"/runs/{run_id}/map", token=LOOK, node="cut", state="failed", error="row # nothing")
+    page = opened(f"/runs/{run_id}/map", scope="look", node="cut", state="failed", error="row # nothing")
     assert "has no price" not in page
     assert "clip-7" in page
 
