@@ -252,7 +252,7 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
             page = await browser.open(f"/runs/{run_id}", **query)
             assert secret not in html.unescape(page), query
         assert "failed" in await browser.open(f"/runs/{run_id}")
-        for below in ("value?name=inputs", "again", "files", "file?path=a", "log?job=x&attempt=1"):
+        for below in ("value?name=inputs", "again", "files", "file?path=a", "log?job=x&attempt=1", "why"):
             reply = await browser.http.get(f"/ui/runs/{run_id}/{below}")
             assert reply.status_code == 403, below
 
@@ -571,7 +571,7 @@ def test_cancel_and_retry_name_who_did_it(conn: engine_db.Connection) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}")
-        assert "1 node that wait are cancelled, 0 that run are asked to stop" in text_of(page)
+        assert "1 of its nodes wait and are cancelled, 0 run and are asked to stop." in text_of(page)
         reply = await browser.send(page, f"/runs/{run_id}/cancel", reason="wrong inputs")
         assert reply.status_code == 303
         after = (await browser.http.get(reply.headers["location"])).text
@@ -663,7 +663,7 @@ def test_a_page_takes_six_statements_at_most(
         lambda own: run_page._state(own, run_id, True),
         lambda own: run_page._node(own, run_id, "b", None, True),
         lambda own: run_page._node(own, run_id, "c", None, True),
-        lambda own: run_page._drawn(own, run_id, "b"),
+        lambda own: run_page._drawn(own, run_id, "b", True),
         lambda own: map_page._map(own, mapped, "cut", None, {"state": None, "q": None, "error": None, "start": 0}, True),
         lambda own: map_page._map(own, mapped, "cut", "clip-7", {"q": None, "error": None}, True),
     ]  # fmt: skip

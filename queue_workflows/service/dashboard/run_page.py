@@ -336,7 +336,7 @@ async def run(
         title = f"{node} of run {run_id}"
         return view.page(request, "run_node.html", title=title, command=shown, **found)
     if show != "time":
-        found = await view.read(request, _drawn, run_id, lit) | {"zoom": zoom}
+        found = await view.read(request, _drawn, run_id, lit, sees) | {"zoom": zoom}
     else:
         found = await view.read(request, _state, run_id, sees)
     found["actions"] = _run_actions(found["run"], found["counts"])
@@ -361,6 +361,7 @@ async def live(request: Request, run_id: view.Segment) -> Response:
 @router.get("/runs/{run_id}/why")
 async def why(request: Request, run_id: view.Segment) -> Response:
     """Return why the first waiting nodes wait: for each, the reason of each live worker."""
+    check_values(request)
 
     def read(conn: db.Connection) -> JsonDict:
         found = waiting_reasons.of_run(conn, run_id, EXPLAINED) if payload.is_storable(run_id) else None
@@ -372,7 +373,7 @@ async def why(request: Request, run_id: view.Segment) -> Response:
     return await view.fragment(request, "run_why.html", make)
 
 
-def _drawn(conn: db.Connection, run_id: str, lit: str | None) -> JsonDict:
+def _drawn(conn: db.Connection, run_id: str, lit: str | None, sees: bool) -> JsonDict:
     """Return the graph of a run with the states of its boxes; `lit`: whose path is marked."""
     head = run_row(conn, run_id)
     found = _counted(conn, head)
@@ -386,7 +387,7 @@ def _drawn(conn: db.Connection, run_id: str, lit: str | None) -> JsonDict:
     return found | {
         "lit": layered.path_of(drawn.deps, lit) if drawn and lit in drawn.deps else set[str](),
         "chosen": lit, "run": head, "drawn": drawn, "states": states, "by_step": totals, "by_map": maps,
-        "sentence": sentence(head, found["counts"], ()),
+        "sentence": sentence(head, found["counts"], (), sees=sees),
     }  # fmt: skip
 
 
@@ -445,8 +446,8 @@ def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
         waiting = sum(counts.get(name, 0) for name in ("queued", "awaiting_input", "waiting"))
         running, child = counts.get("running", 0), len(head["children"] or ())
         text = (
-            f"Cancel run {shown}: {display.counted(waiting, 'node')} that wait are cancelled, {running} that"
-            f" run are asked to stop, {display.counted(child, 'child run')} too."
+            f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and are asked "
+            "to stop" + (f", {display.counted(child, 'child run')} too." if child else ".")
         )
         return [forms.Action(f"{where}/cancel", "Cancel", "submit", {}, "ends", text, asks_reason=True)]
     if head["status"] == "completed":
