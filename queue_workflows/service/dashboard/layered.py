@@ -24,7 +24,7 @@ _DUMMY: Final = 6.0
 _DUMMIES: Final = 4_000
 """Dummy points at most: the longest edges beyond are drawn straight."""
 _STRAIGHT: Final = 8.0
-"""Weight of a dummy point against a box: a bent long edge is worse than a box off its neighbours."""
+"""Weight of a dummy point against a box: a bent long edge is worse than a box aside."""
 _SWEEPS: Final = 8
 Point = tuple[float, float]
 
@@ -85,6 +85,10 @@ class _Points:
         self.connect(source, number)
         return number
 
+    def half(self, number: int, gap: float = 0.0) -> float:
+        """Return half of the height of a point, a box with a gap."""
+        return (HEIGHT + gap) / 2 if number < self.boxes else _DUMMY
+
     def connect(self, source: int, target: int) -> None:
         self.behind[source].append(target)
         self.before[target].append(source)
@@ -113,8 +117,8 @@ def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
     layers = _ordered(points, len(distinct))
     y = _coordinates(points, layers)
     boxes = {
-        name: Box(float(points.ranks[n] * (WIDTH + GAP_X)), round(y[n] - HEIGHT / 2, 1), points.ranks[n])
-        for n, name in enumerate(names)
+        name: Box(float(rank * (WIDTH + GAP_X)), round(middle - HEIGHT / 2, 1), rank)
+        for name, rank, middle in zip(names, points.ranks, y, strict=False)
     }
     drawn: list[Edge] = []
     for given_edge, (source, target) in edges.items():
@@ -123,7 +127,7 @@ def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
             line = line[::-1]
         drawn.append(Edge(names[given_edge[0]], names[given_edge[1]], line))
     width = max((box.x + WIDTH for box in boxes.values()), default=0.0)
-    height = max((at + (HEIGHT / 2 if n < len(names) else _DUMMY) for n, at in enumerate(y)), default=0.0)
+    height = max((at + points.half(n) for n, at in enumerate(y)), default=0.0)
     return Drawing(width, round(height, 1), boxes, drawn)
 
 
@@ -247,7 +251,7 @@ def _crossings(points: _Points, place: Sequence[float], layer: Sequence[int]) ->
 
 def _coordinates(points: _Points, layers: Sequence[Sequence[int]]) -> list[float]:
     """Return the middle of each point from the top, which is 0."""
-    half = [(HEIGHT + GAP_Y) / 2 if n < points.boxes else _DUMMY for n in range(len(points.ranks))]
+    half = [points.half(n, GAP_Y) for n in range(len(points.ranks))]
     weight = [1.0 if n < points.boxes else _STRAIGHT for n in range(len(points.ranks))]
     y = [0.0] * len(points.ranks)
     both = [before + behind for before, behind in zip(points.before, points.behind, strict=True)]
@@ -263,7 +267,7 @@ def _coordinates(points: _Points, layers: Sequence[Sequence[int]]) -> list[float
             found = _apart(wanted, [half[n] for n in layer], [weight[n] for n in layer])
             for number, at in zip(layer, found, strict=True):
                 y[number] = at
-    top = min((at - (HEIGHT / 2 if n < points.boxes else _DUMMY) for n, at in enumerate(y)), default=0.0)
+    top = min((at - points.half(n) for n, at in enumerate(y)), default=0.0)
     return [round(at - top, 1) for at in y]
 
 

@@ -104,5 +104,8 @@ def _actions(found: JsonDict) -> list[forms.Action]:
         return [forms.Action(where, "Retry this item", "submit", {"node": item}, "makes", text)]
     if head["status"] == "completed" or not own["failed"]:
         return []
-    text = f"Run the failed nodes of run {display.line(head['id'], 80)} again, with {display.counted(own['failed'], 'failed item')} of this map."
+    items = display.counted(own["failed"], "failed item")
+    text = (
+        f"Run the failed nodes of run {display.line(head['id'], 80)} again, with {items} of this map."
+    )
     return [forms.Action(where, "Retry failed items", "submit", {}, "makes", text)]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
-from urllib.parse import quote
 
 import fastapi
 from starlette.requests import Request
@@ -116,7 +115,7 @@ def _by_name(entry: JsonDict) -> tuple[bool, str]:
 
 
 def _file(out_dir: str, place: str) -> BinaryIO:
-    """Return an open plain file. Raises OSError, `InvalidPayload` for anything else in its place."""
+    """Return an open plain file; raise OSError or `InvalidPayload` for anything else."""
     *above, name = _parts(place) or [""]
     with _opened(out_dir, *above) as folder:
         fd = os.open(name, _FILE, dir_fd=folder)
@@ -173,7 +172,7 @@ async def file(request: Request, run_id: view.Segment, path: Place, inline: bool
     size = os.fstat(opened.fileno()).st_size
     name = path.rpartition("/")[2]
     kind = IMAGES.get(Path(name).suffix.lower()) if inline and size <= MOST_IMAGE else None
-    headers = {} if kind else {"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
+    headers = {} if kind else run_page.attachment(name)
     chunks = _chunks(opened)
     next(chunks)  # From here on its end closes the file.
     return StreamingResponse(chunks, media_type=kind or "application/octet-stream", headers=headers)

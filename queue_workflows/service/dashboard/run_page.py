@@ -115,14 +115,13 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
         found = statements.run_page.head(conn, run_id=run_id, known=known, most=MOST_BYTES)
     if found is None:
         days = config.RUN_RETENTION_DAYS.read()
-        text = f"no run {display.line(run_id, 80)}: it never was here, or it was deleted after its {days:g} days"
+        text = f"no run {display.line(run_id, 80)}: it never was here, or it was deleted after its "
         among = identity.uuid_range(run_id) if is_id else None
         near = among and statements.history_rows.ids_in_range(
             conn, prefix=run_id, low=among[0], high=among[1], limit=5
         )
-        raise view.NotFound(
-            text, near=[(row["id"], view.path("/runs/", row["id"])) for row in near or () if row["kind"] == "run"]
-        )
+        ids = [row["id"] for row in near or () if row["kind"] == "run"]
+        raise view.NotFound(f"{text}{days:g} days", [(id_, view.path("/runs/", id_)) for id_ in ids])
     if found["definition_hash"] in known and found["definition_hash"] not in _graphs:
         # Another request has just dropped it.
         found["definition"] = statements.runs.definition(conn, run_id=run_id)
@@ -155,7 +154,7 @@ def _with_attempts(
 
 
 def _counted(conn: db.Connection, head: Row) -> JsonDict:
-    """Return the run's `steps`, its nodes by state as `counts`, how many are `done`, the `total`."""
+    """Return the run's `steps`, its nodes by state as `counts`, and how many are `done`."""
     steps = statements.run_page.steps(conn, run_id=head["id"])
     counts: Counter[str] = Counter()
     for step in steps:
@@ -206,20 +205,24 @@ def sentence(
     if status == "failed":
         node = next((node for node in nodes if node["status"] == "failed"), None)
         error = head["error"] if node is None else node["error"]
-        where = "" if node is None else f"node {display.line(node['node_id'], 100)}, "
-        tries = "" if node is None else f", attempt {node['attempts_failed']} of {node['max_attempts']}"
-        return f"failed: {where}{display.line(error or 'no error', 300) if sees else 'an error'}{tries}"
+        text = display.line(error or "no error", 300) if sees else "an error"
+        if node is None:
+            return f"failed: {text}"
+        tries = f"attempt {node['attempts_failed']} of {node['max_attempts']}"
+        return f"failed: node {display.line(node['node_id'], 100)}, {text}, {tries}"
     if status == "queued":
-        again = head["available_at"] and f"its start is tried again {display.moment(head['available_at'])}"
-        return f"waits: {again or 'no orchestrator has started it yet'}"
+        if head["available_at"]:
+            return f"waits: its start is tried again {display.moment(head['available_at'])}"
+        return "waits: no orchestrator has started it yet"
     if status != "running":
         return f"{display.line(status, 40)} after {took}"
     running = [node for node in nodes if node["status"] == "running"]
     waits = _waits(counts, nodes)
     if running:
         hosts = sorted({node["claimed_by"] for node in running if node["claimed_by"]})
-        on = f" on {', '.join(map(display.line, hosts[:3]))}{' and others' if hosts[3:] else ''}" if hosts else ""
-        return f"runs: {display.counted(len(running), 'node')}{on}" + (f"; {waits} wait" if waits else "")
+        on = f" on {', '.join(map(display.line, hosts[:3]))}" if hosts else ""
+        more = f"; waits: {waits}" if waits else ""
+        return f"runs: {display.counted(len(running), 'node')}{on}{more}"
     return f"waits: {waits}" if waits else f"runs for {took}"
 
 
@@ -230,8 +233,9 @@ def _waits(counts: Mapping[str, int], nodes: Iterable[JsonDict]) -> str:
         if node["status"] == "awaiting_input":
             groups["their runs" if node["child_run_id"] else "an answer"] += 1
         elif node["status"] == "queued":
-            model = node["required_model"]
-            worker = f"a {node['queue']} worker" + (f" with {display.line(model, 60)}" if model else "")
+            worker = f"a {node['queue']} worker"
+            if model := node["required_model"]:
+                worker += f" with {display.line(model, 60)}"
             groups[timeline.CLAUSES.get(node["blocked_reason"] or "", worker)] += 1
     total = counts.get("queued", 0) + counts.get("awaiting_input", 0)
     if not total:
@@ -324,7 +328,8 @@ def _log(conn: db.Connection, job_id: str, claim: int) -> JsonDict | None:
 @router.get("/runs/{run_id}")
 async def run(
     request: Request, run_id: view.Segment, node: Query = None, attempt: int | None = None,
-    show: Literal["time", "graph", "list"] = "time", lit: Query = None, zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
+    show: Literal["time", "graph", "list"] = "time", lit: Query = None,
+    zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
     sees = session.of(request).sees_values
@@ -345,6 +350,7 @@ async def run(
 
 
 def command(name: str, run_id: str) -> str:
+    """Return the command for a run."""
     begins = "-- " if run_id.startswith("-") else ""
     return f"queue-workflows {name} {begins}{shlex.quote(run_id)}"
 
@@ -364,7 +370,8 @@ async def why(request: Request, run_id: view.Segment) -> Response:
     check_values(request)
 
     def read(conn: db.Connection) -> JsonDict:
-        found = waiting_reasons.of_run(conn, run_id, EXPLAINED) if payload.is_storable(run_id) else None
+        is_id = payload.is_storable(run_id)
+        found = waiting_reasons.of_run(conn, run_id, EXPLAINED) if is_id else None
         return found or {"detail": None, "nodes": [], "left_out": 0}
 
     async def make() -> JsonDict:
@@ -386,7 +393,8 @@ def _drawn(conn: db.Connection, run_id: str, lit: str | None, sees: bool) -> Jso
     maps = {row["node_id"]: row for row in statements.overview.maps(conn, run=run_id)}
     return found | {
         "lit": layered.path_of(drawn.deps, lit) if drawn and lit in drawn.deps else set[str](),
-        "chosen": lit, "run": head, "drawn": drawn, "states": states, "by_step": totals, "by_map": maps,
+        "chosen": lit, "run": head, "drawn": drawn, "states": states, "by_step": totals,
+        "by_map": maps,
         "sentence": sentence(head, found["counts"], (), sees=sees),
     }  # fmt: skip
 
@@ -426,14 +434,18 @@ async def value(
 
 def check_values(request: Request) -> None:
     if not session.of(request).sees_values:
-        raise forms.Refused(403, "Your session has scope look, which shows states and times; read is needed.")
+        raise forms.Refused(403, "Your session has scope look, which sees no values; read is needed.")
+
+
+def attachment(name: str) -> dict[str, str]:
+    """Return the headers of a file that a browser stores and never opens."""
+    return {"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
 
 
 def download(text: str, name: str) -> Response:
-    """Return a text that a browser stores and never opens."""
-    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
+    """Return a text as a download."""
     content = text.encode("utf-8", "backslashreplace")
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return Response(content, media_type="application/octet-stream", headers=attachment(name))
 
 
 # --- actions -----------------------------------------------------------------------------------
@@ -446,14 +458,16 @@ def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
         waiting = sum(counts.get(name, 0) for name in ("queued", "awaiting_input", "waiting"))
         running, child = counts.get("running", 0), len(head["children"] or ())
         text = (
-            f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and are asked "
-            "to stop" + (f", {display.counted(child, 'child run')} too." if child else ".")
+            f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and "
+            "are asked to stop" + (f", {display.counted(child, 'child run')} too." if child else ".")
         )
-        return [forms.Action(f"{where}/cancel", "Cancel", "submit", {}, "ends", text, asks_reason=True)]
+        to = f"{where}/cancel"
+        return [forms.Action(to, "Cancel", "submit", {}, "ends", text, asks_reason=True)]
     if head["status"] == "completed":
         return []
     again = counts.get("failed", 0) + counts.get("cancelled", 0)
-    text = f"Run {display.counted(again, 'node')} of run {shown} again; completed ones keep their outputs."
+    nodes = display.counted(again, "node")
+    text = f"Run {nodes} of run {shown} again; completed ones keep their outputs."
     return [forms.Action(f"{where}/retry", "Retry failed nodes", "submit", {}, "makes", text)]
 
 
@@ -463,9 +477,8 @@ def _node_actions(found: JsonDict) -> list[forms.Action]:
         return []
     fields = {"node": found["name"]}
     text = f"Run node {display.line(found['name'], 120)} and all that depends on it again."
-    return [
-        forms.Action(view.path("/runs/", head["id"], "retry"), "Retry from here", "submit", fields, "makes", text)
-    ]
+    to = view.path("/runs/", head["id"], "retry")
+    return [forms.Action(to, "Retry from here", "submit", fields, "makes", text)]
 
 
 @router.post("/runs/{run_id}/cancel")
@@ -473,7 +486,8 @@ async def cancel(request: Request, run_id: view.Segment) -> Response:
     """Cancel a run."""
     form = await forms.act(request, "submit")
     done = await form.run(runs.cancel, run_id)
-    return form.done("The run is cancelled." if done else "The run is over already.", back=view.path("/runs/", run_id))
+    text = "The run is cancelled." if done else "The run is over already."
+    return form.done(text, back=view.path("/runs/", run_id))
 
 
 @router.post("/runs/{run_id}/retry")
@@ -503,7 +517,8 @@ async def answer(request: Request, run_id: view.Segment) -> Response:
     if not payload.is_storable(node):
         raise errors.UnknownJob("there is no such node")
     await form.run(submit)
-    return form.done("The answer is taken.", back=f"{view.path('/runs/', run_id)}?node={quote(node, safe='')}")
+    back = f"{view.path('/runs/', run_id)}?node={quote(node, safe='')}"
+    return form.done("The answer is taken.", back=back)
 
 
 def _json_or(text: str) -> Any:
@@ -519,7 +534,8 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     check_values(request)
     head = await view.read(request, run_row, run_id)
     shown = view.redacted(head["context"])
-    inputs = None if head["context"] is None or shown != head["context"] else "\n".join(display.pretty(shown))
+    is_whole = head["context"] is not None and shown == head["context"]
+    inputs = "\n".join(display.pretty(shown)) if is_whole else None
     command = f"queue-workflows submit {shlex.quote(head['workflow_name'])}"
     title = f"Run {head['workflow_name']} again"
     return view.page(request, "run_again.html", title=title, command=command, run=head, inputs=inputs)

@@ -50,7 +50,7 @@ def pieces(worst: Mapping[int, int], total: int) -> list[Piece]:
 
 
 def _first(bucket: int, buckets: int, total: int) -> int:
-    """Return the first position of a bucket: the least one with `position * buckets / total` in it."""
+    """Return the first position of a bucket, which is `position * buckets // total`."""
     return -(-bucket * total // buckets)
 
 
@@ -58,7 +58,7 @@ def _first(bucket: int, buckets: int, total: int) -> int:
 
 
 class Curve(NamedTuple):
-    """A curve of one measure over the time of an attempt: the attributes `d` and what it peaks at."""
+    """One measure over the time of an attempt; `path` is the attribute `d` of SVG."""
 
     name: str
     unit: str
@@ -69,20 +69,26 @@ class Curve(NamedTuple):
     path: str
 
 
+def _gb(value: Any) -> float | None:
+    number = stored_json.number(value)
+    return None if number is None else number / MB
+
+
+def _ram(row: JsonDict) -> float | None:
+    return _gb(row.get("ram_total_mb"))
+
+
 Read = Callable[[JsonDict], Any]
 _MEASURES: Final[tuple[tuple[str, str, Read, Read], ...]] = (
     ("CPU", "%", lambda row: row.get("cpu_percent"), lambda _: 100.0),
     ("CPU of queue_workflows", "%", lambda row: row.get("cpu_ours_percent"), lambda _: 100.0),
-    ("RAM", "GB", lambda row: _gb(row.get("ram_used_mb")), lambda row: _gb(row.get("ram_total_mb"))),
-    (
-        "RAM of queue_workflows", "GB",
-        lambda row: _gb(row.get("ram_ours_used_mb")), lambda row: _gb(row.get("ram_total_mb")),
-    ),
+    ("RAM", "GB", lambda row: _gb(row.get("ram_used_mb")), _ram),
+    ("RAM of queue_workflows", "GB", lambda row: _gb(row.get("ram_ours_used_mb")), _ram),
 )  # fmt: skip
 
 
 def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[Curve]:
-    """Return the curves of a machine's samples between two times; measures without values have none."""
+    """Return the curves of a machine's samples between two times, of what was measured."""
     made = [
         _curve(name, unit, samples, read, top, begin, end) for name, unit, read, top in _MEASURES
     ]
@@ -105,11 +111,6 @@ def _cards(row: JsonDict) -> dict[int, JsonDict]:
 
 def _of(number: int, key: str, made: Read = lambda value: value) -> Read:
     return lambda row: made(_cards(row).get(number, {}).get(key))
-
-
-def _gb(value: Any) -> float | None:
-    number = stored_json.number(value)
-    return None if number is None else number / MB
 
 
 def _curve(

@@ -1,4 +1,4 @@
-"""Turn the attempts of nodes into a table whose bars are waits, loads and runs; count their cost."""
+"""Turn the attempts of nodes into lines of waits, loads and runs; count what failures cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ CLAUSES: Final = {
 
 
 class Span(NamedTuple):
-    """A part of a node's time: `wait`, `load` or `run`. `why`: what it waits for, or the outcome."""
+    """A part of a node's time; `kind`: wait, load or run. `why`: what it waits for, or the outcome.
+
+    `lost`: of an attempt that did not end well.
+    """
 
     kind: str
     begin: datetime
@@ -87,8 +90,9 @@ class Cost(NamedTuple):
         """Return `3 attempts, 41 min 00 s of GPU lost`, or ""."""
         parts: list[str] = []
         if self.attempts:
-            of_gpu = self.gpu_s >= self.seconds / 2 and self.gpu_s > 0
-            lost = f"{display.duration(self.gpu_s)} of GPU" if of_gpu else display.duration(self.seconds)
+            lost = display.duration(self.seconds)
+            if self.gpu_s > self.seconds / 2:
+                lost = f"{display.duration(self.gpu_s)} of GPU"
             parts.append(f"{display.counted(self.attempts, 'attempt')}, {lost} lost")
         if self.loads:
             again = display.counted(self.loads, "model load")
