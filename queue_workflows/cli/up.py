@@ -45,7 +45,8 @@ sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
 def up(
     cpu: int | None = None, gpu: int | None = None, cards: str | None = None,
     workers: str | None = None, ingest: list[str] | None = None, no_ingest: bool = False,
-    no_dashboard: bool = False, reload: bool = False, *, app: str | None, log_level: str, log_format: str | None,
+    no_dashboard: bool = False, reload: bool = False, *, app: str | None, log_level: str,
+    log_format: str | None,
 ) -> int:  # fmt: skip
     """Run all processes of an app, and the dashboard. Ctrl-C stops them, twice at once."""
     entry_point.setup_logging(log_level, log_format)
@@ -200,7 +201,8 @@ def serve(
         serving = f"serving {words} on {address}"
         link = getattr(made.state, "link", None)
         if link and beside_up:
-            serving = f"the dashboard opens once, within 5 minutes: {address}/ui/login?link={link()}"
+            once = f"{address}/ui/login?link={link()}"
+            serving = f"the dashboard opens once, within 5 minutes: {once}"
         return server.run(made, bound, lambda: command.print_message(serving))
 
 
