@@ -205,7 +205,7 @@ def sentence(
     if status == "failed":
         node = next((node for node in nodes if node["status"] == "failed"), None)
         error = head["error"] if node is None else node["error"]
-        text = display.line(error or "no error", 300) if sees else "an error"
+        text = display.line(view.redacted(error or "no error"), 300) if sees else "an error"
         if node is None:
             return f"failed: {text}"
         tries = f"attempt {node['attempts_failed']} of {node['max_attempts']}"
@@ -318,7 +318,7 @@ def _log(conn: db.Connection, job_id: str, claim: int) -> JsonDict | None:
     if row is None:
         return None
     found = attempt_history.log_of(row)
-    lines = display.lines(found["text"].rstrip("\r\n"))
+    lines = display.lines(view.redacted(found["text"].rstrip("\r\n")))
     return found | {"lines": lines, "linked": len(lines) <= LOG_LINES, "at": row["updated_at"]}
 
 
