@@ -466,5 +466,5 @@ SELECT e.id, e.created_at, e.fits, e.place
  WHERE e.fits OR e.place = p_most LIMIT p_limit;
 
 -- fragment: error_signature(error)
--- The beginning of an error with its digits replaced, by which items of a map are grouped.
-translate(left(coalesce(error, ''), 160), '0123456789', '##########')
+-- The beginning of an error with its numbers replaced, by which items of a map are grouped.
+regexp_replace(left(coalesce(error, ''), 160), '[0-9]+', '#', 'g')

@@ -23,7 +23,8 @@ from tests.support import dashboard, factories, flow
 
 T = TypeVar("T")
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
-T0 = datetime(2026, 1, 31, 9, 0, tzinfo=timezone.utc)
+T0 = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(hours=1)
+"""The service deletes old events when it starts."""
 pytestmark = pytest.mark.usefixtures("db")
 
 
@@ -33,7 +34,7 @@ class Browser:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
 
-    async def open(self, path: str, status: int = 200, **query: Any) -> str:
+    async def open(self, path: str, /, status: int = 200, **query: Any) -> str:
         """Return the page at this path below the mount, which has to have this status."""
         reply = await self.http.get(f"/ui{path}", params=query or None)
         assert reply.status_code == status, reply.text[-3000:]
@@ -65,10 +66,12 @@ def checked(reply: httpx.Response) -> None:
 
 def browse(use: Callable[[Browser], Coroutine[Any, Any, T]], scope: str = "operate") -> T:
     """Return what a function does with a browser that has logged in."""
-    return dashboard.visited(lambda visitor: use(Browser(visitor.http)), scope=scope)
+    return dashboard.visited(
+        lambda visitor: use(Browser(visitor.http)), scope=scope, app_dashboard=True
+    )
 
 
-def opened(path: str, *, scope: str = "operate", status: int = 200, **query: Any) -> str:
+def opened(path: str, /, *, scope: str = "operate", status: int = 200, **query: Any) -> str:
     return browse(lambda browser: browser.open(path, status, **query), scope)
 
 
@@ -80,24 +83,35 @@ def text_of(page: str) -> str:
 
 
 def definition(*entries: dict[str, Any], **deps: str) -> dict[str, Any]:
-    nodes = [{"id": name, "module": "m", "queue": "cpu", "deps": text.split()} for name, text in deps.items()]
+    """A stored definition of nodes made of `name="dep dep"`, and further entries."""
+    rest = {"module": "m", "queue": "cpu", "model": None, "inputs": {}, "skip_if": None}
+    nodes = [{"id": name, "deps": text.split(), **rest} for name, text in deps.items()]
     return {"version": 2, "workflow": "w", "nodes": [*nodes, *entries]}
 
 
-def failed_node(conn: engine_db.Connection, run_id: str, name: str, error: str, **columns: Any) -> str:
+def failed_node(
+    conn: engine_db.Connection, run_id: str, name: str, error: str, **columns: Any
+) -> str:
     """Insert a node that failed twice, with events, a traceback and a log; return its job's id."""
     job = factories.node(
         conn, run_id, name, status="failed", error=error, attempts=2, max_attempts=2, claim_no=2,
-        created_at=T0, started_at=T0 + timedelta(seconds=20), finished_at=T0 + timedelta(seconds=50),
-        **columns,
+        created_at=T0, started_at=T0 + timedelta(seconds=20),
+        finished_at=T0 + timedelta(seconds=50), **columns,
     )  # fmt: skip
-    given = {"run_id": run_id, "node_id": name, "job_id": job["id"], "worker_id": "w:7:x", "host_label": "box-1"}
+    given = {
+        "run_id": run_id,
+        "node_id": name,
+        "job_id": job["id"],
+        "worker_id": "w:7:x",
+        "host_label": "box-1",
+    }
+    used = {"gpu_pct": 63, "vram_mb": 2048}
+    detail = {"traceback": f"Traceback of {error}", "used": used}
     for at, kind, claim, more in (
         (5, "claimed", 1, {}),
         (15, "retried", 1, {"elapsed_s": 10.0, "error": error}),
         (20, "claimed", 2, {}),
-        (50, "failed", 2, {"elapsed_s": 30.0, "error": error,
-                           "detail": {"traceback": f"Traceback of {error}", "used": {"gpu_pct": 63, "vram_mb": 2048}}}),
+        (50, "failed", 2, {"elapsed_s": 30.0, "error": error, "detail": detail}),
     ):  # fmt: skip
         factories.insert(
             conn, "workflow_node_events", event_type=kind, claim_no=claim,
@@ -110,12 +124,15 @@ def failed_node(conn: engine_db.Connection, run_id: str, name: str, error: str, 
     return job["id"]
 
 
-def failed_run(conn: engine_db.Connection, error: str = "ValueError: no price", **columns: Any) -> str:
+def failed_run(
+    conn: engine_db.Connection, error: str = "ValueError: no price", **columns: Any
+) -> str:
     """Insert a run of the graph a -> b -> c, in which b failed; return its id."""
     given = {
         "status": "failed", "error": f"node b: {error}", "created_at": T0, "queued_at": T0,
         "started_at": T0, "finished_at": T0 + timedelta(seconds=60), "definition_hash": "h-abc",
-        "definition": definition(a="", b="a", c="b"), "context": {"wish": "tea", "password": "hidden1"},
+        "definition": definition(a="", b="a", c="b"),
+        "context": {"wish": "tea", "password": "hidden1"},
     }  # fmt: skip
     run_id = factories.run(conn, **(given | columns))
     factories.node(
@@ -173,12 +190,25 @@ def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:
     now = datetime.now(timezone.utc)
     conn.execute("UPDATE workflow_node_jobs SET started_at = now() WHERE node_id = 'b'")
     begin, end = now - timedelta(minutes=9), now - timedelta(minutes=1)
-    job = factories.node(conn, run_id, "d", status="failed", claim_no=1, error="died", created_at=begin)
-    given = {"run_id": run_id, "node_id": "d", "job_id": job["id"], "claim_no": 1, "host_label": "box-1"}
+    job = factories.node(
+        conn, run_id, "d", status="failed", claim_no=1, error="died", created_at=begin
+    )
+    given = {
+        "run_id": run_id,
+        "node_id": "d",
+        "job_id": job["id"],
+        "claim_no": 1,
+        "host_label": "box-1",
+    }
     for kind, at in (("claimed", begin), ("death", end), ("failed", end)):
         factories.insert(conn, "workflow_node_events", event_type=kind, created_at=at, **given)
     for minute in range(1, 8):
-        sample = {"cpu_percent": 10 * minute, "ram_used_mb": 1024 * minute, "ram_total_mb": 65536, "gpus": []}
+        sample = {
+            "cpu_percent": 10 * minute,
+            "ram_used_mb": 1024 * minute,
+            "ram_total_mb": 65536,
+            "gpus": [],
+        }
         factories.insert(
             conn, "hw_samples", host_label="box-1", every_s=60, slot=minute, sample=sample,
             sampled_at=begin + timedelta(minutes=minute),
@@ -193,7 +223,7 @@ def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> N
     run_id = failed_run(conn)
     page = opened(f"/runs/{run_id}", show="graph")
     assert re.findall(r'class="box is-(\w+)"', page) == ["completed", "failed", "waiting"]
-    assert page.count("<path d=\"M168 15") == 1
+    assert page.count('<path d="M168 15') == 1
     assert "b failed a" in text_of(opened(f"/runs/{run_id}", show="list"))
     lit = opened(f"/runs/{run_id}", show="graph", lit="b")
     assert "Lit: 2 others before and behind b" in text_of(lit)
@@ -252,7 +282,14 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
             page = await browser.open(f"/runs/{run_id}", **query)
             assert secret not in html.unescape(page), query
         assert "failed" in await browser.open(f"/runs/{run_id}")
-        for below in ("value?name=inputs", "again", "files", "file?path=a", "log?job=x&attempt=1", "why"):
+        for below in (
+            "value?name=inputs",
+            "again",
+            "files",
+            "file?path=a",
+            "log?node=b&attempt=2",
+            "why",
+        ):
             reply = await browser.http.get(f"/ui/runs/{run_id}/{below}")
             assert reply.status_code == 403, below
 
@@ -262,23 +299,25 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
 # --- hostile and huge --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run_id", ["a/b", "50%", "#x", "a?b=c", "-x", "<b>", "../..", "a\nb", "ü&amp;"])
-def test_ids_of_any_characters(conn: engine_db.Connection, run_id: str) -> None:
-    failed_run(conn, id=run_id)
+def test_ids_of_any_characters(conn: engine_db.Connection) -> None:
+    ids = ["a/b", "50%", "#x", "a?b=c", "-x", "<b>", "../..", "a\nb", "\u00fc&amp;"]
+    for run_id in ids:
+        failed_run(conn, id=run_id)
 
     async def use(browser: Browser) -> None:
-        where = f"/runs/{quote(run_id, safe='')}"
-        page = await browser.open(where)
-        assert "failed: node b" in text_of(page)
-        found = re.findall(r'href="(/ui/runs/[^"]*|\?node[^"]*)"', page)
-        links = {html.unescape(one) for one in found}
-        assert len(links) > 4
-        for link in links:
-            assert link.startswith((f"/ui{where}", "?node=")), link
-            link = f"/ui{where}{link}" if link.startswith("?") else link
-            assert (await browser.http.get(link)).status_code == 200, link
-        reply = await browser.send(page, f"{where}/retry")
-        assert reply.status_code == 303, reply.text
+        for run_id in ids:
+            where = f"/runs/{quote(run_id, safe='')}"
+            page = await browser.open(where)
+            assert "failed: node b" in text_of(page)
+            found = re.findall(r'href="(/ui/runs/[^"]*|\?node[^"]*)"', page)
+            links = {html.unescape(one) for one in found}
+            assert len(links) > 4
+            for link in links:
+                assert link.startswith((f"/ui{where}", "?node=")), link
+                link = f"/ui{where}{link}" if link.startswith("?") else link
+                assert (await browser.http.get(link)).status_code == 200, link
+            reply = await browser.send(page, f"{where}/retry")
+            assert reply.status_code == 303, reply.text
 
     browse(use)
 
@@ -287,29 +326,46 @@ def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
     value = {EVIL: EVIL, "deep": [[EVIL]]}
     run_id = failed_run(
         conn, EVIL, workflow_name=EVIL, out_dir=f"/{EVIL}", context=value, definition_hash=EVIL,
-        definition={"nodes": [{"id": EVIL, "module": EVIL, "deps": [EVIL, 7]}, {"id": 3}, [], None]},
-        upgrades=None, parent_run_id=EVIL, parent_node_id=EVIL,
+        definition={"nodes": [{"id": EVIL, "module": EVIL, "deps": [EVIL, 7]}, {"id": 3}, []]},
+        parent_run_id=EVIL, parent_node_id=EVIL,
     )  # fmt: skip
-    failed_node(conn, run_id, EVIL, EVIL, resolved_inputs=value, context_delta=value, node_module=EVIL,
-                progress=value, pipeline_name=EVIL)  # fmt: skip
+    failed_node(
+        conn, run_id, EVIL, EVIL, resolved_inputs=value, context_delta=value, node_module=EVIL,
+        progress=value, pipeline_name=EVIL,
+    )  # fmt: skip
     conn.execute("UPDATE workflow_node_events SET host_label = %s, worker_id = %s", [EVIL, EVIL])
     asking = factories.node(
         conn, run_id, "ask", status="awaiting_input", node_module="__input__x",
         input_spec={"prompt": EVIL, "options": [EVIL, {"label": EVIL, "value": value}]},
     )  # fmt: skip
     factories.insert(
-        conn, "operator_acts", actor=EVIL, action=EVIL[:100], kind="run", subject=run_id, reason=EVIL
+        conn,
+        "operator_acts",
+        actor=EVIL,
+        action=EVIL[:100],
+        kind="run",
+        subject=run_id,
+        reason=EVIL,
     )
 
     async def use(browser: Browser) -> None:
-        for query in ({}, {"node": EVIL}, {"node": "ask"}, {"node": "b"}, {"show": "graph"}, {"show": "list"}):
+        for query in (
+            {},
+            {"node": EVIL},
+            {"node": "ask"},
+            {"node": "b"},
+            {"show": "graph"},
+            {"show": "list"},
+        ):
             page = await browser.open(f"/runs/{run_id}", **query)
             assert "&lt;script&gt;" in page
         for below in ("live", "why", "again"):
             await browser.open(f"/runs/{run_id}/{below}")
         await browser.open(f"/runs/{run_id}/files", 404)
         for name in (EVIL, "\0", "\ud800"):
-            reply = await browser.http.get(f"/ui/runs/{run_id}", params={"node": name.encode("utf-8", "surrogatepass")})
+            reply = await browser.http.get(
+                f"/ui/runs/{run_id}", params={"node": name.encode("utf-8", "surrogatepass")}
+            )
             assert reply.status_code in (200, 400, 404), reply.text
         for query in ({"node": EVIL}, {"node": "a", "state": EVIL}, {"node": "a", "start": EVIL}):
             reply = await browser.http.get(f"/ui/runs/{run_id}/map", params=query)
@@ -321,12 +377,20 @@ def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
 
 
 def many_nodes(conn: engine_db.Connection, count: int, **columns: Any) -> str:
-    graph = definition(**{f"step-{n % 7}/node-{n:04d}": "" if n < 7 else f"step-{n % 7}/node-{n - 7:04d}" for n in range(count)})
-    run_id = factories.run(conn, definition=graph, definition_hash=f"many-{count}", queued_at=T0, created_at=T0)
+    graph = definition(
+        **{
+            f"step-{n % 7}/node-{n:04d}": "" if n < 7 else f"step-{n % 7}/node-{n - 7:04d}"
+            for n in range(count)
+        }
+    )
+    run_id = factories.run(
+        conn, definition=graph, definition_hash=f"many-{count}", queued_at=T0, created_at=T0
+    )
     conn.execute(
-        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status, created_at, started_at,"
-        " finished_at, claim_no, context_delta)"
-        " SELECT gen_random_uuid(), %s, format('step-%%s/node-%%s', n %% 7, lpad(n::text, 4, '0')), 'm', 'cpu',"
+        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status,"
+        " created_at, started_at, finished_at, claim_no, context_delta)"
+        " SELECT gen_random_uuid(), %s,"
+        " format('step-%%s/node-%%s', n %% 7, lpad(n::text, 4, '0')), 'm', 'cpu',"
         " CASE WHEN n = 3 THEN 'failed' ELSE 'completed' END, %s, %s + n * interval '1 second',"
         " %s + n * interval '2 seconds', 1, jsonb_build_object('x', repeat('y', 1000))"
         " FROM generate_series(0, %s) n",
@@ -358,8 +422,8 @@ def test_more_nodes_are_shown_by_step_and_failed_ones_alone(conn: engine_db.Conn
     async def use(browser: Browser) -> None:
         text = text_of(await browser.open(f"/runs/{run_id}"))
         assert "600 nodes: the steps, and the first nodes that failed" in text
-        assert "step-1 × 86 completed" in text
-        assert "step-3/node-0003 failed" in text
+        assert "step-1 \N{MULTIPLICATION SIGN} 86 ✓ completed" in text
+        assert "step-3/node-0003 ✕ failed" in text
         graph = await browser.open(f"/runs/{run_id}", show="graph")
         assert "Steps only: the graph has 600 nodes." in graph
         assert graph.count('class="box') == 7
@@ -373,8 +437,8 @@ def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Co
     big = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=600_000))
     run_id = failed_run(conn, context={"big": big, "token": "hidden3"})
     conn.execute(
-        "UPDATE workflow_node_jobs SET resolved_inputs = jsonb_build_object('big', %s::text, 'secret', 'hidden4')"
-        " WHERE node_id = 'b'",
+        "UPDATE workflow_node_jobs SET resolved_inputs ="
+        " jsonb_build_object('big', %s::text, 'secret', 'hidden4') WHERE node_id = 'b'",
         [big],
     )
 
@@ -397,7 +461,12 @@ def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Co
 
 def map_of(conn: engine_db.Connection, total: int = 2000) -> str:
     """Insert a run with a map of which every hundredth item failed and the last fifth waits."""
-    entry = {"id": "cut", "module": "__map__", "deps": [], "map": {"body": [{"id": "encode", "module": "m", "deps": []}]}}
+    entry = {
+        "id": "cut",
+        "module": "__map__",
+        "deps": [],
+        "map": {"body": [{"id": "encode", "module": "m", "deps": []}]},
+    }
     run_id = factories.run(conn, definition=definition(entry), definition_hash=f"map-{total}")
     factories.node(conn, run_id, "cut", node_module="__map__", blocked_reason="items")
     opened_items, failed = total * 8 // 10, total // 100
@@ -408,7 +477,8 @@ def map_of(conn: engine_db.Connection, total: int = 2000) -> str:
     )  # fmt: skip
     conn.execute(
         "INSERT INTO workflow_map_items (run_id, map_id, position, key, item, state, error)"
-        " SELECT %(run)s, 'cut', n, format('clip-%%s', n), to_jsonb(n), CASE WHEN n >= %(opened)s THEN 'waiting'"
+        " SELECT %(run)s, 'cut', n, format('clip-%%s', n), to_jsonb(n),"
+        " CASE WHEN n >= %(opened)s THEN 'waiting'"
         " WHEN n < 80 * %(failed)s AND n %% 80 = 7 THEN 'failed' ELSE 'done' END,"
         " CASE WHEN n < 80 * %(failed)s AND n %% 80 = 7 THEN format('row %%s has no price', n) END"
         " FROM generate_series(0, %(last)s) n",
@@ -426,7 +496,7 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
         page = await browser.open(f"/runs/{run_id}/map", node="cut")
         text = text_of(page)
         assert "done 1,580 | failed 20 | running 0 | waiting 400" in text
-        assert "20 × row # has no price" in text
+        assert "20 \N{MULTIPLICATION SIGN} row # has no price" in text
         assert "7 clip-7 failed row 7 has no price" in text
         assert "clip-8 " not in text
         assert len(re.findall(r'<rect class="is-failed"', page)) == 20
@@ -440,7 +510,9 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
         assert following is not None
         second = await browser.http.get(html.unescape(following[1]))
         assert "clip-52 " in text_of(second.text)
-        keyed = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", state="all", q="-1999"))
+        keyed = text_of(
+            await browser.open(f"/runs/{run_id}/map", node="cut", state="all", q="-1999")
+        )
         assert "clip-1999 waiting" in keyed
         nothing = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", q="no such key"))
         assert "No item fits" in nothing
@@ -454,7 +526,9 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
 
 def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection) -> None:
     run_id = map_of(conn)
-    page = opened(f"/runs/{run_id}/map", scope="look", node="cut", state="failed", error="row # nothing")
+    page = opened(
+        f"/runs/{run_id}/map", scope="look", node="cut", state="failed", error="row # nothing"
+    )
     assert "has no price" not in page
     assert "clip-7" in page
 
@@ -463,7 +537,9 @@ def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection)
 
 
 @pytest.fixture
-def out(conn: engine_db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+def out(
+    conn: engine_db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Path]:
     """A run with files below a folder of OUT_ROOTS; its id and its folder."""
     root = tmp_path / "root"
     folder = root / "run"
@@ -509,7 +585,9 @@ def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
             assert "not shown here" in await browser.open(where, path=name)
         for name in ("a/x.svg", "a/x.html", "b.bin"):
             for inline in ("0", "1"):
-                reply = await browser.http.get(f"/ui/runs/{run_id}/file", params={"path": name, "inline": inline})
+                reply = await browser.http.get(
+                    f"/ui/runs/{run_id}/file", params={"path": name, "inline": inline}
+                )
                 assert reply.headers["content-type"] == "application/octet-stream"
                 assert reply.headers["content-disposition"].startswith("attachment")
                 assert reply.headers["x-content-type-options"] == "nosniff"
@@ -518,19 +596,18 @@ def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
     browse(use)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["../../secret/key.txt", "link/key.txt", "key.txt", "link", "pipe.txt", "/etc/passwd", "a/../../x",
-     "t.csv/x", "", "no such", "a" * 300, "a/" * 2000],
-)  # fmt: skip
-def test_nothing_outside_is_read(out: tuple[str, Path], path: str) -> None:
+def test_nothing_outside_is_read(out: tuple[str, Path]) -> None:
     run_id, _ = out
+    paths = ["../../secret/key.txt", "link/key.txt", "key.txt", "link", "pipe.txt", "/etc/passwd"]
+    paths += ["a/../../x", "t.csv/x", "", "no such", "a" * 300, "a/" * 2000]
 
     async def use(browser: Browser) -> None:
-        for below in ("file", "files") if path else ("file",):
-            reply = await browser.http.get(f"/ui/runs/{run_id}/{below}", params={"path": path})
-            assert reply.status_code in (404, 422), (below, reply.text)
-            assert "the key" not in reply.text
+        for path in paths:
+            for below in ("file", "files") if path else ("file",):
+                where = f"/ui/runs/{run_id}/{below}"
+                reply = await browser.http.get(where, params={"path": path})
+                assert reply.status_code in (404, 414, 422), (path, below, reply.text)
+                assert "the key" not in reply.text
 
     browse(use)
 
@@ -571,7 +648,9 @@ def test_cancel_and_retry_name_who_did_it(conn: engine_db.Connection) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}")
-        assert "1 of its nodes wait and are cancelled, 0 run and are asked to stop." in text_of(page)
+        assert "1 of its nodes wait and are cancelled, 0 run and are asked to stop." in text_of(
+            page
+        )
         reply = await browser.send(page, f"/runs/{run_id}/cancel", reason="wrong inputs")
         assert reply.status_code == 303
         after = (await browser.http.get(reply.headers["location"])).text
@@ -595,8 +674,8 @@ def test_retry_from_a_node_and_refusals(conn: engine_db.Connection) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}", node="b")
         reply = await browser.send(page, f"/runs/{run_id}/retry", node="nothing")
-        assert reply.status_code == 404
-        assert "has no node" in reply.text
+        assert reply.status_code in (404, 422)
+        assert "has no node" in text_of(reply.text)
         page = await browser.open(f"/runs/{run_id}", node="b")
         assert (await browser.send(page, f"/runs/{run_id}/retry")).status_code == 303
         assert flow.status(run_id) == "queued"
@@ -620,7 +699,9 @@ def test_an_answer_by_a_choice(conn: engine_db.Connection) -> None:
         wrong = await browser.send(page, f"/runs/{run_id}/answer", value='"water"')
         assert wrong.status_code == 422
         page = await browser.open(f"/runs/{run_id}", node="ask")
-        assert (await browser.send(page, f"/runs/{run_id}/answer", value='"tea"')).status_code == 303
+        assert (
+            await browser.send(page, f"/runs/{run_id}/answer", value='"tea"')
+        ).status_code == 303
 
     browse(use)
     (row,) = conn.execute("SELECT value FROM workflow_input_submissions").fetchall()
@@ -659,13 +740,14 @@ def test_a_page_takes_six_statements_at_most(
 
     run_id = failed_run(conn)
     mapped = map_of(conn)
+    chosen = {"state": None, "q": None, "error": None, "start": 0}
     reads: list[Callable[[engine_db.Connection], Any]] = [
         lambda own: run_page._state(own, run_id, True),
         lambda own: run_page._node(own, run_id, "b", None, True),
         lambda own: run_page._node(own, run_id, "c", None, True),
         lambda own: run_page._drawn(own, run_id, "b", True),
-        lambda own: map_page._map(own, mapped, "cut", None, {"state": None, "q": None, "error": None, "start": 0}, True),
-        lambda own: map_page._map(own, mapped, "cut", "clip-7", {"q": None, "error": None}, True),
+        lambda own: map_page._map(own, mapped, "cut", None, chosen, True),
+        lambda own: map_page._map(own, mapped, "cut", "clip-7", chosen, True),
     ]  # fmt: skip
     counts: list[int] = []
     for read in reads:

@@ -103,7 +103,9 @@ def test_a_chain_is_straight_and_a_tree_has_no_crossing() -> None:
     chain = {"a": [], "b": ["a"], "c": ["b"], "d": ["c"]}
     assert {box.y for box in layered.draw(chain).boxes.values()} == {0.0}
     tree: Graph = {"root": []}
-    tree |= {f"n{number}": ["root" if number < 3 else f"n{number // 3 - 1}"] for number in range(39)}
+    tree |= {
+        f"n{number}": ["root" if number < 3 else f"n{number // 3 - 1}"] for number in range(39)
+    }
     shuffled = [*tree]
     random.Random(7).shuffle(shuffled)
     drawing = layered.draw({name: tree[name] for name in shuffled})

@@ -23,10 +23,14 @@ def bucket(position: int, total: int) -> int:
 @given(st.integers(1, 5_000), st.data())
 def test_each_position_is_in_the_piece_of_its_bucket(total: int, data: st.DataObject) -> None:
     worst = data.draw(
-        st.dictionaries(st.integers(0, min(total, strip.BUCKETS) - 1), st.integers(0, 3), max_size=30)
+        st.dictionaries(
+            st.integers(0, min(total, strip.BUCKETS) - 1), st.integers(0, 3), max_size=30
+        )
     )
     found = strip.pieces(worst, total)
-    assert [each for piece in found for each in range(piece.first, piece.last + 1)] == [*range(total)]
+    assert [each for piece in found for each in range(piece.first, piece.last + 1)] == [
+        *range(total)
+    ]
     assert sum(piece.width for piece in found) == min(total, strip.BUCKETS)
     for piece in found:
         for position in (piece.first, piece.last):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
+from collections import Counter
 from typing import Annotated, Final, Literal
 
 import fastapi
@@ -24,11 +24,15 @@ PAGE: Final = 50
 
 @router.get("/runs/{run_id}/map")
 async def one_map(
-    request: Request, run_id: view.Segment, node: Annotated[str, fastapi.Query(max_length=1000)],
-    state: Literal["done", "failed", "open", "waiting", "all"] | None = None, q: run_page.Query = None,
-    error: run_page.Query = None, key: run_page.Query = None,
+    request: Request,
+    run_id: view.Segment,
+    node: run_page.Name,
+    state: Literal["done", "failed", "open", "waiting", "all"] | None = None,
+    q: run_page.Query = None,
+    error: run_page.Query = None,
+    key: run_page.Query = None,
     start: Annotated[int, fastapi.Query(ge=0, le=1_000_000_000)] = 0,
-) -> Response:  # fmt: skip
+) -> Response:
     """Show the items of a map: the failed ones first, grouped by error, by position or key."""
     sees = session.of(request).sees_values
     chosen = {"state": state, "q": q or None, "error": error if sees else None, "start": start}
@@ -61,22 +65,20 @@ def _map(
         conn, **where, buckets=strip.BUCKETS, total=max(1, own["total"])
     )
     worst: dict[int, int] = {}
-    groups: dict[str, JsonDict] = {}
+    groups: Counter[str] = Counter()
     for row in buckets:
         worst[row["bucket"]] = max(worst.get(row["bucket"], 0), row["state"])
         if row["signature"] is not None and sees:
-            group = groups.setdefault(row["signature"], {"n": 0, "first": row["first"]})
-            group["n"] += row["n"]
+            groups[row["signature"]] += row["n"]
     rows = statements.run_page.items(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
         signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
     )  # fmt: skip
     following = rows[PAGE]["position"] if len(rows) > PAGE else None
-    by_size = sorted(groups.items(), key=lambda each: -each[1]["n"])
     return {
-        "run": head, "map": own, "key": None, "rows": rows[:PAGE], "chosen": chosen | {"state": state},
-        "pieces": strip.pieces(worst, own["total"]), "following": following,
-        "groups": [(re.sub("#+", "#", text), text, group["n"]) for text, group in by_size[:PAGE]],
+        "run": head, "map": own, "key": None, "rows": rows[:PAGE],
+        "chosen": chosen | {"state": state}, "pieces": strip.pieces(worst, own["total"]),
+        "following": following, "groups": groups.most_common(PAGE),
         "groups_left": max(0, len(groups) - PAGE),
     }  # fmt: skip
 
@@ -104,8 +106,6 @@ def _actions(found: JsonDict) -> list[forms.Action]:
         return [forms.Action(where, "Retry this item", "submit", {"node": item}, "makes", text)]
     if head["status"] == "completed" or not own["failed"]:
         return []
-    items = display.counted(own["failed"], "failed item")
-    text = (
-        f"Run the failed nodes of run {display.line(head['id'], 80)} again, with {items} of this map."
-    )
+    shown, items = display.line(head["id"], 80), display.counted(own["failed"], "failed item")
+    text = f"Run the failed nodes of run {shown} again, with {items} of this map."
     return [forms.Action(where, "Retry failed items", "submit", {}, "makes", text)]

@@ -166,7 +166,9 @@ async def files(request: Request, run_id: view.Segment, path: Place = "") -> Res
 
 
 @router.get("/runs/{run_id}/file")
-async def file(request: Request, run_id: view.Segment, path: Place, inline: bool = False) -> Response:
+async def file(
+    request: Request, run_id: view.Segment, path: Place, inline: bool = False
+) -> Response:
     """Return a file: an image to show if it is `inline`, anything else as a download."""
     _, opened = await _read(request, run_id, _file, path)
     size = os.fstat(opened.fileno()).st_size

@@ -34,6 +34,7 @@ EXPLAINED: Final = 10
 PAGE: Final = 50
 LOG_LINES: Final = 1_500
 """Lines of a log up to which each has a link."""
+Name = Annotated[str, fastapi.Query(max_length=1000)]
 Query = Annotated[str | None, fastapi.Query(max_length=1000)]
 
 
@@ -83,7 +84,9 @@ def _kind(entry: Row) -> str:
     module = stored_json.text(entry.get("module")) or ""
     if "map" in entry:
         return "map"
-    return "run" if graph.workflow_of(module) else "ask" if module.startswith(answers.MODULE) else ""
+    return (
+        "run" if graph.workflow_of(module) else "ask" if module.startswith(answers.MODULE) else ""
+    )
 
 
 _graphs: OrderedDict[str, Graph] = OrderedDict()
@@ -121,7 +124,9 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
             conn, prefix=run_id, low=among[0], high=among[1], limit=5
         )
         ids = [row["id"] for row in near or () if row["kind"] == "run"]
-        raise view.NotFound(f"{text}{days:g} days", [(id_, view.path("/runs/", id_)) for id_ in ids])
+        raise view.NotFound(
+            f"{text}{days:g} days", [(id_, view.path("/runs/", id_)) for id_ in ids]
+        )
     if found["definition_hash"] in known and found["definition_hash"] not in _graphs:
         # Another request has just dropped it.
         found["definition"] = statements.runs.definition(conn, run_id=run_id)
@@ -133,7 +138,12 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
 
 
 def _with_attempts(
-    conn: db.Connection, head: Row, nodes: list[Row], chosen: list[str] | None, *, whole: bool = False
+    conn: db.Connection,
+    head: Row,
+    nodes: list[Row],
+    chosen: list[str] | None,
+    *,
+    whole: bool = False,
 ) -> list[JsonDict]:
     """Return the nodes with their attempts; `chosen` None: these are all nodes of the run."""
     events = statements.run_page.events(
@@ -186,7 +196,7 @@ def _state(conn: db.Connection, run_id: str, sees: bool) -> JsonDict:
         "table": timeline.table(
             nodes, steps, head["queued_at"] or head["created_at"], head["read_at"]
         ),
-        "cost": timeline.cost(nodes, head["read_at"]),
+        "cost": timeline.cost(nodes),
         "sentence": sentence(head, found["counts"], nodes, sees=sees),
         "maps": statements.overview.maps(conn, run=run_id),
         "acts": acts.list(kind="run", subject=run_id, limit=5, conn=conn) if sees else [],
@@ -267,7 +277,7 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
     found: JsonDict = {
         "prompt": stored_json.text(spec.get("prompt")), "many": bool(spec.get("multiple")),
         "run": head, "name": name, "node": node, "chosen": chosen, "curves": [], "log": None,
-        "steps": [], "deaths": [], "cost": timeline.cost([node], head["read_at"]),
+        "steps": [], "deaths": [], "cost": timeline.cost([node]),
         "asks": row["status"] == "awaiting_input" and not row["child_run_id"],
         "choices": answers.options(row["input_spec"]),
         "parts": item_ids.split(name),
@@ -275,7 +285,7 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
     if chosen is not None:
         found |= _machine(conn, chosen, head["read_at"])
         if sees:
-            found["log"] = _log(conn, row["id"], chosen["claim_no"])
+            found["log"] = _log(conn, run_id, name, chosen["claim_no"])
     if sees and row["steps"]:
         found["steps"] = statements.run_page.job_steps(conn, job=row["id"], limit=PAGE)
     return found
@@ -313,8 +323,8 @@ def _machine(conn: db.Connection, attempt: JsonDict, now: datetime) -> JsonDict:
     }
 
 
-def _log(conn: db.Connection, job_id: str, claim: int) -> JsonDict | None:
-    row = statements.run_page.log(conn, job=job_id, claim=claim)
+def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | None:
+    row = statements.run_page.log(conn, run_id=run_id, node=node, claim=claim)
     if row is None:
         return None
     found = attempt_history.log_of(row)
@@ -403,14 +413,20 @@ def _drawn(conn: db.Connection, run_id: str, lit: str | None, sees: bool) -> Jso
 
 
 @router.get("/runs/{run_id}/log")
-async def log(request: Request, run_id: view.Segment, job: str, attempt: int) -> Response:
+async def log(
+    request: Request,
+    run_id: view.Segment,
+    node: Name,
+    attempt: Annotated[int, fastapi.Query(ge=0, le=2**62)],
+) -> Response:
     """Return the stored log of an attempt as a download."""
     check_values(request)
 
     def read(conn: db.Connection) -> str:
-        found = _log(conn, job, attempt) if payload.is_storable(job) else None
+        is_id = payload.is_storable(run_id) and payload.is_storable(node)
+        found = _log(conn, run_id, node, attempt) if is_id else None
         if found is None:
-            raise view.NotFound(f"no log of attempt {attempt} is stored", near=[])
+            raise view.NotFound(f"no log of attempt {attempt} is stored")
         return "\n".join(found["lines"]) + "\n"
 
     return download(await view.read(request, read), f"attempt-{attempt}.log")
@@ -434,7 +450,9 @@ async def value(
 
 def check_values(request: Request) -> None:
     if not session.of(request).sees_values:
-        raise forms.Refused(403, "Your session has scope look, which sees no values; read is needed.")
+        raise forms.Refused(
+            403, "Your session has scope look, which sees no values; read is needed."
+        )
 
 
 def attachment(name: str) -> dict[str, str]:
@@ -459,7 +477,8 @@ def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
         running, child = counts.get("running", 0), len(head["children"] or ())
         text = (
             f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and "
-            "are asked to stop" + (f", {display.counted(child, 'child run')} too." if child else ".")
+            "are asked to stop"
+            + (f", {display.counted(child, 'child run')} too." if child else ".")
         )
         to = f"{where}/cancel"
         return [forms.Action(to, "Cancel", "submit", {}, "ends", text, asks_reason=True)]
@@ -538,7 +557,9 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     inputs = "\n".join(display.pretty(shown)) if is_whole else None
     command = f"queue-workflows submit {shlex.quote(head['workflow_name'])}"
     title = f"Run {head['workflow_name']} again"
-    return view.page(request, "run_again.html", title=title, command=command, run=head, inputs=inputs)
+    return view.page(
+        request, "run_again.html", title=title, command=command, run=head, inputs=inputs
+    )
 
 
 @router.post("/runs/{run_id}/again")
@@ -556,7 +577,10 @@ async def again(request: Request, run_id: view.Segment) -> Response:
         if config.get_config().workflow_loader is not None:
             workflow_check.workflow(old["workflow_name"])
         return runs.submit(
-            old["workflow_name"], inputs=inputs, priority=old["priority"], headers={"again_of": run_id}
+            old["workflow_name"],
+            inputs=inputs,
+            priority=old["priority"],
+            headers={"again_of": run_id},
         )
 
     made = await form.run(submit)

@@ -96,9 +96,7 @@ def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[
     for number in cards[:8]:
         name = f"GPU {number}" if len(cards) > 1 else "GPU"
         use, memory = f"{name} use", f"{name} memory"
-        made.append(
-            _curve(use, "%", samples, _of(number, "use_pct"), lambda _: 100.0, begin, end)
-        )
+        made.append(_curve(use, "%", samples, _of(number, "use_pct"), lambda _: 100.0, begin, end))
         read, top = _of(number, "vram_used_mb", _gb), _of(number, "vram_total_mb", _gb)
         made.append(_curve(memory, "GB", samples, read, top, begin, end))
     return [curve for curve in made if curve is not None]

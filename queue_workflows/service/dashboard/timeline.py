@@ -154,45 +154,34 @@ def load_s(attempt: JsonDict) -> float:
 # --- the table ---------------------------------------------------------------------------------
 
 
-def table(
-    nodes: Iterable[JsonDict], steps: Iterable[Row], begin: datetime, now: datetime
-) -> Table:
+def table(nodes: Iterable[JsonDict], steps: Iterable[Row], begin: datetime, now: datetime) -> Table:
     """Return the lines of these nodes and steps; of a step only its first start and last end.
 
     A step has `step`, `counts`, `state`, `started_at` and `finished_at` (None: it goes on).
     """
-    by_node = [(node, spans(node, now)) for node in nodes]
-    by_step = [(step, step["started_at"], step["finished_at"] or now) for step in steps]
-    ends = [span.end for _, each in by_node for span in each]
-    ends += [end for _, started_at, end in by_step if started_at is not None]
-    starts = [each[0].begin for _, each in by_node if each]
-    starts += [started_at for _, started_at, _ in by_step if started_at is not None]
-    begin = min([begin, *starts])
-    width_s = max((max(ends, default=begin) - begin).total_seconds(), 0.001)
+    shown = [(node, spans(node, now)) for node in nodes]
+    for step in steps:
+        begun, end = step["started_at"], step["finished_at"] or now
+        as_node = {"node_id": step["step"], "status": step["state"], "attempts": ()}
+        of_step = [] if begun is None else [Span("run", begun, end, step["state"])]
+        shown.append((as_node | {"nodes": sum(step["counts"].values())}, of_step))
+    begin = min([begin, *(each[0].begin for _, each in shown if each)])
+    last = max((span.end for _, each in shown for span in each), default=begin)
+    width_s = max((last - begin).total_seconds(), 0.001)
 
     def bar(span: Span) -> Bar:
-        x = 100 * (span.begin - begin).total_seconds() / width_s
         width = max(_LEAST_PCT, 100 * span.seconds / width_s)
-        x = min(x, 100 - width)
+        x = min(100 * (span.begin - begin).total_seconds() / width_s, 100 - width)
         return Bar(span.kind, round(x, 1), round(width, 1), span.why, span.lost)
 
-    lines = [_line(node, each, begin, [bar(span) for span in each]) for node, each in by_node]
-    for step, started_at, end in by_step:
-        each = [] if started_at is None else [Span("run", started_at, end, step["state"])]
-        lines.append(
-            Line(
-                step["step"], step["state"], sum(step["counts"].values()), 0,
-                None if started_at is None else (started_at - begin).total_seconds(),
-                0.0, 0.0, each[0].seconds if each else 0.0, "", "", [bar(span) for span in each],
-            )  # fmt: skip
-        )
+    lines = [_line(node, each, begin, [*map(bar, each)]) for node, each in shown]
     lines.sort(key=lambda line: (line.start_s is None, line.start_s or 0.0))
     marks = [(25.0 * n, display.duration(width_s * n / 4)) for n in range(5)]
     return Table(lines, marks)
 
 
 def _line(node: JsonDict, each: Sequence[Span], begin: datetime, bars: Sequence[Bar]) -> Line:
-    sums = {kind: 0.0 for kind in ("wait", "load", "run")}
+    sums = dict.fromkeys(("wait", "load", "run"), 0.0)
     for span in each:
         sums[span.kind] += span.seconds
     first = next((span for span in each if span.kind != "wait"), each[0] if each else None)
@@ -200,19 +189,19 @@ def _line(node: JsonDict, each: Sequence[Span], begin: datetime, bars: Sequence[
     return Line(
         name=node["node_id"],
         state=node["status"],
-        nodes=0,
+        nodes=node.get("nodes", 0),
         attempts=len(node["attempts"]),
         start_s=None if first is None else (first.begin - begin).total_seconds(),
         wait_s=sums["wait"],
         load_s=sums["load"],
         run_s=sums["run"],
         where=node["attempts"][-1]["host_label"] or "" if node["attempts"] else "",
-        why=each[-1].why if waits else "",
+        why=each[-1].why if waits and each[-1].kind == "wait" else "",
         bars=bars,
     )
 
 
-def cost(nodes: Iterable[JsonDict], now: datetime) -> Cost:
+def cost(nodes: Iterable[JsonDict]) -> Cost:
     """Return what the failed attempts of these nodes cost, and their second and later loads."""
     attempts = loads = 0
     seconds = gpu_s = repeated_s = 0.0
@@ -220,8 +209,10 @@ def cost(nodes: Iterable[JsonDict], now: datetime) -> Cost:
         has_loaded = False
         for attempt in node["attempts"]:
             loaded_s = load_s(attempt)
-            if is_lost(attempt):
-                took_s = _took_s(attempt, now)
+            if attempt["outcome"] != "running" and is_lost(attempt):
+                took_s = max(0.0, attempt["ran_s"] or 0.0)
+                if attempt["claimed_at"] and attempt["ended_at"]:
+                    took_s = max(0.0, (attempt["ended_at"] - attempt["claimed_at"]).total_seconds())
                 attempts += 1
                 seconds += took_s
                 gpu_s += took_s if node["queue"] == "gpu" else 0.0
@@ -230,14 +221,6 @@ def cost(nodes: Iterable[JsonDict], now: datetime) -> Cost:
                 repeated_s += loaded_s
             has_loaded = has_loaded or loaded_s > 0
     return Cost(attempts, seconds, gpu_s, loads, repeated_s)
-
-
-def _took_s(attempt: JsonDict, now: datetime) -> float:
-    if attempt["claimed_at"] is None:
-        return max(0.0, attempt["ran_s"] or 0.0)
-    end = attempt["ended_at"] or (now if attempt["outcome"] == "running" else None)
-    between = 0.0 if end is None else (end - attempt["claimed_at"]).total_seconds()
-    return max(0.0, attempt["ran_s"] or 0.0, between)
 
 
 def state_of(counts: Mapping[str, Any]) -> str:

@@ -70,9 +70,10 @@ SELECT id, node_id, run_id, node_module, pipeline_name, queue::text, status::tex
   FROM workflow_node_jobs n WHERE run_id = %(run_id)s AND node_id = %(node)s LIMIT 1;
 
 -- name: log one
--- Return the log of an attempt. No row: nothing is stored.
+-- Return the log of an attempt of a node. No row: nothing is stored.
 SELECT head, tail, cut_bytes, updated_at FROM job_attempt_logs
- WHERE job_table = 'workflow_node_jobs' AND job_id = %(job)s AND claim_no = %(claim)s LIMIT 1;
+ WHERE job_table = 'workflow_node_jobs' AND claim_no = %(claim)s
+   AND job_id = (SELECT id FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node)s) LIMIT 1;
 
 -- name: job_steps many
 -- Return the first steps of a node's job, in the order in which they began first, with the beginnings of their values.
@@ -88,7 +89,7 @@ SELECT m.node_id, m.total, m.done_items AS done, m.failed_items AS failed, m.ope
 
 -- name: buckets many
 -- Count the items of a map by bucket and state: 0 done, 1 waiting, 2 open, 3 failed. Failed ones are also apart by the
--- beginning of their error with its digits replaced. It reads the items once.
+-- beginning of their error with its numbers replaced. It reads the items once.
 SELECT bucket, state, signature, count(*) AS n, min(position) AS first
   FROM (SELECT i.position,
                i.position::bigint * least(%(buckets)s::integer, %(total)s::integer) / %(total)s::integer AS bucket,
