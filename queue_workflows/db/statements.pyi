@@ -2107,6 +2107,68 @@ class _Overview:
 
 overview: _Overview
 
+class _PagesFailures(Named):
+    def __call__(self, conn: _Conn, /, *, within_s: float | None, most: int | None) -> Row: ...
+    def script(self, *, within_s: float | None, most: int | None) -> scripts.Script[Row]: ...
+
+class _PagesQuestions(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None) -> Row: ...
+    def script(self, *, most: int | None) -> scripts.Script[Row]: ...
+
+class _PagesOverdueSwitches(Named):
+    def __call__(self, conn: _Conn, /) -> list[Row]: ...
+    def script(self) -> scripts.Script[list[Row]]: ...
+
+class _PagesRunning(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesLastRuns(Named):
+    def __call__(self, conn: _Conn, /, *, workflow: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, workflow: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesNodesOfRuns(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, most: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, most: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesRunsToChange(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None, most: int | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None, most: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesAnyRun(Named):
+    def __call__(self, conn: _Conn, /) -> Any: ...
+    def script(self) -> scripts.Script[Any]: ...
+
+class _Pages:
+    failures: _PagesFailures
+    """Return how many jobs of both families failed within `within_s` seconds, up to `most` of each, and the end and the
+    error of the last one that failed at all. Always one row.
+    Columns: recent, last_at, error."""
+    questions: _PagesQuestions
+    """Return how many nodes of running runs wait for an answer that nobody has given, up to `most`, and the longest wait.
+    Columns: n, waiting_s."""
+    overdue_switches: _PagesOverdueSwitches
+    """Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
+    Columns: host_label, queue, until_at, since_s."""
+    running: _PagesRunning
+    """Return the jobs of both families that run longest, each with how long its node usually takes: the median of the last
+    20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
+    Columns: job_id, queue, host_label, started_at, seq, run_id, workflow_name, name, elapsed_s, usual_s."""
+    last_runs: _PagesLastRuns
+    """Return the last runs of a workflow, the newest first, each with how long it took, or has taken so far.
+    Columns: id, status, created_at, started_at, finished_at, elapsed_s."""
+    nodes_of_runs: _PagesNodesOfRuns
+    """Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
+    nodes are read.
+    Columns: name, nodes, failed, p50_s, p95_s."""
+    runs_to_change: _PagesRunsToChange
+    """Return these runs in their order, each with how many of its nodes wait, wait for a child run, and run, up to `most`.
+    Columns: id, workflow_name, status, waiting, children, running."""
+    any_run: _PagesAnyRun
+    """Return whether there is any run."""
+
+pages: _Pages
+
 class _PendingWork(Named):
     def __call__(self, conn: _Conn, /, *, within_s: float | None) -> Row: ...
     def script(self, *, within_s: float | None) -> scripts.Script[Row]: ...
@@ -3036,6 +3098,8 @@ class _Sessions:
     transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
     search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
     `is_local`: for this transaction alone, since a pooler gives the session to others after it."""
+    read_only: _SessionsReadOnly
+    """Let this transaction only read, and each of its statements take so many milliseconds at most."""
     set_all: _SessionsSetAll
     """Set these settings, a JSON object."""
     hold: _SessionsHold

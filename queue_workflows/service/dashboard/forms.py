@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import json
@@ -59,14 +60,14 @@ class Action(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The objects of a bulk action: what was on the screen, signed for sessions of its scope."""
+    """The objects of a bulk action, as the page had them, signed for sessions of its scope."""
 
     kind: str
-    """`runs`, `jobs`, `group`, ...: what the page calls it; another kind is refused."""
+    """The name that the page gives it, such as `runs`; another kind is refused."""
     ids: tuple[str, ...] = ()
     filter: Mapping[str, Any] = {}
     at: datetime | None = None
-    """With a filter: only what was there at that time."""
+    """With a filter, the objects are those of that time."""
     count: int = 0
 
 
@@ -87,7 +88,7 @@ class Repeated(Exception):
 
 
 class Message(NamedTuple):
-    """What the page after a form shows."""
+    """The message that the page after a form shows."""
 
     text: str
     links: Sequence[tuple[str, str]]
@@ -236,10 +237,8 @@ async def _begin(request: Request, posts: Posts, key: bytes, form_id: str) -> No
     if before is None:
         request.scope["state"]["forget"] = lambda: posts.forget(key, form_id)
         return
-    try:
+    with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(before.over.wait(), REPEAT_S)
-    except asyncio.TimeoutError:
-        pass
     if before.where:
         raise Repeated(before.where)
     raise Refused(409, "This form was sent already, and its outcome is not known: see Acts.")
@@ -266,7 +265,7 @@ def sign_selection(request: Request, chosen: Selection) -> str:
 
 
 def selection(request: Request, text: str, kind: str) -> Selection:
-    """Return a signed selection; a forged one, or one of another kind or scope, is refused."""
+    """Return a signed selection; a forged one, or another kind or scope, is refused."""
     content, _, signature = text.rpartition(".")
     try:
         if not hmac.compare_digest(_signature(request, content).encode(), signature.encode()):
