@@ -95,7 +95,7 @@ class _Points:
 
 
 def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
-    """Return the drawing of a graph, given what each box depends on.
+    """Return the drawing of a graph, given the dependencies of each box.
 
     Dependencies on unknown boxes and on itself are left out. An edge that closes a cycle is drawn
     backwards. The same graph always gives the same drawing.
@@ -158,7 +158,7 @@ def _linear_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _rank(ranks: list[int], order: Sequence[int], edges: Iterable[tuple[int, int]]) -> None:
-    """Set each rank to the longest way there; move what has more behind than before next to it."""
+    """Set each rank to the longest way there; move sources close to the boxes behind them."""
     before: list[list[int]] = [[] for _ in ranks]
     behind: list[list[int]] = [[] for _ in ranks]
     for source, target in edges:

@@ -47,7 +47,7 @@ def _parts(place: str) -> list[str]:
 
 
 def _opened(out_dir: str, *parts: str) -> Any:
-    """Return what opens a folder below a run's folder, without following links.
+    """Open a folder below a run's folder without following links; use it as a context.
 
     The run's folder is below OUT_ROOTS or, where that is not set, below the folder that the engine
     chooses: a row may name any other, as `/etc`, which a page must not show.
@@ -133,7 +133,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[JsonDict, Any]:
-    """Return the run, and what `call` returns for its folder; raise `NotFound` with the reason."""
+    """Return the run, and the result of `call` for its folder; raise `NotFound` with the reason."""
     run_page.check_values(request)
     head = await view.read(request, run_page.run_row, run_id)
     near = [(f"run {head['id']}", view.path("/runs/", head["id"]))]

@@ -1,4 +1,4 @@
-"""Show one run: what happened, why it waits, what its failures cost; its nodes, graph and maps."""
+"""Show one run: its state in a sentence, time line, cost, graph, nodes and their logs."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _counted(conn: db.Connection, head: Row) -> JsonDict:
 
 
 def _state(conn: db.Connection, run_id: str, sees: bool) -> JsonDict:
-    """Return what the state of a run and its time line show."""
+    """Return the values of a run's state and time line."""
     head = run_row(conn, run_id)
     found = _counted(conn, head)
     large = found["queued"] > timeline.MOST
@@ -262,7 +262,7 @@ def _waits(counts: Mapping[str, int], nodes: Iterable[JsonDict]) -> str:
 
 
 def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: bool) -> JsonDict:
-    """Return what the panel of a node shows, with an attempt, by default the last."""
+    """Return the values of a node's panel, with an attempt, by default the last."""
     head = run_row(conn, run_id)
     row = None
     if payload.is_storable(name):
@@ -292,7 +292,7 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
 
 
 def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
-    """Return the states of what a node without a job waits for; `NotFound` for no such node."""
+    """Return the dependencies of a node without a job; raise `NotFound` for no such node."""
     run_id = head["id"]
     definition = statements.runs.definition(conn, run_id=run_id)
     entry = stored_graph.graph_nodes(definition).get(name)
@@ -436,7 +436,7 @@ async def log(
 async def value(
     request: Request, run_id: view.Segment, name: Literal["inputs", "output"], node: Query = None
 ) -> Response:
-    """Return a whole value of a run or node as a download, without what is redacted."""
+    """Return a whole value of a run or node as a download, redacted."""
     check_values(request)
     given = {"run_id": run_id, "node": node, "name": name}
     storable = all(payload.is_storable(text) for text in given.values() if text is not None)
@@ -470,7 +470,7 @@ def download(text: str, name: str) -> Response:
 
 
 def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
-    """Return what can be done with a run in its state."""
+    """Return the actions on a run that work in its state."""
     where, shown = view.path("/runs/", head["id"]), display.line(head["id"], 80)
     if not head["over"]:
         waiting = sum(counts.get(name, 0) for name in ("queued", "awaiting_input", "waiting"))

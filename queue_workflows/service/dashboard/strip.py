@@ -1,4 +1,4 @@
-"""Draw strips: the items of a map by position, and what a machine did while an attempt ran."""
+"""Draw strips: the items of a map by position, and the use of a machine while an attempt ran."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _MEASURES: Final[tuple[tuple[str, str, Read, Read], ...]] = (
 
 
 def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[Curve]:
-    """Return the curves of a machine's samples between two times, of what was measured."""
+    """Return the curves of a machine's samples between two times; none without values."""
     made = [
         _curve(name, unit, samples, read, top, begin, end) for name, unit, read, top in _MEASURES
     ]

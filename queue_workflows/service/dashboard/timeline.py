@@ -1,4 +1,4 @@
-"""Turn the attempts of nodes into lines of waits, loads and runs; count what failures cost."""
+"""Turn the attempts of nodes into lines of waits, loads and runs; sum up the cost of failures."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LEAST_PCT: Final = 0.25
 """Width of the shortest bar that can be seen."""
 _LOST: Final = frozenset({"failed", "retried", "reclaimed", "unknown"})
 _AFTER: Final = {"retried": "its back-off", "parked": "an answer"}
-"""What a node waits for after an attempt with this outcome; else for a worker."""
+"""The cause of a wait after an attempt with this outcome; after others it is a worker."""
 CLAUSES: Final = {
     "not_due": "its time", "locked": "a lock key", "limited": "a limit", "items": "its items",
     "unserved": "a worker of its queue",
 }  # fmt: skip
-"""What a queued node waits for by its `blocked_reason`; without one it waits for a worker."""
+"""The cause of a queued node's wait by its `blocked_reason`; without one it is a worker."""
 
 
 class Span(NamedTuple):
-    """A part of a node's time; `kind`: wait, load or run. `why`: what it waits for, or the outcome.
+    """A part of a node's time; `kind`: wait, load or run. `why`: the cause, or the outcome.
 
     `lost`: of an attempt that did not end well.
     """
@@ -65,7 +65,7 @@ class Line(NamedTuple):
     run_s: float
     where: str
     why: str
-    """What it waits for now, or ""."""
+    """The cause of its wait now, or ""."""
     bars: Sequence[Bar]
 
 
@@ -77,7 +77,7 @@ class Table(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What attempts cost that did not end well, and loads that were made again."""
+    """The cost of attempts that did not end well, and of loads that were made again."""
 
     attempts: int = 0
     seconds: float = 0.0
@@ -202,7 +202,7 @@ def _line(node: JsonDict, each: Sequence[Span], begin: datetime, bars: Sequence[
 
 
 def cost(nodes: Iterable[JsonDict]) -> Cost:
-    """Return what the failed attempts of these nodes cost, and their second and later loads."""
+    """Return the cost of failed attempts of these nodes, and of their second and later loads."""
     attempts = loads = 0
     seconds = gpu_s = repeated_s = 0.0
     for node in nodes:
