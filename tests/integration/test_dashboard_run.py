@@ -548,6 +548,8 @@ def out(
     (folder / "a" / "x.png").write_bytes(b"\x89PNG\r\n")
     (folder / "a" / "x.svg").write_text("<svg onload='alert(1)'/>")
     (folder / "a" / "x.html").write_text("<script>alert(1)</script>")
+    with (folder / "big.png").open("wb") as file:
+        file.truncate(10 * 1024 * 1024 + 1)
     (folder / "t.csv").write_text("name,price\n" + "".join(f"row {n},{n}\n" for n in range(300)))
     (folder / "t.json").write_text(json.dumps({"a": EVIL}))
     (folder / "b.bin").write_bytes(bytes(200_000))
@@ -592,6 +594,9 @@ def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
                 assert reply.headers["content-disposition"].startswith("attachment")
                 assert reply.headers["x-content-type-options"] == "nosniff"
         assert len(reply.content) == 200_000
+        for query in ({"path": "a/x.png"}, {"path": "big.png", "inline": "1"}):
+            reply = await browser.http.get(f"/ui/runs/{run_id}/file", params=query)
+            assert reply.headers["content-disposition"].startswith("attachment"), query
 
     browse(use)
 

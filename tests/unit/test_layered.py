@@ -94,6 +94,8 @@ def test_a_long_edge_passes_beside_the_boxes(graph: Graph) -> None:
     for box in drawing.boxes.values():
         by_x.setdefault(box.x, []).append(box)
     for edge in drawing.edges:
+        ranks = drawing.boxes[edge.target].rank - drawing.boxes[edge.source].rank
+        assert len(edge.points) == 2 * ranks
         for (left, y), (right, to_y) in zip(edge.points[1:-1:2], edge.points[2:-1:2], strict=True):
             assert (y, right) == (to_y, left + layered.WIDTH)
             assert not [box for box in by_x[left] if box.y < y < box.y + layered.HEIGHT]
