@@ -42,7 +42,7 @@ def list(  # noqa: A001  the verb that users look for
 
     `absent`: also a row for each host and queue that is switched off and has no live worker.
     Keys: `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining,
-    paused, parked, stopped, dead, absent), `desired_state`, `job_ids`, `current_model`,
+    paused, parked, dead, absent), `desired_state`, `job_ids`, `current_model`,
     `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`, `until_at`,
     `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or the full
     memory for which it waits; `card`: the GPU that a worker of `--cards` uses, else None.
