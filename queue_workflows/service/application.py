@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,9 @@ def _mount_pages(
     pages = dashboard.build(settings, service, known)
     made.state.link = pages.state.doors.link
     made.mount(request_parts.PAGES, pages)
+    mounted: Any = made.routes[-1]
+    # An id may hold a line end, which the dot of the mount's pattern does not match.
+    mounted.path_regex = re.compile(mounted.path_regex.pattern, re.DOTALL)
 
 
 class _Application(fastapi.FastAPI):

@@ -464,3 +464,7 @@ SELECT e.id, e.created_at, e.fits, e.place
           FROM (SELECT * FROM workflow_runs r WHERE condition AND {is_behind(r)}
                  ORDER BY column DESC, r.created_at DESC, {listed_id(r)} LIMIT p_most) x) e
  WHERE e.fits OR e.place = p_most LIMIT p_limit;
+
+-- fragment: error_signature(error)
+-- The beginning of an error with its numbers replaced, by which items of a map are grouped.
+regexp_replace(left(coalesce(error, ''), 160), '[0-9]+', '#', 'g')
