@@ -87,14 +87,13 @@ def _limited_queues(conn: db.Connection) -> dict[str, str]:
     The cause, in words, is a pause, a limit of the queue, or the limits of its partitions.
     """
     found: dict[str, str] = {}
-    for row in statements.queues.waiting(conn):
+    for row in statements.queues.waiting(conn, queue=None):
         if row["paused"] and (row["ready"] or row["limited"]):
             found[row["queue"]] = "its queue is paused"
         elif row["ready"]:
-            now = statements.queues.use(conn, **row)
-            if row["max_running"] is not None and now["running"] >= row["max_running"]:
+            if row["max_running"] is not None and row["running"] >= row["max_running"]:
                 found[row["queue"]] = f"{row['max_running']} at once"
-            elif now["due_s"] is not None and (
+            elif row["due_s"] is not None and (
                 rate := clock.rate_text(row["rate_limit"], row["rate_period_s"])
             ):
                 found[row["queue"]] = rate

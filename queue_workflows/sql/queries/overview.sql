@@ -62,11 +62,6 @@ SELECT i.map_id, i.key, i.error,
  WHERE i.run_id = %(run)s AND i.key = ANY (%(keys)s::text[]) AND i.position >= 0
  ORDER BY i.map_id, i.position;
 
--- name: map_state one
--- Return how many items of a map have ended. No row: it has none yet.
-SELECT total, done_items AS done, failed_items AS failed, open_items AS open
-  FROM workflow_run_maps WHERE run_id = %(run)s AND node_id = %(map)s;
-
 -- name: node_seconds many
 -- Return how long the handler of each completed node of a run took.
 SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
