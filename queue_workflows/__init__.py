@@ -17,6 +17,7 @@ from queue_workflows.config import (
     set_node_resolver,
     set_on_failed,
     set_on_node_completed,
+    set_redactor,
     set_workflow_provider,
 )
 from queue_workflows.errors import Discard, Retry, Snooze
@@ -85,6 +86,7 @@ __all__ = [
     "set_node_resolver",
     "set_on_failed",
     "set_on_node_completed",
+    "set_redactor",
     "set_workflow_provider",
     "submit_input",
     "workflow",

@@ -285,6 +285,9 @@ class EngineConfig:
         self.input_widgets: dict[str, WidgetSpec] = {}
         self.on_node_completed: NodeHook | None = None
         self.on_failed: FailureHook | None = None
+        self.redactor: Callable[[Any], Any] | None = None
+        self.redact_keys: tuple[str, ...] = ()
+        """Names whose members of values the dashboard hides: APP_REDACT_KEYS of `serve`."""
 
     @property
     def workflow_loader(self) -> WorkflowLoader | None:
@@ -610,6 +613,17 @@ def set_on_failed(hook: FailureHook | None) -> None:
     if hook is not None and not callable(hook):
         raise errors.InvalidConfig(f"set_on_failed() takes a function or None, not {hook!r:.80}")
     _config.on_failed = hook
+
+
+def set_redactor(redact: Callable[[Any], Any] | None) -> None:
+    """Let the dashboard show `redact(value)` for each value and error text of a run or job.
+
+    It gets a JSON value and returns one. If it raises, the value is hidden. None removes it. Raises
+    `InvalidConfig` for what cannot be called.
+    """
+    if redact is not None and not callable(redact):
+        raise errors.InvalidConfig(f"set_redactor() takes a function or None, not {redact!r:.80}")
+    _config.redactor = redact
 
 
 def register_ingest_task(

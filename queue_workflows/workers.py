@@ -35,7 +35,9 @@ _OBEYING = frozenset({"parked", "paused", "draining"})
 # --- list --------------------------------------------------------------------------------------
 
 
-def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users look for
+def list(  # noqa: A001  the verb that users look for
+    *, absent: bool = True, conn: db.Connection | None = None
+) -> Rows:
     """Return the worker processes seen within a day.
 
     `absent`: also a row for each host and queue that is switched off and has no live worker.
@@ -45,15 +47,14 @@ def list(*, absent: bool = True) -> Rows:  # noqa: A001  the verb that users loo
     `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or the full
     memory for which it waits; `card`: the GPU that a worker of `--cards` uses, else None.
     """
-
-    with db.transaction() as conn:
-        rows = statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+    with db.transaction(conn) as own:
+        rows = statements.workers.list(own, stale_s=config.STALE_WORKER_AFTER_S.read())
         # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
         running = {
-            row["worker_id"]: row["ids"] for row in statements.overview.claims_in_flight(conn)
+            row["worker_id"]: row["ids"] for row in statements.overview.claims_in_flight(own)
         }
-        limited = _limited_queues(conn)
-        switches = statements.workers.switched_off(conn)
+        limited = _limited_queues(own)
+        switches = statements.workers.switched_off(own)
     for row in rows:
         row["job_ids"] = running.get(row["worker_id"], [])
         row["state"] = _state(row)

@@ -16,6 +16,7 @@ from queue_workflows.db.database_url import db_url, describe
 from queue_workflows.db.pool import (
     LOOP_LOCK_S,
     Connection,
+    PAGE_CONNECTIONS,
     DedicatedConnection,
     close_pool,
     connect,
@@ -23,6 +24,7 @@ from queue_workflows.db.pool import (
     cursor,
     get_pool,
     is_psycopg,
+    read_only,
 )
 from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, run
 from queue_workflows.runtime.stored_json import load_json
@@ -45,11 +47,11 @@ _LATER = {
 }
 
 __all__ = [
-    "BEGIN", "COMMIT", "LOOP_LOCK_S", "REQUIRED_VERSION", "ROLLBACK", "Connection",
+    "BEGIN", "COMMIT", "LOOP_LOCK_S", "PAGE_CONNECTIONS", "REQUIRED_VERSION", "ROLLBACK", "Connection",
     "DedicatedConnection", "Error", "InterfaceError", "Listener", "OperationalError", "Script",
     "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool", "connect",
     "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
-    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "run", "statement",
+    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run", "statement",
     "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
 ]  # fmt: skip
 

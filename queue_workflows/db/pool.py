@@ -39,6 +39,11 @@ LOCK_TIMEOUT_S = 3.0
 LOOP_LOCK_S = 0.2
 """The same for a loop over rows of many: it leaves a row that a stranger keeps locked for later."""
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
+PAGE_CONNECTIONS = 4
+"""Connections of all pages of the dashboard together."""
+PAGE_STATEMENT_S = 2.0
+PAGE_WAIT_S = 3.0
+"""Longest time of a page's statement, and of its wait for a connection."""
 _USABLE = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS)
 _GOING = ("57P01", "57P02", "57P03", "53300")
 """SQLSTATEs: administrator shutdown, crash shutdown, cannot connect now, too many connections."""
@@ -207,19 +212,20 @@ def _opened(kind: str, url: str) -> ConnectionPool[Connection]:
         if known is not None and known[0] == url:
             return known[1]
         own = SessionlessPooled if config.POLL_ONLY.read() else reconnecting_pool.Pooled
+        size, wait_s = {
+            "host": (max(1, config.DB_POOL_MAX.read()), 30.0),
+            "engine": (config.get_config().engine_pool_max, 30.0),
+            "pages": (PAGE_CONNECTIONS, PAGE_WAIT_S),
+        }[kind]
         pool = reconnecting_pool.ReconnectingPool(
             database_url.conninfo(url),
             connection_class=cast("type[Connection]", own),
-            kwargs={"row_factory": dict_row, "autocommit": kind == "engine"},
+            kwargs={"row_factory": dict_row, "autocommit": kind != "host"},
             min_size=0,
-            max_size=(
-                max(1, config.DB_POOL_MAX.read())
-                if kind == "host"
-                else config.get_config().engine_pool_max
-            ),
+            max_size=size,
             max_lifetime=config.get_config().pool_recycle_s,
             max_idle=MAX_IDLE_S,
-            timeout=30.0,
+            timeout=wait_s,
             check=reconnecting_pool.check,
             configure=configure,
             name=f"queue_workflows-{kind}",
@@ -339,6 +345,17 @@ class Lent:
 def own_transaction() -> Generator[Connection]:
     """Yield a connection of the engine's pool in a transaction."""
     with _pool("engine").connection() as own, own.transaction():
+        yield own
+
+
+@contextmanager
+def read_only() -> Generator[Connection]:
+    """Yield a connection of the dashboard's own pool, in a transaction that only reads.
+
+    A statement that takes longer than PAGE_STATEMENT_S is cancelled (SQLSTATE 57014).
+    """
+    with _pool("pages").connection() as own, own.transaction():
+        statements.sessions.read_only(own, statement_ms=int(PAGE_STATEMENT_S * 1000))
         yield own
 
 

@@ -34,7 +34,8 @@ def missing(error: ModuleNotFoundError) -> Exception:
     """Return the error for a package that is not installed, else the given error."""
     if (error.name or __name__).partition(".")[0] == __name__.partition(".")[0]:
         return error
+    extra = "dashboard" if error.name in ("jinja2", "python_multipart") else "service"
     return errors.MissingExtra(
-        f"{error.name} is not installed: pip install 'SOURCE[service]' "
+        f"{error.name} is not installed: pip install 'SOURCE[{extra}]' "
         "(SOURCE is the checkout or wheel of queue_workflows)"
     )

@@ -9,16 +9,11 @@ import fastapi
 from fastapi import exceptions
 from starlette import exceptions as starlette_exceptions
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 import queue_workflows
 from queue_workflows.requests import request
-from queue_workflows.service import (
-    guard,
-    problems,
-    state,
-    tokens,
-)
+from queue_workflows.service import guard, missing, problems, request_parts, state, tokens
 from queue_workflows.service import settings as service_settings
 from queue_workflows.service.routes import endpoints, operations
 from queue_workflows.tasks import registry
@@ -41,10 +36,40 @@ def build(settings: service_settings.Settings) -> fastapi.FastAPI:
     made.state.service = service
     made.state.token_path = known.path
     made.include_router(operations.router)
+    if settings.app_dashboard:
+        _mount_pages(made, settings, service, known)
     made.add_middleware(guard.Guard, settings=settings, known=known, own=service)
     for kind, handler in _HANDLERS:
         made.add_exception_handler(kind, handler)
     return made
+
+
+def _mount_pages(
+    made: fastapi.FastAPI,
+    settings: service_settings.Settings,
+    service: state.Service,
+    known: tokens.Tokens,
+) -> None:
+    """Mount the dashboard, or a sentence about its extra."""
+    try:
+        from queue_workflows.service import dashboard
+    except ModuleNotFoundError as error:
+        text = str(missing(error))
+
+        async def absent(_: Request) -> Response:
+            return Response(text, 404, media_type="text/plain")
+
+        made.add_route(f"{request_parts.PAGES}/", absent)
+        made.add_route(request_parts.PAGES, absent)
+        return
+
+    async def first(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope['root_path']}{request_parts.PAGES}/", 307)
+
+    made.add_route(request_parts.PAGES, first)
+    pages = dashboard.build(settings, service, known)
+    made.state.link = pages.state.doors.link
+    made.mount(request_parts.PAGES, pages)
 
 
 class _Application(fastapi.FastAPI):

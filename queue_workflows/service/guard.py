@@ -24,6 +24,7 @@ ID_HEADER: Final = b"x-request-id"
 _ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _QUIET: Final = frozenset({"/health", "/ready", "/status", "/metrics"})
 """Paths that probes read again and again: their lines have the level debug."""
+_FORMS: Final = frozenset({b"application/x-www-form-urlencoded", b"multipart/form-data"})
 _log = logging.getLogger("queue_workflows.service.requests")
 SECURITY: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -34,7 +35,7 @@ SECURITY: Final = (
 
 
 class Reply:
-    """Sends a response with its headers; calls `on_start` before its first part."""
+    """Sends a response with those of our headers that it lacks; calls `on_start` before it."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -48,7 +49,9 @@ class Reply:
             await anyio.lowlevel.checkpoint_if_cancelled()
             self.on_start()
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", []), *self._headers]
+            given = message.get("headers", [])
+            own = {name for name, _ in given}
+            message["headers"] = [*given, *(each for each in self._headers if each[0] not in own)]
         await self._send(message)
 
 
@@ -71,8 +74,13 @@ class Guard:
         self._own = own
         self._settings = settings
         self._tokens = known
-        self._served = {False: 0, True: 0}
-        """How many requests are being served; True counts the ones that may stay open."""
+        self._most: dict[request_parts.Kind, int] = {
+            "request": settings.app_max_requests,
+            "stream": settings.app_max_streams,
+            "viewer": settings.app_max_viewers,
+        }
+        self._served: dict[request_parts.Kind, int] = dict.fromkeys(self._most, 0)
+        """How many requests of each kind are being served."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of ASGI.
@@ -83,6 +91,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._settings.app_root_path:
+            scope = request_parts.below(scope, self._settings.app_root_path)
         headers = dict(scope["headers"])
         given = headers.get(ID_HEADER, b"")
         request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
@@ -108,18 +118,18 @@ class Guard:
         if refused is None and request.is_public:
             await self._app(request.scope, receive, reply)
             return
-        stays = request.is_stream
-        refused = self._is_crowded() or refused or self._refusal(request) or self._is_full(stays)
+        kind = request.kind
+        refused = self._is_crowded() or refused or self._refusal(request) or self._is_full(kind)
         if refused is not None:
             await refused(scope, receive, reply)
             return
-        self._served[stays] += 1
+        self._served[kind] += 1
         before = responses.scope.set(request.scope["queue_workflows.scope"])
         try:
             await self._limited(request, receive, reply)
         finally:
             responses.scope.reset(before)
-            self._served[stays] -= 1
+            self._served[kind] -= 1
 
     def _refusal(self, request: request_parts.Request) -> Response | None:
         refused = self._host(request)
@@ -141,7 +151,8 @@ class Guard:
         origin = request.headers.get(b"origin")
         if site in (b"cross-site", b"same-site"):
             return problems.problem(403, "a page of another site may not change anything")
-        if origin is None:
+        # A form of a page without referrers has no origin, but the browser names its site.
+        if origin is None or (origin == b"null" and site == b"same-origin"):
             return None
         try:
             name = urlsplit(origin.decode("latin-1")).hostname
@@ -152,6 +163,9 @@ class Guard:
         return problems.problem(403, "the request's Origin is another site")
 
     def _access(self, request: request_parts.Request) -> Response | None:
+        if request.is_page and self._settings.app_dashboard:
+            request.scope["queue_workflows.scope"] = "look"  # its session decides on more
+            return None
         kind, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         found = self._tokens.scope_of(given.strip()) if kind.lower() == b"bearer" else None
         if found is None:
@@ -178,6 +192,10 @@ class Guard:
         if not int(length or 0) and b"transfer-encoding" not in request.headers:
             return None
         kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if request.is_page and self._settings.app_dashboard:
+            if kind in _FORMS:
+                return None
+            return problems.problem(415, "send a form")
         if kind == b"application/json":
             return None
         return problems.problem(415, "send JSON, with `Content-Type: application/json`")
@@ -197,10 +215,9 @@ class Guard:
             headers={"connection": "close"},
         )
 
-    def _is_full(self, stays: bool) -> Response | None:
-        settings = self._settings
-        used = self._served[stays]
-        if used < (settings.app_max_streams if stays else settings.app_max_requests):
+    def _is_full(self, kind: request_parts.Kind) -> Response | None:
+        used = self._served[kind]
+        if used < self._most[kind]:
             return None
         return problems.problem(503, f"{used} requests are being served; try again")
 

@@ -84,21 +84,27 @@ def problem(
 
 def of_error(error: Exception) -> Response:
     """Return the problem document of an error of the library or of the database."""
+    status, detail, kind = described(error)
+    return problem(status, detail, kind=kind)
+
+
+def described(error: Exception) -> tuple[int, str, str]:
+    """Return the status, a sentence and the kind of an error; log it unless a request caused it."""
     if isinstance(error, errors.QueueWorkflowsError):
         status = next((code for kind, code in STATUSES if isinstance(error, kind)), 422)
-        return problem(status, str(error), kind=type(error).__name__)
+        return status, str(error), type(error).__name__
     state = getattr(error, "sqlstate", None) or ""
     if state == _DENIED:
-        return problem(403, "the service's database user lacks a right", kind="DatabaseRefused")
+        return 403, "the service's database user lacks a right", "DatabaseRefused"
     away = isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError))
     if state in _NO_SCHEMA or (state[:2] in _AWAY if state else away):
         _log.warning("a request failed, the database is not available: %s", error)
         text = "the database does not answer; try again"
         if state in _NO_SCHEMA:
             text = "the database has no schema of this version; `queue-workflows migrate` makes it"
-        return problem(503, text, kind="DatabaseUnavailable")
+        return 503, text, "DatabaseUnavailable"
     if isinstance(error, db.Error):
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return problem(422, f"the database refused it: {lines[0]}", kind="RowRefused")
+        return 422, f"the database refused it: {lines[0]}", "RowRefused"
     _log.error("a request failed", exc_info=error)
-    return problem(500, "the service failed; its log has the reason", kind="InternalError")
+    return 500, "the service failed; its log has the reason", "InternalError"

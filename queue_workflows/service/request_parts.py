@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from starlette.responses import Response
@@ -21,9 +21,12 @@ MAX_HEAD_BYTES: Final = 16_384
 MAX_TARGET_BYTES: Final = 4_096
 PUBLIC: Final = frozenset({"/health", "/ready", "/status"})
 """Paths that need no token, and take any Host: probes call a machine by its address."""
+Kind = Literal["request", "stream", "viewer"]
+PAGES: Final = "/ui"
+"""Where the dashboard is."""
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 STREAMS: Final = re.compile(
-    r"/api/v1/(?:events|jobs/[^/]+/stream|runs/[^/]+/nodes/.+/stream)", re.DOTALL
+    r"/api/v1/(?:events|jobs/[^/]+/stream|runs/[^/]+/nodes/.+/stream)|/ui/live", re.DOTALL
 )
 """Paths of responses that stay open."""
 LONG_POLLS: Final = re.compile(r"/api/v1/(?:jobs/[^/]+/status|runs/[^/]+)")
@@ -75,10 +78,18 @@ class Request(NamedTuple):
         return "submit" if _SUBMIT.fullmatch(self.path) else "operate"
 
     @property
-    def is_stream(self) -> bool:
-        """Return whether it may stay open: an event stream, or a long poll."""
-        is_open = STREAMS.fullmatch(self.path) is not None or self.wait_s is not None
-        return self.method == "GET" and is_open
+    def is_page(self) -> bool:
+        """Return whether it is one to the dashboard."""
+        return self.path == PAGES or self.path.startswith(f"{PAGES}/")
+
+    @property
+    def kind(self) -> Kind:
+        """Return the kind of which so many are served at once; all but `request` may stay open."""
+        if self.method != "GET":
+            return "request"
+        if STREAMS.fullmatch(self.path) is not None:
+            return "viewer" if self.is_page else "stream"
+        return "request" if self.wait_s is None else "stream"
 
     @property
     def wait_s(self) -> float | None:
@@ -112,6 +123,19 @@ def of(scope: Scope) -> Request:
     if scope["method"] == "HEAD" and STREAMS.fullmatch(path) is None:
         scope = {**scope, "method": "GET"}
     return Request(scope["method"], path, dict(scope["headers"]), scope)
+
+
+def below(scope: Scope, prefix: str) -> Scope:
+    """Return the scope of a request below the path of a proxy, which may have taken it away.
+
+    An application that mounts the service knows the path itself.
+    """
+    if scope.get("root_path"):
+        return scope
+    path, raw = scope["path"], scope.get("raw_path") or b""
+    if path != prefix and not path.startswith(f"{prefix}/"):
+        path, raw = prefix + path, prefix.encode() + raw
+    return {**scope, "root_path": prefix, "path": path, "raw_path": raw}
 
 
 def refused_head(request: Request) -> Response | None:

@@ -59,6 +59,16 @@ class Settings(pydantic_settings.BaseSettings):
         pattern=r"^[A-Za-z0-9-]{0,100}$",
         description="header in which a proxy names the person: the actor of acts",
     )
+    app_root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="path below which a proxy serves it, such as /queue",
+    )
+    app_dashboard: bool = Field(True, description="0: no dashboard at /ui")
+    app_redact_keys: Annotated[tuple[str, ...], _NAMES] = Field(
+        ("password", "token", "secret", "authorization", "api_key"),
+        description="names of members of values that the dashboard hides",
+    )
     app_read_only: bool = Field(False, description="`--read-only`: only GET")
     app_max_body_kb: int = Field(2048, ge=1, le=65_536, description="largest body of a request")
     app_request_timeout_sec: Seconds = Field(
@@ -69,6 +79,9 @@ class Settings(pydantic_settings.BaseSettings):
     app_header_timeout_sec: Seconds = Field(10.0, description="longest time of a request's head")
     app_max_requests: int = Field(100, ge=1, le=10_000, description="requests at once")
     app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls, streams at once")
+    app_max_viewers: int = Field(
+        200, ge=1, le=10_000, description="open tabs of the dashboard that follow changes, at once"
+    )
     app_max_connections: int = Field(1000, ge=1, le=100_000, description="connections at once")
     debug: bool = Field(False, description="log level debug")
     local: bool = Field(False, description="text logs with tracebacks for a developer")
@@ -135,6 +148,11 @@ class Settings(pydantic_settings.BaseSettings):
             if not _HOST_NAME.fullmatch(name):
                 raise ValueError(f"{name!r:.80} is no host name; leave out the port and the scheme")
         return found
+
+    @pydantic.field_validator("app_redact_keys", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
     @pydantic.field_validator("dl_db_dsn")
     @classmethod
@@ -278,7 +296,11 @@ def _fault(fault: Any) -> str:
 def describe() -> list[tuple[str, str, str]]:
     """Return name, default and meaning of each setting."""
     fields = Settings.model_fields.items()
-    shown = {name: "" if each.default is None else str(each.default) for name, each in fields}
+    defaults = {name: each.default for name, each in fields}
+    shown = {
+        name: " ".join(one) if isinstance(one, tuple) else "" if one is None else str(one)
+        for name, one in defaults.items()
+    }
     return [
         (str(each.validation_alias or name).upper(), shown[name], each.description or "")
         for name, each in fields
@@ -307,6 +329,7 @@ def apply(found: Settings) -> None:
     """Set what this process and its workers need; again once the app may have named variables."""
     os.environ.update(variables(found))
     cfg = config.get_config()
+    cfg.redact_keys = found.app_redact_keys
     cfg.engine_pool_max = found.pg_pool_size + found.pg_max_overflow
     cfg.pool_recycle_s = found.pg_pool_recycle if found.pg_pool_recycle > 0 else 366 * 86_400
     own = {name for name, _, _ in describe()}

@@ -72,6 +72,8 @@ class Service:
     def __init__(self, settings: service_settings.Settings) -> None:
         self.settings = settings
         self.calls = Calls(settings.pg_pool_size + settings.pg_max_overflow)
+        self.reads = Calls(db.PAGE_CONNECTIONS)
+        """Threads for the reads of pages."""
         self.changes = changes.Changes()
         self.started_at = time.monotonic()
         self.stopping = signals.StopRequest()
@@ -122,6 +124,7 @@ class Service:
             await loop.run_in_executor(None, self.changes.close)
             await loop.run_in_executor(None, running.close)
             self.calls.close()
+            self.reads.close()
 
     def _stop(self, supervising: service.Service) -> None:
         if self.stopping.count == 0:

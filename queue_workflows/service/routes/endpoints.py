@@ -187,7 +187,7 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
         request.state.body = await _read(request, kind) if kind.route.body else None
         asked = _made(kind, given, request)
         try:
-            with acts.acting(_user(request) or _token(request), via="http"):
+            with acts.acting(user(request) or _token(request), via="http"):
                 if on_loop:
                     found = await answer(asked, request, **further)
                 else:
@@ -228,7 +228,7 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     )
 
 
-def _user(http: fastapi.Request) -> str | None:
+def user(http: fastapi.Request) -> str | None:
     """Return the person whom a proxy names; None without one.
 
     Raises `RequestValidationError` for a header that is there twice or is no UTF-8.
@@ -260,7 +260,7 @@ def _made(kind: type[R], given: dict[str, Any], http: fastapi.Request) -> R:
             mark.default is not request.SAME and name not in given
         ):
             given[name] = getattr(sent, member)
-    if "by" in marks and _user(http):
+    if "by" in marks and user(http):
         given["by"] = None  # the proxy knows better
     if _KEY in marks:
         given[_KEY] = _key(given.get(_KEY), http.headers.get("idempotency-key"))

@@ -28,7 +28,7 @@ PAUSE_S: Final = 5.0
 _AWAY: Final = (db.OperationalError, db.InterfaceError, errors.DatabaseUnavailable, TimeoutError)
 
 
-class _Stream(Response):
+class Stream(Response):
     """Events that are sent as long as the response is open.
 
     It follows the changes that match before it searches for what was missed: a change between the
@@ -56,12 +56,14 @@ class _Stream(Response):
             await begun(scope, receive, send)
 
 
-def _event(kind: str, data: Any, number: str = "") -> bytes:
+def event(kind: str, data: Any, number: str = "") -> bytes:
+    """Return an event as it is sent."""
     head = f"id: {number}\n" if number else ""
     return f"{head}event: {kind}\ndata: ".encode() + responses.body(data) + b"\n\n"
 
 
-def _retry() -> bytes:
+def retry() -> bytes:
+    """Return the line that tells a client when to come again."""
     return f"retry: {RETRY_MS}\n\n".encode()
 
 
@@ -84,16 +86,16 @@ async def changed(asked: catalog.FollowEvents, http: fastapi.Request) -> Respons
                 return problems.problem(410, text, kind="TooFarBehind")
         return _sent_changes(reader, missed)
 
-    return _Stream(own, begin, **wanted)
+    return Stream(own, begin, **wanted)
 
 
 async def _sent_changes(
     reader: changes.Reader, found: list[changes.Change]
 ) -> AsyncIterator[bytes]:
-    yield _retry()
+    yield retry()
     while True:
         for change in found:
-            yield _event(change.kind, change.data, change.id)
+            yield event(change.kind, change.data, change.id)
         if reader.closed:
             return
         found = await reader.next(BEAT_S)
@@ -133,7 +135,7 @@ async def followed(
     async def begin(reader: changes.Reader) -> AsyncIterator[bytes]:
         return _sent_parts(job_id, reader, read, await read(asked.after or None))
 
-    return _Stream(own, begin, job_id=job_id, parts_of=job_id)
+    return Stream(own, begin, job_id=job_id, parts_of=job_id)
 
 
 async def _sent_parts(
@@ -143,15 +145,15 @@ async def _sent_parts(
     page: api.Page,
 ) -> AsyncIterator[bytes]:
     """Yield the parts of pages, until the job has ended; the last event has its state."""
-    yield _retry()
+    yield retry()
     sent_at = time.monotonic()
     while not reader.closed:
         for part in page.parts:
-            yield _event("reset" if part.is_reset else "part", _item(part), part.id)
+            yield event("reset" if part.is_reset else "part", _item(part), part.id)
             sent_at = time.monotonic()
         page = page._replace(parts=[])
         if page.over:
-            yield _event("end", {"job_id": job_id, "status": responses.state_name(page.status)})
+            yield event("end", {"job_id": job_id, "status": responses.state_name(page.status)})
             return
         if not page.full:
             await reader.next(PAUSE_S)
@@ -161,7 +163,7 @@ async def _sent_parts(
         try:
             page = await read(page.after)
         except errors.UnknownJob:
-            yield _event("end", {"job_id": job_id, "status": None})  # it was deleted
+            yield event("end", {"job_id": job_id, "status": None})  # it was deleted
             return
         except errors.UnreadableRow as error:
             _log.warning("a stream of parts ends: %s", error)

@@ -30,6 +30,11 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::boo
        set_config('plan_cache_mode', 'auto', %(is_local)s::bool),
        set_config('jit', 'off', %(is_local)s::bool);
 
+-- name: read_only none
+-- Let this transaction only read, and each of its statements take so many milliseconds at most.
+SELECT set_config('transaction_read_only', 'on', true),
+       set_config('statement_timeout', %(statement_ms)s::text, true);
+
 -- name: set_all none
 -- Set these settings, a JSON object.
 SELECT set_config(s.name, s.value, false) AS value

@@ -1,0 +1,358 @@
+"""Read for a page, and render pages and fragments."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib import resources
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
+from urllib.parse import quote
+
+import jinja2
+import pydantic
+from starlette.requests import Request
+from starlette.responses import Response
+
+from queue_workflows import config, db, errors
+from queue_workflows.admin import attention
+from queue_workflows.runtime import display
+from queue_workflows.runtime.masking import MASK
+from queue_workflows.service import request_parts, responses, state
+from queue_workflows.service.dashboard import session
+
+T = TypeVar("T")
+FRAGMENT_S: Final = 1.0
+"""How long a rendered fragment is kept."""
+HEAD_S: Final = 5.0
+"""How long the facts in the head of every page are kept."""
+FOLDED: Final = 4 * 1024
+DOWNLOADED: Final = 64 * 1024
+"""Characters from which a value is folded, and from which it is a download."""
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+NAVIGATION: Final = (
+    ("/", "Now", "n"), ("/runs", "Runs", "r"), ("/failures", "Failures", "f"),
+    ("/inbox", "Inbox", "i"), ("/machines", "Machines", "m"), ("/waiting", "Waiting", "w"),
+    ("/jobs", "Jobs", "j"), ("/queues", "Queues", "q"), ("/schedules", "Schedules", "s"),
+    ("/acts", "Acts", "a"), ("/health", "Health", "h"),
+)  # fmt: skip
+"""Path, label and key of the pages, of which those that the application has are shown."""
+_CANCELLED: Final = "57014"
+_CSRF: Final = f"csrf-{secrets.token_hex(16)}"
+_FORM: Final = f"form-{secrets.token_hex(16)}"
+"""What kept fragments have in place of the words of each session and form."""
+_AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
+_WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
+"""The type of an id in a path: a slash in it was escaped."""
+
+
+class TooSlow(Exception):
+    """A read took longer than a page may; the page says to narrow the filter."""
+
+
+class NotFound(Exception):
+    """A page with status 404: a sentence, and addresses of what may be meant."""
+
+    def __init__(self, text: str, near: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(text)
+        self.text, self.near = text, near
+
+
+class Head(NamedTuple):
+    """What every page shows of the whole system."""
+
+    needs: list[attention.Need] = []
+    absent: str | None = None
+    """Why no orchestrator seems to run."""
+
+
+class Pages:
+    """The templates, the static files, and what was read and rendered a moment ago."""
+
+    def __init__(self) -> None:
+        folder = resources.files("queue_workflows.service.dashboard")
+        self.env = jinja2.Environment(
+            loader=jinja2.PackageLoader("queue_workflows.service.dashboard"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.env.filters.update(_FILTERS)
+        self.env.globals.update(folded=FOLDED, downloaded=DOWNLOADED)
+        self.files: dict[str, tuple[bytes, str]] = {}
+        self.names: dict[str, str] = {}
+        """Static files by their names with a hash, and these by the plain names."""
+        for file in (folder / "static").iterdir():
+            stem, _, kind = file.name.rpartition(".")
+            if kind in _MEDIA:
+                content = file.read_bytes()
+                named = f"{stem}.{hashlib.sha256(content).hexdigest()[:12]}.{kind}"
+                self.files[named], self.names[file.name] = (content, _MEDIA[kind]), named
+        self.navigation: Sequence[tuple[str, str, str]] = ()
+        self._kept: dict[tuple[str, ...], tuple[float, asyncio.Future[str]]] = {}
+        self._head: tuple[float, Head] = (-HEAD_S, Head())
+        self._reads_head = asyncio.Lock()
+
+    async def head(self, request: Request) -> Head:
+        """Return the facts of the head, read at most each HEAD_S for all viewers together.
+
+        Raises the errors of `read`, and then reads nothing for HEAD_S.
+        """
+        async with self._reads_head:
+            if time.monotonic() - self._head[0] >= HEAD_S:
+                self._head = time.monotonic(), self._head[1]
+                self._head = time.monotonic(), await read(request, _head)
+        return self._head[1]
+
+    @property
+    def last_head(self) -> Head:
+        """Return the facts as they were read last."""
+        return self._head[1]
+
+    async def kept(self, key: tuple[str, ...], make: Callable[[], Awaitable[str]]) -> str:
+        """Return the text of this key, which is made once in FRAGMENT_S, also for many at once."""
+        now = time.monotonic()
+        found = self._kept.get(key)
+        if found is None or now - found[0] >= FRAGMENT_S:
+            self._kept = {k: each for k, each in self._kept.items() if now - each[0] < FRAGMENT_S}
+            made: asyncio.Future[str] = asyncio.ensure_future(make())
+            self._kept[key] = found = (now, made)
+        return await asyncio.shield(found[1])
+
+
+_MEDIA: Final = {
+    "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}  # fmt: skip
+
+
+def _head(conn: db.Connection) -> Head:
+    return Head(attention.needs(conn), attention.absent(conn))
+
+
+async def read(request: Request, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """Return `call(conn, *args, **keywords)`, run in a thread on the dashboard's own pool.
+
+    It is one read-only transaction with a statement_timeout of 2 s; raises `TooSlow`. Put all reads
+    of a page into one `call`, which passes `conn=conn` to the nouns. For acts use `forms.Form.run`.
+    """
+
+    def run() -> T:
+        with db.read_only() as conn:
+            return call(conn, *args, **keywords)
+
+    try:
+        return await state.of(request).reads.run(run)
+    except db.Error as error:
+        if getattr(error, "sqlstate", None) == _CANCELLED:
+            raise TooSlow from error
+        raise
+
+
+async def heading(request: Request) -> None:
+    """Read the facts of the head before a page, so that it has them; a page of errors has none."""
+    if request.method == "GET" and "hx-request" not in request.headers and session.of(request):
+        with contextlib.suppress(TooSlow, db.Error, errors.QueueWorkflowsError):
+            await request.app.state.pages.head(request)
+
+
+def page(
+    request: Request, template: str, *, title: str, command: str, status: int = 200, **values: Any
+) -> Response:
+    """Return a page: `template` (in templates/) extends `base.html` and fills `{% block main %}`.
+
+    `command`: the command line that shows the same, printed at the foot. Each template has, beside
+    `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
+    (path and query of the page), `read_only`, and the filters of this module.
+    """
+    pages: Pages = request.app.state.pages
+    own = _session(request)
+    did = request.query_params.get("did", "")[:100]
+    message = request.app.state.posts.message(own.key, did) if own and did else None
+    more = {"title": title, "command": command, "message": message, "head": pages.last_head}
+    return _reply(request, _render(request, template, own, **more, **values), status)
+
+
+async def fragment(
+    request: Request, template: str, make: Callable[[], Awaitable[dict[str, Any]]]
+) -> Response:
+    """Return a part of a page without layout, for htmx; kept for 1 s per scope, zone and URL.
+
+    `make` reads the values; it is called only if none is kept. The name of the session is not in
+    it, as others get the same text.
+    """
+    own = session.of(request)._replace(name="", key=b"")
+
+    async def text() -> str:
+        return _render(request, template, own, **await make())
+
+    pages: Pages = request.app.state.pages
+    key = (template, str(request.url), own.scope, own.zone)
+    return _reply(request, await pages.kept(key, text))
+
+
+def _session(request: Request) -> session.Session | None:
+    return getattr(request.state, "session", None)
+
+
+def _render(
+    request: Request, template: str, own: session.Session | None, **values: Any
+) -> str:
+    pages: Pages = request.app.state.pages
+    path: str = request.scope["path"][len(request.scope["root_path"]) :]
+
+    def url(path: str, /, **query: Any) -> str:
+        return session.url(request, path, **query)
+
+    return pages.env.get_template(template).render(
+        session=own,
+        csrf=_CSRF,
+        form_id=_FORM,
+        now=datetime.now(timezone.utc),
+        url=url,
+        static=lambda name: url(f"/static/{pages.names[name]}"),
+        navigation=pages.navigation,
+        path=path,
+        here=path + (f"?{request.url.query}" if request.url.query else ""),
+        read_only=state.of(request).settings.app_read_only,
+        **values,
+    )
+
+
+def _reply(request: Request, text: str, status: int = 200) -> Response:
+    """Return a rendered text with the words of this session, or 304 if its reader has it."""
+    tag = responses.etag(_AGES.sub(r"\1", text).encode())
+    headers = {"etag": tag, "content-security-policy": POLICY, "vary": "cookie"}
+    if status == 200 and responses.matches(request, tag):
+        return Response(status_code=304, headers=headers)
+    own, posts = _session(request), request.app.state.posts
+    base = f"{posts.word}-{secrets.token_hex(8)}"
+    first, *rest = text.replace(_CSRF, own.csrf if own else "").split(_FORM)
+    parts = [f"{base}-{number}{part}" for number, part in enumerate(rest)]
+    return Response("".join([first, *parts]), status, headers, "text/html; charset=utf-8")
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def redacted(value: Any) -> Any:
+    """Return a JSON value without the members of APP_REDACT_KEYS, after the app's redactor.
+
+    An error of the redactor hides the value.
+    """
+    cfg = config.get_config()
+    if cfg.redactor is not None:
+        try:
+            value = cfg.redactor(value)
+        except Exception:  # noqa: BLE001  app code
+            return MASK
+    return _without(value, frozenset("".join(_words(name)) for name in cfg.redact_keys))
+
+
+def _without(value: Any, hidden: frozenset[str]) -> Any:
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return {
+            name: MASK if _is_hidden(name, hidden) else _without(member, hidden)
+            for name, member in members.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_without(each, hidden) for each in cast("Sequence[Any]", value)]
+    return value
+
+
+def _is_hidden(name: object, hidden: frozenset[str]) -> bool:
+    """Return whether some words of a name are together a hidden one: `apiKey` as `api_key`."""
+    words = _words(str(name)[:200])
+    return any(
+        "".join(words[first:last]) in hidden
+        for first in range(len(words))
+        for last in range(first + 1, first + 5)
+    )
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORDS.findall(name)]
+
+
+@jinja2.pass_context
+def _shown(context: jinja2.runtime.Context, value: Any) -> str | None:
+    """Return a JSON value as text without secrets; None for the scope `look`."""
+    own: session.Session | None = context["session"]
+    if own is None or not own.sees_values:
+        return None
+    return "\n".join(display.pretty(redacted(value)))
+
+
+@jinja2.pass_context
+def _text(context: jinja2.runtime.Context, value: str | None) -> str | None:
+    """Return a text such as an error, without secrets; None for none, and for the scope `look`."""
+    own: session.Session | None = context["session"]
+    if value is None or own is None or not own.sees_values:
+        return None
+    return display.block(redacted(value))
+
+
+@jinja2.pass_context
+def _zoned(context: jinja2.runtime.Context, at: datetime, form: str = "") -> str:
+    """Return a time in the zone of the session: `14:02:11` today, else with its date."""
+    own: session.Session | None = context["session"]
+    zone = session.zone_of(own.zone if own else "UTC") or timezone.utc
+    try:
+        local, now = at.astimezone(zone), context["now"].astimezone(zone)
+    except (OverflowError, ValueError):
+        return display.moment(at)
+    today = local.date() == now.date()
+    return local.strftime(form or ("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S"))
+
+
+@jinja2.pass_context
+def _age(context: jinja2.runtime.Context, at: datetime) -> str:
+    """Return how long ago a time was, or in how long it comes."""
+    seconds = (context["now"] - at).total_seconds()
+    return f"{_span(seconds)} ago" if seconds >= 0 else f"in {_span(-seconds)}"
+
+
+def _span(seconds: Any) -> str:
+    """Return seconds in short words: `40 s`, `9 min`, `3 h 07 min`, `12 d`."""
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+        return display.duration(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d"
+
+
+def _iso(at: datetime) -> str:
+    return at.isoformat()
+
+
+_FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "segment": lambda text: quote(str(text), safe=""),
+    "shown": _shown,
+    "text": _text,
+    "line": display.line,
+    "zoned": _zoned,
+    "age": _age,
+    "span": _span,
+    "iso": _iso,
+    "utc": display.moment,
+    "number": lambda number: f"{number:,}",
+    "counted": display.counted,
+}

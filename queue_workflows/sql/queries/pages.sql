@@ -1,0 +1,92 @@
+-- What pages of the dashboard show beside the lists.
+
+-- name: failures row
+-- Return how many jobs of both families failed within `within_s` seconds, up to `most` of each, and the end and the
+-- error of the last one that failed at all. Always one row.
+SELECT (SELECT sum(c.n) FROM (
+    -- both:
+    SELECT count(*) AS n
+      FROM (SELECT FROM ingest_jobs
+             WHERE status = 'failed' AND finished_at > now() - %(within_s)s * interval '1 second'
+             LIMIT %(most)s) f
+    -- end
+    ) c)::bigint AS recent, l.finished_at AS last_at, l.error
+  FROM (SELECT) one
+  LEFT JOIN (
+       SELECT b.* FROM (
+           -- both:
+           (SELECT finished_at, left(error, 1000) AS error FROM ingest_jobs
+             WHERE status = 'failed' AND finished_at <= now()
+             ORDER BY finished_at DESC LIMIT 1)
+           -- end
+           ) b ORDER BY b.finished_at DESC LIMIT 1) l ON true;
+
+-- name: overdue_switches many
+-- Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
+SELECT c.host_label, c.queue, c.until_at, {age_s(c.until_at)} AS since_s
+  FROM worker_controls c
+ WHERE c.desired_state = 'off' AND c.until_at < now() - interval '1 minute'
+   AND NOT EXISTS (
+       SELECT FROM workers w
+        WHERE w.host_label = c.host_label AND c.queue IN ('all', w.queue) AND w.last_seen > c.until_at)
+ ORDER BY c.until_at LIMIT 20;
+
+-- name: running many
+-- Return the jobs of both families that run longest, each with how long its node usually takes: the median of the last
+-- 20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
+SELECT j.*, {age_s(j.started_at)} AS elapsed_s, u.usual_s
+  FROM (SELECT b.* FROM (
+            -- both:
+            (SELECT j.id AS job_id, j.queue::text, j.claimed_by AS host_label, j.started_at, j.seq,
+                    NULL::text AS run_id, NULL::text AS workflow_name, j.task_name AS name -- ingest only
+                    j.run_id, r.workflow_name, j.node_id AS name -- nodes only
+               FROM ingest_jobs j
+               LEFT JOIN workflow_runs r ON r.id = j.run_id -- nodes only
+              WHERE j.status = 'running'
+              ORDER BY j.started_at, j.seq LIMIT %(limit)s)
+            -- end
+            ) b ORDER BY b.started_at, b.seq LIMIT %(limit)s) j
+  LEFT JOIN LATERAL (
+       SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY n.seconds)::float8 AS usual_s
+         FROM (SELECT id FROM workflow_runs WHERE workflow_name = j.workflow_name
+                ORDER BY created_at DESC LIMIT 20) p
+         JOIN workflow_node_jobs n
+           ON n.run_id = p.id AND n.node_id = j.name AND n.status = 'completed') u ON true
+ ORDER BY j.started_at, j.seq;
+
+-- name: last_runs many
+-- Return the last runs of a workflow, the newest first, each with how long it took, or has taken so far.
+SELECT id, status, created_at, started_at, finished_at,
+       extract(epoch FROM coalesce(finished_at, now()))::float8 - extract(epoch FROM started_at)::float8 AS elapsed_s
+  FROM workflow_runs
+ WHERE workflow_name = %(workflow)s
+ ORDER BY created_at DESC
+ LIMIT %(limit)s;
+
+-- name: nodes_of_runs many
+-- Return the nodes of these runs that fail most, then those that take longest, items of a map as one. Of each run `most`
+-- nodes are read.
+SELECT n.name, count(*) AS nodes, count(*) FILTER (WHERE n.status = 'failed') AS failed,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY n.seconds)::float8 AS p50_s,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY n.seconds)::float8 AS p95_s
+  FROM unnest(%(ids)s::text[]) AS i (id)
+ CROSS JOIN LATERAL (
+       SELECT regexp_replace(node_id, '\[[^]]*\]', '[]', 'g') AS name, status::text, seconds
+         FROM workflow_node_jobs WHERE run_id = i.id LIMIT %(most)s) n
+ GROUP BY n.name
+ ORDER BY failed DESC, p95_s DESC NULLS LAST, n.name
+ LIMIT %(limit)s;
+
+-- name: runs_to_change many
+-- Return these runs in their order, each with how many of its nodes wait, wait for a child run, and run, up to `most`.
+SELECT r.id, r.workflow_name, r.status, n.waiting, n.children, n.running
+  FROM unnest(%(ids)s::text[]) WITH ORDINALITY AS i (id, place)
+ CROSS JOIN LATERAL (SELECT id, workflow_name, status FROM workflow_runs WHERE id = i.id LIMIT 1) r
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE j.status <> 'running' AND j.child_run_id IS NULL) AS waiting,
+              count(*) FILTER (WHERE j.status <> 'running' AND j.child_run_id IS NOT NULL) AS children,
+              count(*) FILTER (WHERE j.status = 'running') AS running
+         FROM (SELECT status::text, child_run_id FROM workflow_node_jobs
+                WHERE run_id = i.id AND status IN ('queued', 'running', 'awaiting_input')
+                LIMIT %(most)s) j) n
+ ORDER BY i.place;
