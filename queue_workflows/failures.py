@@ -124,7 +124,8 @@ class Found(NamedTuple):
     groups: builtins.list[JsonDict]
     now: datetime
     begin: datetime
-    """Where the first bar begins."""
+    end: datetime
+    """Where the first bar begins, and the last one ends: at `until`, or now."""
     examined: int
     """Failed jobs that were read; if these are as many as were asked for, there may be more."""
     back_to: datetime | None
@@ -170,7 +171,7 @@ def list(  # noqa: A001  the verb that users look for
     shown = [group for group in groups if seen or group["seen_at"] is None]
     shown.sort(key=lambda group: (group["last_at"], group["id"]), reverse=True)
     return Found(
-        shown, read.now, begin, read.examined, read.back_to, read.is_whole,
+        shown, read.now, begin, end, read.examined, read.back_to, read.is_whole,
         len(groups) - len(shown),
     )  # fmt: skip
 
