@@ -51,7 +51,9 @@ def absent(conn: db.Connection) -> str | None:
 
 
 def _questions(conn: db.Connection) -> Iterator[Need]:
-    rows = statements.overview.waiting_inputs(conn, run=None, limit=MOST)
+    rows = statements.overview.waiting_inputs(
+        conn, run=None, after=None, after_seq=None, limit=MOST
+    )
     rows = [row for row in rows if not row["answered"]]
     if rows:
         more = "" if len(rows) < MOST else " and more"

@@ -131,8 +131,12 @@ SELECT j.id, j.task_name, j.queue, j.worker_id, j.claimed_by, w.pid
 
 -- name: waiting_inputs many
 -- Return the input nodes that wait in live runs, of one run if it is given, the longest wait
--- first. `answered`: whether an answer was submitted and not taken yet.
-SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
+-- first, behind the place `after` and `after_seq` (NULL: from the first). `answered`: whether an
+-- answer was submitted and not taken yet. `due_at`: when the wait ends by itself, with `default`
+-- as the answer if it `has_default`; NULL: never.
+SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.seq, j.input_spec, t.due_at,
+       j.policy ? 'default' AS has_default, j.policy -> 'default' AS default,
+       coalesce(j.started_at, j.created_at) AS since,
        extract(epoch FROM now())::float8
        - extract(epoch FROM coalesce(j.started_at, j.created_at))::float8 AS waiting_s,
        EXISTS (SELECT FROM workflow_input_submissions s
@@ -140,9 +144,12 @@ SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
                   AND s.status IN ('pending', 'processing')) AS answered
   FROM workflow_node_jobs j
   JOIN workflow_runs r ON r.id = j.run_id
+  LEFT JOIN workflow_input_timeouts t ON t.job_id = j.id
  WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
    AND (%(run)s::text IS NULL OR r.id = %(run)s)
- ORDER BY waiting_s DESC, j.seq
+   AND (coalesce(j.started_at, j.created_at), j.seq)
+       > (coalesce(%(after)s::timestamptz, '-infinity'), coalesce(%(after_seq)s::bigint, 0))
+ ORDER BY coalesce(j.started_at, j.created_at), j.seq
  LIMIT %(limit)s;
 
 -- name: has_answer value
