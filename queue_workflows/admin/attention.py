@@ -51,23 +51,21 @@ def absent(conn: db.Connection) -> str | None:
 
 
 def _questions(conn: db.Connection) -> Iterator[Need]:
-    rows = statements.overview.waiting_inputs(
-        conn, run=None, after=None, after_seq=None, limit=MOST
-    )
-    rows = [row for row in rows if not row["answered"]]
-    if rows:
-        more = "" if len(rows) < MOST else " and more"
-        asks = "asks" if len(rows) == 1 else "ask"
-        text = f"{display.counted(len(rows), 'node')}{more} {asks} a person"
-        yield Need("question", text, "queue-workflows inputs", rows[0]["waiting_s"])
+    found = statements.pages.questions(conn, most=MOST + 1)
+    if found["n"]:
+        count = _counted(found["n"], "node")
+        text = f"{count} {'asks' if found['n'] == 1 else 'ask'} a person"
+        yield Need("question", text, "queue-workflows inputs", found["waiting_s"])
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{MOST:,}+ {word}s" if number > MOST else display.counted(number, word)
 
 
 def _failures(conn: db.Connection) -> Iterator[Need]:
     found = statements.pages.failures(conn, within_s=RECENT_S, most=MOST + 1)
     if found["recent"]:
-        count = f"{MOST:,}+ jobs" if found["recent"] > MOST else display.counted(
-            found["recent"], "job")  # fmt: skip
-        text = f"{count} failed within an hour"
+        text = f"{_counted(found['recent'], 'job')} failed within an hour"
         yield Need("failure", text, "queue-workflows runs --status failed", None, found["error"])
 
 

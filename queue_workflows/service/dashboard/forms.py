@@ -59,7 +59,7 @@ class Action(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The objects of a bulk action: what was on the screen, signed for this session."""
+    """The objects of a bulk action: what was on the screen, signed for sessions of its scope."""
 
     kind: str
     """`runs`, `jobs`, `group`, ...: what the page calls it; another kind is refused."""
@@ -187,7 +187,7 @@ class Form:
 
         The next page shows `message`, `links` (text, path) and for 30 s the button of `undo`.
         """
-        where = session.url(self._request, back)
+        where = session.url(self._request, back if back.startswith("/") else "/")
         where += ("&" if "?" in where else "?") + f"did={self._id}"
         posts: Posts = self._request.app.state.posts
         posts.answer(self._session.key, self._id, where, Message(message, links, undo))
@@ -262,19 +262,19 @@ def sign_selection(request: Request, chosen: Selection) -> str:
 
 
 def selection(request: Request, text: str, kind: str) -> Selection:
-    """Return a signed selection; a forged one, or one of another kind or session, is refused."""
+    """Return a signed selection; a forged one, or one of another kind or scope, is refused."""
     content, _, signature = text.rpartition(".")
     try:
         if not hmac.compare_digest(_signature(request, content).encode(), signature.encode()):
             raise ValueError
         named, ids, chosen, at, count = json.loads(base64.urlsafe_b64decode(content))
     except (ValueError, binascii.Error):
-        raise Refused(403, "This selection is not of your session. Nothing was changed.") from None
+        raise Refused(403, "This selection was changed or is of another scope. Nothing was done.") from None
     if named != kind:
         raise Refused(403, f"This selection is of {named}, not of {kind}. Nothing was changed.")
     return Selection(kind, tuple(ids), chosen, at and datetime.fromisoformat(at), count)
 
 
 def _signature(request: Request, text: str) -> str:
-    key = session.of(request).key
+    key = session.of(request).shared
     return hmac.new(key, f"selection {text}".encode(), hashlib.sha256).hexdigest()

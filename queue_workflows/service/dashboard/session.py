@@ -46,7 +46,9 @@ class Session(NamedTuple):
     name: str
     zone: str
     key: bytes
-    """The secret of this session, which signs its forms and selections."""
+    """The secret of this session, from which its forms have their token."""
+    shared: bytes
+    """The secret of all sessions of the same token, which signs selections."""
 
     def may(self, needs: tokens.Scope) -> bool:
         """Return whether the session has this scope."""
@@ -153,11 +155,12 @@ class Doors:
             return None
         zone = request.cookies.get(ZONE, "UTC")
         key = hmac.new(digest, f"key of {text}".encode(), hashlib.sha256).digest()
+        shared = hmac.new(digest, b"selections", hashlib.sha256).digest()
         try:
             who = endpoints.user(request) or name
         except exceptions.RequestValidationError:
             return None  # a proxy names two persons
-        return Session(scope, who, zone if zone_of(zone) else "UTC", key)
+        return Session(scope, who, zone if zone_of(zone) else "UTC", key, shared)
 
     def open(self, response: Response, request: Request, scope: tokens.Scope, name: str) -> None:
         """Add the cookie of a new session to a response."""

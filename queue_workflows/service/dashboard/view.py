@@ -160,6 +160,11 @@ async def read(request: Request, call: Callable[..., T], *args: Any, **keywords:
         raise
 
 
+def path(base: str, *segments: str) -> str:
+    """Return a path below the mount with segments of any text: `/runs/a%2Fb`."""
+    return base + "/".join(quote(each, safe="") for each in segments)
+
+
 async def heading(request: Request) -> None:
     """Read the facts of the head before a page, so that it has them; a page of errors has none."""
     if request.method == "GET" and "hx-request" not in request.headers and session.of(request):
@@ -344,7 +349,7 @@ def _iso(at: datetime) -> str:
 
 
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "segment": lambda text: quote(str(text), safe=""),
+    "segment": lambda text: path("", str(text)),
     "shown": _shown,
     "text": _text,
     "line": display.line,

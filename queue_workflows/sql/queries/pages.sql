@@ -21,6 +21,19 @@ SELECT (SELECT sum(c.n) FROM (
            -- end
            ) b ORDER BY b.finished_at DESC LIMIT 1) l ON true;
 
+-- name: questions row
+-- Return how many nodes of running runs wait for an answer that nobody has given, up to `most`, and the longest wait.
+SELECT count(*) AS n, max(q.waiting_s) AS waiting_s
+  FROM (SELECT {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s
+          FROM workflow_node_jobs j
+          JOIN workflow_runs r ON r.id = j.run_id
+         WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+           AND NOT EXISTS (SELECT FROM workflow_input_submissions s
+                            WHERE s.run_id = j.run_id AND s.node_id = j.node_id
+                              AND s.status IN ('pending', 'processing'))
+         ORDER BY j.started_at NULLS FIRST
+         LIMIT %(most)s) q;
+
 -- name: overdue_switches many
 -- Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
 SELECT c.host_label, c.queue, c.until_at, {age_s(c.until_at)} AS since_s
@@ -90,3 +103,7 @@ SELECT r.id, r.workflow_name, r.status, n.waiting, n.children, n.running
                 WHERE run_id = i.id AND status IN ('queued', 'running', 'awaiting_input')
                 LIMIT %(most)s) j) n
  ORDER BY i.place;
+
+-- name: any_run value
+-- Return whether there is any run.
+SELECT EXISTS (SELECT FROM workflow_runs) AS any;

@@ -1,0 +1,48 @@
+// Times: the zone of the browser for the server, and ages and the clock that go on.
+const root = document.documentElement;
+const cookie = "queue_workflows_zone";
+const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
+
+if (own && !document.cookie.split("; ").some((each) => each.startsWith(`${cookie}=`))) {
+  const path = root.dataset.root.replace(/(.)\/$/, "$1");
+  document.cookie = `${cookie}=${own}; path=${path}; max-age=31536000; samesite=lax`;
+}
+
+const started = performance.now();
+const shown = Date.parse(document.getElementById("live")?.dataset.now ?? "") || Date.now();
+
+// The server's clock, so that a wrong clock of this machine changes nothing.
+export const now = () => shown + performance.now() - started;
+
+const span = (seconds) => {
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 120) return `${seconds.toFixed(0)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 120) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${String(minutes % 60).padStart(2, "0")} min`;
+  return `${Math.floor(hours / 24)} d`;
+};
+
+const age = (at) => {
+  const seconds = (now() - at) / 1000;
+  return seconds >= 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
+};
+
+setInterval(() => {
+  if (document.hidden) return;
+  for (const each of document.querySelectorAll(".age[data-at]")) {
+    const text = age(Date.parse(each.dataset.at));
+    if (each.textContent !== text) each.textContent = text;
+  }
+}, 1000);
+
+for (const input of document.querySelectorAll("input#zone")) {
+  const list = document.createElement("datalist");
+  list.id = "zones";
+  for (const name of new Set(["UTC", own, ...(Intl.supportedValuesOf?.("timeZone") ?? [])])) {
+    list.append(new Option(name, name));
+  }
+  input.after(list);
+  input.setAttribute("list", "zones");
+}
