@@ -470,3 +470,7 @@ SELECT e.id, e.created_at, e.fits, e.place
 j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
 j.required_model, j.required_version, j.node_module, j.run_id,  -- nodes only
 j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+
+-- fragment: error_signature(error)
+-- The beginning of an error with its digits replaced, by which items of a map are grouped.
+translate(left(coalesce(error, ''), 160), '0123456789', '##########')

@@ -19,7 +19,10 @@ from queue_workflows.service.dashboard import (
     forms,
     live,
     login_page,
+    map_page,
     now_page,
+    run_files,
+    run_page,
     runs_page,
     session,
     view,
@@ -29,7 +32,10 @@ assert python_multipart.__name__  # without it starlette reads no forms
 ROUTERS: Final = (
     live.router,
     login_page.router,
+    map_page.router,
     now_page.router,
+    run_files.router,
+    run_page.router,
     runs_page.router,
 )
 YEAR: Final = "public, max-age=31536000, immutable"

@@ -1,0 +1,108 @@
+"""Show the items of a map: a strip by position, the failed ones first, by key and by error."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Final, Literal
+
+import fastapi
+from starlette.requests import Request
+from starlette.responses import Response
+
+from queue_workflows import db
+from queue_workflows.admin import stored_graph
+from queue_workflows.dag import item_ids, payload
+from queue_workflows.db import statements
+from queue_workflows.runtime import display
+from queue_workflows.service.dashboard import forms, run_page, session, strip, view
+from queue_workflows.types import JsonDict, Row
+
+router = fastapi.APIRouter()
+PAGE: Final = 50
+
+
+@router.get("/runs/{run_id}/map")
+async def one_map(
+    request: Request, run_id: view.Segment, node: Annotated[str, fastapi.Query(max_length=1000)],
+    state: Literal["done", "failed", "open", "waiting", "all"] | None = None, q: run_page.Query = None,
+    error: run_page.Query = None, key: run_page.Query = None,
+    start: Annotated[int, fastapi.Query(ge=0, le=1_000_000_000)] = 0,
+) -> Response:  # fmt: skip
+    """Show the items of a map: the failed ones first, grouped by error, by position or key."""
+    sees = session.of(request).sees_values
+    chosen = {"state": state, "q": q or None, "error": error if sees else None, "start": start}
+    found = await view.read(request, _map, run_id, node, key, chosen, sees)
+    title = f"Map {node} of run {run_id}"
+    command = run_page.command("show", run_id) + (f" --item {shlex.quote(key)}" if key else "")
+    found["actions"] = _actions(found)
+    return view.page(request, "run_map.html", title=title, command=command, **found)
+
+
+def _map(
+    conn: db.Connection, run_id: str, name: str, key: str | None, chosen: JsonDict, sees: bool
+) -> JsonDict:
+    head = run_page.run_row(conn, run_id)
+    texts = [text for text in (name, key, chosen["q"], chosen["error"]) if text is not None]
+    own = None
+    if all(map(payload.is_storable, texts)):
+        own = statements.run_page.map(conn, run_id=run_id, map=name)
+    if own is None:
+        text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
+        raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
+    own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
+    where = {"run_id": run_id, "map": name, "opened": own["next_position"]}
+    if key is not None:
+        item = statements.run_page.item(conn, **where, key=key, most=run_page.MOST_BYTES)
+        nodes = _item_nodes(conn, head, name, key)
+        return {"run": head, "map": own, "key": key, "item": item, "nodes": nodes, "rows": []}
+    state = chosen["state"] or ("failed" if own["failed"] else "all")
+    buckets = statements.run_page.buckets(
+        conn, **where, buckets=strip.BUCKETS, total=max(1, own["total"])
+    )
+    worst: dict[int, int] = {}
+    groups: dict[str, JsonDict] = {}
+    for row in buckets:
+        worst[row["bucket"]] = max(worst.get(row["bucket"], 0), row["state"])
+        if row["signature"] is not None and sees:
+            group = groups.setdefault(row["signature"], {"n": 0, "first": row["first"]})
+            group["n"] += row["n"]
+    rows = statements.run_page.items(
+        conn, **where, state=None if state == "all" else state, text=chosen["q"],
+        signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
+    )  # fmt: skip
+    following = rows[PAGE]["position"] if len(rows) > PAGE else None
+    by_size = sorted(groups.items(), key=lambda each: -each[1]["n"])
+    return {
+        "run": head, "map": own, "key": None, "rows": rows[:PAGE], "chosen": chosen | {"state": state},
+        "pieces": strip.pieces(worst, own["total"]), "following": following,
+        "groups": [(re.sub("#+", "#", text), text, group["n"]) for text, group in by_size[:PAGE]],
+        "groups_left": max(0, len(groups) - PAGE),
+    }  # fmt: skip
+
+
+def _item_nodes(conn: db.Connection, head: Row, name: str, key: str) -> list[Row]:
+    """Return the nodes of an item with their states, in the order of the map's body."""
+    entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=head["id"]))
+    begin = f"{stored_graph.without_keys(name)[0]}[]/"
+    inner = [each.removeprefix(begin) for each in entries if each.startswith(begin)]
+    names = [f"{item_ids.folder(name, key)}/{each}" for each in inner if "[" not in each][:PAGE]
+    rows = statements.history_rows.node_states(conn, run_id=head["id"], nodes=names)
+    states = {row["node_id"]: row["status"] for row in rows}
+    return [{"name": each, "state": states.get(each, "waiting")} for each in names]
+
+
+def _actions(found: JsonDict) -> list[forms.Action]:
+    """Return the retry of an item, or of all failed items of a map."""
+    head, own = found["run"], found["map"]
+    if not head["over"]:
+        return []
+    where, name = view.path("/runs/", head["id"], "retry"), own["node_id"]
+    if found["key"] is not None and found["item"] is not None:
+        item = item_ids.folder(name, found["key"])
+        text = f"Run item {display.line(item, 120)} and all that depends on it again."
+        return [forms.Action(where, "Retry this item", "submit", {"node": item}, "makes", text)]
+    if head["status"] == "completed" or not own["failed"]:
+        return []
+    text = f"Run the failed nodes of run {display.line(head['id'], 80)} again, with {display.counted(own['failed'], 'failed item')} of this map."
+    return [forms.Action(where, "Retry failed items", "submit", {}, "makes", text)]

@@ -1,0 +1,131 @@
+-- Read one run for its page of the dashboard: few rows, few columns, and values only up to a size.
+
+-- name: head one
+-- Return a run with its output, its schedule and its first child runs; values over `most` bytes as stored are NULL.
+-- `definition` is NULL if its hash is `known`. No row: there is no such run.
+SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.priority, r.generation,
+       r.created_at, r.queued_at, r.started_at, r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id,
+       r.definition_hash, now() AS read_at, r.headers ->> 'again_of' AS again_of,
+       CASE WHEN r.definition_hash = ANY (%(known)s::text[]) THEN NULL ELSE r.definition END AS definition,
+       CASE WHEN pg_column_size(r.context) <= %(most)s::integer THEN r.context END AS context,
+       (SELECT jsonb_build_object('bytes', pg_column_size(o.context_delta), 'value',
+                   CASE WHEN pg_column_size(o.context_delta) <= %(most)s::integer THEN o.context_delta END)
+          FROM workflow_node_jobs o
+         WHERE o.run_id = r.id AND o.node_id = '__output__' AND o.status = 'completed') AS output,
+       (SELECT f.name FROM schedule_fires f WHERE f.run_id = r.id LIMIT 1) AS schedule,
+       (SELECT jsonb_agg(to_jsonb(c)) FROM (
+               SELECT w.id, w.status::text, w.parent_node_id FROM workflow_runs w
+                WHERE w.parent_run_id = r.id ORDER BY w.created_at LIMIT 21) c) AS children
+  FROM workflow_runs r WHERE r.id = %(run_id)s LIMIT 1;
+
+-- name: steps many unprepared
+-- Count the nodes of a run by status, for each step: the node id up to its first slash or bracket. `of_items`: how many
+-- belong to items of maps. `finished_at` is NULL while a node has not ended.
+SELECT step, json_object_agg(status, n) AS counts, sum(items)::bigint AS of_items, min(first_start) AS started_at,
+       CASE WHEN bool_and(are_over) THEN max(last_end) END AS finished_at
+  FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
+               count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items,
+               bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,
+               min(started_at) AS first_start
+          FROM workflow_node_jobs WHERE run_id = %(run_id)s GROUP BY 1, 2) c
+ GROUP BY step ORDER BY min(first_start), step LIMIT 10000;
+
+-- name: nodes many unprepared
+-- Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
+-- for an answer or failed.
+SELECT id, node_id, queue::text, status::text, required_model, claim_no, attempts, max_attempts, claimed_by, worker_id,
+       blocked_reason, queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, child_run_id,
+       CASE WHEN pg_column_size(progress) <= 200 THEN progress END AS progress, left(error, 300) AS error, seconds,
+       created_at, started_at, finished_at, now() AS read_at
+  FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s
+   AND (NOT %(active)s::boolean OR status IN ('running', 'awaiting_input', 'failed'))
+ ORDER BY started_at NULLS LAST, seq LIMIT %(limit)s;
+
+-- name: events many unprepared
+-- Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. `whole`: with
+-- their details, of which tracebacks are large.
+SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
+       left(error, 4000) AS error, created_at,
+       CASE WHEN %(whole)s::boolean THEN detail ELSE jsonb_build_object('used', detail -> 'used') END AS detail
+  FROM {of_nodes(workflow_node_events)} e
+ WHERE event_type IN ('claimed', 'completed', 'failed', 'cancelled', 'parked', 'retried', 'requeued', 'reclaimed',
+                      'model_load_done', 'budget_trip', 'stall_trip', 'gpu_health_trip', 'death')
+ ORDER BY created_at DESC, id DESC LIMIT %(limit)s;
+
+-- name: node one
+-- Return one node with its values up to `most` bytes as stored, and their sizes. No row: it is not queued yet.
+SELECT id, node_id, run_id, node_module, pipeline_name, queue::text, status::text, required_model, priority, claim_no,
+       attempts, max_attempts, crash_count, lapse_count, claimed_by, worker_id, blocked_reason,
+       queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, child_run_id, seconds,
+       CASE WHEN pg_column_size(progress) <= 2000 THEN progress END AS progress, left(error, 8000) AS error,
+       created_at, started_at, finished_at, now() AS read_at,
+       CASE WHEN pg_column_size(coalesce(resolved_inputs, inputs)) <= %(most)s::integer
+            THEN coalesce(resolved_inputs, inputs) END AS inputs,
+       CASE WHEN pg_column_size(context_delta) <= %(most)s::integer THEN context_delta END AS output,
+       CASE WHEN pg_column_size(input_spec) <= %(most)s::integer THEN input_spec END AS input_spec,
+       pg_column_size(coalesce(resolved_inputs, inputs)) AS inputs_bytes, pg_column_size(context_delta) AS output_bytes,
+       (SELECT count(*) FROM (SELECT FROM job_steps s WHERE s.job_table = 'workflow_node_jobs' AND s.job_id = n.id
+                               LIMIT 1000) c) AS steps
+  FROM workflow_node_jobs n WHERE run_id = %(run_id)s AND node_id = %(node)s LIMIT 1;
+
+-- name: log one
+-- Return the log of an attempt. No row: nothing is stored.
+SELECT head, tail, cut_bytes, updated_at FROM job_attempt_logs
+ WHERE job_table = 'workflow_node_jobs' AND job_id = %(job)s AND claim_no = %(claim)s LIMIT 1;
+
+-- name: job_steps many
+-- Return the first steps of a node's job, in the order in which they began first, with the beginnings of their values.
+SELECT kind, name, key, state, left(output::text, 300) AS output, left(error, 300) AS error, position, claim_no,
+       attempts, crashes, due_at, started_at, ended_at
+  FROM job_steps WHERE job_table = 'workflow_node_jobs' AND job_id = %(job)s ORDER BY id LIMIT %(limit)s;
+
+-- name: map one
+-- Return the counters of a map. No row: it was not opened yet.
+SELECT m.node_id, m.total, m.done_items AS done, m.failed_items AS failed, m.open_items AS open, m.next_position,
+       m.may_fail, m.at_once
+  FROM workflow_run_maps m WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s LIMIT 1;
+
+-- name: buckets many
+-- Count the items of a map by bucket and state: 0 done, 1 waiting, 2 open, 3 failed. Failed ones are also apart by the
+-- beginning of their error with its digits replaced. It reads the items once.
+SELECT bucket, state, signature, count(*) AS n, min(position) AS first
+  FROM (SELECT i.position,
+               i.position::bigint * least(%(buckets)s::integer, %(total)s::integer) / %(total)s::integer AS bucket,
+               CASE i.state WHEN 'done' THEN 0 WHEN 'failed' THEN 3
+                            ELSE CASE WHEN i.position < %(opened)s::integer THEN 2 ELSE 1 END END AS state,
+               CASE WHEN i.state = 'failed' THEN {error_signature(i.error)} END AS signature
+          FROM workflow_map_items i
+         WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.position >= 0) b
+ GROUP BY bucket, state, signature ORDER BY state DESC, bucket LIMIT 20000;
+
+-- name: items many
+-- Return items of a map from a position on, in the order of the source. A filter that is NULL matches every item.
+-- `state`: done, failed, open or waiting. `text`: a part of the key.
+SELECT i.position, i.key, left(i.error, 500) AS error,
+       CASE WHEN i.state <> 'waiting' THEN i.state::text WHEN i.position < %(opened)s::integer THEN 'open'
+            ELSE 'waiting' END AS state
+  FROM workflow_map_items i
+ WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.position >= %(start)s::integer
+   AND (%(state)s::text IS NULL OR %(state)s::text IN ('done', 'failed') AND i.state = %(state)s::text
+        OR %(state)s::text = 'open' AND i.state = 'waiting' AND i.position < %(opened)s::integer
+        OR %(state)s::text = 'waiting' AND i.state = 'waiting' AND i.position >= %(opened)s::integer)
+   AND (%(text)s::text IS NULL OR strpos(i.key, %(text)s::text) > 0)
+   AND (%(signature)s::text IS NULL OR {error_signature(i.error)} = %(signature)s::text)
+ ORDER BY i.position LIMIT %(limit)s;
+
+-- name: item one
+-- Return an item of a map with its value up to `most` bytes as stored. No row: there is none with this key.
+SELECT i.position, i.key, left(i.error, 8000) AS error, pg_column_size(i.item) AS bytes,
+       CASE WHEN pg_column_size(i.item) <= %(most)s::integer THEN i.item END AS item,
+       CASE WHEN i.state <> 'waiting' THEN i.state::text WHEN i.position < %(opened)s::integer THEN 'open'
+            ELSE 'waiting' END AS state
+  FROM workflow_map_items i WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.key = %(key)s LIMIT 1;
+
+-- name: value value
+-- Return one whole value of a run (`node` NULL: its inputs or output) or of a node: `inputs` or `output`.
+SELECT CASE WHEN %(node)s::text IS NULL AND %(name)s::text = 'inputs'
+            THEN (SELECT context FROM workflow_runs WHERE id = %(run_id)s)
+            ELSE (SELECT CASE WHEN %(name)s::text = 'inputs' THEN coalesce(resolved_inputs, inputs) ELSE context_delta END
+                    FROM workflow_node_jobs
+                   WHERE run_id = %(run_id)s AND node_id = coalesce(%(node)s::text, '__output__')) END AS value LIMIT 1;

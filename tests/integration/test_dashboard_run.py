@@ -1,0 +1,686 @@
+"""The page of a run over HTTP: usual, empty, huge and hostile runs, its parts and its actions."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import os
+import re
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from queue_workflows import acts, runs, service
+from queue_workflows import db as engine_db
+from tests.support import factories, flow, http_service
+
+T = TypeVar("T")
+LOOK = "a-token-that-looks-0123456789"
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
+T0 = datetime(2026, 1, 31, 9, 0, tzinfo=timezone.utc)
+pytestmark = pytest.mark.usefixtures("db")
+
+
+class Browser:
+    """A logged-in browser without JavaScript."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def open(self, path: str, status: int = 200, **query: Any) -> str:
+        """Return the page at this path below the mount, which has to have this status."""
+        reply = await self.http.get(f"/ui{path}", params=query or None)
+        assert reply.status_code == status, reply.text[-3000:]
+        if reply.headers["content-type"].startswith("text/html"):
+            checked(reply)
+        return reply.text
+
+    async def send(self, page: str, action: str, **values: str) -> httpx.Response:
+        """Send the first form of a page with this action, with its hidden fields and values."""
+        form = re.search(
+            rf'<form method="post" action="/ui{re.escape(action)}".*?</form>', page, re.DOTALL
+        )
+        assert form is not None, page
+        fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form[0])
+        given = {name: html.unescape(value) for name, value in fields} | values
+        return await self.http.post(f"/ui{action}", data=given)
+
+
+def checked(reply: httpx.Response) -> None:
+    """A page has no markup of a value, no inline style or script, and forbids both."""
+    text = reply.text
+    assert "<script>alert" not in text
+    assert "onerror=alert" not in re.sub(r"&[#\w]+;", "", text) or "<img src=x" not in text
+    assert not re.search(r"<[^>]*\sstyle=", text)
+    assert "49" not in re.findall(r"img&gt;(\d+)", text)
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "unsafe" not in reply.headers["content-security-policy"]
+
+
+def browse(
+    use: Callable[[Browser], Coroutine[Any, Any, T]], token: str = http_service.TOKEN, **more: Any
+) -> T:
+    """Return what a function does with a browser that has logged in."""
+
+    async def run() -> T:
+        app = service.app(
+            token=http_service.TOKEN, token_look=LOOK, workers_json="", app_read_only=False, **more
+        )
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+        ):
+            reply = await http.post("/ui/login", data={"token": token, "name": "ann"})
+            assert reply.status_code == 303, reply.text
+            return await use(Browser(http))
+
+    return asyncio.run(run())
+
+
+def opened(path: str, *, token: str = http_service.TOKEN, status: int = 200, **query: Any) -> str:
+    return browse(lambda browser: browser.open(path, status, **query), token)
+
+
+def text_of(page: str) -> str:
+    """The words of a page's main part."""
+    main = page.partition('<main id="main"')[2].partition("</main>")[0] or page
+    words = html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<title>.*?</title>", "", main)))
+    return " ".join(words.split())
+
+
+def definition(*entries: dict[str, Any], **deps: str) -> dict[str, Any]:
+    nodes = [{"id": name, "module": "m", "queue": "cpu", "deps": text.split()} for name, text in deps.items()]
+    return {"version": 2, "workflow": "w", "nodes": [*nodes, *entries]}
+
+
+def failed_node(conn: engine_db.Connection, run_id: str, name: str, error: str, **columns: Any) -> str:
+    """Insert a node that failed twice, with events, a traceback and a log; return its job's id."""
+    job = factories.node(
+        conn, run_id, name, status="failed", error=error, attempts=2, max_attempts=2, claim_no=2,
+        created_at=T0, started_at=T0 + timedelta(seconds=20), finished_at=T0 + timedelta(seconds=50),
+        **columns,
+    )  # fmt: skip
+    given = {"run_id": run_id, "node_id": name, "job_id": job["id"], "worker_id": "w:7:x", "host_label": "box-1"}
+    for at, kind, claim, more in (
+        (5, "claimed", 1, {}),
+        (15, "retried", 1, {"elapsed_s": 10.0, "error": error}),
+        (20, "claimed", 2, {}),
+        (50, "failed", 2, {"elapsed_s": 30.0, "error": error,
+                           "detail": {"traceback": f"Traceback of {error}", "used": {"gpu_pct": 63, "vram_mb": 2048}}}),
+    ):  # fmt: skip
+        factories.insert(
+            conn, "workflow_node_events", event_type=kind, claim_no=claim,
+            created_at=T0 + timedelta(seconds=at), **given, **more,
+        )  # fmt: skip
+    factories.insert(
+        conn, "job_attempt_logs", job_table="workflow_node_jobs", job_id=job["id"], claim_no=2,
+        head=f"line 1\nline 2 {error}\n", tail="the end\n", cut_bytes=1234,
+    )  # fmt: skip
+    return job["id"]
+
+
+def failed_run(conn: engine_db.Connection, error: str = "ValueError: no price", **columns: Any) -> str:
+    """Insert a run of the graph a -> b -> c, in which b failed; return its id."""
+    given = {
+        "status": "failed", "error": f"node b: {error}", "created_at": T0, "queued_at": T0,
+        "started_at": T0, "finished_at": T0 + timedelta(seconds=60), "definition_hash": "h-abc",
+        "definition": definition(a="", b="a", c="b"), "context": {"wish": "tea", "password": "hidden1"},
+    }  # fmt: skip
+    run_id = factories.run(conn, **(given | columns))
+    factories.node(
+        conn, run_id, "a", status="completed", context_delta={"a": 1}, created_at=T0,
+        started_at=T0, finished_at=T0 + timedelta(seconds=3),
+    )  # fmt: skip
+    failed_node(conn, run_id, "b", error, resolved_inputs={"row": 7, "api_key": "hidden2"})
+    return run_id
+
+
+# --- what it shows -----------------------------------------------------------------------------
+
+
+def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connection) -> None:
+    page = opened(f"/runs/{failed_run(conn)}")
+    text = text_of(page)
+    assert "failed: node b, ValueError: no price, attempt 2 of 2" in text
+    assert "2 attempts, 40.0 s lost" in text
+    assert "1/3 nodes: 1 completed, 1 failed, 1 waiting" in text
+    assert page.count('fill="url(#hatch)" x=') == 2
+    assert '"wish": "tea"' in text
+    assert "hidden1" not in text
+    assert "Retry failed nodes" in text
+    assert "queue-workflows show" in page
+
+
+def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+
+    async def use(browser: Browser) -> None:
+        text = text_of(await browser.open(f"/runs/{run_id}", node="b"))
+        assert "ValueError: no price" in text
+        assert "Traceback of ValueError: no price" in text
+        assert "line 2 ValueError: no price" in text
+        assert "[... 1,234 bytes cut ...]" in text
+        assert "63 %" in text
+        assert "2.0 GB" in text
+        assert "No samples: they last a day" in text
+        assert '"row": 7' in text
+        assert "hidden2" not in text
+        assert "Retry from here" in text
+        first = text_of(await browser.open(f"/runs/{run_id}", node="b", attempt=1))
+        assert "Log of attempt 1 No log." in first
+        waiting = text_of(await browser.open(f"/runs/{run_id}", node="c"))
+        assert "Not queued yet" in waiting
+        assert "b failed" in waiting
+        unknown = text_of(await browser.open(f"/runs/{run_id}", 404, node="nothing"))
+        assert f"run {run_id} has no node nothing" in unknown
+
+    browse(use)
+
+
+def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+    now = datetime.now(timezone.utc)
+    conn.execute("UPDATE workflow_node_jobs SET started_at = now() WHERE node_id = 'b'")
+    begin, end = now - timedelta(minutes=9), now - timedelta(minutes=1)
+    job = factories.node(conn, run_id, "d", status="failed", claim_no=1, error="died", created_at=begin)
+    given = {"run_id": run_id, "node_id": "d", "job_id": job["id"], "claim_no": 1, "host_label": "box-1"}
+    for kind, at in (("claimed", begin), ("death", end), ("failed", end)):
+        factories.insert(conn, "workflow_node_events", event_type=kind, created_at=at, **given)
+    for minute in range(1, 8):
+        sample = {"cpu_percent": 10 * minute, "ram_used_mb": 1024 * minute, "ram_total_mb": 65536, "gpus": []}
+        factories.insert(
+            conn, "hw_samples", host_label="box-1", every_s=60, slot=minute, sample=sample,
+            sampled_at=begin + timedelta(minutes=minute),
+        )  # fmt: skip
+    page = opened(f"/runs/{run_id}", node="d")
+    assert "CPU: mean 40.0, peak 70.0 of 100.0 %" in text_of(page)
+    assert "RAM: mean 4.0, peak 7.0 of 64.0 GB" in text_of(page)
+    assert page.count('class="death"') == 2
+
+
+def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+    page = opened(f"/runs/{run_id}", show="graph")
+    assert re.findall(r'class="box is-(\w+)"', page) == ["completed", "failed", "waiting"]
+    assert page.count("<path d=\"M168 15") == 1
+    assert "b failed a" in text_of(page)
+
+
+def test_a_run_that_has_not_started(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, status="queued", mode="node")
+
+    async def use(browser: Browser) -> None:
+        text = text_of(await browser.open(f"/runs/{run_id}"))
+        assert "waits: no orchestrator has started it yet" in text
+        assert "No node has started yet" in text
+        assert "No graph yet" in text_of(await browser.open(f"/runs/{run_id}", show="graph"))
+        why = text_of(await browser.open(f"/runs/{run_id}/why"))
+        assert "no orchestrator has started it yet" in why
+
+    browse(use)
+
+
+def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, definition=definition(a="", b="", c=""), definition_hash="h-3")
+    for name in ("a", "b"):
+        factories.node(conn, run_id, name, queue="gpu", required_model="sdxl")
+    factories.node(conn, run_id, "c", status="awaiting_input", node_module="__input__x")
+
+    async def use(browser: Browser) -> None:
+        text = text_of(await browser.open(f"/runs/{run_id}"))
+        assert "waits: 3 nodes, 2 of them for a gpu worker with sdxl, 1 for an answer" in text
+        assert "waits for an answer" in text
+        why = text_of(await browser.open(f"/runs/{run_id}/why"))
+        assert "no live worker serves queue gpu" in why
+        live = await browser.open(f"/runs/{run_id}/live")
+        assert "<html" not in live
+        assert "waits: 3 nodes" in text_of(live)
+
+    browse(use)
+
+
+def test_an_unknown_id_says_so_and_names_near_ones(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+    page = opened(f"/runs/{run_id[:13]}", status=404)
+    assert f"no run {run_id[:13]}: it never was here, or it was deleted after its" in text_of(page)
+    assert f'href="/ui/runs/{run_id}"' in page
+    for odd in ("nothing", "%00"[1:], "ü" * 300, "a b\nc"):
+        opened(f"/runs/{quote(odd, safe='')}", status=404)
+
+
+def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Path) -> None:
+    secret = "a value that nobody sees"
+    run_id = failed_run(conn, secret, out_dir=str(tmp_path))
+    conn.execute("UPDATE workflow_runs SET context = jsonb_build_object('x', %s::text)", [secret])
+
+    async def use(browser: Browser) -> None:
+        for query in ({}, {"node": "b"}, {"node": "a"}, {"show": "graph"}):
+            page = await browser.open(f"/runs/{run_id}", **query)
+            assert secret not in html.unescape(page), query
+        assert "failed" in await browser.open(f"/runs/{run_id}")
+        for below in ("value?name=inputs", "again", "files", "file?path=a", "log?job=x&attempt=1"):
+            reply = await browser.http.get(f"/ui/runs/{run_id}/{below}")
+            assert reply.status_code == 403, below
+
+    browse(use, LOOK)
+
+
+# --- hostile and huge --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run_id", ["a/b", "50%", "#x", "a?b=c", "-x", "<b>", "../..", "a\nb", "ü&amp;"])
+def test_ids_of_any_characters(conn: engine_db.Connection, run_id: str) -> None:
+    failed_run(conn, id=run_id)
+
+    async def use(browser: Browser) -> None:
+        where = f"/runs/{quote(run_id, safe='')}"
+        page = await browser.open(where)
+        assert "failed: node b" in text_of(page)
+        links = {html.unescape(one) for one in re.findall(r'href="(/ui/runs/[^"]*)"', page)}
+        assert links
+        for link in links:
+            assert link.startswith(f"/ui{where}"), link
+            assert (await browser.http.get(link)).status_code == 200, link
+        reply = await browser.send(page, f"{where}/retry")
+        assert reply.status_code == 303, reply.text
+
+    browse(use)
+
+
+def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
+    value = {EVIL: EVIL, "deep": [[EVIL]]}
+    run_id = failed_run(
+        conn, EVIL, workflow_name=EVIL, out_dir=f"/{EVIL}", context=value, definition_hash=EVIL,
+        definition={"nodes": [{"id": EVIL, "module": EVIL, "deps": [EVIL, 7]}, {"id": 3}, [], None]},
+        upgrades=None, parent_run_id=EVIL, parent_node_id=EVIL,
+    )  # fmt: skip
+    failed_node(conn, run_id, EVIL, EVIL, resolved_inputs=value, context_delta=value, node_module=EVIL,
+                progress=value, pipeline_name=EVIL)  # fmt: skip
+    conn.execute("UPDATE workflow_node_events SET host_label = %s, worker_id = %s", [EVIL, EVIL])
+    asking = factories.node(
+        conn, run_id, "ask", status="awaiting_input", node_module="__input__x",
+        input_spec={"prompt": EVIL, "options": [EVIL, {"label": EVIL, "value": value}]},
+    )  # fmt: skip
+    factories.insert(
+        conn, "operator_acts", actor=EVIL, action=EVIL[:100], kind="run", subject=run_id, reason=EVIL
+    )
+
+    async def use(browser: Browser) -> None:
+        for query in ({}, {"node": EVIL}, {"node": "ask"}, {"node": "b"}, {"show": "graph"}):
+            page = await browser.open(f"/runs/{run_id}", **query)
+            assert "&lt;script&gt;" in page
+        for below in ("live", "why", "again"):
+            await browser.open(f"/runs/{run_id}/{below}")
+        await browser.open(f"/runs/{run_id}/files", 404)
+        for name in (EVIL, "\0", "\ud800"):
+            reply = await browser.http.get(f"/ui/runs/{run_id}", params={"node": name.encode("utf-8", "surrogatepass")})
+            assert reply.status_code in (200, 400, 404), reply.text
+        for query in ({"node": EVIL}, {"node": "a", "state": EVIL}, {"node": "a", "start": EVIL}):
+            reply = await browser.http.get(f"/ui/runs/{run_id}/map", params=query)
+            assert reply.status_code in (404, 422)
+            assert "<script>alert" not in reply.text
+
+    browse(use)
+    assert asking["status"] == "awaiting_input"
+
+
+def many_nodes(conn: engine_db.Connection, count: int, **columns: Any) -> str:
+    graph = definition(**{f"step-{n % 7}/node-{n:04d}": "" if n < 7 else f"step-{n % 7}/node-{n - 7:04d}" for n in range(count)})
+    run_id = factories.run(conn, definition=graph, definition_hash=f"many-{count}", queued_at=T0, created_at=T0)
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status, created_at, started_at,"
+        " finished_at, claim_no, context_delta)"
+        " SELECT gen_random_uuid(), %s, format('step-%%s/node-%%s', n %% 7, lpad(n::text, 4, '0')), 'm', 'cpu',"
+        " CASE WHEN n = 3 THEN 'failed' ELSE 'completed' END, %s, %s + n * interval '1 second',"
+        " %s + n * interval '2 seconds', 1, jsonb_build_object('x', repeat('y', 1000))"
+        " FROM generate_series(0, %s) n",
+        [run_id, T0, T0, T0, count - 1],
+    )
+    return run_id
+
+
+def test_five_hundred_nodes_fit_on_a_page(conn: engine_db.Connection) -> None:
+    run_id = many_nodes(conn, 500)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}")
+        assert page.count('<th scope="row"><a href="/ui/runs/') == 500
+        assert len(page) < 150_000
+        graph = await browser.open(f"/runs/{run_id}", show="graph")
+        assert graph.count('class="box') == 500
+        assert len(graph) < 300_000
+
+    browse(use)
+
+
+def test_more_nodes_are_shown_by_step_and_failed_ones_alone(conn: engine_db.Connection) -> None:
+    run_id = many_nodes(conn, 600)
+
+    async def use(browser: Browser) -> None:
+        text = text_of(await browser.open(f"/runs/{run_id}"))
+        assert "600 nodes: the steps, and the first nodes that failed" in text
+        assert "step-1 × 86 completed" in text
+        assert "step-3/node-0003 failed" in text
+        graph = await browser.open(f"/runs/{run_id}", show="graph")
+        assert "Steps only: the graph has 600 nodes." in graph
+        assert graph.count('class="box') == 7
+
+    browse(use)
+
+
+def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Connection) -> None:
+    import random
+
+    big = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=600_000))
+    run_id = failed_run(conn, context={"big": big, "token": "hidden3"})
+    conn.execute(
+        "UPDATE workflow_node_jobs SET resolved_inputs = jsonb_build_object('big', %s::text, 'secret', 'hidden4')"
+        " WHERE node_id = 'b'",
+        [big],
+    )
+
+    async def use(browser: Browser) -> None:
+        for query in ({}, {"node": "b"}):
+            page = await browser.open(f"/runs/{run_id}", **query)
+            assert len(page) < 100_000
+            assert big[:1000] not in page
+        for query in ({"name": "inputs"}, {"name": "inputs", "node": "b"}):
+            reply = await browser.http.get(f"/ui/runs/{run_id}/value", params=query)
+            assert reply.headers["content-disposition"].startswith("attachment")
+            assert json.loads(reply.text)["big"] == big
+            assert "hidden" not in reply.text
+
+    browse(use)
+
+
+# --- maps --------------------------------------------------------------------------------------
+
+
+def map_of(conn: engine_db.Connection, total: int = 2000) -> str:
+    """Insert a run with a map of which every hundredth item failed and the last fifth waits."""
+    entry = {"id": "cut", "module": "__map__", "deps": [], "map": {"body": [{"id": "encode", "module": "m", "deps": []}]}}
+    run_id = factories.run(conn, definition=definition(entry), definition_hash=f"map-{total}")
+    factories.node(conn, run_id, "cut", node_module="__map__", blocked_reason="items")
+    opened_items, failed = total * 8 // 10, total // 100
+    factories.insert(
+        conn, "workflow_run_maps", run_id=run_id, node_id="cut", generation=0, at_once=10, refill=1,
+        may_fail=total, total=total, done_items=opened_items - failed, failed_items=failed,
+        open_items=0, next_position=opened_items, nodes=total,
+    )  # fmt: skip
+    conn.execute(
+        "INSERT INTO workflow_map_items (run_id, map_id, position, key, item, state, error)"
+        " SELECT %(run)s, 'cut', n, format('clip-%%s', n), to_jsonb(n), CASE WHEN n >= %(opened)s THEN 'waiting'"
+        " WHEN n < 80 * %(failed)s AND n %% 80 = 7 THEN 'failed' ELSE 'done' END,"
+        " CASE WHEN n < 80 * %(failed)s AND n %% 80 = 7 THEN format('row %%s has no price', n) END"
+        " FROM generate_series(0, %(last)s) n",
+        {"run": run_id, "opened": opened_items, "failed": failed, "last": total - 1},
+    )
+    return run_id
+
+
+def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
+    run_id = map_of(conn)
+    factories.node(conn, run_id, "cut[clip-7]/encode", status="failed", error="x")
+
+    async def use(browser: Browser) -> None:
+        assert "0/2000" not in await browser.open(f"/runs/{run_id}")
+        page = await browser.open(f"/runs/{run_id}/map", node="cut")
+        text = text_of(page)
+        assert "done 1,580 | failed 20 | running 0 | waiting 400" in text
+        assert "20 × row # has no price" in text
+        assert "7 clip-7 failed row 7 has no price" in text
+        assert "clip-8 " not in text
+        assert len(re.findall(r'<rect class="is-failed"', page)) == 20
+        assert len(page) < 60_000
+        group = re.search(r'href="([^"]*error=[^"]*)"', page)
+        assert group is not None
+        found = await browser.http.get(html.unescape(group[1]))
+        assert text_of(found.text).count("has no price") >= 20
+        done = await browser.open(f"/runs/{run_id}/map", node="cut", state="done")
+        following = re.search(r'rel="next" href="([^"]*)"', done)
+        assert following is not None
+        second = await browser.http.get(html.unescape(following[1]))
+        assert "clip-52 " in text_of(second.text)
+        keyed = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", state="all", q="-1999"))
+        assert "clip-1999 waiting" in keyed
+        nothing = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", q="no such key"))
+        assert "No item fits" in nothing
+        item = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", key="clip-7"))
+        assert "row 7 has no price" in item
+        assert "cut[clip-7]/encode failed" in item
+        await browser.open(f"/runs/{run_id}/map", 404, node="gone")
+
+    browse(use)
+
+
+def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection) -> None:
+    run_id = map_of(conn)
+    page = opened(f"/runs/{run_id}/map", token=LOOK, node="cut", state="failed", error="row # nothing")
+    assert "has no price" not in page
+    assert "clip-7" in page
+
+
+# --- outputs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def out(conn: engine_db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """A run with files below a folder of OUT_ROOTS; its id and its folder."""
+    root = tmp_path / "root"
+    folder = root / "run"
+    (folder / "a").mkdir(parents=True)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_OUT_ROOTS", str(root))
+    (folder / "a" / "x.png").write_bytes(b"\x89PNG\r\n")
+    (folder / "a" / "x.svg").write_text("<svg onload='alert(1)'/>")
+    (folder / "a" / "x.html").write_text("<script>alert(1)</script>")
+    (folder / "t.csv").write_text("name,price\n" + "".join(f"row {n},{n}\n" for n in range(300)))
+    (folder / "t.json").write_text(json.dumps({"a": EVIL}))
+    (folder / "b.bin").write_bytes(bytes(200_000))
+    (folder / EVIL.replace("/", "")).write_text("x")
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key.txt").write_text("the key")
+    (folder / "link").symlink_to(secret)
+    (folder / "key.txt").symlink_to(secret / "key.txt")
+    os.mkfifo(folder / "pipe.txt")
+    return failed_run(conn, out_dir=str(folder)), folder
+
+
+def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
+    run_id, _ = out
+
+    async def use(browser: Browser) -> None:
+        where = f"/runs/{run_id}/files"
+        page = await browser.open(where)
+        assert "t.csv" in page
+        assert "link" not in re.findall(r">(\w+)/?</a>", page)
+        assert "key.txt" not in page
+        assert "pipe.txt" not in page
+        table = await browser.open(where, path="t.csv")
+        assert "row 98" in table
+        assert "row 99" not in table
+        assert "&lt;script&gt;" in await browser.open(where, path="t.json")
+        image = await browser.open(where, path="a/x.png")
+        source = re.search(r'<img class="output" src="([^"]*)"', image)
+        assert source is not None
+        reply = await browser.http.get(html.unescape(source[1]))
+        assert reply.headers["content-type"] == "image/png"
+        assert "content-disposition" not in reply.headers
+        for name in ("a/x.svg", "a/x.html"):
+            assert "not shown here" in await browser.open(where, path=name)
+        for name in ("a/x.svg", "a/x.html", "b.bin"):
+            for inline in ("0", "1"):
+                reply = await browser.http.get(f"/ui/runs/{run_id}/file", params={"path": name, "inline": inline})
+                assert reply.headers["content-type"] == "application/octet-stream"
+                assert reply.headers["content-disposition"].startswith("attachment")
+                assert reply.headers["x-content-type-options"] == "nosniff"
+        assert len(reply.content) == 200_000
+
+    browse(use)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../secret/key.txt", "link/key.txt", "key.txt", "link", "pipe.txt", "/etc/passwd", "a/../../x",
+     "t.csv/x", "", "no such", "a" * 300, "a/" * 2000],
+)  # fmt: skip
+def test_nothing_outside_is_read(out: tuple[str, Path], path: str) -> None:
+    run_id, _ = out
+
+    async def use(browser: Browser) -> None:
+        for below in ("file", "files") if path else ("file",):
+            reply = await browser.http.get(f"/ui/runs/{run_id}/{below}", params={"path": path})
+            assert reply.status_code in (404, 422), (below, reply.text)
+            assert "the key" not in reply.text
+
+    browse(use)
+
+
+def test_a_folder_that_a_link_replaces(out: tuple[str, Path], tmp_path: Path) -> None:
+    run_id, folder = out
+    folder.rename(folder.with_name("old"))
+    folder.symlink_to(tmp_path / "secret")
+    text = text_of(opened(f"/runs/{run_id}/files", status=404))
+    assert "the key" not in text
+
+
+def test_without_roots_only_the_folder_of_the_engine_is_shown(
+    conn: engine_db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(tmp_path / "outputs"))
+    inside = tmp_path / "outputs" / "r1"
+    inside.mkdir(parents=True)
+    (inside / "x.txt").write_text("hello")
+    good = failed_run(conn, out_dir=str(inside))
+    bad = failed_run(conn, out_dir="/etc")
+
+    async def use(browser: Browser) -> None:
+        assert "hello" in await browser.open(f"/runs/{good}/files", path="x.txt")
+        text = text_of(await browser.open(f"/runs/{bad}/files", 404))
+        assert "set OUT_ROOTS to a folder around it" in text
+        await browser.open(f"/runs/{bad}/file", 404, path="passwd")
+
+    browse(use)
+
+
+# --- actions -----------------------------------------------------------------------------------
+
+
+def test_cancel_and_retry_name_who_did_it(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, definition=definition(a=""), definition_hash="h-1")
+    factories.node(conn, run_id, "a")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}")
+        assert "1 node that wait are cancelled, 0 that run are asked to stop" in text_of(page)
+        reply = await browser.send(page, f"/runs/{run_id}/cancel", reason="wrong inputs")
+        assert reply.status_code == 303
+        after = (await browser.http.get(reply.headers["location"])).text
+        assert "The run is cancelled." in after
+        assert "cancel by ann: wrong inputs" in text_of(after)
+        again = await browser.send(page, f"/runs/{run_id}/cancel")
+        assert again.status_code == 303
+        reply = await browser.send(after, f"/runs/{run_id}/retry")
+        assert reply.status_code == 303
+
+    browse(use)
+    assert [act["action"] for act in acts.list(subject=run_id)] == ["retry", "cancel"]
+    found = runs.get(run_id)
+    assert found is not None
+    assert found["status"] == "queued"
+
+
+def test_retry_from_a_node_and_refusals(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}", node="b")
+        reply = await browser.send(page, f"/runs/{run_id}/retry", node="nothing")
+        assert reply.status_code == 404
+        assert "has no node" in reply.text
+        page = await browser.open(f"/runs/{run_id}", node="b")
+        assert (await browser.send(page, f"/runs/{run_id}/retry")).status_code == 303
+        assert flow.status(run_id) == "queued"
+        looks = await browser.open(f"/runs/{run_id}", node="b")
+        assert "Retry from here" not in looks
+
+    browse(use)
+
+
+def test_an_answer_by_a_choice(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, definition=definition(ask=""), definition_hash="h-ask")
+    factories.node(
+        conn, run_id, "ask", status="awaiting_input", node_module="__input__choose_one",
+        inputs={"target": "answer"},
+        input_spec={"widget": "choose_one", "prompt": "Which?", "options": ["tea", "coffee"]},
+    )  # fmt: skip
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}", node="ask")
+        assert "Which?" in page
+        wrong = await browser.send(page, f"/runs/{run_id}/answer", value='"water"')
+        assert wrong.status_code == 422
+        page = await browser.open(f"/runs/{run_id}", node="ask")
+        assert (await browser.send(page, f"/runs/{run_id}/answer", value='"tea"')).status_code == 303
+
+    browse(use)
+    (row,) = conn.execute("SELECT value FROM workflow_input_submissions").fetchall()
+    assert row["value"] == "tea"
+
+
+def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn, context={"wish": "tea"})
+    hidden = failed_run(conn, context={"password": "hidden5"}, definition_hash="h-2")
+
+    async def use(browser: Browser) -> str:
+        page = await browser.open(f"/runs/{run_id}/again")
+        assert "&#34;wish&#34;: &#34;tea&#34;" in page
+        for bad in ("[1]", "nothing", ""):
+            reply = await browser.send(page, f"/runs/{run_id}/again", inputs=bad)
+            assert reply.status_code == 422
+            page = await browser.open(f"/runs/{run_id}/again")
+        reply = await browser.send(page, f"/runs/{run_id}/again", inputs='{"wish": "coffee"}')
+        assert reply.status_code == 303, reply.text
+        after = (await browser.http.get(reply.headers["location"])).text
+        assert f"of run {run_id}" in text_of(after)
+        assert "hidden5" not in await browser.open(f"/runs/{hidden}/again")
+        return reply.headers["location"].split("/runs/")[1].split("?")[0]
+
+    made = runs.get(browse(use))
+    assert made is not None
+    assert (made["workflow_name"], made["context"]) == ("w", {"wish": "coffee"})
+
+
+def test_a_page_takes_six_statements_at_most(
+    db: ModuleType, conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page reads by one function on one connection, whose statements are counted."""
+    from queue_workflows.service.dashboard import map_page, run_page
+    from tests.support import counting_cursor
+
+    run_id = failed_run(conn)
+    mapped = map_of(conn)
+    reads: list[Callable[[engine_db.Connection], Any]] = [
+        lambda own: run_page._state(own, run_id, True),
+        lambda own: run_page._node(own, run_id, "b", None, True),
+        lambda own: run_page._node(own, run_id, "c", None, True),
+        lambda own: run_page._drawn(own, run_id, "b"),
+        lambda own: map_page._map(own, mapped, "cut", None, {"state": None, "q": None, "error": None, "start": 0}, True),
+        lambda own: map_page._map(own, mapped, "cut", "clip-7", {"q": None, "error": None}, True),
+    ]  # fmt: skip
+    counts: list[int] = []
+    for read in reads:
+        with db.connect() as own:
+            counter = counting_cursor.Counter(own)
+            with own.transaction():
+                read(own)
+            counts.append(counter.statements)
+    assert max(counts) <= 6, counts
