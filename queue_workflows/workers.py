@@ -26,7 +26,7 @@ ABSENT = "absent"
 """The state of a queue that is switched off and has no live worker."""
 _KEYS = (
     "worker_id", "host_label", "queue", "pid", "state", "desired_state", "current_model", "job_ids",
-    "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
+    "jobs", "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
     "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle", "card",
 )  # fmt: skip
 _OBEYING = frozenset({"parked", "paused", "draining"})
@@ -42,21 +42,21 @@ def list(  # noqa: A001  the verb that users look for
 
     `absent`: also a row for each host and queue that is switched off and has no live worker.
     Keys: `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining,
-    paused, parked, stopped, dead, absent), `desired_state`, `job_ids`, `current_model`,
-    `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`, `until_at`,
-    `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or the full
-    memory for which it waits; `card`: the GPU that a worker of `--cards` uses, else None.
+    paused, parked, stopped, dead, absent), `desired_state`, `job_ids`, `jobs` (`id`, `kind`,
+    `name`, `run_id`, `elapsed_s` of each), `current_model`, `last_seen`, `age_s`; the switch's
+    `stop_policy`, `requested_by`, `reason`, `until_at`, `until_s`, `switched_at`; `death`: how a
+    dead worker ended; `throttle`: the limit or the full memory for which it waits; `card`: the GPU
+    that a worker of `--cards` uses, else None.
     """
     with db.transaction(conn) as own:
         rows = statements.workers.list(own, stale_s=config.STALE_WORKER_AFTER_S.read())
         # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
-        running = {
-            row["worker_id"]: row["ids"] for row in statements.overview.claims_in_flight(own)
-        }
+        running = {row["worker_id"]: row for row in statements.overview.claims_in_flight(own)}
         limited = _limited_queues(own)
         switches = statements.workers.switched_off(own)
     for row in rows:
-        row["job_ids"] = running.get(row["worker_id"], [])
+        held = running.get(row["worker_id"], {"ids": [], "jobs": []})
+        row["job_ids"], row["jobs"] = held["ids"], held["jobs"]
         row["state"] = _state(row)
         row["throttle"] = _throttle(row)
         if row["state"] == "idle" and row["desired_state"] == "on" and row["queue"] in limited:
@@ -75,8 +75,9 @@ def _absent(rows: Rows, switches: Rows) -> Rows:
         if row["state"] != "dead"
         for queue in (row["queue"], ALL)
     }
+    nothing = {"state": ABSENT, "desired_state": "off", "job_ids": [], "jobs": []}
     return [
-        dict.fromkeys(_KEYS) | {"state": ABSENT, "desired_state": "off", "job_ids": []} | switch
+        dict.fromkeys(_KEYS) | nothing | switch
         for switch in switches
         if (switch["host_label"], switch["queue"]) not in live
     ]

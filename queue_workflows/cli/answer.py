@@ -144,7 +144,7 @@ def waiting(run: str | None = None, limit: int = 100) -> define.Shown:
             if found is None or found["kind"] != "run":
                 raise command.Refused(f"there is no run {run!r}")
         rows = statements.overview.waiting_inputs(
-            conn, run=run_id, after=None, after_seq=None, limit=limit
+            conn, run=run_id, node=None, after=None, after_seq=None, limit=limit
         )
     for row in rows:
         # The question is None until an orchestrator has stored it.

@@ -90,7 +90,10 @@ async def listed(request: Request, chosen: Chosen, after: Text = None) -> Respon
         filter=chosen.query,
         most=failures.MOST,
         total=sum(group["count"] for group in found.groups),
-        pages={"first": begin == 0, "next": more, "query": chosen.query, "searched": None},
+        pages={
+            "path": "/failures", "first": begin == 0, "next": more, "query": chosen.query,
+            "searched": None,
+        },
     )
     _note_visit(request, response, before, found.now)
     return response
@@ -141,7 +144,10 @@ async def one(
         trace=trace,
         filter=query,
         found=found,
-        pages={"first": not start, "next": rest, "query": query, "searched": None},
+        pages={
+            "path": f"/failures/{group}", "first": not start, "next": rest, "query": query,
+            "searched": None,
+        },
     )
 
 

@@ -16,7 +16,7 @@ from queue_workflows import acts, db, errors, runs
 from queue_workflows.dag import answers, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
-from queue_workflows.service.dashboard import forms, session, view
+from queue_workflows.service.dashboard import forms, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -34,7 +34,9 @@ async def listed(
     request: Request, after: datetime | None = None, seq: int | None = None
 ) -> Response:
     """Show the questions that wait, the longest wait first."""
-    given = {"run": None, "after": after if after and after.tzinfo else None, "after_seq": seq}
+    given: dict[str, Any] = {"run": None, "node": None, "after": None, "after_seq": None}
+    if after is not None and after.tzinfo is not None:
+        given |= {"after": after, "after_seq": seq}
 
     def read(conn: db.Connection) -> list[Row]:
         return statements.overview.waiting_inputs(conn, **given, limit=PAGE + 1)
@@ -49,7 +51,7 @@ async def listed(
         questions=[question(row) for row in rows[:PAGE]],
         few=FEW,
         pages={
-            "first": after is None, "query": {}, "searched": None,
+            "path": "/inbox", "first": after is None, "query": {}, "searched": None,
             "next": last and {"after": last["since"].isoformat(), "seq": last["seq"]},
         },
     )  # fmt: skip
@@ -60,7 +62,7 @@ async def news(request: Request, at: datetime) -> Response:
     """Return how many questions came after a page was made, up to a hundred."""
 
     def read(conn: db.Connection) -> JsonDict:
-        given = {"run": None, "after": at, "after_seq": 0, "limit": 100}
+        given = {"run": None, "node": None, "after": at, "after_seq": 0, "limit": 100}
         found = statements.overview.waiting_inputs(conn, **given) if at.tzinfo else []
         return {"count": len(found), "at": at}
 
@@ -90,17 +92,16 @@ def _page(request: Request, row: Row, *, wrong: str = "", given: Any = None) -> 
 
 def _question(conn: db.Connection, run_id: str, node_id: str) -> Row:
     """Return a question that waits. Raises `NotFound`, which says who was faster."""
-    rows: list[Row] = []
-    if payload.is_storable(run_id) and payload.is_storable(node_id):
-        given = {"run": run_id, "after": None, "after_seq": None, "limit": 10_000}
-        rows = statements.overview.waiting_inputs(conn, **given)
-    row = next((each for each in rows if each["node_id"] == node_id), None)
-    if row is None or row["answered"]:
-        text = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)} waits for no answer"
-        if rows or payload.is_storable(run_id):
-            text += _who_was_faster(conn, run_id, node_id)
-        raise view.NotFound(text, near=[("all questions", "/inbox")])
-    return row
+    known = payload.is_storable(run_id) and payload.is_storable(node_id)
+    given = {"run": run_id, "node": node_id, "after": None, "after_seq": None, "limit": 1}
+    rows = statements.overview.waiting_inputs(conn, **given) if known else []
+    if not rows or rows[0]["answered"]:
+        where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
+        who = _who_was_faster(conn, run_id, node_id) if known else ""
+        raise view.NotFound(
+            f"{where} waits for no answer{who}", near=[("all questions", "/inbox")]
+        )
+    return rows[0]
 
 
 def _who_was_faster(conn: db.Connection, run_id: str, node_id: str) -> str:
@@ -155,21 +156,25 @@ async def answer(request: Request) -> Response:
     """Answer a question. What it does not take is shown again with the reason."""
     form = await forms.act(request, "submit")
     run_id, node_id = form.values.get("run", ""), form.values.get("node", "")
-    row = await view.read(request, _question, run_id, node_id)
-    if not session.of(request).sees_values:
-        raise forms.Refused(403, "A session of scope look answers nothing.")
+    row = await _waiting(request, run_id, node_id)
     try:
         value = _given(question(row), form.values)
         await form.run(runs.answer, run_id, node_id, value, check=True)
-    except errors.InputRefused as error:
-        # Either the answer does not fit, or somebody was faster, which `_question` says.
-        row = await view.read(request, _question, run_id, node_id)
-        return _page(request, row, wrong=str(error), given=form.values)
-    except errors.InvalidPayload as error:
+    except (errors.InputRefused, errors.InvalidPayload) as error:
+        # Either the answer does not fit, or somebody was faster, which this says.
+        row = await _waiting(request, run_id, node_id)
         return _page(request, row, wrong=str(error), given=form.values)
     where = "/runs/" + quote(run_id, safe="")
     text = f"Answered: {display.line(node_id, 120)} takes {display.compact(value, 120)}."
     return form.done(text, back="/inbox", links=[(f"run {run_id}", where)])
+
+
+async def _waiting(request: Request, run_id: str, node_id: str) -> Row:
+    """Return a question that waits, or refuse the form and say who was faster."""
+    try:
+        return await view.read(request, _question, run_id, node_id)
+    except view.NotFound as error:
+        raise forms.Refused(409, f"{error.text}. Nothing was changed.") from None
 
 
 def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
@@ -180,7 +185,9 @@ def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
     if asked["form"] == "text":
         return text
     if asked["form"] == "file" and "choice" not in values:
-        return text or None
+        if not text:
+            raise errors.InvalidAnswer("choose a file, or name its path")
+        return text
     return answers.meant(asked["input_spec"], _json(values.get("choice", text)))
 
 
