@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import hashlib
 import re
 import unicodedata
@@ -26,7 +27,7 @@ NEWEST: Final = 2_000
 MOST: Final = 10_000
 BARS: Final = 24
 """Equal spans of time in which the failures of a group are counted."""
-EXAMINED: Final = 1_000
+EXAMINED: Final = 400
 """Characters of an error from which its signature is made."""
 SHOWN: Final = 200
 """Characters of a signature."""
@@ -39,62 +40,56 @@ _UNITS = (
     r"(?:[kKMGTP]i?)?(?:B|[Bb]ytes?|[Bb]its?)|[nmuµμ]?s|secs?|seconds?|mins?|minutes?|h|hours?"
     r"|days?|[kMG]?Hz|°?C|%"
 )
-_QUOTES = (("“", "”"), ("„", "[“”]"), ("‘", "’"), ("«", "»"), ("「", "」"))
-
-
-def _pattern(end: str) -> re.Pattern[str]:
-    r"""Return the pattern of what differs between two errors of one cause.
-
-    `end`: what ends a quoted text beside its quote, `|\Z` for a text that was cut.
-    """
-    quoted = [rf"{begin}[^{begin}{last.strip('[]')}]*(?:{last}{end})" for begin, last in _QUOTES]
-    quoted += [
-        # An apostrophe in a word neither begins nor ends a quotation.
-        rf"(?<!\w)[bru]?'(?:[^'\\]|\\.|(?<=\w)'(?=\w))*(?:'(?!\w){end})",
-        rf'(?<!\w)[bru]?"(?:[^"\\]|\\.)*(?:"{end})',
-        rf"`[^`]*(?:`{end})",
-    ]
-    return re.compile(
-        rf"""
-        (?P<quoted> {"|".join(quoted)} )
-        | (?P<place>
-            \b[a-z][a-z0-9+.-]*://[^\s'"<>)\]}},]+
-            | (?<![\w/.~])(?:~|\.\.?)?/[^\s,;:'"()\[\]{{}}<>|]+
-            | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+)*/[\w.@+-]*\.\w{{1,8}}(?![\w/])
-            | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+){{2,}}
-            | (?<!\w)[A-Za-z]:\\[^\s,;:'"]+
-            | \\\\[\w.-]+\\[^\s,;:'"]+
-          )
-        | (?P<number>
-            (?<!\w)[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}(?!\w)
-            | (?<!\w)(?=[a-f]*\d)[0-9a-f]{{8,}}(?!\w)
-            | (?<![\w.])\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?
-              (?:Z|[+-]\d\d:?\d\d)?)?(?!\w)
-            | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.,:_-]\d+)*(?:[eE][-+]?\d+)?(?:\ ?(?:{_UNITS}))?(?!\w)
-          )
-        | (?<!\w)(?P<head>[^\W\d]*)(?P<tail>\d\w*)(?P<more>(?:-\w*\d\w*)*)
-        """,
-        re.VERBOSE,
-    )
-
-
-_DIFFERS, _DIFFERS_IF_CUT = _pattern(""), _pattern(r"|\Z")
+_QUOTED = r"""
+    “[^“”]*(?:”|\Z) | „[^„“”]*(?:[“”]|\Z) | ‘[^‘’]*(?:’|\Z) | «[^«»]*(?:»|\Z) | 「[^「」]*(?:」|\Z)
+    # An apostrophe in a word neither begins nor ends a quotation.
+    | (?<!\w)[bru]?'(?:[^'\\]|\\.|(?<=\w)'(?=\w))*(?:'(?!\w)|\\?\Z)
+    | (?<!\w)[bru]?"(?:[^"\\]|\\.)*(?:"|\\?\Z)
+    | `[^`]*(?:`|\Z)
+"""
+_PLACE = r"""
+    (?<![\w+.-])[a-z][a-z0-9+.-]*://[^\s'"<>)\]},]+
+    | (?<![\w/.~])(?:~|\.\.?)?/[^\s,;:'"()\[\]{}<>|]+
+    | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+)*/[\w.@+-]*\.\w{1,8}(?![\w/])
+    | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+){2,}
+    | (?<!\w)[A-Za-z]:\\[^\s,;:'"]+
+    | \\\\[\w.-]+\\[^\s,;:'"]+
+"""
+_NUMBER = rf"""
+    (?<!\w)[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}(?!\w)
+    | (?<!\w)(?=[a-f]*\d)[0-9a-f]{{8,}}(?!\w)
+    | (?<![\w.])\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?!\w)
+    | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.,:_-]\d+)*(?:[eE][-+]?\d+)?(?:\ ?(?:{_UNITS}))?(?!\w)
+"""
+_DIFFERS = re.compile(
+    rf"(?P<quoted>{_QUOTED})|(?P<place>{_PLACE})|(?P<number>{_NUMBER})"
+    r"|(?<!\w)(?P<head>[^\W\d]*)(?P<tail>\d\w*)(?P<more>(?:-\w*\d\w*)*)",
+    re.VERBOSE,
+)
+"""What differs between two errors of one cause. A quoted text without an end is perhaps cut."""
 _TYPE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*(?=: |$)")
 _LISTED = re.compile(r"(#|'…'|/…)(?:, ?\1)+")
+
+
+_DIGITS = str.maketrans("123456789", "000000000")
 
 
 def signature(error: str) -> str:
     """Return what errors of one cause have in common: the type, and the message without details.
 
     `#` stands for a number, with its unit, and for an id; `'…'` for a quoted text; `/…` for a path
-    or address. At most SHOWN characters.
+    or address. At most SHOWN characters, made from the first EXAMINED ones.
     """
-    text = " ".join(unicodedata.normalize("NFC", error[:EXAMINED]).split())
+    # Which digits a number has does not matter, so that most errors have been seen before.
+    return _signature(error[:EXAMINED].translate(_DIGITS))
+
+
+@functools.lru_cache(maxsize=2048)
+def _signature(error: str) -> str:
+    text = " ".join(unicodedata.normalize("NFC", error).split())
     kind = _TYPE.match(text)
     begins = kind.end() if kind else 0
-    pattern = _DIFFERS_IF_CUT if len(error) > EXAMINED else _DIFFERS
-    told = _LISTED.sub(r"\1, …", pattern.sub(_stand_in, text[begins:]))
-    found = text[:begins] + told
+    found = text[:begins] + _LISTED.sub(r"\1, …", _DIFFERS.sub(_stand_in, text[begins:]))
     return found if len(found) <= SHOWN else found[: SHOWN - 1] + "…"
 
 
@@ -187,7 +182,7 @@ def members(
 ) -> builtins.list[Row]:
     """Return the failures of a group, the newest first; [] if there is no such group.
 
-    Of each: `kind` (`node job`, `ingest job` or `schedule`), `id`, `at`, `error` (its first 1,000
+    Of each: `kind` (`node job`, `ingest job` or `schedule`), `id`, `at`, `error` (its first 400
     characters), `signature`, `name` (its workflow, task or schedule), `queue`, `host_label`,
     `run_id`, `node_id`. The other arguments are those of `list`.
     """
