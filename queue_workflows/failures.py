@@ -310,7 +310,7 @@ def mark_seen(
     _check_signature(signature)
     detail = {"until": until.isoformat()}
     subject = ("failures", signature)
-    with db.transaction(conn) as own, acts.recorded(own, "see", subject, **who, **detail) as act:
+    with db.transaction(conn) as own, acts.recorded(own, "mark seen", subject, **who, **detail) as act:
         statements.failures.mark_seen(own, signature=signature, until=until, by=act.actor)
 
 
@@ -318,7 +318,7 @@ def unmark_seen(signature: str, *, conn: db.Connection | None = None, **who: Unp
     """Show the group of this signature again; return False if it was not marked as seen."""
     _check_signature(signature)
     subject = ("failures", signature)
-    with db.transaction(conn) as own, acts.recorded(own, "unsee", subject, **who) as act:
+    with db.transaction(conn) as own, acts.recorded(own, "mark unseen", subject, **who) as act:
         is_done = bool(statements.failures.unmark_seen(own, signature=signature))
         if not is_done:
             act.subjects.clear()

@@ -156,7 +156,7 @@ def test_a_group_that_was_seen_is_hidden_until_it_fails_again(conn: Any) -> None
     assert (seen["signature"], seen["seen_by"]) == ("A: #", "ann")
     (act,) = acts.list()
     assert (act["actor"], act["action"], act["kind"], act["subject"]) == (
-        "ann", "see", "failures", "A: #",
+        "ann", "mark seen", "failures", "A: #",
     )  # fmt: skip
     failed(conn, "A: 2", 1)
     assert failures.list().hidden == 0
@@ -167,7 +167,7 @@ def test_a_group_that_was_seen_is_hidden_until_it_fails_again(conn: Any) -> None
     assert failures.unmark_seen("A: #", by="bob")
     assert not failures.unmark_seen("A: #")
     assert failures.list().hidden == 0
-    assert [one["action"] for one in acts.list()] == ["unsee", "see", "see", "see"]
+    assert [one["action"] for one in acts.list()] == ["mark unseen", *["mark seen"] * 3]
 
 
 @pytest.mark.parametrize("text", ["", "x" * 201, "a\x00b", "\ud800"])

@@ -199,7 +199,7 @@ async def switch(request: Request, host: Host) -> Response:
             if to == "on":
                 workers.enable(host, queue, conn=conn)
             else:
-                ends = None if until is None else clock.iso_time(until)
+                ends = None if until is None else clock.parse_until(until)
                 workers.disable(host, queue, stop_policy=to, until=ends, conn=conn)
             return before
 
