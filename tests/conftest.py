@@ -221,6 +221,8 @@ def clean_process() -> Generator[None]:
     state = Path(tempfile.gettempdir(), "state")  # in the folder of this process: `reaper`
     os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"] = str(state.with_name("outputs"))
     os.environ["STATE_DIRECTORY"] = str(state)
+    # `up` and `serve` start a second sooner without it; tests of the dashboard ask for it.
+    os.environ["QUEUE_WORKFLOWS_APP_DASHBOARD"] = "0"
     before = set(threading.enumerate())
     logs = process_state.what_is_logged()
     yield

@@ -42,6 +42,8 @@ EXTRAS = {
             "pydantic",
             "pydantic_settings",
             "dotenv",
+            "jinja2",
+            "python_multipart",
         ),
         ("service",),
     ),

@@ -19,9 +19,12 @@ from queue_workflows.service.routes import endpoints, operations
 from queue_workflows.tasks import registry
 
 
-def build(settings: service_settings.Settings) -> fastapi.FastAPI:
-    """Return the application. Its lifespan starts the parts that `settings` name."""
-    service = state.Service(settings)
+def build(settings: service_settings.Settings, *, upkeep: bool = True) -> fastapi.FastAPI:
+    """Return the application. Its lifespan starts the parts that `settings` name.
+
+    Without `upkeep` it leaves the schema and the maintenance to other processes.
+    """
+    service = state.Service(settings, upkeep=upkeep)
     known = tokens.load(settings)
     made = _Application(
         title="queue_workflows",

@@ -66,11 +66,13 @@ class Service:
     """The settings, the threads for blocking calls, and the changes that requests wait for.
 
     While it runs it has the schema, the maintenance, and the workers of its queues. A read-only
-    service without queues changes nothing in its database, so it has none of them.
+    service without queues changes nothing in its database, so it has none of them. `upkeep` False:
+    other processes have the maintenance.
     """
 
-    def __init__(self, settings: service_settings.Settings) -> None:
+    def __init__(self, settings: service_settings.Settings, *, upkeep: bool = True) -> None:
         self.settings = settings
+        self._upkeep = upkeep and not settings.app_read_only
         self.calls = Calls(settings.pg_pool_size + settings.pg_max_overflow)
         self.reads = Calls(db.PAGE_CONNECTIONS)
         """Threads for the reads of pages."""
@@ -111,7 +113,7 @@ class Service:
         running = contextlib.ExitStack()
         running.enter_context(exporter.running(exports))
         running.callback(self._stop, supervising)
-        if self.settings.pool or not self.settings.app_read_only:
+        if self.settings.pool or self._upkeep:
             self.problems[SCHEMA] = "it is being checked"
             if self.settings.pool:
                 self.problems[WORKERS] = "they are being started"

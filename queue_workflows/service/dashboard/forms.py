@@ -146,7 +146,7 @@ class Posts:
 
 
 class Form:
-    """A POST that may act: `by` (name), `reason` (or None), `values` (first of each), `selection`."""
+    """A POST that may act: `by` (name), `reason` or None, the first `values`, and `selection`."""
 
     def __init__(self, request: Request, form_id: str, sent: Mapping[str, Any]) -> None:
         self._request, self._id = request, form_id
@@ -216,12 +216,16 @@ async def act(
         raise Refused(403, "The service is read-only.")
     posts: Posts = request.app.state.posts
     if not form_id.startswith(f"{posts.word}-") or len(form_id) > 100:
-        raise Refused(409, "The service was started again since this page was shown. Nothing was "
-                      "changed: go back, reload the page, and look whether it is still needed.")  # fmt: skip
+        raise Refused(
+            409,
+            "The service was started again since this page was shown. Nothing was changed: go "
+            "back, reload the page, and see whether it is still needed.",
+        )
     form = Form(request, form_id, {name: sent[name] for name in sent})
     if kind is not None:
         chosen = selection(request, form.values.get("selection", ""), kind)
-        form.selection = _checked(chosen, [str(each) for each in sent.getlist("id")])
+        checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
+        form.selection = _checked(chosen, checked)
     if once:
         await _begin(request, posts, own.key, form_id)
     return form
@@ -269,7 +273,8 @@ def selection(request: Request, text: str, kind: str) -> Selection:
             raise ValueError
         named, ids, chosen, at, count = json.loads(base64.urlsafe_b64decode(content))
     except (ValueError, binascii.Error):
-        raise Refused(403, "This selection was changed or is of another scope. Nothing was done.") from None
+        text = "This selection was changed or is of another scope. Nothing was done."
+        raise Refused(403, text) from None
     if named != kind:
         raise Refused(403, f"This selection is of {named}, not of {kind}. Nothing was changed.")
     return Selection(kind, tuple(ids), chosen, at and datetime.fromisoformat(at), count)

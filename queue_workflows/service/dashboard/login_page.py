@@ -80,7 +80,8 @@ async def choose_zone(request: Request) -> Response:
     form = await forms.act(request, "look")
     name = form.values.get("zone", "").strip()
     if session.zone_of(name) is None:
-        raise forms.Refused(422, f"no time zone {name[:60]!r}: a name such as Europe/Berlin, or UTC")
+        text = f"no time zone {name[:60]!r}: a name such as Europe/Berlin, or UTC"
+        raise forms.Refused(422, text)
     answer = form.done(f"Times are shown in {name}.", back=_local(form.values.get("back", "")))
     more = request.app.state.doors.attributes(request) | {"httponly": False}
     answer.set_cookie(session.ZONE, name, max_age=365 * 86_400, **more)

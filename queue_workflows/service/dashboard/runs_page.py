@@ -54,7 +54,8 @@ class Filters:
     ) -> None:
         given = {"workflow": workflow, "status": status, "text": text, "input": input,
                  "since": since, "until": until}  # fmt: skip
-        self.query = {name: found for name, each in given.items() if (found := each.strip())}
+        self.fields = {name: each.strip() for name, each in given.items()}
+        self.query = {name: each for name, each in self.fields.items() if each}
         """Those that are set, for addresses."""
         self.before = (at, after) if at is not None and at.tzinfo is not None and after else None
 
@@ -124,7 +125,8 @@ async def _values(request: Request, asked: Filters) -> dict[str, Any]:
     return found | {
         "runs": page.items,
         "pager": shown,
-        "filters": asked.query,
+        "filters": asked.fields,
+        "filtered": bool(asked.query),
         "states": STATES,
         "workflows": workflows,
         "selection": chosen,

@@ -147,7 +147,8 @@ class Doors:
         else:
             return None
         try:
-            of_scope, issued, _, name = cast("list[Any]", json.loads(base64.urlsafe_b64decode(text)))
+            content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            of_scope, issued, _, name = cast("list[Any]", json.loads(content))
         except (ValueError, binascii.Error):
             return None
         age_s = datetime.now(timezone.utc).timestamp() - issued
@@ -166,7 +167,7 @@ class Doors:
         """Add the cookie of a new session to a response."""
         issued = int(datetime.now(timezone.utc).timestamp())
         content = json.dumps([scope, issued, secrets.token_hex(8), name])
-        text = base64.urlsafe_b64encode(content.encode()).decode()
+        text = base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
         digest = next(digest for digest, each in self._known.digests if each == scope)
         value = f"{text}.{_signature(digest, text)}"
         response.set_cookie(self.cookie, value, max_age=LASTS_S, **self.attributes(request))

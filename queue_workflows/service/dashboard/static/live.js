@@ -136,7 +136,7 @@ const arrived = () => {
 
 const zone = () => {
   const found = document.cookie.split("; ").find((each) => each.startsWith("queue_workflows_zone="));
-  return found ? decodeURIComponent(found.split("=")[1]) : "UTC";
+  return found ? found.split("=")[1].replaceAll('"', "") : "UTC";
 };
 
 for (const name of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) {
