@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from queue_workflows import acts, failures
-from tests.support import factories, http_service, pages, transitions
-from tests.support.pages import EVIL, LOOK, Browser
+from tests.support import factories, pages, transitions
+from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
 NOW = datetime.now(timezone.utc)
@@ -246,7 +246,7 @@ def test_the_scope_look_sees_the_type_alone(conn: Any) -> None:
             assert "/failures/seen" not in page
         await browser.open("/failures", 403, text="Ann")
 
-    pages.browse(use, LOOK)
+    pages.browse(use, "look")
 
 
 def test_a_read_only_service_offers_no_act(conn: Any) -> None:
@@ -341,5 +341,4 @@ def test_the_scope_look_sees_clauses_alone(conn: Any) -> None:
             assert "the key of Ann" not in page
             assert "locked" in page
 
-    pages.browse(use, LOOK)
-    assert http_service.TOKEN
+    pages.browse(use, "look")

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from queue_workflows import acts, runs, workers
 from tests.support import factories, pages, transitions
-from tests.support.pages import EVIL, LOOK, Browser
+from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
 NOW = datetime.now(timezone.utc)
@@ -225,7 +225,7 @@ def test_the_scope_look_sees_that_a_question_waits(conn: Any) -> None:
             assert "blue" not in page
             assert "/inbox/answer" not in page
 
-    pages.browse(use, LOOK)
+    pages.browse(use, "look")
 
 
 def test_the_inbox_reads_an_index(conn: Any) -> None:
@@ -420,5 +420,5 @@ def test_the_scope_look_switches_nothing(conn: Any) -> None:
         assert "/switch" not in page
         assert "box" in await browser.open("/machines")
 
-    pages.browse(use, LOOK)
+    pages.browse(use, "look")
     assert runs.get("nothing") is None

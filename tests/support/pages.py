@@ -1,8 +1,7 @@
-"""Open pages of the dashboard in this process, as a browser without JavaScript does."""
+"""Open pages of the dashboard and send their forms in one line each, with checks of every page."""
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
 from collections.abc import Callable, Coroutine
@@ -10,11 +9,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from queue_workflows import service
-from tests.support import http_service
+from tests.support import dashboard
 
 T = TypeVar("T")
-LOOK = "a-token-that-looks-0123456789"
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 """A text that is markup and a template, for every column."""
 
@@ -27,11 +24,7 @@ class Browser:
 
     async def open(self, path: str, status: int = 200, **query: Any) -> str:
         """Return the page at this path below the mount, which has to have this status."""
-        reply = await self.http.get(f"/ui{path}", params=query or None)
-        assert reply.status_code == status, reply.text[-3000:]
-        if reply.headers["content-type"].startswith("text/html"):
-            _check(reply)
-        return reply.text
+        return _checked(await self.http.get(f"/ui{path}", params=query or None), status)
 
     async def send(
         self, page: str, action: str, place: int = 0, *, label: str = "", **values: str
@@ -52,43 +45,29 @@ class Browser:
     async def follow(self, reply: httpx.Response, status: int = 200) -> str:
         """Return the page to which the reply of a form leads."""
         assert reply.status_code == 303, reply.text[-3000:]
-        shown = await self.http.get(reply.headers["location"])
-        assert shown.status_code == status, shown.text[-3000:]
-        return shown.text
+        return _checked(await self.http.get(reply.headers["location"]), status)
 
 
-def _check(reply: httpx.Response) -> None:
-    """A page has no markup of a value, and no inline style or script."""
-    assert "<script>alert" not in reply.text
-    assert "<img src=x" not in reply.text
-    assert not re.search(r"<[^>]*\sstyle=", reply.text)
-    assert ">49<" not in reply.text
-    assert "unsafe" not in reply.headers["content-security-policy"]
+def _checked(reply: httpx.Response, status: int) -> str:
+    """Return a page; it has no markup of a value, and no inline style or script."""
+    assert reply.status_code == status, (reply.url, reply.text[-3000:])
+    if reply.headers["content-type"].startswith("text/html"):
+        assert not dashboard.inner_scripts(reply.text), reply.url
+        assert "<img src=x" not in reply.text
+        assert not re.search(r">\s*49\s*<", reply.text)
+    return reply.text
 
 
 def browse(
-    use: Callable[[Browser], Coroutine[Any, Any, T]], token: str = http_service.TOKEN, **more: Any
+    use: Callable[[Browser], Coroutine[Any, Any, T]], scope: str = "operate", **settings: Any
 ) -> T:
     """Return what a function does with a browser that has logged in as ann."""
-
-    async def run() -> T:
-        given = {"workers_json": "", "app_read_only": False} | more
-        app = service.app(token=http_service.TOKEN, token_look=LOOK, **given)
-        transport = httpx.ASGITransport(app=app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
-        ):
-            reply = await http.post("/ui/login", data={"token": token, "name": "ann"})
-            assert reply.status_code == 303, reply.text
-            return await use(Browser(http))
-
-    return asyncio.run(run())
+    return dashboard.visited(lambda own: use(Browser(own.http)), scope=scope, **settings)
 
 
-def opened(path: str, *, token: str = http_service.TOKEN, status: int = 200, **query: Any) -> str:
+def opened(path: str, *, status: int = 200, **query: Any) -> str:
     """Return one page."""
-    return browse(lambda browser: browser.open(path, status, **query), token)
+    return browse(lambda browser: browser.open(path, status, **query))
 
 
 def words(page: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -100,14 +100,15 @@ async def listed(request: Request, chosen: Chosen, after: Text = None) -> Respon
 
 
 @router.get("/failures/news")
-async def news(request: Request, at: datetime) -> Response:
-    """Return how many jobs have failed since a page was made."""
+async def news(request: Request, chosen: Chosen, at: datetime) -> Response:
+    """Return how many jobs that fit have failed since a page was made."""
+    since = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    given = chosen.given | {"since": since, "newest": 1000}
 
     def read(conn: db.Connection) -> JsonDict:
-        found = failures.list(since=at, newest=1000, conn=conn) if at.tzinfo else None
-        # The last failure on the page has this very time.
-        rows = [group for group in (found.groups if found else ()) if group["last_at"] > at]
-        return {"count": sum(group["count"] for group in rows), "groups": len(rows), "at": at}
+        found = failures.list(conn=conn, **given)
+        count = sum(group["count"] for group in found.groups if group["last_at"] > since)
+        return {"count": count, "at": since, "filter": chosen.query}
 
     return await view.fragment(request, "failures_news.html", lambda: view.read(request, read))
 
