@@ -308,9 +308,11 @@ def mark_seen(
     """
     clock.check_since(until, "until")
     _check_signature(signature)
-    detail = {"until": until.isoformat()}
-    subject = ("failures", signature)
-    with db.transaction(conn) as own, acts.recorded(own, "mark seen", subject, **who, **detail) as act:
+    subject, at = ("failures", signature), until.isoformat()
+    with (
+        db.transaction(conn) as own,
+        acts.recorded(own, "mark seen", subject, until=at, **who) as act,
+    ):
         statements.failures.mark_seen(own, signature=signature, until=until, by=act.actor)
 
 

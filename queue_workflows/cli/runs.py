@@ -345,7 +345,8 @@ def _print_groups(found: JsonDict) -> None:
         of = f", model {group['model']}" if group["model"] else ""
         detail = group["detail"] or "they wait for their turn"
         output.echo(f"{count} {jobs} of queue {group['queue']}{of}: {detail}", 500)
-        output.echo(f"  the first: {group['job']}, the oldest since {display.moment(group['since'])}")
+        since = display.moment(group["since"])
+        output.echo(f"  the first: {group['job']}, the oldest since {since}")
         for each in group["workers"]:
             own = each["detail"] or "can take it in its turn"
             workers = output.counted(each["count"], "worker")

@@ -200,7 +200,8 @@ def _shown(request: Request, group: JsonDict, found: failures.Found, chosen: Fil
 
     def add(where: str, label: str, of: forms.Selection, kind: Any, text: str = "") -> None:
         fields = {"selection": forms.sign_selection(request, of), "back": back}
-        acts.append(forms.Action(f"/failures/{where}", label, "submit", fields, kind, text, of.count))
+        path = f"/failures/{where}"
+        acts.append(forms.Action(path, label, "submit", fields, kind, text, of.count))
 
     if count:
         some = f"the newest {jobs.BATCH} of {count:,} jobs" if count > jobs.BATCH else (
