@@ -66,17 +66,17 @@ def test_questions_come_with_the_longest_wait_first(conn: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "given", "expected"),
     [
-        (CHOICE, {"choice": '"red"'}, "red"),
-        (CHOICE, {"choice": '{"label": "blue", "id": 2}'}, {"label": "blue", "id": 2}),
-        (CHOICE | {"multiple": True}, {"choice-1": '"red"'}, ["red"]),
-        ({"widget": "turnout", "turnout_options": [{"label": "Left", "value": 1}]}, {"choice": "1"}, 1),
+        (CHOICE, {"choice": "0"}, "red"),
+        (CHOICE, {"choice": "1"}, {"label": "blue", "id": 2}),
+        (CHOICE | {"multiple": True}, {"choice-0": "1"}, ["red"]),
+        ({"widget": "turnout", "turnout_options": [{"label": "Left", "value": 1}]}, {"choice": "0"}, 1),
         ({"$answer_type": "string"}, {"value": "7"}, "7"),
         ({"$answer_type": "integer"}, {"value": "7"}, 7),
         ({"$answer_type": "boolean"}, {"choice": "false"}, False),
         ({"widget": "textarea"}, {"value": "a\nb"}, "a\nb"),
         ({"widget": "map", "layers": [1]}, {"value": '{"x": [1, 2]}'}, {"x": [1, 2]}),
         ({"widget": "file_upload", "accept": ".csv"}, {"value": "/data/a.csv"}, "/data/a.csv"),
-        ({"widget": "pick_or_upload", "library": ["a.csv"]}, {"choice": '"a.csv"', "value": ""}, "a.csv"),
+        ({"widget": "pick_or_upload", "library": ["a.csv"]}, {"choice": "0", "value": ""}, "a.csv"),
     ],
 )  # fmt: skip
 def test_an_answer_of_each_widget(
@@ -100,9 +100,9 @@ def test_an_answer_of_each_widget(
 @pytest.mark.parametrize(
     ("spec", "given", "reason"),
     [
-        (CHOICE, {"choice": '"green"'}, 'does not take "green"'),
-        (CHOICE, {"choice": "green"}, "is not JSON"),
-        (CHOICE | {"multiple": True}, {"choice-1": '"green"'}, 'does not take "green"'),
+        (CHOICE, {"choice": "2"}, "is none of its options"),
+        (CHOICE, {"choice": "green"}, "is none of its options"),
+        (CHOICE | {"multiple": True}, {"choice-7": "1"}, "is none of its options"),
         ({"$answer_type": "integer"}, {"value": '"x"'}, "its answer is of type integer"),
         ({"widget": "map"}, {"value": "{"}, "is not JSON"),
         ({"widget": "file_upload", "accept": ".csv"}, {"value": "a.png"}, "it accepts .csv"),
@@ -121,6 +121,20 @@ def test_an_answer_that_does_not_fit_is_asked_again(
         assert reason in pages.words(reply.text)
         if text := given.get("value"):
             assert text in html.unescape(reply.text), "what was typed is kept"
+
+    pages.browse(use)
+    assert answer(conn, run_id) is None
+
+
+def test_a_question_that_has_changed_is_not_answered(conn: Any) -> None:
+    run_id = asks(conn, **CHOICE)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", run=run_id, node="ask")
+        conn.execute("UPDATE workflow_node_jobs SET input_spec = input_spec || '{\"options\": [1]}'")
+        reply = await browser.send(page, "/inbox/answer", choice="0")
+        assert reply.status_code == 409
+        assert "The question has changed" in pages.words(reply.text)
 
     pages.browse(use)
     assert answer(conn, run_id) is None
@@ -148,7 +162,7 @@ def test_the_second_of_two_answers_hears_who_was_faster(conn: Any) -> None:
             await browser.open("/inbox/question", run=run_id, node="ask") for _ in range(2)
         ]
         replies = await asyncio.gather(
-            *(browser.send(page, "/inbox/answer", choice='"red"') for page in (first, second))
+            *(browser.send(page, "/inbox/answer", choice="0") for page in (first, second))
         )
         assert sorted(reply.status_code for reply in replies) == [303, 409]
         (late,) = (reply for reply in replies if reply.status_code == 409)

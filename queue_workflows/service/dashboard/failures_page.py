@@ -188,7 +188,10 @@ def _shown(request: Request, group: JsonDict, found: failures.Found, chosen: Fil
     signature, count = group["signature"], group["jobs"]
     own = session.of(request)
     kind = signature.partition(":")[0]
-    name = signature if own.sees_values else kind if kind.isidentifier() else "an error"
+    if own.sees_values:
+        name = str(view.redacted(signature))
+    else:
+        name = kind if kind.isidentifier() else "an error"
     zone = session.zone_of(own.zone) or found.now.tzinfo
     as_of = found.now.astimezone(zone).strftime("%H:%M:%S")
     back = f"{_path(request)}?{request.url.query}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -118,8 +119,8 @@ def question(row: Row) -> JsonDict:
     """Return a question with the form that its widget needs.
 
     `form`: `one` or `many` of the `choices`, `yes` (or no), `text`, `file` (a choice or a path), or
-    `json`. A choice has its `label`, its `value` as JSON, and the `image` below the files of its
-    run, if it is one.
+    `json`. A choice has its `label`, and the `image` below the files of its run, if it is one.
+    `asked` changes with the question.
     """
     spec = stored_json.mapping(row["input_spec"])
     choices = answers.options(spec)
@@ -137,12 +138,13 @@ def question(row: Row) -> JsonDict:
         "prompt": stored_json.text(spec.get("prompt")),
         "widget": stored_json.text(spec.get("widget")),
         "choices": [
-            {"label": label, "value": json.dumps(value), "image": _image(value)}
+            {"label": view.redacted(label), "image": _image(value)}
             for label, value in choices[:CHOICES]
         ],
+        "asked": hashlib.sha256(display.json_line(row["input_spec"]).encode()).hexdigest()[:16],
         "left_out": max(0, len(choices) - CHOICES),
         "path": f"/inbox/question?{urlencode({'run': row['run_id'], 'node': row['node_id']})}",
-        "is_ours": row["input_spec"] is not None,
+        "is_known": row["input_spec"] is not None,
     }
 
 
@@ -157,8 +159,12 @@ async def answer(request: Request) -> Response:
     form = await forms.act(request, "submit")
     run_id, node_id = form.values.get("run", ""), form.values.get("node", "")
     row = await _waiting(request, run_id, node_id)
+    asked = question(row)
+    if form.values.get("asked") != asked["asked"]:
+        raise forms.Refused(409, "The question has changed since the page was shown. Nothing was "
+                            "changed: open it again.")  # fmt: skip
     try:
-        value = _given(question(row), form.values)
+        value = _given(asked, form.values)
         await form.run(runs.answer, run_id, node_id, value, check=True)
     except (errors.InputRefused, errors.InvalidPayload) as error:
         # Either the answer does not fit, or somebody was faster, which this says.
@@ -180,15 +186,23 @@ async def _waiting(request: Request, run_id: str, node_id: str) -> Row:
 def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
     """Return the answer that a form holds. Raises `InvalidAnswer` for a text that is not JSON."""
     text = values.get("value", "")
+    choices = [value for _, value in answers.options(asked["input_spec"])]
+    picked = [name.removeprefix("choice-") for name in values if name.startswith("choice-")]
     if asked["form"] == "many":
-        return [_json(each) for name, each in values.items() if name.startswith("choice-")]
-    if asked["form"] == "text":
-        return text
-    if asked["form"] == "file" and "choice" not in values:
-        if not text:
-            raise errors.InvalidAnswer("choose a file, or name its path")
+        return [_picked(choices, place) for place in picked]
+    if asked["form"] in ("one", "file") and "choice" in values:
+        return _picked(choices, values["choice"])
+    if asked["form"] == "file" and not text:
+        raise errors.InvalidAnswer("choose a file, or name its path")
+    if asked["form"] in ("text", "file"):
         return text
     return answers.meant(asked["input_spec"], _json(values.get("choice", text)))
+
+
+def _picked(choices: list[Any], place: str) -> Any:
+    if not place.isdecimal() or not int(place[:9]) < len(choices):
+        raise errors.InvalidAnswer(f"{display.line(place, 40)} is none of its options")
+    return choices[int(place)]
 
 
 def _json(text: str) -> Any:
