@@ -48,7 +48,7 @@ _QUOTED = r"""
     | `[^`]*(?:`|\Z)
 """
 _PLACE = r"""
-    (?<![\w+.-])[a-z][a-z0-9+.-]*://[^\s'"<>)\]},]+
+    (?<![\w+.-])[a-z][a-z0-9+.-]*://[^\s'"<>)\]},]+(?<![:;.!?])
     | (?<![\w/.~])(?:~|\.\.?)?/[^\s,;:'"()\[\]{}<>|]+
     | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+)*/[\w.@+-]*\.\w{1,8}(?![\w/])
     | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+){2,}
@@ -59,7 +59,7 @@ _NUMBER = rf"""
     (?<!\w)[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}(?!\w)
     | (?<!\w)(?=[a-f]*\d)[0-9a-f]{{8,}}(?!\w)
     | (?<![\w.])\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?!\w)
-    | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.,:_-]\d+)*(?:[eE][-+]?\d+)?(?:\ ?(?:{_UNITS}))?(?!\w)
+    | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.:_-]\d+|,\d{{3}})*(?:[eE][-+]?\d+)?(?:\ ?(?:{_UNITS}))?(?!\w)
 """
 _DIFFERS = re.compile(
     rf"(?P<quoted>{_QUOTED})|(?P<place>{_PLACE})|(?P<number>{_NUMBER})"
@@ -67,7 +67,7 @@ _DIFFERS = re.compile(
     re.VERBOSE,
 )
 """What differs between two errors of one cause. A quoted text without an end is perhaps cut."""
-_TYPE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*(?=: |$)")
+_TYPE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*(?=:\s|$)")
 _LISTED = re.compile(r"(#|'…'|/…)(?:, ?\1)+")
 
 
@@ -80,17 +80,19 @@ def signature(error: str) -> str:
     `#` stands for a number, with its unit, and for an id; `'…'` for a quoted text; `/…` for a path
     or address. At most SHOWN characters, made from the first EXAMINED ones.
     """
-    # Which digits a number has does not matter, so that most errors have been seen before.
-    return _signature(error[:EXAMINED].translate(_DIGITS))
+    text = error[:EXAMINED]
+    kind = _TYPE.match(text)
+    begins = kind.end() if kind else 0
+    # Which digits a number has does not matter, so that most messages have been seen before.
+    found = text[:begins] + _message(text[begins:].translate(_DIGITS))
+    return found if len(found) <= SHOWN else found[: SHOWN - 1] + "…"
 
 
 @functools.lru_cache(maxsize=2048)
-def _signature(error: str) -> str:
-    text = " ".join(unicodedata.normalize("NFC", error).split())
-    kind = _TYPE.match(text)
-    begins = kind.end() if kind else 0
-    found = text[:begins] + _LISTED.sub(r"\1, …", _DIFFERS.sub(_stand_in, text[begins:]))
-    return found if len(found) <= SHOWN else found[: SHOWN - 1] + "…"
+def _message(given: str) -> str:
+    """Return a message in one line, with what differs replaced."""
+    text = " ".join(unicodedata.normalize("NFC", given).split())
+    return _LISTED.sub(r"\1, …", _DIFFERS.sub(_stand_in, text))
 
 
 def _stand_in(found: re.Match[str]) -> str:

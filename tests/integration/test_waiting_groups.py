@@ -202,15 +202,18 @@ def large(own_database: database.Database, request: pytest.FixtureRequest) -> Ge
         )
         conn.execute(
             b"INSERT INTO ingest_jobs (id, task_name, queue, status, blocked_reason, available_at)"
-            b" SELECT 'j' || g, 't', 'q' || g % 5, CASE WHEN g % 2 = 0 THEN 'queued' ELSE 'completed' END,"
-            b" CASE WHEN g % 4 = 0 THEN 'not_due' END, CASE WHEN g % 4 = 0 THEN now() + interval '1 day' END"
+            b" SELECT 'j' || g, 't', 'q' || mod(g, 5),"
+            b" CASE WHEN mod(g, 2) = 0 THEN 'queued' ELSE 'completed' END,"
+            b" CASE WHEN mod(g, 4) = 0 THEN 'not_due' END,"
+            b" CASE WHEN mod(g, 4) = 0 THEN now() + interval '1 day' END"
             b" FROM generate_series(1, %s) g",
             [MANY],
         )
         conn.execute(
             b"INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status)"
-            b" SELECT 'n' || g, 'r' || (1 + g % 3000), 'n' || g, 'm', 'cpu',"
-            b" CASE WHEN g % 2 = 0 THEN 'queued' ELSE 'completed' END FROM generate_series(1, %s) g",
+            b" SELECT 'n' || g, 'r' || (1 + mod(g, 3000)), 'n' || g, 'm', 'cpu',"
+            b" CASE WHEN mod(g, 2) = 0 THEN 'queued' ELSE 'completed' END"
+            b" FROM generate_series(1, %s) g",
             [MANY],
         )
         if STATES[request.param]:

@@ -30,9 +30,9 @@ SIBLINGS = {
         "ValueError: row 2026-03-01T06:00:00.5+01:00 has no price",
         "ValueError: row 10.0.0.1:5432 has no price",
     ],
-    "OutOfMemoryError: CUDA: tried to allocate # (GPU #, # left)": [
-        "OutOfMemoryError: CUDA: tried to allocate 2.50 GiB (GPU 0, 1 MB left)",
-        "OutOfMemoryError: CUDA: tried to allocate 512.00 MiB (GPU 1, 23.6GB left)",
+    "OutOfMemoryError: CUDA: tried to allocate # (GPU #: # left)": [
+        "OutOfMemoryError: CUDA: tried to allocate 2.50 GiB (GPU 0: 1 MB left)",
+        "OutOfMemoryError: CUDA: tried to allocate 512.00 MiB (GPU 1: 23.6GB left)",
     ],
     "TimeoutError: no reply within #": [
         "TimeoutError: no reply within 3 s",
