@@ -103,9 +103,7 @@ class Browser:
         """Follow an address of the last page."""
         return await self._go("GET", urljoin(str(self.page.response.url), address), **more)
 
-    async def send(
-        self, form: Form, values: Mapping[str, Any] | None = None, **more: Any
-    ) -> Page:
+    async def send(self, form: Form, values: Mapping[str, Any] | None = None, **more: Any) -> Page:
         """Send a form, with these values in the place of its own."""
         given = {name: value for name, value in form.fields if name not in (values or {})}
         there = urljoin(str(self.page.response.url), form.action)
@@ -123,7 +121,7 @@ class Browser:
     async def _go(self, method: str, url: str, follow: bool = True, **more: Any) -> Page:
         response = await self.http.request(method, url, **more)
         for _ in range(5):
-            if not (follow and response.is_redirect):
+            if not (follow and response.has_redirect_location):
                 break
             response = await self.http.get(urljoin(url, response.headers["location"]))
         self.page = Page(response)
@@ -148,6 +146,7 @@ def visited(
         given: dict[str, Any] = {
             "token": TOKENS["operate"], "token_submit": TOKENS["submit"],
             "token_read": TOKENS["read"], "token_look": TOKENS["look"], "workers_json": "",
+            "app_dashboard": True,
         }  # fmt: skip
         app = served = service.app(**(given | settings))
         if inside:
@@ -175,5 +174,5 @@ def path_of(address: str) -> str:
 
 def inner_scripts(text: str) -> list[str]:
     """Return what would run or style inside a page: handlers, scripts, styles, other schemes."""
-    pattern = r"<script(?![^>]*\bsrc=)|<style|\sstyle\s*=|\son\w+\s*=\s*[\"']|(?:href|src|action)=\"(?!/)"
-    return re.findall(pattern, text)
+    found = re.findall(r"<script(?![^>]*\bsrc=)|<style|\sstyle\s*=|\son\w+\s*=\s*[\"']", text)
+    return found + re.findall(r"(?:href|src|action)=\"(?!/|#main)[^\"]*", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import json
@@ -236,10 +237,8 @@ async def _begin(request: Request, posts: Posts, key: bytes, form_id: str) -> No
     if before is None:
         request.scope["state"]["forget"] = lambda: posts.forget(key, form_id)
         return
-    try:
+    with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(before.over.wait(), REPEAT_S)
-    except asyncio.TimeoutError:
-        pass
     if before.where:
         raise Repeated(before.where)
     raise Refused(409, "This form was sent already, and its outcome is not known: see Acts.")

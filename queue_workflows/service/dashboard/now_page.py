@@ -31,9 +31,7 @@ _PAGES: Final[Mapping[str, str]] = {
 async def now(request: Request) -> Response:
     """Show what needs a person, machines, queues, and what runs longest."""
     values = await _values(request)
-    return view.page(
-        request, "now.html", title="Now", command="queue-workflows status", **values
-    )
+    return view.page(request, "now.html", title="Now", command="queue-workflows status", **values)
 
 
 @router.get("/now")

@@ -145,7 +145,11 @@ class Shown:
         self.place: Mapping[str, Any] = dict(asked.query)
         """The query of this very page."""
         if asked.before is not None:
-            self.place = {**asked.query, "at": asked.before[0].isoformat(), "after": asked.before[1]}
+            self.place = {
+                **asked.query,
+                "at": asked.before[0].isoformat(),
+                "after": asked.before[1],
+            }
         self.here = "/runs" + (f"?{urlencode(self.place)}" if self.place else "")
         self.first = asked.before is None
         self.next: Mapping[str, Any] | None = None

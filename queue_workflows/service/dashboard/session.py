@@ -141,11 +141,14 @@ class Doors:
     def session(self, request: Request) -> Session | None:
         """Return the session of a request's cookie, if it is one of ours and has not ended."""
         text, _, given = request.cookies.get(self.cookie, "").rpartition(".")
-        for digest, scope in self._known.digests:
-            if hmac.compare_digest(_signature(digest, text).encode(), given.encode()):
-                break
-        else:
+        signed = [
+            each
+            for each in self._known.digests
+            if hmac.compare_digest(_signature(each[0], text).encode(), given.encode())
+        ]
+        if not signed:
             return None
+        digest, scope = signed[0]
         try:
             content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             of_scope, issued, _, name = cast("list[Any]", json.loads(content))

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import resources
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import jinja2
 import pydantic
@@ -70,7 +70,7 @@ class NotFound(Exception):
 class Head(NamedTuple):
     """What every page shows of the whole system."""
 
-    needs: list[attention.Need] = []
+    needs: Sequence[attention.Need] = ()
     absent: str | None = None
     """Why no orchestrator seems to run."""
 
@@ -211,9 +211,7 @@ def _session(request: Request) -> session.Session | None:
     return getattr(request.state, "session", None)
 
 
-def _render(
-    request: Request, template: str, own: session.Session | None, **values: Any
-) -> str:
+def _render(request: Request, template: str, own: session.Session | None, **values: Any) -> str:
     pages: Pages = request.app.state.pages
     path: str = request.scope["path"][len(request.scope["root_path"]) :]
 
@@ -229,10 +227,17 @@ def _render(
         static=lambda name: url(f"/static/{pages.names[name]}"),
         navigation=pages.navigation,
         path=path,
-        here=path + (f"?{request.url.query}" if request.url.query else ""),
+        here=_here(request),
         read_only=state.of(request).settings.app_read_only,
         **values,
     )
+
+
+def _here(request: Request) -> str:
+    """Return the path below the mount and the query of a page, as its reader has them."""
+    raw = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
+    query = [(name, each) for name, each in request.query_params.multi_items() if name != "did"]
+    return raw[len(request.scope["root_path"]) :] + (f"?{urlencode(query)}" if query else "")
 
 
 def _reply(request: Request, text: str, status: int = 200) -> Response:
