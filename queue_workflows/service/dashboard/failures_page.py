@@ -194,7 +194,7 @@ def _shown(request: Request, group: JsonDict, found: failures.Found, chosen: Fil
         name = kind if kind.isidentifier() else "an error"
     zone = session.zone_of(own.zone) or found.now.tzinfo
     as_of = found.now.astimezone(zone).strftime("%H:%M:%S")
-    back = f"{_path(request)}?{request.url.query}"
+    back = _path(request) + (f"?{request.url.query}" if request.url.query else "")
     begin = found.begin if found.is_whole or found.back_to is None else found.back_to
     limits = {key: chosen.query[key] for key in _FILTERS[2:] if key in chosen.query}
     of_group = {"group": group["id"], "since": begin.isoformat(), **limits}
