@@ -41,7 +41,8 @@ _UNITS = (
     r"|days?|[kMG]?Hz|°?C|%"
 )
 _QUOTED = r"""
-    “[^“”]*(?:”|\Z) | „[^„“”]*(?:[“”]|\Z) | ‘[^‘’]*(?:’|\Z) | «[^«»]*(?:»|\Z) | 「[^「」]*(?:」|\Z)
+    “[^“”]*(?:”|\Z) | „[^„“”]*(?:[“”]|\Z) | \u2018[^\u2018\u2019]*(?:\u2019|\Z)
+    | «[^«»]*(?:»|\Z) | 「[^「」]*(?:」|\Z)
     # An apostrophe in a word neither begins nor ends a quotation.
     | (?<!\w)[bru]?'(?:[^'\\]|\\.|(?<=\w)'(?=\w))*(?:'(?!\w)|\\?\Z)
     | (?<!\w)[bru]?"(?:[^"\\]|\\.)*(?:"|\\?\Z)
@@ -59,14 +60,15 @@ _NUMBER = rf"""
     (?<!\w)[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}(?!\w)
     | (?<!\w)(?=[a-f]*\d)[0-9a-f]{{8,}}(?!\w)
     | (?<![\w.])\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?!\w)
-    | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.:_-]\d+|,\d{{3}})*(?:[eE][-+]?\d+)?(?:\ ?(?:{_UNITS}))?(?!\w)
+    | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.:_-]\d+|,\d{{3}})*(?:[eE][-+]?\d+)?
+      (?:\ ?(?:{_UNITS}))?(?!\w)
 """
 _DIFFERS = re.compile(
     rf"(?P<quoted>{_QUOTED})|(?P<place>{_PLACE})|(?P<number>{_NUMBER})"
     r"|(?<!\w)(?P<head>[^\W\d]*)(?P<tail>\d\w*)(?P<more>(?:-\w*\d\w*)*)",
     re.VERBOSE,
 )
-"""What differs between two errors of one cause. A quoted text without an end is perhaps cut."""
+"""Parts that differ between two errors of one cause; a quoted text without an end may be cut."""
 _TYPE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*(?=:\s|$)")
 _LISTED = re.compile(r"(#|'…'|/…)(?:, ?\1)+")
 
@@ -75,7 +77,7 @@ _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def signature(error: str) -> str:
-    """Return what errors of one cause have in common: the type, and the message without details.
+    """Return the text that errors of one cause have in common: type, and message without details.
 
     `#` stands for a number, with its unit, and for an id; `'…'` for a quoted text; `/…` for a path
     or address. At most SHOWN characters, made from the first EXAMINED ones.
@@ -90,7 +92,7 @@ def signature(error: str) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def _message(given: str) -> str:
-    """Return a message in one line, with what differs replaced."""
+    """Return a message in one line, with the parts replaced that differ."""
     text = " ".join(unicodedata.normalize("NFC", given).split())
     return _LISTED.sub(r"\1, …", _DIFFERS.sub(_stand_in, text))
 

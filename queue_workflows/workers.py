@@ -38,9 +38,8 @@ _OBEYING = frozenset({"parked", "paused", "draining"})
 def list(  # noqa: A001  the verb that users look for
     *, absent: bool = True, conn: db.Connection | None = None
 ) -> Rows:
-    """Return the worker processes seen within a day.
+    """Return the worker processes seen within a day; `absent`: also OFF switches without one.
 
-    `absent`: also a row for each host and queue that is switched off and has no live worker.
     Keys: `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining,
     paused, parked, stopped, dead, absent), `desired_state`, `job_ids`, `jobs` (`id`, `kind`,
     `name`, `run_id`, `elapsed_s` of each), `current_model`, `last_seen`, `age_s`; the switch's

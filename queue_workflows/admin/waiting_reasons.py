@@ -63,7 +63,7 @@ def _met(conn: db.Connection, row: Row) -> list[str]:
 
 
 def groups(conn: db.Connection) -> JsonDict:
-    """Return `groups`: the queued jobs by queue and by what keeps them, the largest group first.
+    """Return `groups`: the queued jobs by queue and by the reason of the wait, the largest first.
 
     Of each: `queue`, `kind`, `model`, `count`, `is_more` (there are more, which were not read),
     `since` (when its oldest job was queued), `job` and `run_id` of its first job, and of this job
@@ -285,9 +285,7 @@ def _of_time(row: Row) -> tuple[str, str]:
     return "event", f"its handler waits for event {row['event_name']!r}{key}{limit}"
 
 
-def _of_job(
-    conn: db.Connection, row: Row, limits: Row | None
-) -> tuple[str | None, str | None]:
+def _of_job(conn: db.Connection, row: Row, limits: Row | None) -> tuple[str | None, str | None]:
     """Return the clause and text that keep every worker from the job; None for neither.
 
     `limits`: the settings of its queue, with their use, as `queues.waiting` returns them.

@@ -95,9 +95,7 @@ def show_(
     return define.Shown(shown, show)
 
 
-@define.command(
-    "seen", _GROUP, _FILTER, "--undo  Show it again.", takes=define.ACT, app=app
-)
+@define.command("seen", _GROUP, _FILTER, "--undo  Show it again.", takes=define.ACT, app=app)
 def seen(
     group: str, since: str | None = None, until: str | None = None, queue: str | None = None,
     workflow: str | None = None, machine: str | None = None, text: str | None = None,

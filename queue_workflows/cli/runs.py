@@ -317,7 +317,7 @@ _SETTLED = frozenset({"status", "answer", "child", "dependencies"})
 def why(what: str | None = None) -> define.Shown:
     """Show why a job waits: what keeps each live worker from it. Of a run: each node that waits.
 
-    Without an id: all queued jobs, grouped by queue and by what keeps them. Exit code 0 when
+    Without an id: all queued jobs, grouped by queue and by the reason of the wait. Exit code 0 when
     nothing is queued, or a worker will take it in its turn; 1 when no live worker can take a job
     that is queued, or there is no such run or job.
     """

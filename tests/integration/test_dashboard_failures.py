@@ -207,18 +207,20 @@ def test_many_groups_come_in_pages(conn: Any) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/failures")
-        assert page.count("<tr>\n<td class=\"n\"") == 25
+        assert page.count('<tr>\n<td class="n"') == 25
         link = re.search(r'rel="next" href="([^"]+)"', page)
         assert link is not None
         rest = (await browser.http.get(link[1].replace("&amp;", "&"))).text
-        assert rest.count("<tr>\n<td class=\"n\"") == 5
+        assert rest.count('<tr>\n<td class="n"') == 5
         assert "E29: x" in rest
 
     pages.browse(use)
 
 
 def test_hostile_values(conn: Any) -> None:
-    for n, text in enumerate([EVIL, "x" * 8000, "\u202e\x1b[31m", "'" * 300, "%s {0} {{x}} {% y %}"]):
+    for n, text in enumerate(
+        [EVIL, "x" * 8000, "\u202e\x1b[31m", "'" * 300, "%s {0} {{x}} {% y %}"]
+    ):
         failed(conn, text, n + 1, queue="q", task_name=text[:300] or "t", claimed_by=text[:100],
                id=f"{text[:50]}/?#{n}")  # fmt: skip
 

@@ -41,7 +41,9 @@ def test_jobs_of_both_families_and_schedules_are_grouped(conn: Any) -> None:
     queue_workflows.register_ingest_task("t", dict)
     failed(conn, "ValueError: row 1 has no price", 9, claimed_by="box-1")
     failed(conn, "ValueError: row 22 has no price", 3, claimed_by="box-2", queue="load")
-    node = failed_node(conn, "ValueError: row 3 has no price", 2, workflow="cut", claimed_by="box-1")
+    node = failed_node(
+        conn, "ValueError: row 3 has no price", 2, workflow="cut", claimed_by="box-1"
+    )
     failed(conn, None, 1)
     factories.ingest(conn, status="cancelled", finished_at=NOW, error="cancelled")
     schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
@@ -199,7 +201,9 @@ def test_the_command_lists_shows_and_hides(conn: Any) -> None:
     shown = console.printed("failures", "show", group["id"][:6])
     assert "2 failures of ValueError: row # has no price" in shown
     assert one in shown
-    assert [row["id"] for row in console.reply("failures", "show", group["id"])["members"]][1] == one
+    assert [row["id"] for row in console.reply("failures", "show", group["id"])["members"]][
+        1
+    ] == one
     assert "hidden until it fails again" in console.printed("failures", "seen", group["id"])
     done = console.command("failures")
     assert group["id"] not in done.out

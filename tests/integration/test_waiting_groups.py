@@ -55,7 +55,8 @@ def test_queues_without_workers_limits_and_pauses(conn: Any) -> None:
             factories.ingest(conn, queue=queue)
     transitions.claim(conn, transitions.who("load", "l1"))
     assert counts(conn) == {
-        ("load", "limited"): 3, ("mail", "paused"): 2, ("free", None): 3, ("nobody", "no_worker"): 1,
+        ("load", "limited"): 3, ("mail", "paused"): 2, ("free", None): 3,
+        ("nobody", "no_worker"): 1,
     }  # fmt: skip
     details = {group["detail"] for group in grouped(conn)}
     assert "queue load runs its limit of 1" in details

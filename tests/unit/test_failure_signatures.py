@@ -50,7 +50,7 @@ SIBLINGS = {
         "LookupError: no item b'\\x00' in the list",
         "LookupError: no item “e” in the list",
         "LookupError: no item „f“ in the list",
-        "LookupError: no item ‘g’ in the list",
+        "LookupError: no item \u2018g\u2019 in the list",
         "LookupError: no item «h i» in the list",
         "LookupError: no item 「りんご」 in the list",
         "LookupError: no item '' in the list",

@@ -29,7 +29,7 @@ Text = Annotated[str | None, fastapi.Query(max_length=1000)]
 
 
 class Filter(NamedTuple):
-    """What the query of a page asks for."""
+    """The filters of a page, from its query."""
 
     query: dict[str, str]
     """The filters, and `newest` and `seen` where they are not the defaults."""
@@ -91,7 +91,10 @@ async def listed(request: Request, chosen: Chosen, after: Text = None) -> Respon
         most=failures.MOST,
         total=sum(group["count"] for group in found.groups),
         pages={
-            "path": "/failures", "first": begin == 0, "next": more, "query": chosen.query,
+            "path": "/failures",
+            "first": begin == 0,
+            "next": more,
+            "query": chosen.query,
             "searched": None,
         },
     )
@@ -146,7 +149,10 @@ async def one(
         filter=query,
         found=found,
         pages={
-            "path": f"/failures/{group}", "first": not start, "next": rest, "query": query,
+            "path": f"/failures/{group}",
+            "first": not start,
+            "next": rest,
+            "query": query,
             "searched": None,
         },
     )
@@ -155,9 +161,7 @@ async def one(
 @router.get("/failures/{group}/ids")
 async def ids(request: Request, group: str, chosen: Chosen) -> Response:
     """Return the ids of the jobs of a group as a text, one a line."""
-    rows = await view.read(
-        request, lambda conn: failures.members(group, conn=conn, **chosen.given)
-    )
+    rows = await view.read(request, lambda conn: failures.members(group, conn=conn, **chosen.given))
     text = "".join(f"{row['id']}\n" for row in rows if row["kind"] != "schedule")
     name = f"attachment; filename=failures-{quote(group, safe='')}.txt"
     return Response(text, headers={"content-disposition": name}, media_type="text/plain")

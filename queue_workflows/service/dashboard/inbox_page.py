@@ -99,9 +99,7 @@ def _question(conn: db.Connection, run_id: str, node_id: str) -> Row:
     if not rows or rows[0]["answered"]:
         where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
         who = _who_was_faster(conn, run_id, node_id) if known else ""
-        raise view.NotFound(
-            f"{where} waits for no answer{who}", near=[("all questions", "/inbox")]
-        )
+        raise view.NotFound(f"{where} waits for no answer{who}", near=[("all questions", "/inbox")])
     return rows[0]
 
 
@@ -155,7 +153,7 @@ def _image(value: Any) -> str | None:
 
 @router.post("/inbox/answer")
 async def answer(request: Request) -> Response:
-    """Answer a question. What it does not take is shown again with the reason."""
+    """Answer a question. An answer that does not fit is shown again with the reason."""
     form = await forms.act(request, "submit")
     run_id, node_id = form.values.get("run", ""), form.values.get("node", "")
     row = await _waiting(request, run_id, node_id)

@@ -45,9 +45,7 @@ async def listed(request: Request) -> Response:
 @router.get("/machines-rows")
 async def rows(request: Request) -> Response:
     """Return the machines alone."""
-    return await view.fragment(
-        request, "machines_rows.html", lambda: view.read(request, _read)
-    )
+    return await view.fragment(request, "machines_rows.html", lambda: view.read(request, _read))
 
 
 @router.get("/machines/{host}")
@@ -186,7 +184,7 @@ def _unload(host: str, gpu: Row) -> forms.Action:
 
 @router.post("/machines/{host}/switch")
 async def switch(request: Request, host: Host) -> Response:
-    """Switch a queue of a machine, or all of them, on or off; Undo restores what was before."""
+    """Switch a queue of a machine, or all of them, on or off; Undo restores the switch."""
     form = await forms.act(request, "operate")
     queue, to = form.values.get("queue", ""), form.values.get("to", "")
     if to not in ("on", *workers.STOP_POLICIES):
@@ -212,7 +210,7 @@ async def switch(request: Request, host: Host) -> Response:
 
 
 def _undo(host: str, queue: str, before: Row | None) -> forms.Action:
-    """Return what restores a switch. One whose time has passed is on."""
+    """Return the action that restores a switch. One whose time has passed is on."""
     fields = {"queue": queue, "to": "on"}
     if before is not None and before["desired_state"] == "off":
         until = before["until_at"]

@@ -23,7 +23,7 @@ router = fastapi.APIRouter()
 async def listed(
     request: Request, job: Annotated[str | None, fastapi.Query(max_length=1000)] = None
 ) -> Response:
-    """Show the queued jobs in groups by what keeps them, or the reasons for one job."""
+    """Show the queued jobs in groups by the reasons of their waits, or the reasons of one."""
     if job:
         return await _one(request, job)
     found = await view.read(request, waiting_reasons.groups)
