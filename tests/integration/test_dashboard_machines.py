@@ -39,6 +39,7 @@ def answer(conn: Any, run_id: str) -> Any:
     return rows[0]["value"] if rows else None
 
 
+TURNOUT = {"widget": "turnout", "turnout_options": [{"label": "Left", "value": 1}]}
 CHOICE = {"widget": "choose_one", "options": ["red", {"label": "blue", "id": 2}]}
 
 
@@ -71,7 +72,7 @@ def test_questions_come_with_the_longest_wait_first(conn: Any) -> None:
         (CHOICE, {"choice": "0"}, "red"),
         (CHOICE, {"choice": "1"}, {"label": "blue", "id": 2}),
         (CHOICE | {"multiple": True}, {"choice-0": "1"}, ["red"]),
-        ({"widget": "turnout", "turnout_options": [{"label": "L", "value": 1}]}, {"choice": "0"}, 1),
+        (TURNOUT, {"choice": "0"}, 1),
         ({"$answer_type": "string"}, {"value": "7"}, "7"),
         ({"$answer_type": "integer"}, {"value": "7"}, 7),
         ({"$answer_type": "boolean"}, {"choice": "false"}, False),
