@@ -1,4 +1,4 @@
-"""List what needs a person now: questions, failures, and answers of checks that are not good."""
+"""List the needs for a person: questions, failures, and bad answers of checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHECKS = (
 
 
 class Need(NamedTuple):
-    """A line for a person: its kind, what happened, what to do, and for how many seconds."""
+    """A line for a person with its kind, a sentence, the remedy, and for how many seconds."""
 
     kind: str
     """`question`, `failure`, `model`, `switch`, or a kind of `_CHECKS`."""
@@ -36,7 +36,7 @@ class Need(NamedTuple):
 
 
 def needs(conn: db.Connection) -> list[Need]:
-    """Return what needs a person, questions and failures first."""
+    """Return the needs for a person, questions and failures first."""
     return [*_questions(conn), *_failures(conn), *_models(conn), *_switches(conn), *_checked(conn)]
 
 

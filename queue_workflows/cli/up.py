@@ -18,9 +18,9 @@ from queue_workflows.worker import parent, shapes
 
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 _PAGES_NEED: Final = ("fastapi", "uvicorn", "pydantic_settings", "jinja2", "python_multipart")
-"""What the dashboard imports. This process imports none of them, as they need 40 MB."""
+"""Imports of the dashboard. This process does without them, as they need 40 MB."""
 PAGES_PORT: Final = 8082
-"""Where `up` serves the dashboard. Port 8081 is the one of `serve`."""
+"""Where `up` serves the dashboard. `serve` has 8081."""
 _TRIAL = """
 import sys
 from queue_workflows.runtime import app_loading, entry_point
@@ -165,7 +165,7 @@ def serve(
     beside_up: bool = False, check: bool = False, *, app: str | None, log_level: str,
     log_format: str | None,
 ) -> int:  # fmt: skip
-    """Serve jobs, runs and queues over HTTP, with the dashboard at /ui. Ctrl-C stops it."""
+    """Serve jobs, runs and queues over HTTP. Ctrl-C stops it."""
     given: dict[str, Any] = {
         "app_host": host,
         "app_port": port,

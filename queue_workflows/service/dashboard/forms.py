@@ -60,14 +60,14 @@ class Action(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The objects of a bulk action: what was on the screen, signed for sessions of its scope."""
+    """The objects of a bulk action, as the page had them, signed for sessions of its scope."""
 
     kind: str
-    """`runs`, `jobs`, `group`, ...: what the page calls it; another kind is refused."""
+    """The name that the page gives it, such as `runs`; another kind is refused."""
     ids: tuple[str, ...] = ()
     filter: Mapping[str, Any] = {}
     at: datetime | None = None
-    """With a filter: only what was there at that time."""
+    """With a filter, the objects are those of that time."""
     count: int = 0
 
 
@@ -88,7 +88,7 @@ class Repeated(Exception):
 
 
 class Message(NamedTuple):
-    """What the page after a form shows."""
+    """The message that the page after a form shows."""
 
     text: str
     links: Sequence[tuple[str, str]]
@@ -265,7 +265,7 @@ def sign_selection(request: Request, chosen: Selection) -> str:
 
 
 def selection(request: Request, text: str, kind: str) -> Selection:
-    """Return a signed selection; a forged one, or one of another kind or scope, is refused."""
+    """Return a signed selection; a forged one, or another kind or scope, is refused."""
     content, _, signature = text.rpartition(".")
     try:
         if not hmac.compare_digest(_signature(request, content).encode(), signature.encode()):

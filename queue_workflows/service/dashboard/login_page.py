@@ -59,7 +59,7 @@ async def logged_in(request: Request) -> Response:
 
 
 def _local(path: str) -> str:
-    """Return a path below the mount; `/` for what is none."""
+    """Return a path below the mount; `/` for another text."""
     is_path = path.startswith("/") and path.isascii() and path.isprintable() and "\\" not in path
     return path if is_path else "/"
 

@@ -9,7 +9,7 @@ import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import config, db, queues, workers
+from queue_workflows import db, queues, workers
 from queue_workflows.db import statements
 from queue_workflows.service.dashboard import view
 from queue_workflows.types import Row, Rows
@@ -29,7 +29,7 @@ _PAGES: Final[Mapping[str, str]] = {
 
 @router.get("/")
 async def now(request: Request) -> Response:
-    """Show what needs a person, machines, queues, and what runs longest."""
+    """Show the needs for a person, machines, queues, and the jobs that run longest."""
     values = await _values(request)
     return view.page(request, "now.html", title="Now", command="queue-workflows status", **values)
 
@@ -64,7 +64,6 @@ def _read(conn: db.Connection) -> dict[str, Any]:
         "runs": sum(row["running"] for row in every),
         "waits": sum(row["waiting"] for row in every),
         "oldest_s": max(oldest, default=None),
-        "app": config.get_config().app or "APP",
         "any_run": statements.pages.any_run(conn),
         "database": db.describe(),
     }

@@ -130,12 +130,11 @@ async def _values(request: Request, asked: Filters) -> dict[str, Any]:
         "states": STATES,
         "workflows": workflows,
         "selection": chosen,
-        "app": config.get_config().app or "APP",
     }
 
 
 class Shown:
-    """What the macro `pager` needs of a page of runs."""
+    """The attributes of a page of runs that the macro `pager` reads."""
 
     path: Final = "/runs"
 
@@ -182,7 +181,8 @@ def _read(conn: db.Connection, keywords: JsonDict) -> dict[str, Any]:
 def _chart(last: Rows) -> dict[str, Any]:
     """Return the bars of the last runs, the oldest first, and the usual and the long duration."""
     ended = sorted(row["elapsed_s"] for row in last if row["status"] == "completed")
-    longest = max((row["elapsed_s"] or 0.0 for row in last), default=0.0)
+    took = [row["elapsed_s"] for row in last if row["finished_at"] and row["elapsed_s"]]
+    longest = max(took, default=0.0)
     cuts = statistics.quantiles(ended, n=20, method="inclusive") if len(ended) > 1 else ended * 19
     return {
         "bars": [row | {"share": _share(row["elapsed_s"], longest)} for row in reversed(last)],
@@ -202,11 +202,11 @@ def _share(seconds: float | None, longest: float) -> float:
 
 @router.post("/runs/chosen")
 async def chosen(request: Request) -> Response:
-    """Ask whether to cancel or retry the chosen runs, with what that does to them."""
+    """Ask whether to cancel or retry the chosen runs, and describe the effect."""
     form = await forms.act(request, "submit", kind="runs", once=False)
     verb, back = form.values.get("verb", ""), form.values.get("back", "/runs")
     if verb not in _VERBS:
-        raise forms.Refused(422, "Choose what to do.")
+        raise forms.Refused(422, "Choose an action for the runs.")
     assert form.selection is not None
     if "id" not in form.values and "whole" not in form.values:
         raise forms.Refused(422, "No run was chosen: check the boxes of runs, or the one of all.")
@@ -232,7 +232,7 @@ async def chosen(request: Request) -> Response:
 
 
 def _effect(verb: str, takes: Rows, found: Rows) -> str:
-    """Return in a sentence what an act does to these runs."""
+    """Return the effect of an act on these runs in a sentence."""
     many = display.counted(len(takes), "run")
     out = len(found) - len(takes)
     rest = f" {out} of the chosen ones {'is' if out == 1 else 'are'} left out." if out else ""
@@ -285,7 +285,7 @@ async def _change(request: Request, call: Any, outcome: str) -> Response:
 async def search(
     request: Request, q: Annotated[str, fastapi.Query(max_length=200)] = ""
 ) -> Response:
-    """Go to what has this id, workflow or machine; else list the runs with this text."""
+    """Go to the run, job, workflow or machine of this name; else list the runs with the text."""
     text = q.strip()
     place = await view.read(request, _place, text) if text else ("/runs", {})
     if place is None and not session.of(request).sees_values:

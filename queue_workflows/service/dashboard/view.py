@@ -48,7 +48,7 @@ NAVIGATION: Final = (
 _CANCELLED: Final = "57014"
 _CSRF: Final = f"csrf-{secrets.token_hex(16)}"
 _FORM: Final = f"form-{secrets.token_hex(16)}"
-"""What kept fragments have in place of the words of each session and form."""
+"""Kept fragments have these in place of the words of each session and form."""
 _AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
 _WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
@@ -60,7 +60,7 @@ class TooSlow(Exception):
 
 
 class NotFound(Exception):
-    """A page with status 404: a sentence, and addresses of what may be meant."""
+    """A page with status 404, which has a sentence, and addresses that may be meant."""
 
     def __init__(self, text: str, near: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(text)
@@ -68,7 +68,7 @@ class NotFound(Exception):
 
 
 class Head(NamedTuple):
-    """What every page shows of the whole system."""
+    """Facts about the whole system on every page."""
 
     needs: Sequence[attention.Need] = ()
     absent: str | None = None
@@ -76,7 +76,7 @@ class Head(NamedTuple):
 
 
 class Pages:
-    """The templates, the static files, and what was read and rendered a moment ago."""
+    """The templates, the static files, and the facts and fragments of a moment ago."""
 
     def __init__(self) -> None:
         folder = resources.files("queue_workflows.service.dashboard")
@@ -179,7 +179,7 @@ def page(
 
     `command`: the command line that shows the same, printed at the foot. Each template has, beside
     `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
-    (path and query of the page), `read_only`, and the filters of this module.
+    (path and query of the page), `read_only`, `app`, and the filters of this module.
     """
     pages: Pages = request.app.state.pages
     own = _session(request)
@@ -229,6 +229,7 @@ def _render(request: Request, template: str, own: session.Session | None, **valu
         path=path,
         here=_here(request),
         read_only=state.of(request).settings.app_read_only,
+        app=config.get_config().app or "APP",
         **values,
     )
 

@@ -1,4 +1,4 @@
--- What pages of the dashboard show beside the lists.
+-- Read for pages of the dashboard, beside the lists.
 
 -- name: failures row
 -- Return how many jobs of both families failed within `within_s` seconds, up to `most` of each, and the end and the
@@ -77,7 +77,7 @@ SELECT id, status, created_at, started_at, finished_at,
  LIMIT %(limit)s;
 
 -- name: nodes_of_runs many
--- Return the nodes of these runs that fail most, then those that take longest, items of a map as one. Of each run `most`
+-- Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
 -- nodes are read.
 SELECT n.name, count(*) AS nodes, count(*) FILTER (WHERE n.status = 'failed') AS failed,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY n.seconds)::float8 AS p50_s,
