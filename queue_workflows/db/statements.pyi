@@ -2200,7 +2200,7 @@ class _Pages:
     """Return the last runs of a workflow, the newest first, each with how long it took, or has taken so far.
     Columns: id, status, created_at, started_at, finished_at, elapsed_s."""
     nodes_of_runs: _PagesNodesOfRuns
-    """Return the nodes of these runs that fail most, then those that take longest, items of a map as one. Of each run `most`
+    """Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
     nodes are read.
     Columns: name, nodes, failed, p50_s, p95_s."""
     runs_to_change: _PagesRunsToChange
