@@ -74,7 +74,7 @@ def _absent(rows: Rows, switches: Rows) -> Rows:
         if row["state"] != "dead"
         for queue in (row["queue"], ALL)
     }
-    nothing = {"state": ABSENT, "desired_state": "off", "job_ids": [], "jobs": []}
+    nothing: Row = {"state": ABSENT, "desired_state": "off", "job_ids": [], "jobs": []}
     return [
         dict.fromkeys(_KEYS) | nothing | switch
         for switch in switches

@@ -449,7 +449,7 @@ def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
     if (lacks := _of_code(row, worker, claim)) is not None:
         return lacks
     model = row.get("required_model")
-    fit = stored_json.mapping(stored_json.mapping(worker["misfits"]).get(model))
+    fit = stored_json.mapping(stored_json.mapping(worker["misfits"]).get(model or ""))
     if fit.get("misfit") == "model":
         if worker["known_models"] is None:
             return "model", f"it registers no model, and others know {model}"

@@ -14,6 +14,7 @@ from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
 NOW = datetime.now(timezone.utc)
+Row = dict[str, Any]
 PRICE = "ValueError: row # has no price"
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -232,7 +233,8 @@ def test_hostile_values(conn: Any) -> None:
         await browser.follow(await browser.send(page, "/failures/seen"))
         await browser.follow(await browser.send(page, "/failures/retry"))
         for query in ({"text": EVIL}, {"queue": EVIL}, {"machine": "\x01"}, {"after": EVIL}):
-            await browser.open("/failures", **query)
+            given: Row = query
+            await browser.open("/failures", **given)
 
     pages.browse(use)
 
@@ -300,8 +302,7 @@ def test_no_job_waits() -> None:
 
 def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
     report(conn, transitions.who("load", "l1", host="box"))
-    for _ in range(3):
-        job = factories.ingest(conn, queue="load")
+    *_, job = [factories.ingest(conn, queue="load") for _ in range(3)]
     factories.ingest(conn, queue="nobody")
 
     async def use(browser: Browser) -> None:
@@ -337,12 +338,11 @@ def test_hostile_values_of_waiting_jobs(conn: Any) -> None:
 
 def test_the_scope_look_sees_clauses_alone(conn: Any) -> None:
     report(conn, transitions.who("load", "l1"))
-    for _ in range(2):
-        job = factories.ingest(conn, queue="load", lock_key="the key of Ann")
+    _, job = [factories.ingest(conn, queue="load", lock_key="the key of Ann") for _ in range(2)]
 
     async def use(browser: Browser) -> None:
-        for query in ({}, {"job": job["id"]}):
-            page = await browser.open("/waiting", **query)
+        for job_id in ("", job["id"]):
+            page = await browser.open("/waiting", job=job_id)
             assert "the key of Ann" not in page
             assert "locked" in page
 

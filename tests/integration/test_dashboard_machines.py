@@ -83,7 +83,7 @@ def test_questions_come_with_the_longest_wait_first(conn: Any) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_of_each_widget(
-    conn: Any, spec: dict[str, Any], given: dict[str, str], expected: Any
+    conn: Any, spec: dict[str, Any], given: dict[str, Any], expected: Any
 ) -> None:
     run_id = asks(conn, **spec)
 
@@ -113,7 +113,7 @@ def test_an_answer_of_each_widget(
     ],
 )
 def test_an_answer_that_does_not_fit_is_asked_again(
-    conn: Any, spec: dict[str, Any], given: dict[str, str], reason: str
+    conn: Any, spec: dict[str, Any], given: dict[str, Any], reason: str
 ) -> None:
     run_id = asks(conn, **spec)
 
@@ -404,9 +404,11 @@ def test_a_wrong_switch_is_refused(conn: Any) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/machines/box")
-        for values in ({"to": "x"}, {"to": "pause", "queue": ""}, {"to": "pause", "until": "x"}):
+        wrong: list[dict[str, Any]] = [
+            {"to": "x"}, {"to": "pause", "queue": ""}, {"to": "pause", "until": "x"},
+        ]  # fmt: skip
+        for values in wrong:
             reply = await browser.send(page, "/machines/box/switch", **values)
-            assert reply.status_code in (422, 500), values
             assert reply.status_code == 422, reply.text
 
     pages.browse(use)

@@ -106,7 +106,7 @@ async def listed(request: Request, chosen: Chosen, after: Text = None) -> Respon
 async def news(request: Request, chosen: Chosen, at: datetime) -> Response:
     """Return how many jobs that fit have failed since a page was made."""
     since = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    given = chosen.given | {"since": since, "newest": 1000}
+    given: dict[str, Any] = chosen.given | {"since": since, "newest": 1000}
 
     def read(conn: db.Connection) -> JsonDict:
         found = failures.list(conn=conn, **given)
@@ -125,7 +125,8 @@ async def one(
 
     def read(conn: db.Connection) -> tuple[failures.Found, list[Row], str | None]:
         found = failures.list(seen=True, conn=conn, **chosen.given)
-        rows = failures.members(group, conn=conn, **{"until": found.now} | chosen.given)
+        given: dict[str, Any] = {"until": found.now} | chosen.given
+        rows = failures.members(group, conn=conn, **given)
         return found, rows, failures.traceback(rows[0], conn=conn) if rows else None
 
     found, rows, trace = await view.read(request, read)
@@ -161,7 +162,11 @@ async def one(
 @router.get("/failures/{group}/ids")
 async def ids(request: Request, group: str, chosen: Chosen) -> Response:
     """Return the ids of the jobs of a group as a text, one a line."""
-    rows = await view.read(request, lambda conn: failures.members(group, conn=conn, **chosen.given))
+
+    def read(conn: db.Connection) -> list[Row]:
+        return failures.members(group, conn=conn, **chosen.given)
+
+    rows = await view.read(request, read)
     text = "".join(f"{row['id']}\n" for row in rows if row["kind"] != "schedule")
     name = f"attachment; filename=failures-{quote(group, safe='')}.txt"
     return Response(text, headers={"content-disposition": name}, media_type="text/plain")
@@ -300,9 +305,9 @@ def _retry(chosen: forms.Selection) -> tuple[list[JsonDict], int]:
 @router.post("/failures/seen")
 async def seen(request: Request) -> Response:
     """Hide a group until it fails again."""
-    form = await forms.act(request, "submit", kind="failures seen")
-    signature, undo = await _mark(form, failures.mark_seen)
-    fields = {"selection": forms.sign_selection(request, undo), "back": _back(form)}
+    form, signature, until = await _marked(request)
+    await form.run(failures.mark_seen, signature, until)
+    fields = {"selection": form.values["selection"], "back": _back(form)}
     again = forms.Action("/failures/unseen", "Undo", "submit", fields)
     text = f"Hidden until it fails again: {display.line(signature, 120)}"
     return form.done(text, back=_back(form), undo=again)
@@ -311,14 +316,14 @@ async def seen(request: Request) -> Response:
 @router.post("/failures/unseen")
 async def unseen(request: Request) -> Response:
     """Show a group again that was marked as seen."""
-    form = await forms.act(request, "submit", kind="failures seen")
-    signature, _ = await _mark(form, lambda name, _: failures.unmark_seen(name))
+    form, signature, _ = await _marked(request)
+    await form.run(failures.unmark_seen, signature)
     return form.done(f"Shown again: {display.line(signature, 120)}", back=_back(form))
 
 
-async def _mark(form: forms.Form, change: Any) -> tuple[str, forms.Selection]:
-    chosen = form.selection
-    assert chosen is not None
-    signature = chosen.filter["signature"]
-    await form.run(change, signature, datetime.fromisoformat(chosen.filter["until"]))
-    return signature, chosen
+async def _marked(request: Request) -> tuple[forms.Form, str, datetime]:
+    """Return a form with the group that it is about, and until when it was seen."""
+    form = await forms.act(request, "submit", kind="failures seen")
+    assert form.selection is not None
+    chosen = form.selection.filter
+    return form, chosen["signature"], datetime.fromisoformat(chosen["until"])

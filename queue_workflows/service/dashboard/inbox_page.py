@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -63,9 +63,11 @@ async def news(request: Request, at: datetime) -> Response:
     """Return how many questions came after a page was made, up to a hundred."""
 
     def read(conn: db.Connection) -> JsonDict:
-        given = {"run": None, "node": None, "after": at, "after_seq": 0, "limit": 100}
-        found = statements.overview.waiting_inputs(conn, **given) if at.tzinfo else []
-        return {"count": len(found), "at": at}
+        after = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+        found = statements.overview.waiting_inputs(
+            conn, run=None, node=None, after=after, after_seq=0, limit=100
+        )
+        return {"count": len(found), "at": after}
 
     return await view.fragment(request, "inbox_news.html", lambda: view.read(request, read))
 
@@ -94,8 +96,11 @@ def _page(request: Request, row: Row, *, wrong: str = "", given: Any = None) -> 
 def _question(conn: db.Connection, run_id: str, node_id: str) -> Row:
     """Return a question that waits. Raises `NotFound`, which says who was faster."""
     known = payload.is_storable(run_id) and payload.is_storable(node_id)
-    given = {"run": run_id, "node": node_id, "after": None, "after_seq": None, "limit": 1}
-    rows = statements.overview.waiting_inputs(conn, **given) if known else []
+    rows: list[Row] = []
+    if known:
+        rows = statements.overview.waiting_inputs(
+            conn, run=run_id, node=node_id, after=None, after_seq=None, limit=1
+        )
     if not rows or rows[0]["answered"]:
         where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
         who = _who_was_faster(conn, run_id, node_id) if known else ""

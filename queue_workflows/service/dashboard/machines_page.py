@@ -92,7 +92,7 @@ def _read(conn: db.Connection) -> JsonDict:
     found = _machines(conn)
     names = [*found][:HOSTS]
     use = {row["host_label"]: row for row in _samples(conn, names, RECENT_S, 1)}
-    machines = [
+    machines: list[JsonDict] = [
         {
             "host": name,
             "workers": found[name],
