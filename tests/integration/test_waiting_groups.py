@@ -82,6 +82,16 @@ def test_jobs_that_are_blocked(conn: Any) -> None:
     assert by_clause["limited"]["detail"].startswith("it waits for partition p")
 
 
+def test_the_waiters_of_each_lock_key_are_a_group(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1"))
+    for key in ("a", "a", "a", "b", "b"):
+        factories.ingest(conn, queue="load", lock_key=key)
+    locked = [group for group in grouped(conn) if group["clause"] == "locked"]
+    assert [(group["detail"][:24], group["count"]) for group in locked] == [
+        ("it waits for lock key a:", 2), ("it waits for lock key b:", 1),
+    ]  # fmt: skip
+
+
 def test_jobs_of_paused_partitions_are_apart(conn: Any) -> None:
     report(conn, transitions.who("load", "l1"))
     for key in ("a", "a", "b"):
