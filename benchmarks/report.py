@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from benchmarks import results
 
 HEAD = ("row", "ours", "bare", "ratio", "target", "")
 RIGHT = {1, 2}
+LINE = 100
+"""Characters of a line of prose."""
 _VERDICT = {True: "ok", False: "miss", None: ""}
 
 
@@ -154,14 +157,24 @@ def markdown(report: Report) -> str:
     parts.append("## How each row is measured")
     for section in report.sections:
         parts.append(f"### {section.name}\n\n{section.about.strip()}")
-        notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
+        notes = [_item(f"{row.name}: {row.note}") for row in section.rows if row.note]
         if notes:
             parts.append("\n".join(notes))
         if section.error:
             parts.append(f"Not measured to the end: {section.error}")
+    parts.append(_NEXT)
     return "\n\n".join(parts) + "\n"
 
 
+def _item(text: str) -> str:
+    """Return an entry of a list, in lines of prose."""
+    return textwrap.fill(
+        text, LINE, initial_indent="- ", subsequent_indent="  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+_NEXT = "Continue with [architecture](architecture.md), if you want to change the code."
 _PEERS = """Each of these queues does the same work in the same run. Each is installed from the
 package index into an environment of its own. It has its default settings, except for what the work
 requires: one job at a time, four at once, or batches of 100. DBOS polls every 10 ms. With its

@@ -149,6 +149,7 @@ CREATE FUNCTION public.queue_workflows_admit(p_queue text, p_key text, p_starts 
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -407,6 +408,7 @@ CREATE FUNCTION public.queue_workflows_block_unserved(p_jobs text, p_served text
     SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     SET search_path TO 'public', 'pg_temp'
     AS $_$
@@ -917,11 +919,11 @@ CREATE FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text,
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     c_few   CONSTANT integer := 2000;
@@ -1013,11 +1015,11 @@ CREATE FUNCTION public.queue_workflows_give_turns(p_jobs text, p_keys text[]) RE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_count bigint;
@@ -1080,11 +1082,11 @@ CREATE FUNCTION public.queue_workflows_give_turns_singly(p_jobs text, p_keys tex
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $_$
 DECLARE
     v_key   text;
@@ -1231,11 +1233,11 @@ CREATE FUNCTION public.queue_workflows_gpu_line(p_model text, p_versions text[] 
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_priority smallint;
@@ -1317,11 +1319,11 @@ CREATE FUNCTION public.queue_workflows_gpu_next(p_worker text, p_host text, p_mo
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_choice text;
@@ -1383,6 +1385,9 @@ CREATE FUNCTION public.queue_workflows_gpu_queued() RETURNS SETOF text
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     AS $$
@@ -1413,11 +1418,11 @@ CREATE FUNCTION public.queue_workflows_gpu_take(p_model text, p_how text, p_band
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_id text;
@@ -1503,11 +1508,11 @@ CREATE FUNCTION public.queue_workflows_gpu_weigh(p_fleet public.queue_workflows_
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_jobs   integer;
@@ -1555,6 +1560,9 @@ CREATE FUNCTION public.queue_workflows_has_waiters(OUT locked boolean, OUT limit
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
     SET enable_incremental_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     SET search_path TO 'public', 'pg_temp'
     AS $$
@@ -1583,6 +1591,7 @@ CREATE FUNCTION public.queue_workflows_hold_back(p_queue text, p_look integer, p
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -1760,6 +1769,7 @@ CREATE FUNCTION public.queue_workflows_ingest_due_in(p_host text, p_queue text, 
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -1797,6 +1807,7 @@ CREATE FUNCTION public.queue_workflows_ingest_kept(p_worker text, p_host text, p
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -1853,6 +1864,7 @@ CREATE FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -2724,11 +2736,11 @@ CREATE FUNCTION public.queue_workflows_mend_turns(p_jobs text) RETURNS bigint
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $_$
 DECLARE
     v_keys text[];
@@ -2878,6 +2890,10 @@ CREATE FUNCTION public.queue_workflows_next_wake(p_app text, p_names text[], p_a
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     SET search_path TO 'public', 'pg_temp'
     AS $$
@@ -2916,6 +2932,7 @@ CREATE FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue text, p_
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -2953,6 +2970,7 @@ CREATE FUNCTION public.queue_workflows_node_kept(p_worker text, p_host text, p_q
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3012,6 +3030,7 @@ CREATE FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_q
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3297,6 +3316,7 @@ CREATE FUNCTION public.queue_workflows_nodes_step(p_worker text, p_host text, p_
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3563,6 +3583,11 @@ CREATE FUNCTION public.queue_workflows_partitions(p_queue text, p_in_line boolea
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -3598,6 +3623,7 @@ CREATE FUNCTION public.queue_workflows_past_lines(p_queue text, OUT held boolean
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3643,11 +3669,11 @@ CREATE FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_mo
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    SET enable_incremental_sort TO 'off'
     AS $$
 DECLARE
     v_vram   integer;
@@ -3730,6 +3756,7 @@ CREATE FUNCTION public.queue_workflows_pick_version(p_queue text, p_versions tex
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3884,6 +3911,7 @@ CREATE FUNCTION public.queue_workflows_queue_room(p_queue text, p_wanted integer
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -4280,8 +4308,12 @@ END $_$;
 CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[]) RETURNS TABLE(run_id text)
     LANGUAGE sql STABLE
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     AS $$
     SELECT r.id
@@ -4302,7 +4334,8 @@ CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision, 
                                     AND NOT queue_workflows_is_terminal_run(c.status)))
                    OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
             OFFSET 0)
-       -- The first open event of this run by bounds and order, which only one index has; `=` leaves the choice open.
+       -- The first open event of this run by bounds and order, which only one index has; `=` leaves the choice open, and
+       -- so does a sort where statistics know no open event: the entries of closed ones stay in all indexes.
        AND r.id IS DISTINCT FROM (
            SELECT d.run_id FROM workflow_dispatch_events d
             WHERE d.run_id >= r.id AND d.run_id <= r.id AND d.processed_at IS NULL ORDER BY d.run_id, d.id LIMIT 1)
@@ -4547,6 +4580,7 @@ CREATE FUNCTION public.queue_workflows_unblock_served(p_jobs text, p_served text
     SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
     SET search_path TO 'public', 'pg_temp'
     AS $_$
@@ -4634,6 +4668,7 @@ CREATE FUNCTION public.queue_workflows_version_heads(p_queue text, p_versions te
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'

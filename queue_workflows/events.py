@@ -1,7 +1,7 @@
 """Send and list events, which handlers wait for by `steps.wait_for_event`.
 
 An event is stored: one that was sent before the wait counts. The first of a name and key counts;
-it is deleted after EVENT_RETENTION_DAYS.
+it is deleted after NODE_EVENT_RETENTION_DAYS.
 """
 
 from __future__ import annotations

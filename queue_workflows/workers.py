@@ -41,7 +41,7 @@ def list(  # noqa: A001  the verb that users look for
     """Return the worker processes seen within a day; `absent`: also OFF switches without one.
 
     Keys: `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining,
-    paused, parked, stopped, dead, absent), `desired_state`, `job_ids`, `jobs` (`id`, `kind`,
+    paused, parked, dead, absent), `desired_state`, `job_ids`, `jobs` (`id`, `kind`,
     `name`, `run_id`, `elapsed_s` of each), `current_model`, `last_seen`, `age_s`; the switch's
     `stop_policy`, `requested_by`, `reason`, `until_at`, `until_s`, `switched_at`; `death`: how a
     dead worker ended; `throttle`: the limit or the full memory for which it waits; `card`: the GPU

@@ -40,7 +40,7 @@ TRANSACTION_WARN_S = 300.0
 IDLE_WARN_S = 60.0
 """A transaction without a statement for a minute was forgotten."""
 CONNECTIONS_WARN, CONNECTIONS_ERROR = 0.8, 0.95
-"""Above this, a restart of the fleet (three connections per worker) may fail."""
+"""Above this, a restart of the fleet (two connections per worker) may fail."""
 DANGERS = {
     "fsync": "a crash of the machine may destroy the database",
     "full_page_writes": "a crash of the machine may leave torn pages",
@@ -300,7 +300,7 @@ def connections(conn: db.Connection) -> Finding:
     share = found["used"] / max(1, found["allowed"])
     text = f"{found['used']} of {found['allowed']} in use"
     level = ERROR if share >= CONNECTIONS_ERROR else WARNING if share >= CONNECTIONS_WARN else OK
-    remedy = "" if level == OK else "raise max_connections; a worker holds up to three"
+    remedy = "" if level == OK else "raise max_connections; a worker holds two"
     return Finding("connections", level, text, remedy)
 
 

@@ -255,7 +255,7 @@ def refused(where: Destination, message: str) -> Findings:
         "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
         "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
         "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
-        "full": "raise max_connections there; a worker holds up to three connections",
+        "full": "raise max_connections there; a worker holds two connections",
         "starting": "wait until it has started; see the server's log",
         "session": "no server of the DSN is what target_session_attrs wants",
         "silent": "it takes connections and does not answer: see the server's log",

@@ -100,7 +100,7 @@ STEPS = (
 
 @define.command(
     "connect",
-    "DSN  Default: the one in force, which no `ps` shows.",
+    "DSN  Default: the configured one, which `ps` does not show.",
     _PURPOSE,
     """--timeout SECONDS 0.1..  How long each step may take.
     --sql  Print only the GRANTs and REVOKEs, as an SQL script.""",

@@ -156,7 +156,7 @@ def _report(words: str, plan: _Plan, *, dry_run: bool) -> define.Shown:
 def prune(dry_run: bool = False, *, database: str) -> define.Shown:
     """Delete rows that are past their retention.
 
-    These are finished runs and jobs, events and logs. The orchestrator does it by itself, each
+    These are finished runs and jobs, events and logs. The orchestrator does it by itself, every
     NODE_EVENT_PRUNE_INTERVAL_S.
     """
     gone = history.prunable() if dry_run else history.prune()

@@ -39,8 +39,8 @@ def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define
         if each.name in define.COMMON:
             continue
         mark = marks[each.name]
-        text = f"{mark.metavar or each.name.upper()}  {mark.help[:1].upper()}{mark.help[1:]}"
-        line = f"{text.removesuffix('.')}."
+        text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help.removesuffix(".")
+        line = f"{mark.metavar or each.name.upper()}  {text[:1].upper()}{text[1:]}."
         if each.name in placed:
             made_of.append((each.name, inspect.Parameter.empty, str, line))
         else:
@@ -74,7 +74,7 @@ _QUEUES_HEAD = (
 )  # fmt: skip
 
 
-@define.command("list", "QUEUE  One queue; without one: all.", app=queues)
+@define.command("list", "QUEUE  Only this queue; default: all.", app=queues)
 def list_queues(queue: str | None = None) -> define.Shown:
     """List queues with their depth, age, rates, state and limits."""
     return _shown_queues(queue)
@@ -324,7 +324,7 @@ def _event_cells(row: Row) -> tuple[str, ...]:
     app=events,
 )
 def send(name: str, key: str | None = None, value: str = "null") -> define.Shown:
-    """Send an event. The first one of a name and key counts: exit code 1 if there is one."""
+    """Send an event. Exit code 1 if one of this name and key was sent before."""
     is_first = event_api.send(name, key=key, value=define.parsed("--value", _json, value))
     if not is_first:
         command.refuse("events send", f"event {name!r} with key {key or ''!r} was sent before")

@@ -36,7 +36,8 @@ _FIELDS = requests.marks(catalog.ListRuns)
 def _option(name: str) -> str:
     """Return the line of an option that the catalog describes."""
     mark = _FIELDS[name]
-    return f"--{mark.name or name} {mark.metavar}  {mark.help[:1].upper()}{mark.help[1:]}."
+    text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help
+    return f"--{mark.name or name} {mark.metavar}  {text[:1].upper()}{text[1:]}."
 
 
 @define.command(

@@ -224,8 +224,8 @@ def health(
 ) -> define.Shown:  # fmt: skip
     """Report whether the workers of this machine are alive.
 
-    Exit code 0: all are alive, 1: one is silent. A database that does not answer proves nothing
-    about a worker: the exit code is 0, and the outage is printed.
+    Exit code 0: each queue has a live worker, 1: one has none. A database that does not answer
+    proves nothing about a worker: the exit code is 0, and the outage is printed.
     """
     label, why = "", ""
     found: dict[str, str] = {}

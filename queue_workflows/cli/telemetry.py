@@ -198,9 +198,9 @@ def spans(
 ) -> int:
     """Send spans of attempts and runs to a collector, until Ctrl-C.
 
-    They are those of OpenTelemetry, one for each attempt and each run; OTEL_EXPORTER_OTLP_ENDPOINT
-    names the collector. Also writes the audit log and the metric log if AUDIT_LOG_PATH and
-    METRIC_PATH are set. Of several such processes one works.
+    They are OpenTelemetry spans, one for each attempt and run; OTEL_EXPORTER_OTLP_ENDPOINT names
+    the collector. Also writes the audit log and the metric log if AUDIT_LOG_PATH and METRIC_PATH
+    are set. Only one such process works at a time.
     """
     entry_point.setup_logging(log_level, log_format)
     exports = exporter.wanted(spans="traced" if only_traced else "all")

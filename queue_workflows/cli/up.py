@@ -35,7 +35,7 @@ sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
     --gpu N 0..  gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.
     --cards N,N  A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.
     --workers FILE|JSON  A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON.
-    --ingest QUEUE  A worker of this queue, beside the pool's; again.
+    --ingest QUEUE  A worker of this queue, beside the pool's; repeatable.
     --no-ingest  No ingest workers, no pool, no scheduler.
     --no-dashboard  No dashboard; APP_DASHBOARD=0 does the same.
     --reload  Start again when a file of the app changes.""",
@@ -48,7 +48,7 @@ def up(
     no_dashboard: bool = False, reload: bool = False, *, app: str | None, log_level: str,
     log_format: str | None,
 ) -> int:  # fmt: skip
-    """Run all processes of an app, and the dashboard. Ctrl-C stops them, twice at once."""
+    """Run all processes of an app, and the dashboard. A second Ctrl-C ends them at once."""
     entry_point.setup_logging(log_level, log_format)
     chosen = app_loading.load_app(app)
     if no_ingest and (workers is not None or ingest):

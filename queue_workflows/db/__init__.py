@@ -15,8 +15,8 @@ from queue_workflows.db import pool
 from queue_workflows.db.database_url import db_url, describe
 from queue_workflows.db.pool import (
     LOOP_LOCK_S,
-    Connection,
     PAGE_CONNECTIONS,
+    Connection,
     DedicatedConnection,
     close_pool,
     connect,
@@ -47,12 +47,12 @@ _LATER = {
 }
 
 __all__ = [
-    "BEGIN", "COMMIT", "LOOP_LOCK_S", "PAGE_CONNECTIONS", "REQUIRED_VERSION", "ROLLBACK", "Connection",
-    "DedicatedConnection", "Error", "InterfaceError", "Listener", "OperationalError", "Script",
-    "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool", "connect",
-    "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
-    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run", "statement",
-    "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
+    "BEGIN", "COMMIT", "LOOP_LOCK_S", "PAGE_CONNECTIONS", "REQUIRED_VERSION", "ROLLBACK",
+    "Connection", "DedicatedConnection", "Error", "InterfaceError", "Listener", "OperationalError",
+    "Script", "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool",
+    "connect", "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
+    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run",
+    "statement", "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
 ]  # fmt: skip
 
 

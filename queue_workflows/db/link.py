@@ -6,9 +6,10 @@ and its connections cannot be waited for together with other descriptors on one 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import math
-import os
 import random
 import re
 import socket
@@ -100,6 +101,7 @@ class Link:
         self._answer_s = answer_s
         self._pg: abc.PGconn | None = None
         self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        self._numbers = itertools.count()
         self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
         self._backoff_s = BACKOFF_FIRST_S
         self._retry_at = 0.0
@@ -136,8 +138,10 @@ class Link:
         """
         self._cut_for = why
         if self._pg is not None and (fd := self._fd()) != -1:
-            with socket.socket(fileno=os.dup(fd)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
+            own = socket.socket(fileno=fd)  # no copy, as there may be no descriptor left for one
+            with contextlib.suppress(OSError):  # it has ended just now
+                own.shutdown(socket.SHUT_RDWR)
+            own.detach()
 
     def _fd(self) -> int:
         try:
@@ -231,16 +235,34 @@ class Link:
         values, kinds = _dumped([statement.parameters[name] for name in names])
         if self._begin:
             self._pg.send_query_params(text, values, param_types=kinds)
+            result = yield from self._reply()
         else:
-            key = text, tuple(kinds)
-            if (name := self._prepared.get(key)) is None:
-                name = b"s%d" % len(self._prepared)
-                self._pg.send_prepare(name, text, kinds)
+            result = yield from self._prepared_reply(text, values, kinds)
+        return _raw(result) if statement.is_raw else _loaded(result)
+
+    def _prepared_reply(
+        self, text: bytes, values: list[bytes | None], kinds: list[int]
+    ) -> Generator[io_loop.Wait, bool, abc.PGresult]:
+        """Execute a statement that this connection prepares at its first use.
+
+        The server refuses one that returns all columns of a table once the table has another one,
+        from a newer release or from the app, until it is prepared anew.
+        """
+        pg, key = cast("abc.PGconn", self._pg), (text, tuple(kinds))
+        while True:
+            is_new = key not in self._prepared
+            if is_new:
+                name = b"s%d" % next(self._numbers)
+                pg.send_prepare(name, text, kinds)
                 yield from self._reply()
                 self._prepared[key] = name
-            self._pg.send_query_prepared(name, values)
-        result = yield from self._reply()
-        return _raw(result) if statement.is_raw else _loaded(result)
+            pg.send_query_prepared(self._prepared[key], values)
+            try:
+                return (yield from self._reply())
+            except pg_errors.FeatureNotSupported:
+                del self._prepared[key]
+                if is_new or self._depth:  # a transaction has ended with it
+                    raise
 
     def _execute_apart(self, statement: scripts.Statement) -> Waits:
         """Execute a statement in a transaction of its own, whose settings end with it."""

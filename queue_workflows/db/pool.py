@@ -355,7 +355,7 @@ def read_only() -> Generator[Connection]:
     A statement that takes longer than PAGE_STATEMENT_S is cancelled (SQLSTATE 57014).
     """
     with _pool("pages").connection() as own, own.transaction():
-        statements.sessions.read_only(own, statement_ms=int(PAGE_STATEMENT_S * 1000))
+        statements.sessions.read_only(own, statement_ms=f"{PAGE_STATEMENT_S * 1000:.0f}")
         yield own
 
 

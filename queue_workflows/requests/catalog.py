@@ -58,9 +58,10 @@ Partition = Annotated["str | None", _ONE_KEY]
 Until = Annotated[
     "timedelta | float | None",
     Field(
-        "When it ends: 30s, 45m, 2h, 1d, or an ISO time.",
+        "when it ends",
         name="for_s",
         metavar="WHEN",
+        forms="30s, 45m, 2h, 1d, or an ISO time",
         parse=clock.parse_until,
         kind=float | None,
         send=request.seconds,
@@ -458,9 +459,9 @@ class _RunState(GetRun):
 
 
 def _moment(help_: str) -> Field:
-    text = f"{help_}: 90m, 24h, 7d ago, or an ISO time with its zone"
     how: Any = {"kind": datetime | None, "send": request.instant, "parse": clock.parse_since}
-    return Field(text, metavar="TIME", **how)
+    forms = "90m, 24h, 7d ago, or an ISO time with its zone"
+    return Field(help_, metavar="TIME", forms=forms, **how)
 
 
 def json_object(text: str) -> JsonDict:

@@ -96,6 +96,8 @@ class Field:
     """Returns the value of what the service gets."""
     metavar: str = ""
     """What stands for its value in the usage of a command."""
+    forms: str = ""
+    """What a word of the command line may be, which its help names behind `help`."""
     parse: Callable[[str], Any] | None = None
     """Returns the value of a word of the command line."""
     bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -148,7 +148,8 @@ class Executors:
         if place is None:
             self._return(job, "want of descriptors")
             return
-        waits = not place.ready or bool(place.jobs and not place.shared)
+        # An executor that is not ready may load the app for ever, so that its time counts, too.
+        waits = bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
         if isolated or (self._max_jobs is not None and place.count >= self._max_jobs):
@@ -175,6 +176,7 @@ class Executors:
         place = job.place
         if place is None:
             return
+        reason = reason[:1000]  # an executor reads 4096 bytes of it
         if place.shared:
             self._send(place, wire.frame(wire.INTERRUPT, job.key, reason.encode()))
             return
@@ -201,7 +203,10 @@ class Executors:
         `is_final`: another attempt would not help.
         """
         if job.place is not None and number:
-            self._send(job.place, wire.frame(wire.ANSWER, number, wire.encoded(answer)))
+            if len(body := wire.encoded(answer)) > wire.MAX_BYTES:
+                why = f"the answer has {len(body)} bytes as JSON, more than {wire.MAX_BYTES}"
+                body = wire.encoded({"value": None, "error": why, "is_final": True})
+            self._send(job.place, wire.frame(wire.ANSWER, number, body))
 
     def expect_announcement(self, place: Executor) -> None:
         """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""
@@ -210,7 +215,8 @@ class Executors:
     def announce(self, place: Executor, key: int, rows: bytes | None) -> None:
         """Call the app's hook for a recorded job; None: it was not recorded, forget its value."""
         if place.packet is None:
-            self._send(place, wire.frame(wire.ANNOUNCE, key, rows or b""))
+            body = b"" if rows is None or len(rows) > wire.MAX_BYTES else rows
+            self._send(place, wire.frame(wire.ANNOUNCE, key, body))
 
     def change_model(self, change: JsonDict) -> bool:
         """Let an executor without a job load or unload a model; return False if there is none."""
@@ -557,8 +563,9 @@ class Executors:
         death = place.death(packet, max(0, ran - 1))
         for job in jobs:
             job.place = None
-            unread = job.has_started and job.key > last
-            why = place.killed_for or refused or (UNREAD if unread else "")
+            why = place.killed_for or refused
+            if not why and job.has_started and job.key > last:
+                why = UNREAD if place.ready else UNSTARTED
             self._owner.died(job, death._replace(killed_for=why))
         place.close()
         if not self.closing:

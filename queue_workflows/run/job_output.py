@@ -109,10 +109,11 @@ class Output:
 
 
 class Forward:
-    """Print what executors printed on the worker's own stdout or stderr, without ever waiting."""
+    """Print on the worker's own stdout or stderr, without ever waiting; thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._lock = threading.RLock()
         self._backlog = bytearray()
         self.dropped = 0
         """Bytes that were dropped, since nobody read."""
@@ -126,20 +127,22 @@ class Forward:
 
     def add(self, data: bytes) -> None:
         """Print this, after what waits; drop it if too much waits."""
-        if self._backlog and len(self._backlog) + len(data) > BACKLOG_BYTES:
-            self.dropped += len(data)
-            return
-        self._backlog += data
-        self.flush()
+        with self._lock:
+            if self._backlog and len(self._backlog) + len(data) > BACKLOG_BYTES:
+                self.dropped += len(data)
+                return
+            self._backlog += data
+            self.flush()
 
     def flush(self) -> None:
         """Print what waits, as far as it is taken at once; drop all of it if printing fails."""
-        while self._backlog and self._poll.poll(0):
-            try:
-                # A pipe that can be written has room for as many bytes.
-                del self._backlog[: os.write(self.fd, self._backlog[: select.PIPE_BUF])]
-            except OSError:
-                self._backlog.clear()
+        with self._lock:
+            while self._backlog and self._poll.poll(0):
+                try:
+                    # A pipe that can be written has room for as many bytes.
+                    del self._backlog[: os.write(self.fd, self._backlog[: select.PIPE_BUF])]
+                except OSError:
+                    self._backlog.clear()
 
 
 class Printer:
@@ -161,6 +164,25 @@ class Printer:
         if not self._to[number].pending:
             self._loop.write(number, None)
 
+    @contextlib.contextmanager
+    def takes_log(self) -> Generator[None]:
+        """Print the log of this process, as `entry_point.setup_logging` has set it up, in a block.
+
+        The records of handlers are printed there, too, and a reader that sleeps must delay no job.
+        """
+        own = [each for each in logging.getLogger().handlers if _is_ours(each)]
+        before = [
+            (each, each.setStream(_LogStream(functools.partial(self.write, number))))
+            for each in own
+            if isinstance(each, logging.StreamHandler)
+            and (number := fileno(each.stream)) in self._to
+        ]
+        try:
+            yield
+        finally:
+            for handler, stream in before:
+                handler.setStream(stream)
+
     def record(self, pid: int, record: JsonDict) -> None:
         """Print a record of the log of an executor, or lines as JSON."""
         if stream := record.get("stream"):
@@ -172,6 +194,26 @@ class Printer:
             logging.getLogger(record["name"]).log(
                 record["level"], "%s", record["text"], extra=extra
             )
+
+
+class _LogStream:
+    """The stream of a log handler, which prints as a `Printer` does."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+
+    def write(self, text: str) -> int:
+        """Print a text; return its length."""
+        self._write(text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Wait for nothing."""
+
+
+def _is_ours(handler: logging.Handler) -> bool:
+    """Return whether `entry_point.setup_logging` has made this handler."""
+    return any(isinstance(each, logs.MaskSecrets) for each in handler.filters)
 
 
 # --- Log records. A handler on the root logger would disable `logging.basicConfig` and the handler
@@ -278,9 +320,7 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
             send_record(record, printed=False)
 
     root = logging.getLogger()
-    own = [
-        each for each in root.handlers if any(isinstance(f, logs.MaskSecrets) for f in each.filters)
-    ]
+    own = [each for each in root.handlers if _is_ours(each)]
     for handler in own:
         root.removeHandler(handler)
     if own:

@@ -37,10 +37,14 @@ are left for that.
 """
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where the system has no pidfds."""
+LONGEST_MS: Final = 2**31 - 1
+"""The longest wait that the system takes; a lease may be longer."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
-"""Bytes of a packet: what an app has registered is the largest."""
+"""Bytes of a packet. The system may allow less, but at least PIECE."""
+PIECE: Final = 1 << 16
+"""Bytes of what an app has registered that one packet has."""
 FDS: Final = 4
 """Descriptors of an executor: jobs, interrupts, stdout and stderr."""
 
@@ -111,7 +115,10 @@ class Launcher:
         """
         made = cls(app, late=False)
         try:
-            found = made._receive()["loaded"]
+            size, text = made._receive()["loaded"], b""
+            while len(text) < size:
+                text += made._packet()
+            found = json.loads(text)
             registered = loaded_app.taken(found["app"])
         except BaseException:
             made.close()
@@ -135,6 +142,9 @@ class Launcher:
         return found
 
     def _receive(self) -> dict[str, Any]:
+        return json.loads(self._packet())
+
+    def _packet(self) -> bytes:
         try:
             data = self._end.recv(PACKET)
         except BlockingIOError:
@@ -143,7 +153,7 @@ class Launcher:
             raise self._lost(str(error)) from None
         if not data:
             raise self._lost("")
-        return json.loads(data)
+        return data
 
     def fork(self, fds: list[int], *, shared: bool) -> int:
         """Let it fork an executor with these descriptors; return the number of its `forked` packet.
@@ -263,7 +273,7 @@ class _Launcher:
         if not self._late:
             loaded = loaded_app.load(self._app)
             forking.prepare()  # loading may have used the database, whose pool has threads
-            self._say({"loaded": {"app": loaded, "late": forking.unsafe()}})
+            self._tell_loaded({"app": loaded, "late": forking.unsafe()})
         # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.collect()
@@ -287,11 +297,18 @@ class _Launcher:
     def _say(self, packet: dict[str, Any]) -> None:
         self._worker.send(json.dumps(packet).encode())
 
+    def _tell_loaded(self, found: dict[str, Any]) -> None:
+        """Tell the worker what the app has registered, whose size has no limit."""
+        text = json.dumps(found).encode()
+        self._say({"loaded": len(text)})
+        for at in range(0, len(text), PIECE):
+            self._worker.send(text[at : at + PIECE])
+
     def _timeout_ms(self) -> float | None:
         left_s = None if self._until is None else max(0.0, self._until - clock.boot_s())
         if any(each.pidfd < 0 for each in self._executors.values()):
             left_s = CHECK_S if left_s is None else min(left_s, CHECK_S)
-        return None if left_s is None else left_s * 1000 + 1
+        return None if left_s is None else min(left_s * 1000 + 1, LONGEST_MS)
 
     def _act(self, packet: dict[str, Any], fds: Sequence[int]) -> None:
         if "hold" in packet:
@@ -307,32 +324,31 @@ class _Launcher:
 
     def _fork(self, number: int, fds: Sequence[int], *, shared: bool) -> None:
         forking.flush()
-        child = _Child(self._cgroups.make())
-        parent, pid, error = os.getpid(), -1, None
+        cgroup, parent = self._cgroups.make(), os.getpid()
         try:
             if len(fds) < FDS:  # the kernel had no room for all of them
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            child = _Child(cgroup)
             pid = os.fork()
         except OSError as refused:  # no process, memory or descriptor is left for the moment
-            error = str(refused)
+            self._cgroups.end(cgroup)
+            self._say({"forked": number, "pid": -1, "error": str(refused)})
+            return
         if not pid:
             if self._on_child is not None:
                 signal.signal(signal.SIGCHLD, self._on_child)
-            if child.cgroup is not None:
-                child.cgroup.join()
+            if cgroup is not None:
+                cgroup.join()
             for each in self._executors.values():
                 if each.pidfd >= 0:
                     os.close(each.pidfd)
             self._worker.close()
             _execute(fds, self._app, parent, child.begun, late=self._late, shared=shared)
-        if error is None:
-            self._executors[pid] = child
-            with contextlib.suppress(AttributeError, OSError):
-                child.pidfd = os.pidfd_open(pid)
-                self._poll.register(child.pidfd, select.POLLIN)
-        else:
-            self._cgroups.end(child.cgroup)
-        self._say({"forked": number, "pid": pid, "error": error})
+        self._executors[pid] = child
+        with contextlib.suppress(AttributeError, OSError):
+            child.pidfd = os.pidfd_open(pid)
+            self._poll.register(child.pidfd, select.POLLIN)
+        self._say({"forked": number, "pid": pid, "error": None})
 
     def _run_policy(self, name: str, about: dict[str, Any], fds: Sequence[int]) -> None:
         """Fork a process that calls a stop policy; the end of its socket tells the worker all.

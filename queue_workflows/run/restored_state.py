@@ -57,7 +57,12 @@ def _states() -> Iterator[_State]:
         yield _state(os.sched_getaffinity, os.sched_setaffinity, 0)
     yield _state(locale.setlocale, locale.setlocale, locale.LC_ALL)
     yield gc.isenabled, lambda was: gc.enable() if was else gc.disable()
+    yield gc.get_threshold, lambda was: gc.set_threshold(*was)
     yield sys.getrecursionlimit, sys.setrecursionlimit
+    yield sys.getswitchinterval, sys.setswitchinterval
+    if hasattr(sys, "get_int_max_str_digits"):  # since Python 3.10.7
+        yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
+    yield threading.stack_size, threading.stack_size
     yield socket.getdefaulttimeout, socket.setdefaulttimeout
     yield sys.gettrace, sys.settrace
     yield sys.getprofile, sys.setprofile
@@ -73,8 +78,9 @@ class RestoredState:
     """The state of this process when it was made.
 
     Standard streams, folder, umask, limits, signals, timers, environment and import path. Also the
-    locale, priority, CPUs, garbage collection, recursion limit, the default time limit of sockets,
-    the event loop of the thread, and hooks for traces and errors.
+    locale, priority, CPUs, garbage collection, limits of recursion and of digits, how threads take
+    turns and how large their stacks are, the default time limit of sockets, the event loop of the
+    thread, and hooks for traces and errors.
     """
 
     def __init__(self) -> None:

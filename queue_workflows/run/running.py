@@ -89,8 +89,11 @@ class Running:
 
     @property
     def cancel_requested(self) -> bool:
-        """Return whether the job was cancelled, or its handler has set the event itself."""
-        return self._is_cancelled or (self._event is not None and self._event.is_set())
+        """Return whether the job was cancelled. A handler may set the event for threads of its own.
+
+        Its job would otherwise be handed back, and run again and again.
+        """
+        return self._is_cancelled
 
     def interrupt(self, reason: str) -> None:
         """End a handler that yields or awaits there; the first reason counts."""

@@ -92,6 +92,8 @@ _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
     READY: {"text": _TEXT},
 }  # fmt: skip
 """The types of members of bodies: a handler may write anything into the channel."""
+_BOUNDED: Final = ("no", "seconds")
+"""Members that are neither negative nor infinite nor larger than a header can carry."""
 _ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})
 
 HIGH_FDS: Final = (900, 200)
@@ -128,6 +130,8 @@ def checked(kind: int, body: bytes) -> Any:
     found = decoded(body)
     try:
         wrong = [name for name, types in _MEMBERS[kind].items() if type(found[name]) not in types]
+        numbers = [name for name in _BOUNDED if not wrong and name in _MEMBERS[kind]]
+        wrong += [name for name in numbers if not 0 <= found[name] < 2**32]
     except (TypeError, LookupError):
         wrong = ["its members"]
     if wrong:

@@ -67,7 +67,8 @@ class IoLoop:
 
     def forget(self, fd: int) -> None:
         """Watch a descriptor no longer; to be called before it is closed."""
-        if self._calls.pop(fd, None) is not None:
+        if (calls := self._calls.pop(fd, None)) is not None:
+            calls.clear()  # this turn may have found it ready, and has not called them yet
             self._selector.unregister(fd)
 
     def wake_at(self, at: float) -> None:

@@ -160,8 +160,9 @@ class Changes:
             self._since = None
             return
         streamed = {text for channel, text in wake.notified if channel == PARTS}
+        were_lost = wake.reason == "connected"  # notifications from before it, if there were any
         for reader in readers:
-            if reader.parts_of is not None and reader.parts_of[:1000] in streamed:
+            if reader.parts_of is not None and (were_lost or reader.parts_of[:1000] in streamed):
                 reader.wake()
         if wake.notified:
             self._is_due |= len(streamed) < len(wake.notified)  # parts do not change jobs

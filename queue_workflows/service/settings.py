@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
 import dotenv
@@ -295,16 +295,16 @@ def _fault(fault: Any) -> str:
 
 def describe() -> list[tuple[str, str, str]]:
     """Return name, default and meaning of each setting."""
-    fields = Settings.model_fields.items()
-    defaults = {name: each.default for name, each in fields}
-    shown = {
-        name: " ".join(one) if isinstance(one, tuple) else "" if one is None else str(one)
-        for name, one in defaults.items()
-    }
     return [
-        (str(each.validation_alias or name).upper(), shown[name], each.description or "")
-        for name, each in fields
+        (str(each.validation_alias or name).upper(), _shown(each.default), each.description or "")
+        for name, each in Settings.model_fields.items()
     ]
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(cast("tuple[str, ...]", default))
+    return "" if default is None else str(default)
 
 
 # --- the process -------------------------------------------------------------------------------

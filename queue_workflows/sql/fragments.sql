@@ -3,7 +3,7 @@
 
 -- fragment: by_index()
 -- Keep each query of a function to the order of an index, whatever the statistics say (decision 0019).
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
 
 -- fragment: live(j)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows.claim import claims, outcomes, record, recovery, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import link
@@ -57,6 +57,10 @@ MOST: Final = 500
 """How many results one statement records at most."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
+TIMED_OUT: Final = "57014"
+"""SQLSTATE of a statement that took longer than `pool.STATEMENT_TIMEOUT_S`."""
+SHORTEST_S: Final = 0.001
+"""The shortest time limit of a job that runs: the loop's timer has milliseconds."""
 COMPLETED: Final = "completed"
 """`_record` returns it if it has recorded the result."""
 ASIDE_S: Final = 0.5
@@ -77,8 +81,10 @@ class Write(NamedTuple):
     """Takes the result."""
     refused: Callable[[Exception], object]
     """Takes an error that no repetition cures."""
-    ends: claimed_job.ClaimedJob | None = None
-    """The job whose end it writes."""
+    job: claimed_job.ClaimedJob | None = None
+    """The job that it is about. What is written about one job keeps its order."""
+    ends: bool = False
+    """Whether it writes the end of the job."""
 
 
 def may_pass(error: Exception) -> bool:
@@ -194,7 +200,8 @@ class Desk:
             if _sqlstate(error) == LOCKED:
                 self._set_aside(write)
             elif may_pass(error):
-                self._writes.append(write)  # another one may succeed at once
+                found = self._with_later(write)
+                self._writes.extend(found)  # another one may succeed at once
                 self._retry_later(error)
             else:
                 write.refused(error)
@@ -203,15 +210,30 @@ class Desk:
 
     def _set_aside(self, write: Write) -> None:
         """Try a write again later, as somebody else has locked what it needs."""
-        self._aside.append(write)
+        found = self._with_later(write)
+        self._aside.extend(found)
         if (now := self.now()) >= self._aside_at:
             self._aside_at = now + ASIDE_S
         self._wake_at(self._aside_at)
         if self._lone is not None:
             self.start(self._lone.queue)
 
+    def _with_later(self, write: Write) -> list[Write]:
+        """Return a write that has to wait, and take those of its job that come after it along.
+
+        A handler that streams sends the next parts before these are stored, and relies on that.
+        """
+        if (job := write.job) is None:
+            return [write]
+        later = [each for each in (*self._aside, *self._writes) if each.job is job]
+        if later:
+            self._aside = deque(each for each in self._aside if each.job is not job)
+            self._writes = deque(each for each in self._writes if each.job is not job)
+        return [write, *later]
+
     def _write(self, write: Write) -> None:
-        self._writes.append(write)
+        waits = write.job is not None and any(each.job is write.job for each in self._aside)
+        (self._aside if waits else self._writes).append(write)
         self._ring()
 
     def notified(self, channel: str, text: str) -> None:
@@ -320,9 +342,8 @@ class Desk:
                 self.hand_back(job, why)
             elif job.is_last and self._lone is not None:
                 self.hand_back(job, "another job is to run alone in this worker")
-            elif job.in_run and (job.name or "").startswith(INPUT_PREFIX):
-                refused = node_call.refused(wire.load_row(job.body))
-                self._end(job, refused or outcomes.Outcome("parked", 0.0))
+            elif (outcome := _without_handler(job)) is not None:
+                self._end(job, outcome)
             else:
                 own.waiting.append(job)
                 self._lone = job if job.is_last else self._lone
@@ -335,8 +356,9 @@ class Desk:
         own.may_claim |= count > 0
         own.claiming = False
         state = _sqlstate(error)
-        if done and (state in (LOCKED, claims.CLAIM_LOST) or not may_pass(error)):
-            self._record_apart(own, done)  # one of them is at fault
+        apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
+        if done and apart:
+            self._record_apart(own, done)  # one of them is at fault, or they are too many
         elif state == LOCKED:
             own.may_claim = False  # until the next poll
         elif not by_row and not done and row_isolation.is_about_rows(error):
@@ -416,7 +438,7 @@ class Desk:
                 _log.warning("the end of job %s is left to its lease: %s", job.id, error)
                 self._forget(job)
 
-        self._write(Write(make, done, refused, ends=job))
+        self._write(Write(make, done, refused, job, ends=True))
 
     def _end(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> None:
         self.write(job, functools.partial(record.end, job.lease, outcome))
@@ -448,7 +470,7 @@ class Desk:
             announce(None)
 
         if completed:
-            self._write(Write(functools.partial(claimed_job.rows, job), found, not_found))
+            self._write(Write(functools.partial(claimed_job.rows, job), found, not_found, job))
         else:
             announce(None)
 
@@ -463,12 +485,15 @@ class Desk:
         now = self.now()
         while own.waiting and not own.changing:
             if own.waiting[0] is self._lone:
-                locked = {write.ends for write in self._aside}
+                locked = {write.job for write in self._aside if write.ends}
                 if not locked.issuperset(job for job in self.jobs if job is not self._lone):
                     if len(own.waiting) == 1:
                         break
                     own.waiting.rotate(-1)
             job = own.waiting[0]
+            if (failure := job.lease_end.check(now)) is not None:
+                self._fail(job, failure, now)  # this process was stopped for so long
+                continue
             shared = own.shape.concurrent or job.name in own.async_tasks
             # On a GPU a fresh executor for each job would load the model for each.
             isolated = job.name in own.isolated or (shared and job.is_last)
@@ -561,7 +586,7 @@ class Desk:
             _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, _ignore, refused))
+        self._write(Write(make, _ignore, refused, job))
 
     def model(self, model: JsonDict) -> None:
         """Note the model that the executor of a GPU reports."""
@@ -583,7 +608,8 @@ class Desk:
             why = f"the database refuses a step: {str(error).strip()}"
             answer(claimed_job.answered(error=why))
 
-        self._write(Write(functools.partial(claimed_job.answer, job, question), answer, refused))
+        make = functools.partial(claimed_job.answer, job, question)
+        self._write(Write(make, answer, refused, job))
 
     # --- Decisions.
 
@@ -617,7 +643,8 @@ class Desk:
         after_s: float = 0.0, now: bool = False, code: int = 0,
     ) -> None:  # fmt: skip
         """Hand a job back, uncounted, once its handler has ended."""
-        given = {"reason": reason, "front": front, "after_s": after_s}
+        # The reason may be an error of an executor, which no database need store.
+        given = {"reason": payload.error_text(reason), "front": front, "after_s": after_s}
         make = functools.partial(record.hand_back, job.lease, **given)
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
@@ -654,6 +681,7 @@ class Desk:
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
         """Hand all jobs back to the front, uncounted, and then call `done`."""
+        reason = payload.error_text(reason)  # it may be of an app's stop policy
         self._returned.append((self.jobs, done))
         for own in self.queues:
             self._return_all(own, reason)
@@ -782,6 +810,19 @@ def _ignore(_: object) -> None:
 def _sqlstate(error: Exception) -> str:
     """Return the SQLSTATE of an error; empty if it is not the server's."""
     return getattr(error, "sqlstate", None) or ""
+
+
+def _without_handler(job: claimed_job.ClaimedJob) -> outcomes.Outcome | None:
+    """Return the outcome of a claimed job that no executor has to run, or None."""
+    if (size := len(job.body)) > wire.MAX_BYTES:
+        why = f"its row has {size} bytes as JSON, more than {wire.MAX_BYTES}"
+        return outcomes.of_error(errors.UnreadableRow(why), 0.0, f"job {job.id}")
+    if 0.0 < (limit_s := job.timeout_s or 0.0) < SHORTEST_S:
+        why = f"its time limit of {limit_s:g} s is over before it can begin"
+        return outcomes.Outcome("timed_out", 0.0, error=why)
+    if job.in_run and (job.name or "").startswith(INPUT_PREFIX):
+        return node_call.refused(wire.load_row(job.body)) or outcomes.Outcome("parked", 0.0)
+    return None
 
 
 def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:

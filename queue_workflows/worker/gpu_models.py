@@ -67,6 +67,8 @@ class GpuModels:
         self._running: Row | None = None
         """Requests to load or unload a model."""
         self._began, self._request_no = math.inf, 0
+        self._polls = 0
+        """How many polls wait for their answers."""
         self._latest: JsonDict | None = None
         self._poll_at = self._reap_at = 0.0
         self._probe = worker_usage.Sampler(card=card)
@@ -214,7 +216,7 @@ class GpuModels:
                     guard.sample(at, found)
         for job in jobs:
             self._report_suspicions(job, now)
-        if now >= self._poll_at and self._queue.who.obey:
+        if now >= self._poll_at and self._queue.who.obey and not self._polls:
             self.poll()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
@@ -287,18 +289,23 @@ class GpuModels:
     def poll(self) -> None:
         """Look for a request; it replaces one that still waits."""
         self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
+        self._polls += 1
         who = self._queue.who
         newest = statements.models.newest_request.script(
             host=who.host, worker=who.worker_id, after=self._request_no
         )
 
+        def not_polled() -> None:
+            self._polls -= 1
+
         def polled(found: Row | None) -> None:
+            self._polls -= 1
             if found is not None:
                 self._request_no, self._waiting = found["request_no"], found
                 self._set_report(found, "waiting")
                 self.begin()
 
-        self._later(newest, "requests for models", polled)
+        self._later(newest, "requests for models", polled, not_polled)
 
     def _reap(self) -> None:
         """Unload a model that is idle too long, unless the worker is paused with it."""

@@ -123,6 +123,11 @@ class Leases:
         self._beat_at = 0.0
         self._ring()
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether calls of `later` wait, as they do while the database does not answer."""
+        return bool(self._calls)
+
     def later(
         self,
         script: db.Script[Any],

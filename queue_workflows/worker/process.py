@@ -251,7 +251,8 @@ class Worker:
         if self._models is not None:
             self._models.serve(self._desk.queues[0], self._leases.later, self._leases.beat_now)
         try:
-            with self._woken_by_signals(), self._memory, self._metrics or contextlib.nullcontext():
+            watches = self._memory, self._metrics or contextlib.nullcontext()
+            with self._woken_by_signals(), self._printer.takes_log(), watches[0], watches[1]:
                 self._loop.wake_at(0.0)
                 self._loop.run(self._tick, self._is_over if self._ends_by_itself else None)
         finally:
@@ -330,7 +331,9 @@ class Worker:
                 self._end_policy(each, f"takes more than {stop_policy.WITHIN_S:.0f} s")
             else:
                 due.append(policy.until)
-        for sample in self._metrics.take() if self._metrics is not None else ():
+        # Behind other calls they wait where old ones are dropped, as during an outage.
+        takes = self._metrics is not None and not self._leases.is_behind
+        for sample in self._metrics.take() if self._metrics is not None and takes else ():
             put = statements.samples.put.script(
                 host=own.queues[0].who.host,
                 every_s=sample.every_s,
@@ -427,7 +430,13 @@ class Worker:
         who = own.who
         about = {"host": who.host, "queue": who.queue, "lease_s": who.lease_s,
                  "host_priority": -1 if who.newest else 0}  # fmt: skip
-        end, until = self._begin_policy(policy, about), clock.boot_s() + stop_policy.WITHIN_S
+        until = clock.boot_s() + stop_policy.WITHIN_S
+        try:
+            end = self._begin_policy(policy, about)
+        except OSError as error:  # no descriptor is left
+            _log.error("stop policy %s cannot begin: %s; stopping hard", policy, error)
+            self._desk.switch(own, policy, hard=True)
+            return
         self._policies[own] = _Policy(policy, end, until)
         self._loop.read(end.fileno(), lambda: self._from_policy(own))
         self._loop.wake_at(until)

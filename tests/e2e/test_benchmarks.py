@@ -60,6 +60,7 @@ def test_a_cheap_run_measures_prints_and_writes_every_row(tmp_path: Path) -> Non
     for value in data["machine"].values():
         assert value and value in page
     assert str(ROOT) not in page and "/tmp" not in page
+    assert all(len(line) <= 100 for line in page.splitlines() if not line.startswith("|"))
 
 
 @pytest.mark.parametrize("name", __main__.SECTIONS)

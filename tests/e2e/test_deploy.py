@@ -198,8 +198,11 @@ def test_containers_have_a_volume_for_the_files_of_runs_and_an_init() -> None:
         )  # fmt: skip
 
 
-def test_the_example_environment_names_what_processes_read() -> None:
+def test_example_environments_name_what_processes_read() -> None:
+    page = commands.ROOT / "docs" / "tutorial-production.md"
+    (of_the_page,) = [each.text for each in markdown.blocks(page) if each.file == "environment"]
     lines = (DEPLOY / "systemd" / "environment").read_text().splitlines()
+    lines += of_the_page.splitlines()
     names = [line.partition("=")[0] for line in lines if line and not line.startswith("#")]
     knobs = {variable for knob in config.KNOBS.values() for variable in knob.variables}
     assert set(names) <= {*knobs, *config.db_url_variables(), "QUEUE_WORKFLOWS_APP", "PYTHONPATH"}

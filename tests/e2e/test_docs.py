@@ -16,9 +16,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from queue_workflows import db, model_registry
-from tests.support import fork_server, markdown
+from tests.support import database, embedded_servers, fork_server, markdown, reaper, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,6 +27,12 @@ BLOCKS = {page: markdown.blocks(page) for page in PAGES}
 COMMAND_S = 60
 SCRIPTS = ("queue-workflows", "queue-worker-control")
 NEEDS_A_SHELL = re.compile(r"[$`|&;<>(){}*?!~#\n]|\[(?![\w\"{])|\\")
+EXPORT = re.compile(r"export (\w+)=(.*)", re.DOTALL)
+"""A variable of the terminal, for all further commands of the page."""
+LOGIN = re.compile(r"postgresql://(\w+):[\w-]+@localhost:5432/(\w+)")
+"""A role and a database on the server of the page's machine."""
+A_DATABASE = re.compile(r"\b((?:CREATE|DROP) DATABASE) (\w+)")
+CREATED = re.compile(r"\bCREATE (DATABASE|ROLE) (\w+)")
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -34,10 +41,14 @@ def _name(page: Path) -> str:
 
 
 def _terminal() -> dict[str, str]:
-    """Return the environment of a person who types the commands, without the variables of tests."""
-    own = ("COVERAGE_", "PYTHONPATH")
+    """Return the environment of a person who types the commands.
+
+    Of the variables of tests it has only the mark by which the reaper ends what a killed test left.
+    """
+    own = ("COVERAGE_", "PYTHONPATH", reaper.MARK)
+    tools = (Path(sys.executable).parent, embedded_servers.installation() / "bin")
     return {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]]),
         "LANG": "C.UTF-8",
         **{name: text for name, text in os.environ.items() if name.startswith(own)},
     }
@@ -52,11 +63,21 @@ class Reader:
         self.dsn = dsn
         self.names: dict[str, Any] = {"__name__": "page"}
         self._running = contextlib.ExitStack()
+        self._server_parts = conninfo.conninfo_to_dict(dsn)
+        self._created: list[tuple[str, str]] = []
+        """Databases and roles that commands of the page have created."""
         self.environment = {
             **_terminal(),
             "HOME": str(folder),
             "QUEUE_WORKFLOWS_DB_URL": dsn,
             "QUEUE_WORKFLOWS_TEST_DB_URL": dsn,
+            # psql without an argument connects as the superuser of the server.
+            **{
+                f"PG{key.upper()}": str(self._server_parts[key])
+                for key in ("host", "port", "user", "password")
+                if self._server_parts.get(key)
+            },
+            "PGDATABASE": "postgres",
         }
 
     def follow(self, block: markdown.Block) -> None:
@@ -90,13 +111,41 @@ class Reader:
             self._running.enter_context(self._goes_on(block, command.text))
             return
         for command in markdown.commands(block):
+            if exported := EXPORT.fullmatch(command.text):
+                done = self._run(f"printf %s {exported[2]}")
+                self.environment[exported[1]] = done.stdout
+                continue
             done = self._run(command.text)
             got = f"{block}: $ {command.text}\n{done.stdout}{done.stderr}"
             assert done.returncode == 0, f"exit code {done.returncode}: {got}"
             same = doctest.OutputChecker().check_output(command.output, done.stdout, _FLAGS)
             assert same or not command.output, f"the page shows\n{command.output}but {got}"
 
+    def _here(self, text: str) -> str:
+        """Return a command with this test's server in the place of the page's.
+
+        Databases end in `_test`. A role is taken by the superuser, who may always log in.
+        """
+        text = A_DATABASE.sub(rf"\1 \2{database.SUFFIX}", text)
+        return LOGIN.sub(
+            lambda found: database.url(
+                {
+                    **self._server_parts,
+                    "dbname": found[2] + database.SUFFIX,
+                    "options": f"-c role={found[1]}",
+                }
+            ),
+            text,
+        )
+
     def _run(self, text: str) -> subprocess.CompletedProcess[str]:
+        text = self._here(text)
+        done = self._run_here(text)
+        if done.returncode == 0:
+            self._created += CREATED.findall(text)
+        return done
+
+    def _run_here(self, text: str) -> subprocess.CompletedProcess[str]:
         words = shlex.split(text)
         if self._server is not None and words[0] in SCRIPTS and not NEEDS_A_SHELL.search(text):
             return self._fork(self._server, words)
@@ -139,7 +188,7 @@ class Reader:
         """A command that runs until Ctrl-C, in a terminal of its own."""
         with (self.folder / "printed").open("wb") as printed:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                ["bash", "-c", f"exec {self._here(command)}"],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -148,6 +197,10 @@ class Reader:
                 start_new_session=True,
             )
         try:
+            if block.ready:
+                with psycopg.connect(self.environment["QUEUE_WORKFLOWS_DB_URL"]) as conn:
+                    conn.autocommit = True
+                    wait.until(lambda: conn.execute(block.ready.encode()).rowcount, timeout_s=60)
             yield
             process.send_signal(signal.SIGINT)
             code = process.wait(COMMAND_S)
@@ -158,8 +211,15 @@ class Reader:
             process.wait()
 
     def end(self) -> None:
-        """Press Ctrl-C where a command still runs."""
-        self._running.close()
+        """Press Ctrl-C where a command still runs, then drop what the page has created."""
+        try:
+            self._running.close()
+        finally:
+            with psycopg.connect(self.dsn, autocommit=True) as conn:
+                for kind, name in sorted(set(self._created)):
+                    force = " WITH (FORCE)" if kind == "DATABASE" else ""
+                    conn.execute(f"DROP {kind} IF EXISTS {name}{force}".encode())
+            self._created.clear()
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +279,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{_name(page)}: {link}"
         if anchor:
             assert anchor in markdown.anchors(target), f"{_name(page)}: {link}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name != "decisions"], ids=_name
+)
+def test_page_ends_with_the_next_one(page: Path) -> None:
+    assert "Continue with " in page.read_text(encoding="utf-8").rstrip().rpartition("\n\n")[2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_lines_of_prose_have_at_most_100_characters(page: Path) -> None:
+    text = re.sub(r"^```.*?^```\s*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    no_prose = ("|", "<!--", "- `")  # The last are lists of code, such as functions.
+    assert not [
+        line for line in text.splitlines() if len(line) > 100 and not line.startswith(no_prose)
+    ]
 
 
 def test_pages_show_the_schema_version_of_this_code() -> None:

@@ -162,24 +162,26 @@ def children(parent: int) -> list[int]:
 
 
 REFUSES_FORKS = """
-import errno, os, pathlib
-real = os.fork
-def fork():
+import mmap, os, pathlib
+real = {call}
+def call(*given):
     path = pathlib.Path({path!r})
     if path.exists():
         raise OSError({number}, os.strerror({number}))
-    return real()
-os.fork = fork
+    return real(*given)
+{call} = call
 """
 
 
-@pytest.mark.parametrize("name", ["EAGAIN", "ENOMEM"])
+@pytest.mark.parametrize(
+    ("call", "name"), [("os.fork", "EAGAIN"), ("os.fork", "ENOMEM"), ("mmap.mmap", "ENOMEM")]
+)
 def test_a_fork_that_is_refused_for_a_while_cuts_no_job_and_is_tried_again(
-    cli: Commands, tmp_path: Path, name: str
+    cli: Commands, tmp_path: Path, call: str, name: str
 ) -> None:
     refused, go = tmp_path / "refused", tmp_path / "go"
-    code = REFUSES_FORKS.format(path=str(refused), number=getattr(errno, name))
-    cli.env[code_app.AT_IMPORT] = code
+    number = getattr(errno, name)
+    cli.env[code_app.AT_IMPORT] = REFUSES_FORKS.format(call=call, path=str(refused), number=number)
     running = cli.start(*WORKER, "--slots", "2")
     neighbour = code_app.enqueued(waits(go))
     until(lambda: status(neighbour, "running"))
@@ -198,6 +200,34 @@ def test_a_fork_that_is_refused_for_a_while_cuts_no_job_and_is_tried_again(
     go.touch()
     until(lambda: status(neighbour, "completed"))
     assert charges(neighbour) == (1, 0, 0)
+    stopped(running)
+
+
+LOADS_FOR_EVER = """
+import pathlib, threading, time
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+path = pathlib.Path({path!r})
+while path.exists():
+    time.sleep(0.01)
+path.touch()
+"""
+"""With its thread each executor loads the app for itself, and not before the file is gone."""
+
+
+@pytest.mark.parametrize("more", [(), ("--async",)], ids=["alone", "async"])
+def test_a_job_whose_executor_does_not_load_the_app_fails_at_its_time_limit(
+    cli: Commands, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    path = tmp_path / "loaded"
+    cli.env[code_app.AT_IMPORT] = LOADS_FOR_EVER.format(path=str(path))
+    running = cli.start(*WORKER, "--slots", "1", *more)
+    late = code_app.enqueued("found = 1", timeout_s=0.5)
+    until(lambda: status(late, "failed"))
+    assert "ran longer than its budget" in row(late)["error"]
+    path.unlink()
+    after = code_app.enqueued("found = 1", timeout_s=60)
+    until(lambda: status(after, "completed"))
+    assert charges(after) == (1, 0, 0)
     stopped(running)
 
 

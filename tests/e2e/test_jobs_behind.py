@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from queue_workflows import history, jobs
-from tests.support import code_app
+from queue_workflows import db, history, jobs
+from tests.support import app_triggers, code_app, constants
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import charges, ended, row, stopped
@@ -123,6 +123,19 @@ def test_a_job_that_is_cancelled_behind_a_long_one_never_begins(
     (tmp_path / "go").touch()
     until(lambda: ended(first))
     assert not (tmp_path / "begun").exists()
+    stopped(running)
+
+
+def test_results_that_take_too_long_together_are_recorded_one_by_one(
+    cli: Commands, conn: db.Connection
+) -> None:
+    ids = [code_app.enqueued(TINY) for _ in range(MANY)]
+    ends = "OLD.status = 'running' AND NEW.status = 'completed'"
+    with app_triggers.slow(conn, "ingest_jobs", ends, 0.1):
+        running = worker(cli, **constants.env({"db.pool.STATEMENT_TIMEOUT_S": 1.0}))
+        until(lambda: ended(*ids), timeout_s=60)
+    # Those that wait too long meanwhile go back uncounted.
+    assert {charges(each)[1:] for each in ids} == {(0, 0)}
     stopped(running)
 
 

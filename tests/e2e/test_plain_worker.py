@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from queue_workflows import config, db, jobs, node_queue, run_store, workers
-from tests.support import card_app, commands, slot_app
+from tests.support import card_app, commands, constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import enqueued, row, stopped
@@ -56,6 +56,28 @@ def test_a_handler_that_crashes_is_charged_and_its_worker_goes_on(
     after = enqueued("quick", number=1)
     until(lambda: row(after)["status"] == "completed")
     assert row(after)["result"]["pid"] != running.process.pid
+    stopped(running)
+
+
+def test_a_worker_takes_the_longest_lease(cli: Commands) -> None:
+    job_id = enqueued("quick", number=1)
+    longest_s = constants.value("worker.shapes.MAX_LEASE_S")
+    running = worker(cli, "--lease-seconds", f"{longest_s:.0f}")
+    until(lambda: row(job_id)["status"] == "completed")
+    stopped(running)
+
+
+@pytest.mark.parametrize("limit_s", ["5e-324", "1e-9", "0.0009"])
+def test_a_time_limit_that_no_worker_can_measure_ends_its_job_and_not_the_worker(
+    cli: Commands, conn: db.Connection, tmp_path: Path, limit_s: str
+) -> None:
+    late, beside = in_folder("starts", tmp_path / "job"), enqueued("quick", number=2)
+    conn.execute(f"UPDATE ingest_jobs SET timeout_s = {limit_s} WHERE id = %s", (late,))
+    running = worker(cli)
+    until(lambda: row(beside)["status"] == "completed")
+    assert (row(late)["status"], row(late)["claim_no"]) == ("failed", 1)
+    assert f"its time limit of {float(limit_s):g} s is over" in row(late)["error"]
+    assert not slot_app.starts_of(tmp_path / "job")
     stopped(running)
 
 

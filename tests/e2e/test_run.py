@@ -181,10 +181,10 @@ def test_a_run_uses_those_who_serve_and_starts_its_own_when_they_go(
 def worker_dsn(migrated_database: str) -> Generator[str]:
     """The DSN of a migrated database for a role with the rights that the app guide grants."""
     guide = markdown.blocks(ROOT / "docs" / "postgresql.md")
-    grants = next(block.text for block in guide if "CREATE ROLE letters_worker" in block.text)
+    grants = next(block.text for block in guide if "CREATE ROLE texts_worker" in block.text)
     role = f"letters_{os.getpid()}_test"
     with psycopg.connect(migrated_database, autocommit=True) as admin:
-        for statement in grants.replace("letters_worker", role).split(";"):
+        for statement in grants.replace("texts_worker", role).split(";"):
             admin.execute(statement.encode())
         if admin.info.server_version < 150000:
             admin.execute("REVOKE CREATE ON SCHEMA public FROM public")

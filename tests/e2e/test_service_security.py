@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Generator
@@ -422,14 +421,7 @@ def test_infrastructure_needs_no_token_and_takes_any_host(service: http_service.
 
 
 def test_health_is_quick(service: http_service.Service) -> None:
-    with httpx.Client(base_url=service.url) as client:
-        client.get("/health")
-        took = []
-        for _ in range(50):
-            began = time.perf_counter()
-            assert client.get("/health").status_code == 200
-            took.append(time.perf_counter() - began)
-    assert statistics.quantiles(took, n=5)[3] < patience(0.02), "80 of 100"
+    http_service.assert_health_is_quick(service)
 
 
 def test_the_document_names_every_endpoint_and_the_token(service: http_service.Service) -> None:

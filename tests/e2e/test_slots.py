@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,19 @@ def test_a_stop_policy_of_the_app_is_obeyed(
     assert "it does not return" not in running.err
 
 
+def test_a_stop_policy_of_the_app_may_have_any_reason(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    running = worker(cli, 1, app="tests.support.slot_app:setup_policy")
+    until(lambda: begun(folder))
+    monkeypatch.setitem(worker_control.STOP_POLICIES, "odd", slot_app.odd_policy)
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="odd")
+    until(lambda: row(job_id)["status"] != "running")
+    assert (row(job_id)["status"], row(job_id)["error"]) == ("queued", None)
+    stopped(running)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("fails", "fails has failed: ValueError: no"), ("slow", "slow takes more than 10 s")],
@@ -289,6 +303,22 @@ def test_a_stop_policy_of_the_app_that_fails_is_hard(
     assert running.wait() == 79, running.err
     assert f"stop policy {words}; stopping hard" in running.err
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
+
+
+def test_a_stop_policy_that_no_descriptor_is_left_for_is_hard(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((job_id, folder),) = in_folders(tmp_path, "waits_once")
+    app = ("--app", "tests.support.slot_app:setup_policy")
+    running = cli.start("queue-claim-worker", "--queue", slot_app.QUEUE, *app)
+    until(lambda: begun(folder))
+    limit = resource.RLIMIT_NOFILE
+    resource.prlimit(running.process.pid, limit, (3, resource.getrlimit(limit)[1]))
+    monkeypatch.setitem(worker_control.STOP_POLICIES, "own", slot_app.own_policy)
+    workers.disable(config.host_label(), slot_app.QUEUE, stop_policy="own")
+    assert running.wait() == 79, running.err
+    assert "stop policy own cannot begin" in running.err
+    assert row(job_id)["crash_count"] == 0
 
 
 def test_sigterm_does_not_wait_for_a_database_that_does_not_answer(
@@ -420,6 +450,15 @@ def test_a_cancelled_run_ends_its_node_and_a_neighbour_goes_on(
     slot_app.let_go(second)
     until(lambda: node_row(other)["status"] == "completed")
     assert node_row(other)["context_delta"]["cancelled"] is False
+    stopped(running)
+
+
+def test_a_node_that_sets_its_own_event_is_not_cancelled(cli: Commands) -> None:
+    job_id = node("node_stops_threads")
+    running = worker(cli, 1, queue="cpu")
+    until(lambda: node_row(job_id)["status"] == "completed")
+    assert node_row(job_id)["context_delta"] == {"ended": True}
+    assert node_row(job_id)["claim_no"] == 1
     stopped(running)
 
 

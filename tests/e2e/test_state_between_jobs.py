@@ -84,6 +84,19 @@ LEFT = {
         "import signal; found = signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])",
     ),
     "no collection": ("import gc; gc.disable()", "import gc; found = gc.isenabled()"),
+    "rare collections": ("import gc; gc.set_threshold(0)", "import gc; found = gc.get_threshold()"),
+    "long turns": (
+        "import sys; sys.setswitchinterval(10.0)",
+        "import sys; found = sys.getswitchinterval()",
+    ),
+    "small stacks": (
+        "import threading; threading.stack_size(32 * 1024)",
+        "import threading; found = threading.stack_size()",
+    ),
+    "any number of digits": (
+        "import sys; sys.set_int_max_str_digits(0)",
+        "import sys; found = sys.get_int_max_str_digits()",
+    ),
     "recursion": (
         "import sys; sys.setrecursionlimit(200)",
         "import sys; found = sys.getrecursionlimit()",

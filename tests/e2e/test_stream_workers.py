@@ -98,6 +98,34 @@ def test_a_reader_sees_a_reset_mark_and_the_second_attempt_after_a_kill(
     assert [(part.id, part.value) for part in after] == [(f"2-{n + 1}", n) for n in range(COUNT)]
 
 
+def waits_for_a_lock() -> bool:
+    """Return whether a statement of a worker waits for a lock."""
+    with db.connect() as conn:
+        found = conn.execute(
+            "SELECT FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ).fetchall()
+    return bool(found)
+
+
+def test_parts_keep_their_order_although_a_stranger_locks_their_job_for_a_moment(
+    cli: Commands, conn: db.Connection, tmp_path: Path
+) -> None:
+    """The worker tries the second part again later, and the third one comes meanwhile."""
+    job_id = enqueued("in_turns", folder=str(tmp_path))
+    worker(cli, "--slots", "1", **constants.env({"run.job_loop.FLUSH_MS": 2000.0}))
+    until(lambda: values(job_id) == [0])
+    with conn.transaction():
+        conn.execute("UPDATE ingest_jobs SET priority = priority WHERE id = %s", (job_id,))
+        until(waits_for_a_lock)
+        until(lambda: not waits_for_a_lock())
+    (tmp_path / "go").touch()
+    until(lambda: row(job_id)["status"] != "running")
+    ended = row(job_id)
+    assert (ended["status"], ended["error"], ended["attempts"]) == ("completed", None, 0)
+    assert values(job_id) == [0, 1, 2]
+
+
 def test_a_handler_that_streams_without_a_pause_has_its_lease_renewed(
     cli: Commands, tmp_path: Path
 ) -> None:

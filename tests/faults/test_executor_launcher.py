@@ -57,6 +57,20 @@ def test_the_worker_learns_what_the_app_registered(monkeypatch: pytest.MonkeyPat
     os.environ.pop("OWN_URL")
 
 
+def registers_many() -> None:
+    executor_app.load()
+    for number in range(10_000):
+        config.register_ingest_task(f"a_task_with_quite_a_long_name_{number:050d}", print)
+
+
+def test_the_worker_learns_of_many_tasks() -> None:
+    """What the app has registered takes more bytes than the kernel lets one packet have."""
+    with executors.launched(registers_many) as launcher:
+        assert len(launcher.registered.tasks) > 10_000
+        with executors.forked(launcher) as worker:
+            assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+
+
 def raises(error: BaseException) -> Callable[[], None]:
     def load() -> None:
         raise error
@@ -215,6 +229,18 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
         worker.until(lambda: worker.place.usable)
         worker.until(lambda: "completed j r {'got': {'x': 8}" in worker.text)
         assert worker.node("echo", {"x": 1}, **row).kind == "completed"
+
+
+def test_an_answer_that_no_message_can_carry_fails_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    constants.put(monkeypatch, "run.wire.MAX_BYTES", 100_000)
+    with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
+        rows = {"job": {"id": "j"}, "run": {"name": "x" * 200_000}}
+        worker.answers = {"context": {"whole": 8}, "rows": rows}
+        outcome = worker.node("echo", {"x": 1}, input_template={"x": {"$from": "a"}})
+        assert outcome.kind == "failed"
+        assert "bytes as JSON, more than 100000" in outcome.error
 
 
 # Cost.

@@ -1,7 +1,8 @@
-"""Replace functions while workers run: no job is lost, no error, no second claim."""
+"""Change functions and tables while workers run: no job is lost, no error, no second claim."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import db
-from tests.support import dangerous_app, factories, installed_functions
+from queue_workflows import db, jobs
+from tests.support import dangerous_app, factories, installed_functions, slot_app
 from tests.support.commands import Commands
 from tests.support.wait import until
 
@@ -107,3 +108,53 @@ def rows(conn: db.Connection, folder: Path) -> list[dict[str, Any]]:
         " WHERE args ->> 'folder' = %s GROUP BY 1, 2, 3",
         (str(folder),),
     ).fetchall()
+
+
+@pytest.fixture
+def altered(
+    migrated_database: str, monkeypatch: pytest.MonkeyPatch, slot_tasks: None
+) -> Iterator[db.Connection]:
+    """A connection to a database of the test's own, whose tables it may alter."""
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", migrated_database)
+    with db.connect() as own:
+        yield own
+    db.close_pool()
+
+
+ENDS = {
+    "fails": ("queued", 1, "ValueError: as it was asked to"),
+    "waits": ("failed", 0, "ran longer than its budget of 0.5 s"),
+}
+"""Tasks that do not complete, and what their worker makes of the first attempt of five."""
+
+
+@pytest.mark.parametrize("task", ENDS)
+def test_a_worker_ends_jobs_as_before_after_a_column_was_added_to_their_table(
+    cli: Commands, altered: db.Connection, tmp_path: Path, task: str
+) -> None:
+    """A newer release adds columns while workers of this one run, as an app may do at any time."""
+
+    def ended(name: str) -> tuple[Any, ...]:
+        args = {"folder": str(tmp_path / name)}
+        (tmp_path / name).mkdir()
+        job = jobs.enqueue(
+            task_name=task, queue=slot_app.QUEUE, args=args, max_attempts=5, timeout_s=0.5
+        )
+
+        def row() -> Any:
+            query = "SELECT status::text, attempts, error, claim_no, lease_expires_at"
+            return altered.execute(f"{query} FROM ingest_jobs WHERE id = %s", (job,)).fetchone()
+
+        until(lambda: row()["claim_no"] and row()["lease_expires_at"] is None)
+        found = row()
+        jobs.cancel(job)
+        return found["status"], found["attempts"], found["error"]
+
+    dsn = os.environ["QUEUE_WORKFLOWS_DB_URL"]
+    argv = ("--queue", slot_app.QUEUE, "--slots", "1", "--app", "tests.support.slot_app:setup")
+    worker = cli.start("queue-claim-worker", *argv, QUEUE_WORKFLOWS_DB_URL=dsn)
+    assert ended("before") == ENDS[task]
+    altered.execute("ALTER TABLE ingest_jobs ADD COLUMN of_the_app text")
+    assert ended("after") == ENDS[task]
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0

@@ -13,7 +13,7 @@ from queue_workflows import db, history, jobs
 from tests.support import constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
-from tests.support.worker_views import alive, begun, row, status, stopped
+from tests.support.worker_views import alive, begun, row, state, status, stopped
 
 pytestmark = pytest.mark.usefixtures("slot_tasks")
 
@@ -159,6 +159,52 @@ def test_a_handler_that_prints_a_hundred_megabytes_disturbs_nobody(
     log = attempts(job_id)[0]["log"]
     assert log["cut_bytes"] > 99 * slot_app.CHUNK
     assert len(log["text"]) < 2 * slot_app.CHUNK
+
+
+def test_output_of_a_process_that_outlives_its_executor_does_not_end_the_worker(
+    cli: Commands, tmp_path: Path
+) -> None:
+    job_id, folder = enqueued(tmp_path, "leaves_printer")
+    running = worker(cli, 1)
+    left = folder / "left"
+    until(lambda: left.exists() and left.read_text().endswith(" "))
+    launcher, (executor,) = int(left.read_text()), slot_app.starts_of(folder)
+    running.send(signal.SIGSTOP)  # so that it finds the death and then the output in one turn
+    os.kill(executor, signal.SIGKILL)
+    until(lambda: state(executor) == "X")
+    until(lambda: state(launcher) == "S")  # it has told the worker
+    (folder / "say").touch()
+    until((folder / "said").exists)
+    running.send(signal.SIGCONT)
+    until(lambda: status(job_id, "completed"))
+    assert (row(job_id)["claim_no"], row(job_id)["crash_count"]) == (2, 1)
+    stopped(running)
+
+
+def test_a_reader_of_its_log_that_sleeps_delays_no_job(cli: Commands) -> None:
+    reader, writer = os.pipe()
+    try:
+        options = ("--queue", slot_app.QUEUE, "--slots", "1", "--app", APP)
+        running = cli.start(SCRIPT, *options, terminal=writer)
+        args = {"lines": 300}
+        ids = [jobs.enqueue(task_name="logs_much", queue=slot_app.QUEUE, args=args) for _ in "12"]
+        until(lambda: all(status(each, "completed") for each in ids))
+        stopped(running)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_row_that_no_message_can_carry_fails_and_its_worker_goes_on(cli: Commands) -> None:
+    cli.env |= constants.env({"run.wire.MAX_BYTES": 100_000})
+    args = {"text": "x" * 200_000}
+    large = jobs.enqueue(task_name="answers", queue=slot_app.QUEUE, args=args, max_attempts=3)
+    running = worker(cli, 1)
+    until(lambda: status(large, "failed"))
+    assert "bytes as JSON, more than 100000" in row(large)["error"]
+    after = jobs.enqueue(task_name="quick", queue=slot_app.QUEUE, args={"number": 1})
+    until(lambda: status(after, "completed"))
+    stopped(running)
 
 
 def test_a_stopped_executor_keeps_its_claim_and_goes_on(cli: Commands, tmp_path: Path) -> None:

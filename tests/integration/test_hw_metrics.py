@@ -17,6 +17,7 @@ import pytest
 
 from queue_workflows import claim_worker, history, hw_metrics, workers
 from tests.support import console, factories, tabled, transitions, wait
+from tests.support.proxy import Proxy
 
 Row = dict[str, Any]
 SAMPLE: Row = {
@@ -275,6 +276,34 @@ def test_a_gpu_worker_samples_its_machine_also_while_it_is_parked(
     wait.until(lambda: factories.one(conn, "SELECT state FROM workers") == "parked")
     conn.execute("DELETE FROM hw_samples")
     wait.until(lambda: {row["every_s"] for row in hw_metrics.look_back("box")} == {2})
+
+
+def test_of_an_outage_the_latest_samples_are_notified_alone(
+    gpu: Any, heard: Heard, wire: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    class Counting(Probe):
+        def sample(self) -> Row:
+            taken.append(len(taken))
+            return SAMPLE | {"swap_used_mb": taken[-1]}
+
+    def next_one() -> int:
+        return json.loads(heard.next())["swap_used_mb"]
+
+    monkeypatch.setattr(hw_metrics, "Probe", Counting)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", wire.dsn)
+    gpu()
+    next_one()
+    wire.freeze()
+    began = len(taken)
+    wait.until(lambda: len(taken) > began + 200)  # about 80 notifications
+    over = len(taken)
+    wire.thaw()
+    late = list[int]()
+    while (number := next_one()) < over:
+        late += [number] if number > began else []
+    assert len(late) <= 2 * hw_metrics.WAITING
 
 
 def test_telemetry_can_be_switched_off(

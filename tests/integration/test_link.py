@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,6 +129,34 @@ def test_a_value_that_cannot_be_sent_is_refused_and_loses_no_connection(own: Own
     own.turn_until("connected", nul, [(b"2",)])
 
 
+@pytest.fixture
+def table(conn: db.Connection) -> Iterator[bytes]:
+    """A table of one row and one column, which has the value 1."""
+    conn.execute("CREATE TABLE has_columns AS SELECT 1 AS a")
+    yield b"has_columns"
+    conn.execute("DROP TABLE has_columns")
+
+
+def test_a_column_that_is_added_is_returned_by_statements_that_were_used_before(
+    own: Own, conn: db.Connection, table: bytes
+) -> None:
+    def within() -> db.Script[Any]:
+        yield db.BEGIN
+        rows = yield db.Statement(b"SELECT * FROM " + table, {}, is_raw=True)
+        yield db.COMMIT
+        return rows
+
+    every = b"SELECT * FROM " + table
+    own.ask(every, every)
+    own.turn_until("connected", [(b"1",)], [(b"1",)])
+    conn.execute("ALTER TABLE has_columns ADD COLUMN b integer DEFAULT 2")
+    own.ask(every)
+    own.turn_until([(b"1", b"2")])
+    conn.execute("ALTER TABLE has_columns ADD COLUMN c integer DEFAULT 3")
+    own.ask(within(), within(), every)
+    own.turn_until("0A000", [(b"1", b"2", b"3")], [(b"1", b"2", b"3")])
+
+
 def test_notifications_arrive_between_statements_and_during_one(own: Own) -> None:
     own.turn_until("connected")
     notify("idle")
@@ -154,6 +184,26 @@ def test_a_connection_that_is_cut_asks_for_no_cancel(own: Own) -> None:
 
     own.turn_until("disconnected", "lost", "connected", [(b"9",)], at=cut_once)
     end_sleepers()  # the server has not heard of it
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process open nothing in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_connection_is_cut_by_a_process_that_can_open_nothing(own: Own) -> None:
+    own.ask(b"SELECT pg_sleep(60)", b"SELECT 9")
+    own.turn_until("connected")
+    with no_descriptor_left():
+        own.link.cut()
+    own.turn_until("disconnected", "lost", "connected", [(b"9",)])
+    end_sleepers()
 
 
 def test_it_listens_nowhere_where_all_only_poll(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,19 +161,32 @@ VALUES ('a', 'w', 'running', 'node', '{}');
 INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
 SELECT 'b', i::text, 'completed', 'j', 1, 0 FROM generate_series(1, 20000) i;
 UPDATE workflow_dispatch_events SET processed_at = now();
-SET session_replication_role = origin;
 """
 
 
-def test_a_check_of_a_run_reads_no_closed_events_of_later_runs(conn: Any) -> None:
+@pytest.mark.parametrize("known", [False, True], ids=["no statistics", "no event is open"])
+def test_a_check_of_a_run_reads_no_closed_events_of_later_runs(
+    own_database: database.Database, known: bool
+) -> None:
     """Their entries stay in the index of open events until a vacuum."""
+    name = own_database.fresh_name()
+    dsn = own_database.create_migrated(name)
     check = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT queue_workflows_stalled_runs(0, '{a}')"
-    with conn.transaction():
-        conn.execute(LATER_EVENTS)
-        plans = [factories.one(conn, check)[0]["Plan"] for _ in range(5)]
+    with (
+        database.environment(QUEUE_WORKFLOWS_DB_URL=dsn),
+        db.connect(limited=False) as conn,
+    ):
+        conn.execute("ALTER TABLE workflow_dispatch_events SET (autovacuum_enabled = off)")
+        with conn.transaction():
+            for statement in LATER_EVENTS.split(";")[:-1]:
+                conn.execute(statement.encode())
+            if known:
+                conn.execute("ANALYZE workflow_dispatch_events")
+            plans = [factories.one(conn, check)[0]["Plan"] for _ in range(2)]
+    own_database.drop(name)
     assert {plan["Actual Rows"] for plan in plans} == {1}
-    # The first reads the catalog too, and so does one behind a change by another session.
-    assert min(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans) < 100
+    # The first reads the catalog too.
+    assert plans[1]["Shared Hit Blocks"] + plans[1]["Shared Read Blocks"] < 100
 
 
 FILL = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -154,6 +155,35 @@ def test_a_part_that_comes_while_a_stream_begins_is_not_missed(
 
     monkeypatch.setattr(streams, "read_page", and_then)
     _, text = streamed(path=f"{writer.path}/stream", until=lambda text: "between" in text)
+    assert brief(text) == ["1-1"]
+
+
+def test_a_part_that_comes_before_the_service_listens_is_not_missed(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts.pause_streams(monkeypatch, 600.0)
+    begun, over = threading.Event(), threading.Event()
+
+    class Late:
+        """Its connection takes until the stream has begun."""
+
+        def __iter__(self) -> Iterator[db.Wake]:
+            yield db.Wake("wake")
+            begun.wait(30)
+            writer.send("before")
+            yield db.Wake("connected")
+            over.wait(30)
+
+        def wake(self) -> None:
+            pass
+
+        def close(self) -> None:
+            over.set()
+
+    monkeypatch.setattr(db, "listen", lambda *_, **__: Late())
+    _, text = streamed(
+        path=f"{writer.path}/stream", opened=begun.set, until=lambda text: "before" in text
+    )
     assert brief(text) == ["1-1"]
 
 

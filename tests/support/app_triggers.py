@@ -1,4 +1,4 @@
-"""An app's own trigger that refuses changes of some rows."""
+"""An app's own trigger that refuses changes of some rows, or delays them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ def refuse(
         f" CREATE TRIGGER a_app_refuses BEFORE {event} ON {table}"
         " FOR EACH ROW EXECUTE FUNCTION app_refuses()".encode()
     )
+
+
+@contextmanager
+def slow(conn: db.Connection, table: str, when: str, seconds: float) -> Generator[None]:
+    """Let updates of rows of which `when` holds take so long each, until the end of the block."""
+    conn.execute(
+        "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF {when} THEN PERFORM pg_sleep({seconds}); END IF; RETURN NEW; END $$;"
+        f" CREATE TRIGGER a_app_refuses BEFORE UPDATE ON {table}"
+        " FOR EACH ROW EXECUTE FUNCTION app_refuses()".encode()
+    )
+    try:
+        yield
+    finally:
+        accept(conn)
 
 
 def accept(conn: db.Connection) -> None:

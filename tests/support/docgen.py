@@ -8,11 +8,13 @@ import html
 import importlib
 import inspect
 import itertools
+import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import MISSING, fields
@@ -21,14 +23,22 @@ from typing import Any, get_args
 
 import typer
 
-from queue_workflows import cli, client, config, errors, tasks
+from queue_workflows import cli, client, config, errors, events, tasks
 from queue_workflows.admin import checks
+from queue_workflows.alerts import sender
+from queue_workflows.claim import recovery
 from queue_workflows.cli import define
 from queue_workflows.client import verbs
+from queue_workflows.dag import branches, graph, loops, payload, policy
+from queue_workflows.dispatch import expansion
 from queue_workflows.requests import request
 from queue_workflows.runtime import exit_codes
+from queue_workflows.service import application, request_parts
+from queue_workflows.service import settings as service_settings
+from queue_workflows.tasks import attempt_requests, job_validation
 from queue_workflows.telemetry import metrics_page
 from queue_workflows.testing import servers
+from queue_workflows.worker import shapes
 from tests.support import catalog, embedded_servers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +146,11 @@ def _knob(knob: config.Knob[Any]) -> tuple[str, ...]:
     return (_code(first), _code(second), _code(default), "" if flag else knob.unit, knob.meaning)
 
 
+def _next(page: str, title: str) -> str:
+    """Return the last line of a page, with the page to read next."""
+    return f"Continue with [{title}]({page})."
+
+
 def configuration() -> str:
     """Return the text of `docs/configuration.md`, from `config`."""
     named = [(", ".join(map(_code, names())), what) for what, names in VARIABLES]
@@ -174,6 +189,8 @@ value that does not parse gives the default and one warning that names the varia
 its variable is set and not empty.
 
 {_table(("variable", "else", "default", "unit", "meaning"), knobs)}
+
+{_next("schema.md", "the schema")}
 """
 
 
@@ -207,6 +224,7 @@ Each command names the ones that it takes.
                 parts += [f"### {name}", str(found.info.help)]
             for full_name, function in _functions(name, found):
                 parts += _one_command(full_name, function)
+    parts.append(_next("configuration.md", "configuration"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -307,10 +325,11 @@ def exit_code_page() -> str:
                 own.append((link, " ".join(said)))
     return f"""{MADE}
 
-# Exit codes
+# Exit codes and limits
 
-After this page you know what the exit code of a command or process means. The codes from 75 to 79
-are of a worker that ends with its job: [which workers do](worker-exits.md).
+After this page you know what the exit code of a command or process means, and how large things may
+be. The codes from 75 to 79 are of a worker that ends with its job: [which workers
+do](worker-exits.md).
 
 {_table(("code", "reason", "effect, remedy"), codes)}
 
@@ -319,7 +338,65 @@ A service manager should start a process again after each code but 2: [systemd](
 ## Commands with codes of their own
 
 {_table(("command", "exit code"), own)}
+
+## Limits
+
+What is beyond a limit is refused or fails, with a message that names the limit. [Value
+ranges](ranges.md) has the ranges of columns, [time limits](worker-exits.md#time-limits) has those
+of jobs.
+
+{_table(("limit", "value", "more"), _limits())}
+
+{_next("job-events.md", "events of jobs and runs")}
 """
+
+
+def _limits() -> list[tuple[str, ...]]:
+    """Return the limits that code sets, each with its value and a page about it."""
+    setting, mib = "a [setting](configuration.md#settings)", payload.KIB**2
+    maps, wall = "[maps](maps.md#limits)", "[worker exits](worker-exits.md)"
+    streamed, http = "[streams](stream-limits.md#limits)", "[HTTP](http-reference.md)"
+    given: list[tuple[str, float, str, str]] = [
+        ("nodes of a run, with those of its maps' items", graph.MAX_NODES_PER_RUN, "", maps),
+        ("open items of a map without `at_once`", expansion.WINDOW, "", maps),
+        ("`at_once` of a map", graph.MOST_AT_ONCE, "", maps),
+        ("maps inside a map", graph.MAX_MAP_DEPTH, "", "[JSON](json-workflows.md#map)"),
+        ("arms of a branch", branches.MAX_ARMS, "", "[branches](branch.md)"),
+        ("rounds of a loop", loops.MAX_ROUNDS, "", "[loops](loops.md)"),
+        ("child runs below a run", graph.MAX_RUN_DEPTH, "",
+         "[child runs](child-run-ends.md#limits)"),
+        ("a result, the inputs of a node, an answer", config.MAX_PAYLOAD_KB.default, "KiB",
+         f"`MAX_PAYLOAD_KB`, {setting}"),
+        ("levels of such JSON", payload.MAX_DEPTH, "", "[ranges](ranges.md)"),
+        ("inputs of the nodes that one transaction queues",
+         expansion.TRANSACTION_BYTES / mib, "MiB", "[nodes](nodes.md#large-inputs)"),
+        ("a stored error", payload.ERROR_LIMIT, "characters", "[attempts](attempts.md)"),
+        ("the stored log of an attempt", config.LOG_CAPTURE_KB.default, "KiB",
+         f"`LOG_CAPTURE_KB`, {setting}"),
+        ("`retries` of a policy", policy.MAX_RETRIES, "", "[policies](policies.md)"),
+        ("crashes, after which a job is poison", recovery.MAX_CRASHES, "",
+         "[concepts](concepts.md#lease)"),
+        ("lapses in a row, after which it is", recovery.MAX_LAPSES, "",
+         "[concepts](concepts.md#lease)"),
+        ("failed dispatches, after which an event is", recovery.MAX_FAILURES, "",
+         "[concepts](concepts.md#outbox)"),
+        ("an idempotency key", job_validation.MAX_KEY_BYTES, "bytes",
+         "[enqueue](enqueue.md#queue-a-job-once)"),
+        ("the value of an event", events.VALUE_BYTES / mib, "MiB", "[events](events.md)"),
+        ("a part of a stream", attempt_requests.PART_KB, "KiB", streamed),
+        ("parts of an attempt", attempt_requests.MAX_PARTS, "", streamed),
+        ("all parts of an attempt", attempt_requests.MAX_MB, "MiB", streamed),
+        ("jobs that one worker runs at once", shapes.MOST, "", "[pools](pools.md)"),
+        ("the lease of a claim", shapes.MAX_LEASE_S / 86_400, "days", wall),
+        ("alerts in a minute", sender.PER_MINUTE, "", "[alerts](alert-rules.md#limits)"),
+        ("rows of a page over HTTP", request.PAGE, "", http),
+        ("`wait` over HTTP", request_parts.LONGEST_WAIT_S, "s", http),
+    ]  # fmt: skip
+    return [(what, f"{_figure(value)} {unit}".strip(), more) for what, value, unit, more in given]
+
+
+def _figure(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
 SQLSTATES = {
@@ -398,6 +475,8 @@ The database raises these in your transaction, in whatever language your program
 Other refusals have standard codes: 23514 (`check_violation`) for a value out of
 [its range](ranges.md), 42501 (`insufficient_privilege`) for a [right](security.md) that the role
 lacks.
+
+{_next("glossary.md", "the glossary")}
 """
 
 
@@ -427,6 +506,8 @@ A run has no events of its own. Its history is that of its nodes. `GET /api/v1/e
 
 A node that `skip_if` leaves out has no event. One that waits for its child run has none when that
 run ends.
+
+{_next("errors.md", "errors")}
 """
 
 
@@ -509,6 +590,8 @@ A trigger sends each notification, in the transaction that writes the row; a fun
 ## Functions
 
 {_names([_code(item) for item in found.functions])}
+
+{_next("http-reference.md", "HTTP endpoints and settings")}
 """
 
 
@@ -610,11 +693,81 @@ def _sent(kind: type[request.Request[Any]]) -> list[str]:
     ]
 
 
-def _with_block(page: str, block: str, name: str = "layers") -> str:
-    """Return the page with `block` between its marks, `name` and `end of` it."""
-    before, begin, rest = _old(page).partition(f"<!-- {name}: made by docgen -->\n")
-    _, end, after = rest.partition(f"<!-- end of {name} -->\n")
-    return f"{before}{begin}{block}\n{end}{after}"
+def http_fields() -> str:
+    """Return the types of parameters and bodies over HTTP, for docs/http-reference.md.
+
+    They are those of the OpenAPI document. A name that has several types in one place has a row for
+    each, with its requests.
+    """
+    document = application.build(service_settings.load(token="t" * 16)).openapi()
+    found: dict[tuple[str, ...], list[str]] = {}
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            for row in _typed_fields(route, document["components"]["schemas"]):
+                found.setdefault(row, []).append(_code(f"{method.upper()} {path}"))
+    times = Counter((name, place) for name, place, *_ in found)
+    rows = [
+        (*row, ", ".join(requests) if times[row[:2]] > 1 else "")
+        for row, requests in sorted(found.items())
+    ]
+    return _table(("name", "in", "type", "default", "meaning", "of"), rows)
+
+
+def _typed_fields(route: dict[str, Any], models: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield name, place, type, default and meaning of what a request takes."""
+    for each in route.get("parameters", ()):
+        yield _typed(each["name"], each["in"], each["schema"], each.get("description"))
+    content = route.get("requestBody", {}).get("content", {}).get("application/json", {})
+    if schema := content.get("schema"):
+        ref = schema.get("$ref") or schema["anyOf"][0]["$ref"]
+        for name, member in models[ref.rpartition("/")[2]]["properties"].items():
+            yield _typed(name, "body", member, None)
+
+
+def _typed(name: str, place: str, schema: dict[str, Any], text: str | None) -> tuple[str, ...]:
+    default = schema.get("default")
+    shown = "" if default is None else _code(json.dumps(default))
+    meaning = text or schema.get("description") or ""
+    return _code(name), place, _http_type(schema), shown, meaning.removesuffix(".")
+
+
+_TYPES = {"integer": "whole number", "number": "number", "object": "object", None: "any JSON value"}
+
+
+def _http_type(schema: dict[str, Any]) -> str:
+    """Return the type of a schema in words; that it may be null is left out."""
+    (one,) = (each for each in schema.get("anyOf", [schema]) if each.get("type") != "null")
+    if values := one.get("enum"):
+        return " or ".join(map(_code, values))
+    if one.get("format") == "date-time":
+        return "time in ISO 8601, with its zone"
+    if one.get("type") == "array":
+        return f"list of texts{_between(one.get('minItems'), one.get('maxItems'))}"
+    if one.get("type") == "string":
+        return f"text{_between(one.get('minLength'), one.get('maxLength'), ' characters')}"
+    above = one.get("exclusiveMinimum")
+    least = "" if above is None else f", above {_figure(above)}"
+    return f"{_TYPES[one.get('type')]}{least}{_between(one.get('minimum'), one.get('maximum'))}"
+
+
+def _between(least: float | None, most: float | None, unit: str = "") -> str:
+    if least is None and most is None:
+        return ""
+    if most is None:
+        return f", at least {_figure(least or 0)}{unit}"
+    if least is None:
+        return f", at most {_figure(most)}{unit}"
+    return f", {_figure(least)} to {_figure(most)}{unit}"
+
+
+def _with_blocks(page: str, **blocks: str) -> str:
+    """Return the page with each block between the marks of its name, which are in this order."""
+    text = _old(page)
+    for name, block in blocks.items():
+        before, begin, rest = text.partition(f"<!-- {name}: made by docgen -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+        text = f"{before}{begin}{block}\n{end}{after}"
+    return text
 
 
 def decisions() -> str:
@@ -651,13 +804,15 @@ def pages(dsn: str) -> dict[str, str]:
         "docs/exit-codes.md": exit_code_page(),
         "docs/schema.sql": dump(dsn),
         "docs/decisions/index.md": decisions(),
-        "docs/http-reference.md": _with_block("docs/http-reference.md", endpoints(), "endpoints"),
-        "docs/metrics-reference.md": _with_block(
-            "docs/metrics-reference.md", metric_table(), "metrics"
+        "docs/http-reference.md": _with_blocks(
+            "docs/http-reference.md", endpoints=endpoints(), fields=http_fields()
         ),
-        "docs/diagnose.md": _with_block("docs/diagnose.md", check_table(), "checks"),
-        "docs/architecture.md": _with_block("docs/architecture.md", layer_table()),
-        "CLAUDE.md": (agents := _with_block("CLAUDE.md", layer_list())),
+        "docs/metrics-reference.md": _with_blocks(
+            "docs/metrics-reference.md", metrics=metric_table()
+        ),
+        "docs/diagnose.md": _with_blocks("docs/diagnose.md", checks=check_table()),
+        "docs/architecture.md": _with_blocks("docs/architecture.md", layers=layer_table()),
+        "CLAUDE.md": (agents := _with_blocks("CLAUDE.md", layers=layer_list())),
         "AGENTS.md": agents,
     }
 

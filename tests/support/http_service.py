@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import statistics
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,21 @@ app.mount("/queue", queue_api)
 def bearer(token: str) -> dict[str, str]:
     """Return the header of a request that has this token."""
     return {"authorization": f"Bearer {token}"}
+
+
+def assert_health_is_quick(service: Service) -> None:
+    """Four of five answers take hardly longer than refusals at the same time, which ask nothing."""
+    took: dict[str, list[float]] = {"/health": [], "/api/v1/jobs": []}
+    with httpx.Client(base_url=service.url, timeout=10) as client:
+        client.get("/health")
+        for _ in range(50):
+            for path, times in took.items():
+                began = time.perf_counter()
+                reply = client.get(path)
+                times.append(time.perf_counter() - began)
+                assert reply.status_code == (200 if path == "/health" else 401)
+    health_s, refusal_s = (statistics.quantiles(times, n=5)[3] for times in took.values())
+    assert health_s < 3 * refusal_s + 0.02
 
 
 class Service:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 RUN = ("python", "sql", "console")
 SHOWN = ("text", "json", "mermaid")
 _FENCE = re.compile(r"^(```+)\s*(\S*)\s*$")
-_MARK = re.compile(r"<!--\s*(no-run|file|background):\s*(.+?)\s*-->")
+_MARK = re.compile(r"<!--\s*(no-run|file|background|ready):\s*(.+?)\s*-->")
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
@@ -17,7 +17,8 @@ class Block(NamedTuple):
     """A fenced block; `line` is that of its first line of text.
 
     `no_run` is the reason why nobody runs it; `file` the name under which it is stored first;
-    `background` the reason why its command runs until the page ends.
+    `background` the reason why its command runs until the page ends, and `ready` a query that has a
+    row once it is up.
     """
 
     page: Path
@@ -27,6 +28,7 @@ class Block(NamedTuple):
     no_run: str = ""
     file: str = ""
     background: str = ""
+    ready: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -51,7 +53,7 @@ def blocks(page: Path) -> list[Block]:
         elif fence and match and match[1] == fence and not match[2]:
             marks = dict(_MARK.findall(mark))
             text = "".join(f"{each}\n" for each in body)
-            named = [marks.get(each, "") for each in ("no-run", "file", "background")]
+            named = [marks.get(each, "") for each in ("no-run", "file", "background", "ready")]
             found.append(Block(page, start, language, text, *named))
             fence, mark = "", ""
         elif fence:

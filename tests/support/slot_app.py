@@ -184,6 +184,33 @@ def leaves_child(*, folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+PRINTER = """
+import pathlib, sys, time
+folder, ends = pathlib.Path(sys.argv[1]), time.monotonic() + 60
+while not (folder / "say").exists() and time.monotonic() < ends: time.sleep(0.01)
+print("late", flush=True)
+(folder / "said").touch()
+"""
+
+
+def leaves_printer(*, folder: str) -> dict[str, Any]:
+    """Does not end at its first start, and leaves a process that prints when `say` is there.
+
+    That has a session of its own, and so lives on when the executor is killed.
+    """
+    if begins(folder):
+        subprocess.Popen([sys.executable, "-c", PRINTER, folder], start_new_session=True)
+        Path(folder, "left").write_text(f"{os.getppid()} ")
+        time.sleep(LONG_S)
+    return {}
+
+
+def logs_much(*, lines: int) -> dict[str, Any]:
+    for _ in range(lines):
+        log.warning("x" * 1000)
+    return {}
+
+
 def ignores_sigterm(*, folder: str) -> dict[str, Any]:
     """Does not end at its first start, for any request."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -277,6 +304,15 @@ def node_waits(folder: str, cancel_event: Any) -> dict[str, Any]:
     while not cancel_event.is_set() and not Path(folder, "go").exists():
         cancel_event.wait(0.01)
     return {"cancelled": cancel_event.is_set(), "pid": os.getpid()}
+
+
+def node_stops_threads(cancel_event: threading.Event) -> dict[str, Any]:
+    """Uses the event of its job to end a thread of its own."""
+    thread = threading.Thread(target=cancel_event.wait)
+    thread.start()
+    cancel_event.set()
+    thread.join()
+    return {"ended": True}
 
 
 def node_reports(folder: str, status_callback: Callable[..., object]) -> dict[str, Any]:
@@ -408,14 +444,14 @@ TASKS: tuple[Callable[..., Any], ...] = (
     answers, refuses, tidies_late,
     quick, starts, waits, waits_once, ticks_once, says, fails, fails_late, holds_gil, segfaults,
     exits_at_once, exits, interrupts,
-    closes_all, kills_itself, leaves_child, ignores_sigterm, ends_at_sigterm, breaks_json,
-    floods, grows,
+    closes_all, kills_itself, leaves_child, leaves_printer, ignores_sigterm, ends_at_sigterm,
+    breaks_json, floods, logs_much, grows,
     async_quick, meets, async_waits, async_waits_once, async_deaf, async_blocks, async_dies,
     async_reports, fills, leaks, holds,
 )  # fmt: skip
 NODES: tuple[Callable[..., Any], ...] = (
-    node_adds, node_waits, node_reports, node_awaits, node_yields, node_streams, node_meets,
-    node_async,
+    node_adds, node_waits, node_stops_threads, node_reports, node_awaits, node_yields,
+    node_streams, node_meets, node_async,
 )  # fmt: skip
 
 
@@ -520,6 +556,11 @@ def own_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
     raise AssertionError("it does not return")
 
 
+def odd_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
+    """Hand the jobs back for a reason that no database stores."""
+    worker.requeue_inflight_for_control("\0\udc80" * 100)
+
+
 def failing_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
     """Raise an error."""
     raise ValueError("no")
@@ -533,7 +574,9 @@ def slow_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
 def setup_policy() -> None:
     """Do as `setup` does, with stop policies of the app's own."""
     setup()
-    worker_control.STOP_POLICIES.update(own=own_policy, fails=failing_policy, slow=slow_policy)
+    worker_control.STOP_POLICIES.update(
+        own=own_policy, odd=odd_policy, fails=failing_policy, slow=slow_policy
+    )
 
 
 def setup_logs() -> None:

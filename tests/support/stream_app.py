@@ -39,6 +39,15 @@ async def words_async(*, folder: str, count: int) -> dict[str, Any]:
     return {"count": count}
 
 
+def in_turns(*, folder: str) -> dict[str, Any]:
+    """Stream a part at once, one that is sent later, and one when the file `go` is there."""
+    for number in range(2):
+        streams.stream("text", number)
+    _wait(folder, "go")
+    streams.stream("text", 2)
+    return {}
+
+
 def flood(*, folder: str, least: int) -> dict[str, Any]:
     """Stream as fast as it goes until the file `go` is there; return how many parts there were."""
     count = 0
@@ -64,5 +73,5 @@ def setup() -> None:
     """Register the tasks and the workflow."""
     queue_workflows.configure(ingest_queues={QUEUE})
     declare.install(talk, talking)
-    for task in (words, words_async, flood):
+    for task in (words, words_async, in_turns, flood):
         queue_workflows.register_ingest_task(task.__name__, task)

@@ -701,7 +701,7 @@ class Worker(RuleBasedStateMachine):
         if not hasattr(self, "links") or self.refused > desk.REFUSALS:
             return
         known = {job.id for job in self.jobs}
-        known |= {each.ends.id for each in self.desk._writes if each.ends}
+        known |= {each.job.id for each in self.desk._writes if each.job and each.ends}
         looked_for = {
             own.who.queue
             for own in self.desk.queues

@@ -66,6 +66,9 @@ class Runner:
     def kill(self, place: Any, signum: int, why: str) -> None:
         self.killed.append(signum == signal.SIGKILL)
 
+    def answer(self, job: Any, number: int, answer: Any) -> None:
+        """Tell the handler nothing."""
+
     def recorded(self, job: Any, found: Any) -> None:
         """Do nothing about the end of a job."""
 
@@ -150,7 +153,7 @@ class World:
     @property
     def to_write(self) -> list[str]:
         """The jobs whose ends are to be written, but completed ones."""
-        return [each.ends.id for each in self.desk._writes if each.ends]
+        return [each.job.id for each in self.desk._writes if each.job and each.ends]
 
     def renew(self, **rows: dict[str, Any]) -> None:
         """Renew the leases; only these rows are found."""
@@ -189,6 +192,70 @@ def test_each_of_several_completed_jobs_is_recorded(queue: str) -> None:
         recorded += recorded_by(request)
         request.done([])
     assert sorted(recorded) == sorted(names)
+
+
+def refused(sqlstate: str, kind: type[psycopg.Error] = psycopg.Error) -> psycopg.Error:
+    """Return an error of the database with this state."""
+    error = kind("refused")
+    error.sqlstate = sqlstate  # type: ignore[misc]  its classes have it
+    return error
+
+
+def test_results_whose_record_takes_too_long_are_recorded_apart() -> None:
+    world = World(slots=3)
+    world.claim("a", "b", "c")
+    for name in "abc":
+        world.ended(name)
+    world.desk.stop(60.0)
+    request = world.request()
+    assert sorted(recorded_by(request)) == ["a", "b", "c"]
+    request.refused(refused("57014", psycopg.OperationalError))
+    assert world.to_write == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [refused(desk.LOCKED), refused("25006", psycopg.OperationalError)],
+    ids=["locked", "read-only"],
+)
+def test_what_is_written_about_a_job_keeps_its_order(error: psycopg.Error) -> None:
+    world = World(slots=2)
+    world.claim("a", "b")
+
+    def ask(name: str, first: int) -> None:
+        request = {"op": "stream", "first": first, "names": [], "parts": []}
+        question = {"no": first, "what": "step", "request": request}
+        world.desk.asked(world.job(name), question)
+
+    ask("a", 1)
+    ask("a", 2)
+    ask("b", 1)
+    refusals, written = 2, list[str]()
+    for _ in range(20):
+        world.later(1.0)
+        if (request := world.desk.next()) is None:
+            continue
+        given: Any = next(request.script).parameters
+        if given["job"] == "a" and refusals:
+            request.refused(error)
+            refusals -= 1
+            ask("a", 4 - refusals)
+        else:
+            request.done({})
+            written.append(f"{given['job']}{given['first']}")
+    assert sorted(written) == ["a1", "a2", "a3", "a4", "b1"]
+    assert [each for each in written if each != "b1"] == ["a1", "a2", "a3", "a4"]
+
+
+def test_a_job_whose_lease_is_over_does_not_start() -> None:
+    """The process was stopped. Its executors have ended, and another one takes their place."""
+    world = World()
+    world.claim("a", "b")
+    world.now += 31.0
+    world.died("a", DEATH._replace(by_deadline=True))
+    world.desk.room()
+    assert world.job("b").place is None
+    assert world.to_write == ["a", "b"]
 
 
 def test_a_result_whose_reply_is_lost_is_looked_for_before_it_is_recorded_again() -> None:

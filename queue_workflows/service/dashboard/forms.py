@@ -50,7 +50,7 @@ class Action(NamedTuple):
     fields: Mapping[str, str] = {}
     kind: Literal["now", "makes", "ends"] = "now"
     text: str = ""
-    count: int = 1
+    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     asks_reason: bool = False
 
     @property
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
     filter: Mapping[str, Any] = {}
     at: datetime | None = None
     """With a filter, the objects are those of that time."""
-    count: int = 0
+    count: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Refused(Exception):

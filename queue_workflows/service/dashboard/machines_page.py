@@ -26,7 +26,7 @@ RECENT_S: Final = 300.0
 STRIPS: Final = (("The last hour", timedelta(hours=1)), ("The last day", timedelta(days=1)))
 MOST: Final = 1440
 """Samples of a machine: one a minute for a day."""
-_DOWN: Final = frozenset({"dead", workers.ABSENT, "stopped"})
+_DOWN: Final = frozenset({"dead", workers.ABSENT})
 _OFF: Final = {
     "pause": "Running jobs end, and models stay loaded.",
     "drain": "Running jobs end, then the models are unloaded.",

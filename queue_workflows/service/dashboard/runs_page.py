@@ -211,9 +211,7 @@ async def chosen(request: Request) -> Response:
     if "id" not in form.values and "whole" not in form.values:
         raise forms.Refused(422, "No run was chosen: check the boxes of runs, or the one of all.")
     ids = form.selection.ids
-    found = await view.read(
-        request, lambda conn: statements.pages.runs_to_change(conn, ids=[*ids], most=LIVE_READ)
-    )
+    found = await view.read(request, _to_change, ids)
     over = [row for row in found if row["status"] in ("completed", "failed", "cancelled")]
     takes = over if verb == "retry" else [row for row in found if row not in over]
     takes = [row for row in takes if row["status"] != "completed"]
@@ -229,6 +227,10 @@ async def chosen(request: Request) -> Response:
         command=f"queue-workflows {verb} {' '.join(shlex.quote(row['id']) for row in takes[:3])}",
         left_out=[row for row in found if row not in takes], question=question,
     )  # fmt: skip
+
+
+def _to_change(conn: db.Connection, ids: Sequence[str]) -> Rows:
+    return statements.pages.runs_to_change(conn, ids=[*ids], most=LIVE_READ)
 
 
 def _effect(verb: str, takes: Rows, found: Rows) -> str:
@@ -287,7 +289,9 @@ async def search(
 ) -> Response:
     """Go to the run, job, workflow or machine of this name; else list the runs with the text."""
     text = q.strip()
-    place = await view.read(request, _place, text) if text else ("/runs", {})
+    place: tuple[str, dict[str, str]] | None = "/runs", {}
+    if text:
+        place = await view.read(request, _place, text)
     if place is None and not session.of(request).sees_values:
         raise view.NotFound(f"Nothing has the id or the name {text!r}.")
     path, query = place or ("/runs", {"text": text})

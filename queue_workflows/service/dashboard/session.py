@@ -75,7 +75,7 @@ def url(request: Request, path: str, /, **query: Any) -> str:
     pairs = [
         (name, each)
         for name, given in query.items()
-        for each in (given if isinstance(given, (list, tuple)) else [given])
+        for each in (cast("list[Any]", given) if isinstance(given, (list, tuple)) else [given])
         if each is not None
     ]
     return request.scope["root_path"] + path + (f"?{urlencode(pairs)}" if pairs else "")

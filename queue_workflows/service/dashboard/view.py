@@ -80,7 +80,7 @@ class Pages:
 
     def __init__(self) -> None:
         folder = resources.files("queue_workflows.service.dashboard")
-        self.env = jinja2.Environment(
+        self.env: Any = jinja2.Environment(
             loader=jinja2.PackageLoader("queue_workflows.service.dashboard"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
@@ -218,13 +218,16 @@ def _render(request: Request, template: str, own: session.Session | None, **valu
     def url(path: str, /, **query: Any) -> str:
         return session.url(request, path, **query)
 
+    def static(name: str) -> str:
+        return url(f"/static/{pages.names[name]}")
+
     return pages.env.get_template(template).render(
         session=own,
         csrf=_CSRF,
         form_id=_FORM,
         now=datetime.now(timezone.utc),
         url=url,
-        static=lambda name: url(f"/static/{pages.names[name]}"),
+        static=static,
         navigation=pages.navigation,
         path=path,
         here=_here(request),
@@ -350,12 +353,20 @@ def _span(seconds: Any) -> str:
     return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d"
 
 
+def _segment(text: object) -> str:
+    return path("", str(text))
+
+
+def _number(number: int) -> str:
+    return f"{number:,}"
+
+
 def _iso(at: datetime) -> str:
     return at.isoformat()
 
 
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "segment": lambda text: path("", str(text)),
+    "segment": _segment,
     "shown": _shown,
     "text": _text,
     "line": display.line,
@@ -364,6 +375,6 @@ _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "span": _span,
     "iso": _iso,
     "utc": display.moment,
-    "number": lambda number: f"{number:,}",
+    "number": _number,
     "counted": display.counted,
 }

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_take(
     p_model text, p_how text, p_band smallint, p_seq bigint, p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_id text;
 BEGIN
@@ -35,7 +35,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[] DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_vram   integer;
     v_listed   boolean;

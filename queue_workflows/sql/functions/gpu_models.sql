@@ -102,8 +102,7 @@ END $$;
 -- Return the models that have claimable jobs. Each is found by one step in the index, however many jobs wait.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_queued() RETURNS SETOF text
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+{by_index()} AS $$
 BEGIN
     RETURN QUERY WITH RECURSIVE line (model) AS (
         (SELECT j.required_model FROM workflow_node_jobs j

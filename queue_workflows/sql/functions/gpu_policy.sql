@@ -34,7 +34,7 @@ $$;
 -- priority, and the oldest job. Return no row if nothing waits.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_line(p_model text, p_versions text[] DEFAULT NULL)
 RETURNS SETOF queue_workflows_gpu_line LANGUAGE plpgsql STABLE
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_priority smallint;
     v_seq      bigint;
@@ -72,7 +72,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_gpu_weigh(
     OUT jobs integer, OUT waited_s double precision, OUT load_s double precision,
     OUT run_s double precision, OUT reach_s double precision, OUT is_left boolean)
 LANGUAGE plpgsql STABLE
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_jobs   integer;
     v_waited float8;
@@ -178,7 +178,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_gpu_next(
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[],
     OUT model text, OUT how text, OUT band smallint, OUT seq bigint, OUT why text)
 LANGUAGE plpgsql STABLE
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_choice text;
     v_band   smallint;

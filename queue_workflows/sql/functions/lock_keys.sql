@@ -63,7 +63,7 @@ END $$;
 -- has marked their notes; no row is waited for.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_count bigint;
 BEGIN
@@ -80,7 +80,7 @@ END $$;
 -- admitted instead. Return how many were admitted. The caller is as above.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_key   text;
     v_id    text;
@@ -242,7 +242,7 @@ END $$;
 -- keys it noted. Its commit does not wake the orchestrator for keys that it leaves: that one comes again in a second.
 CREATE OR REPLACE FUNCTION queue_workflows_mend_turns(p_jobs text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     v_keys text[];
 BEGIN
@@ -264,8 +264,7 @@ END $$;
 -- entry of the index that has the order (decision 0019).
 CREATE OR REPLACE FUNCTION queue_workflows_has_waiters(OUT locked boolean, OUT limited boolean)
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
-SET jit = off
+{by_index()}
 SET search_path FROM CURRENT AS $$
 BEGIN
     locked := coalesce(

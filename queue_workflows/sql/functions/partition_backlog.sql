@@ -5,7 +5,7 @@
 -- admitted. It walks from one to the next, however many jobs wait.
 CREATE OR REPLACE FUNCTION queue_workflows_partitions(p_queue text, p_in_line boolean)
 RETURNS TABLE (queue text, partition_key text) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+{by_index()} AS $$
 #variable_conflict use_column
 BEGIN
     IF p_in_line THEN

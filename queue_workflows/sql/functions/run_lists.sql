@@ -26,7 +26,7 @@ CREATE OR REPLACE FUNCTION queue_workflows_find_runs(
     p_status text, p_workflow text, p_since timestamptz, p_until timestamptz, p_text text, p_low text, p_high text,
     p_input jsonb, p_at timestamptz, p_id text, p_limit integer, p_most integer, p_by_workflow boolean)
 RETURNS TABLE (run_id text, at timestamptz, fits boolean, place bigint) LANGUAGE plpgsql STABLE ROWS 50
-{by_index()} SET enable_incremental_sort = off AS $$
+{by_index()} AS $$
 DECLARE
     c_few   CONSTANT integer := 2000;
     v_since timestamptz := coalesce(p_since, '-infinity');

@@ -130,7 +130,7 @@ END $$;
 -- table would be read as a whole for each run, so only look-ups are allowed. OFFSET 0 keeps them one per run.
 CREATE OR REPLACE FUNCTION queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[])
 RETURNS TABLE (run_id text) LANGUAGE sql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+{by_index()} AS $$
     SELECT r.id
       FROM unnest(coalesce(p_runs, ARRAY(SELECT a.id FROM workflow_runs a
                                           WHERE a.status = 'running' AND a.mode = 'node'))) AS i (id)
@@ -149,7 +149,8 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
                                     AND NOT queue_workflows_is_terminal_run(c.status)))
                    OR j.finished_at BETWEEN now() - p_quiet_s * interval '1 second' AND now())
             OFFSET 0)
-       -- The first open event of this run by bounds and order, which only one index has; `=` leaves the choice open.
+       -- The first open event of this run by bounds and order, which only one index has; `=` leaves the choice open, and
+       -- so does a sort where statistics know no open event: the entries of closed ones stay in all indexes.
        AND r.id IS DISTINCT FROM (
            SELECT d.run_id FROM workflow_dispatch_events d
             WHERE d.run_id >= r.id AND d.run_id <= r.id AND d.processed_at IS NULL ORDER BY d.run_id, d.id LIMIT 1)

@@ -61,7 +61,7 @@ END $$;
 CREATE OR REPLACE FUNCTION queue_workflows_next_wake(
     p_app text, p_names text[], p_aside text[], p_tasks text[], p_patience_s double precision)
 RETURNS timestamptz LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+{by_index()}
 SET search_path FROM CURRENT AS $$
 DECLARE
     v_known timestamptz;

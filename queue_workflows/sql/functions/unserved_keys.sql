@@ -53,8 +53,7 @@ END $$;
 -- commit admits them. Return how many.
 CREATE OR REPLACE FUNCTION queue_workflows_unblock_served(p_jobs text, p_served text[], p_limit integer) RETURNS bigint
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+{by_index()}
 SET search_path FROM CURRENT AS $$
 DECLARE
     v_ids text[];
@@ -80,8 +79,7 @@ END $$;
 -- many.
 CREATE OR REPLACE FUNCTION queue_workflows_block_unserved(p_jobs text, p_served text[], p_limit integer) RETURNS bigint
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+{by_index()}
 SET search_path FROM CURRENT AS $$
 DECLARE
     c_ahead CONSTANT integer := 10000;  -- so many waiters are read at once; the others are read in a later call
