@@ -2028,6 +2028,72 @@ q.priority, q.seq LIMIT 1
     END IF;
 END $$;
 
+CREATE FUNCTION public.queue_workflows_ingest_waiting(p_most integer) RETURNS TABLE(queue text, reason text, about text, model text, version text, module text, n bigint, first_id text, since timestamp with time zone, is_more boolean)
+    LANGUAGE sql STABLE ROWS 100
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+    WITH RECURSIVE walk (queue) AS (
+        (SELECT j.queue::text FROM ingest_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NULL
+          ORDER BY j.queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.queue::text FROM ingest_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > w.queue
+                 ORDER BY j.queue LIMIT 1)
+          FROM walk w WHERE w.queue IS NOT NULL),
+    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 200),
+    chosen AS (
+        SELECT c.*, q.queue AS scan, row_number() OVER (PARTITION BY q.queue) >= b.most AS is_last
+          FROM (SELECT greatest(50, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
+         CROSS JOIN queues q
+         CROSS JOIN LATERAL (
+               SELECT
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+ FROM ingest_jobs j
+                WHERE j.queue = q.queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+                ORDER BY
+                      j.priority, j.seq LIMIT b.most) c
+        UNION ALL
+        SELECT c.*, '', row_number() OVER () >= p_most
+          FROM (SELECT
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+ FROM ingest_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at IS NOT NULL
+                 ORDER BY j.available_at LIMIT p_most) c
+        UNION ALL
+        SELECT c.*, NULL, row_number() OVER () >= p_most
+          FROM (SELECT
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+ FROM ingest_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at IS NULL LIMIT p_most) c)
+    SELECT c.queue,
+           c.blocked_reason,
+           CASE c.blocked_reason WHEN 'locked' THEN c.lock_key
+                WHEN 'limited' THEN c.partition_key
+                WHEN 'not_due' THEN CASE
+                     WHEN c.resume_until = c.available_at AND c.resume_at <= now() THEN c.resume_host
+                     ELSE (SELECT s.name FROM job_steps s
+                            WHERE s.job_id = c.id AND s.job_table = 'ingest_jobs' AND s.kind = 'event'
+                              AND s.state = 'waiting' AND s.claim_no = c.claim_no ORDER BY s.id LIMIT 1) END
+                ELSE (SELECT p.partition_key FROM queue_partitions p
+                       WHERE p.queue = c.queue AND p.partition_key = c.partition_key
+                         AND queue_workflows_is_paused(p.paused_at, p.paused_until))
+           END,
+           NULL::text, NULL::text, NULL::text,
+           count(*), (array_agg(c.id ORDER BY c.available_at, c.priority, c.seq))[1], min(c.created_at)::timestamptz,
+           bool_or(bool_or(c.is_last)) OVER (PARTITION BY c.scan)
+      FROM chosen c
+     GROUP BY 1, 2, 3, 4, 5, 6, c.scan
+$$;
+
 CREATE FUNCTION public.queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) RETURNS integer
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -2775,6 +2841,50 @@ BEGIN
         SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));
 END $$;
 
+CREATE FUNCTION public.queue_workflows_newest_failures(p_since timestamp with time zone, p_until timestamp with time zone, p_queue text, p_workflow text, p_machine text, p_text text, p_most integer, p_cut integer) RETURNS TABLE(place bigint, fits boolean, kind text, id text, at timestamp with time zone, error text, name text, queue text, host_label text, run_id text, node_id text)
+    LANGUAGE sql STABLE ROWS 2000
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+    SELECT n.place, n.fits, n.kind, n.id, n.at, left(n.error, p_cut), n.name, n.queue, n.host, n.run_id, n.node_id
+      FROM (SELECT f.place, f.kind, f.id, f.at, f.error, f.queue, f.host, f.run_id, f.node_id, f.examined, w.name,
+                   ((p_queue IS NULL OR f.queue = p_queue) AND (p_workflow IS NULL OR w.name = p_workflow)
+                    AND (p_machine IS NULL OR f.host = p_machine)
+                    AND (p_text IS NULL OR strpos(lower(f.error), lower(p_text)) > 0)) IS TRUE AS fits
+              FROM (SELECT b.*, row_number() OVER (ORDER BY b.at DESC, b.listed) AS place, count(*) OVER () AS examined
+                      FROM (SELECT *
+                              FROM (
+                              (SELECT
+                                      'ingest job' AS kind, j.task_name AS name, NULL::text AS run_id, NULL::text AS node_id,
+                                      j.id, j.finished_at::timestamptz AS at, (j.id || '') COLLATE "C" AS listed, j.error,
+                                      j.queue::text, j.claimed_by AS host
+                                 FROM ingest_jobs j
+                                WHERE j.status = 'failed' AND j.finished_at >= coalesce(p_since, '-infinity')
+                                  AND j.finished_at <= coalesce(p_until, 'infinity')
+                                ORDER BY j.finished_at DESC, (j.id || '') COLLATE "C" LIMIT p_most)
+UNION ALL
+                              (SELECT
+                                      'node job' AS kind, NULL::text AS name, j.run_id, j.node_id,
+                                      j.id, j.finished_at::timestamptz AS at, (j.id || '') COLLATE "C" AS listed, j.error,
+                                      j.queue::text, j.claimed_by AS host
+                                 FROM workflow_node_jobs j
+                                WHERE j.status = 'failed' AND j.finished_at >= coalesce(p_since, '-infinity')
+                                  AND j.finished_at <= coalesce(p_until, 'infinity')
+                                ORDER BY j.finished_at DESC, (j.id || '') COLLATE "C" LIMIT p_most)
+                              ) a
+                             ORDER BY a.at DESC, a.listed LIMIT p_most) b) f
+             CROSS JOIN LATERAL (
+                   SELECT coalesce(f.name, (SELECT r.workflow_name FROM workflow_runs r WHERE r.id = f.run_id)) AS name) w
+           ) n
+     WHERE n.fits OR n.place = n.examined
+     ORDER BY n.place
+$$;
+
 CREATE FUNCTION public.queue_workflows_next_wake(p_app text, p_names text[], p_aside text[], p_tasks text[], p_patience_s double precision) RETURNS timestamp with time zone
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
@@ -3083,6 +3193,76 @@ SELECT
     END IF;
     RETURN row_to_json(v_new);
 END $$;
+
+CREATE FUNCTION public.queue_workflows_node_waiting(p_most integer) RETURNS TABLE(queue text, reason text, about text, model text, version text, module text, n bigint, first_id text, since timestamp with time zone, is_more boolean)
+    LANGUAGE sql STABLE ROWS 100
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+    WITH RECURSIVE walk (queue) AS (
+        (SELECT j.queue::text FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NULL
+          ORDER BY j.queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.queue::text FROM workflow_node_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > w.queue
+                 ORDER BY j.queue LIMIT 1)
+          FROM walk w WHERE w.queue IS NOT NULL),
+    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 200),
+    chosen AS (
+        SELECT c.*, q.queue AS scan, row_number() OVER (PARTITION BY q.queue) >= b.most AS is_last
+          FROM (SELECT greatest(50, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
+         CROSS JOIN queues q
+         CROSS JOIN LATERAL (
+               SELECT
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.required_model, j.required_version, j.node_module, j.run_id,
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+ FROM workflow_node_jobs j
+                WHERE j.queue = q.queue AND j.status = 'queued' AND j.blocked_reason IS NULL
+                ORDER BY
+                      j.required_version,
+                      j.priority, j.seq LIMIT b.most) c
+        UNION ALL
+        SELECT c.*, '', row_number() OVER () >= p_most
+          FROM (SELECT
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.required_model, j.required_version, j.node_module, j.run_id,
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+ FROM workflow_node_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at IS NOT NULL
+                 ORDER BY j.available_at LIMIT p_most) c
+        UNION ALL
+        SELECT c.*, NULL, row_number() OVER () >= p_most
+          FROM (SELECT
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.required_model, j.required_version, j.node_module, j.run_id,
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+ FROM workflow_node_jobs j
+                 WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at IS NULL LIMIT p_most) c)
+    SELECT c.queue,
+           CASE WHEN NOT EXISTS (SELECT FROM workflow_runs r WHERE r.id = c.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) THEN 'run_over' ELSE c.blocked_reason END,
+           CASE c.blocked_reason WHEN 'locked' THEN c.lock_key
+                WHEN 'limited' THEN c.partition_key
+                WHEN 'not_due' THEN CASE
+                     WHEN c.resume_until = c.available_at AND c.resume_at <= now() THEN c.resume_host
+                     ELSE (SELECT s.name FROM job_steps s
+                            WHERE s.job_id = c.id AND s.job_table = 'workflow_node_jobs' AND s.kind = 'event'
+                              AND s.state = 'waiting' AND s.claim_no = c.claim_no ORDER BY s.id LIMIT 1) END
+                ELSE (SELECT p.partition_key FROM queue_partitions p
+                       WHERE p.queue = c.queue AND p.partition_key = c.partition_key
+                         AND queue_workflows_is_paused(p.paused_at, p.paused_until))
+           END,
+           c.required_model, c.required_version, c.node_module,
+           count(*), (array_agg(c.id ORDER BY c.available_at, c.priority, c.seq))[1], min(c.created_at)::timestamptz,
+           bool_or(bool_or(c.is_last)) OVER (PARTITION BY c.scan)
+      FROM chosen c
+     GROUP BY 1, 2, 3, 4, 5, 6, c.scan
+$$;
 
 CREATE FUNCTION public.queue_workflows_node_wake(p_name text, p_key text, p_most integer) RETURNS integer
     LANGUAGE plpgsql
@@ -4600,6 +4780,15 @@ ALTER TABLE public.failure_alerts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
     CACHE 1
 );
 
+CREATE TABLE public.failures_seen (
+    signature text NOT NULL,
+    until public.queue_workflows_time NOT NULL,
+    seen_at public.queue_workflows_time DEFAULT now() NOT NULL,
+    seen_by text NOT NULL,
+    CONSTRAINT failures_seen_seen_by_check CHECK (((octet_length(seen_by) >= 1) AND (octet_length(seen_by) <= 800))),
+    CONSTRAINT failures_seen_signature_check CHECK (((octet_length(signature) >= 1) AND (octet_length(signature) <= 800)))
+);
+
 CREATE TABLE public.gpu_models (
     model text NOT NULL,
     host_label text NOT NULL,
@@ -5228,6 +5417,9 @@ ALTER TABLE ONLY public.failure_alerts
 ALTER TABLE ONLY public.failure_alerts
     ADD CONSTRAINT failure_alerts_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.failures_seen
+    ADD CONSTRAINT failures_seen_pkey PRIMARY KEY (signature);
+
 ALTER TABLE ONLY public.gpu_models
     ADD CONSTRAINT gpu_models_pkey PRIMARY KEY (model, host_label);
 
@@ -5463,6 +5655,8 @@ CREATE INDEX workflow_node_events_node_idx ON public.workflow_node_events USING 
 CREATE INDEX workflow_node_events_xid_idx ON public.workflow_node_events USING brin (xid) WITH (autosummarize='on');
 
 CREATE INDEX workflow_node_jobs_age_idx ON public.workflow_node_jobs USING btree (required_model, seq) WHERE (((queue)::text = 'gpu'::text) AND ((status)::text = 'queued'::text) AND (blocked_reason IS NULL));
+
+CREATE INDEX workflow_node_jobs_asking_idx ON public.workflow_node_jobs USING btree (COALESCE(started_at, created_at), seq) WHERE (((status)::text = 'awaiting_input'::text) AND (child_run_id IS NULL));
 
 CREATE INDEX workflow_node_jobs_awaiting_idx ON public.workflow_node_jobs USING btree (queue) WHERE ((status)::text = 'awaiting_input'::text);
 
@@ -5739,6 +5933,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_ingest_kept(p_worker text, p_host 
 
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision, p_only text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_ingest_waiting(p_most integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) FROM PUBLIC;
@@ -5787,6 +5983,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.ingest_jobs) F
 
 REVOKE ALL ON FUNCTION public.queue_workflows_must_end(job public.workflow_node_jobs) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_newest_failures(p_since timestamp with time zone, p_until timestamp with time zone, p_queue text, p_workflow text, p_machine text, p_text text, p_most integer, p_cut integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_next_wake(p_app text, p_names text[], p_aside text[], p_tasks text[], p_patience_s double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_no_empty_model() FROM PUBLIC;
@@ -5796,6 +5994,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_node_due_in(p_host text, p_queue t
 REVOKE ALL ON FUNCTION public.queue_workflows_node_kept(p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_step(p_worker text, p_host text, p_queue text, p_lease_s double precision, p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean, p_model text, p_models text[], p_lane smallint, p_job text, p_claim_no bigint, p_delta jsonb, p_seconds double precision, p_rss integer, p_resolved jsonb, p_generation integer, p_next jsonb, p_end boolean, p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[], p_revision integer, p_look_ahead_s double precision, p_only text, p_detail jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION public.queue_workflows_node_waiting(p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_node_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 

@@ -48,11 +48,11 @@ _TASKS = frozenset({"current_job", "register_ingest_task"})
 _MODULES = frozenset(
     {
         "acts", "cgroup_attribution", "check", "claim_worker", "config", "db", "declare",
-        "dispatcher", "embedded", "errors", "events", "gpu_model_cache", "history", "hw_metrics",
-        "ingest_executor", "input_listener", "jobs", "migrations", "model_cache", "model_registry",
-        "models", "node_executor", "node_pool", "node_queue", "orchestrator", "queues", "refs",
-        "run_store", "runs", "scheduler", "schedules", "service", "steps", "streams", "tasks",
-        "testing", "types", "worker_control", "workers",
+        "dispatcher", "embedded", "errors", "events", "failures", "gpu_model_cache", "history",
+        "hw_metrics", "ingest_executor", "input_listener", "jobs", "migrations", "model_cache",
+        "model_registry", "models", "node_executor", "node_pool", "node_queue", "orchestrator",
+        "queues", "refs", "run_store", "runs", "scheduler", "schedules", "service", "steps",
+        "streams", "tasks", "testing", "types", "worker_control", "workers",
     }
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ ABSENT = "absent"
 """The state of a queue that is switched off and has no live worker."""
 _KEYS = (
     "worker_id", "host_label", "queue", "pid", "state", "desired_state", "current_model", "job_ids",
-    "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
+    "jobs", "started_at", "last_seen", "age_s", "stop_policy", "requested_by", "reason", "until_at",
     "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle", "card",
 )  # fmt: skip
 _OBEYING = frozenset({"parked", "paused", "draining"})
@@ -38,25 +38,24 @@ _OBEYING = frozenset({"parked", "paused", "draining"})
 def list(  # noqa: A001  the verb that users look for
     *, absent: bool = True, conn: db.Connection | None = None
 ) -> Rows:
-    """Return the worker processes seen within a day.
+    """Return the worker processes seen within a day; `absent`: also OFF switches without one.
 
-    `absent`: also a row for each host and queue that is switched off and has no live worker.
     Keys: `worker_id`, `host_label`, `queue`, `pid`, `state` (idle, busy, throttled, draining,
-    paused, parked, dead, absent), `desired_state`, `job_ids`, `current_model`,
-    `last_seen`, `age_s`; the switch's `stop_policy`, `requested_by`, `reason`, `until_at`,
-    `until_s`, `switched_at`; `death`: how a dead worker ended; `throttle`: the limit or the full
-    memory for which it waits; `card`: the GPU that a worker of `--cards` uses, else None.
+    paused, parked, dead, absent), `desired_state`, `job_ids`, `jobs` (`id`, `kind`,
+    `name`, `run_id`, `elapsed_s` of each), `current_model`, `last_seen`, `age_s`; the switch's
+    `stop_policy`, `requested_by`, `reason`, `until_at`, `until_s`, `switched_at`; `death`: how a
+    dead worker ended; `throttle`: the limit or the full memory for which it waits; `card`: the GPU
+    that a worker of `--cards` uses, else None.
     """
     with db.transaction(conn) as own:
         rows = statements.workers.list(own, stale_s=config.STALE_WORKER_AFTER_S.read())
         # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
-        running = {
-            row["worker_id"]: row["ids"] for row in statements.overview.claims_in_flight(own)
-        }
+        running = {row["worker_id"]: row for row in statements.overview.claims_in_flight(own)}
         limited = _limited_queues(own)
         switches = statements.workers.switched_off(own)
     for row in rows:
-        row["job_ids"] = running.get(row["worker_id"], [])
+        held = running.get(row["worker_id"], {"ids": [], "jobs": []})
+        row["job_ids"], row["jobs"] = held["ids"], held["jobs"]
         row["state"] = _state(row)
         row["throttle"] = _throttle(row)
         if row["state"] == "idle" and row["desired_state"] == "on" and row["queue"] in limited:
@@ -75,8 +74,9 @@ def _absent(rows: Rows, switches: Rows) -> Rows:
         if row["state"] != "dead"
         for queue in (row["queue"], ALL)
     }
+    nothing: Row = {"state": ABSENT, "desired_state": "off", "job_ids": [], "jobs": []}
     return [
-        dict.fromkeys(_KEYS) | {"state": ABSENT, "desired_state": "off", "job_ids": []} | switch
+        dict.fromkeys(_KEYS) | nothing | switch
         for switch in switches
         if (switch["host_label"], switch["queue"]) not in live
     ]
@@ -88,14 +88,13 @@ def _limited_queues(conn: db.Connection) -> dict[str, str]:
     The cause, in words, is a pause, a limit of the queue, or the limits of its partitions.
     """
     found: dict[str, str] = {}
-    for row in statements.queues.waiting(conn):
+    for row in statements.queues.waiting(conn, queue=None):
         if row["paused"] and (row["ready"] or row["limited"]):
             found[row["queue"]] = "its queue is paused"
         elif row["ready"]:
-            now = statements.queues.use(conn, **row)
-            if row["max_running"] is not None and now["running"] >= row["max_running"]:
+            if row["max_running"] is not None and row["running"] >= row["max_running"]:
                 found[row["queue"]] = f"{row['max_running']} at once"
-            elif now["due_s"] is not None and (
+            elif row["due_s"] is not None and (
                 rate := clock.rate_text(row["rate_limit"], row["rate_period_s"])
             ):
                 found[row["queue"]] = rate

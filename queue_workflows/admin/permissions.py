@@ -19,6 +19,7 @@ TABLES = (
     "partition_dues", "failure_alerts", "failure_alert_state", "event_exports",
     "event_export_runs",
     "metric_totals", "metric_position", "job_steps", "events", "job_parts", "operator_acts",
+    "failures_seen",
 )  # fmt: skip
 """The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
 functions of their owner write these."""

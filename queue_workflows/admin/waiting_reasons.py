@@ -1,6 +1,7 @@
 """Explain why jobs and runs wait: one reason for all workers, and one for each live worker.
 
-The reason of a worker is the first clause of its claim that excludes the job.
+The reason of a worker is the first clause of its claim that excludes the job. `groups` finds the
+reasons of all queued jobs by the same rules, but for a job's place among others.
 """
 
 from __future__ import annotations
@@ -21,14 +22,118 @@ CANNOT = frozenset({"off", "unknown_node", "version", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 DEPENDENCIES = 3
 """Unfinished dependencies of a node that are named."""
+GROUPED = 1_000
+"""Jobs of a queue, and blocked ones of a family, that `groups` reads."""
+BUCKETS = 100
+"""Buckets of jobs with the same facts, the largest ones, that `groups` explains."""
 
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return the result of `jobs.explain`, or None without such a job."""
     for table in reversed(statements.JOB_TABLES):
-        if (row := statements.waiting_facts.job[table](conn, job=job_id)) is not None:
+        for row in _read_jobs(conn, table, [job_id]):
             return _explained(conn, table, row) | {"lost": row["lost"]}
     return None
+
+
+def _read_jobs(conn: db.Connection, table: str, ids: list[str]) -> list[Row]:
+    """Return jobs with the facts that keep them waiting."""
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    return statements.waiting_facts.jobs[table](conn, ids=ids, stale_s=stale_s)
+
+
+def _workers(conn: db.Connection, rows: list[Row]) -> list[Row]:
+    """Return the live workers of the queues of these jobs."""
+    return statements.waiting_facts.workers(
+        conn,
+        queues=sorted({row["queue"] for row in rows}),
+        models=sorted({row["required_model"] for row in rows if row.get("required_model")}),
+        stale_s=config.STALE_WORKER_AFTER_S.read(),
+    )
+
+
+def _met(conn: db.Connection, row: Row) -> list[str]:
+    """Return the workers that were given a node and did not know it."""
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
+    return met["workers"] if met else []
+
+
+# --- all jobs ----------------------------------------------------------------------------------
+
+
+def groups(conn: db.Connection) -> JsonDict:
+    """Return `groups`: the queued jobs by queue and by the reason of the wait, the largest first.
+
+    Of each: `queue`, `kind`, `model`, `count`, `is_more` (there are more, which were not read),
+    `since` (when its oldest job was queued), `job` and `run_id` of its first job, and of this job
+    `clause`, `detail` and `can_run` as in `jobs.explain`. `workers`: for each reason of live
+    workers `clause`, `detail` (None: they take the job in its turn), `count` and `machines`.
+    `left_out`: how many jobs are in no group, as only the largest BUCKETS are explained.
+    """
+    buckets = statements.waiting_facts.buckets(conn, most=GROUPED, limit=BUCKETS)
+    rows: dict[tuple[str, str], Row] = {}
+    for table in statements.JOB_TABLES:
+        ids = [each["first_id"] for each in buckets if each["jobs"] == table]
+        for row in _read_jobs(conn, table, ids):
+            rows[table, row["id"]] = row
+    limits = {row["queue"]: row for row in statements.queues.waiting(conn, queue=None)}
+    workers = _workers(conn, [*rows.values()])
+    made: dict[str, JsonDict] = {}
+    for bucket in buckets:
+        row = rows.get((bucket["jobs"], bucket["first_id"]))
+        if row is None or row["status"] != "queued":
+            continue  # a worker has claimed it since
+        group = _group(conn, bucket, row, limits.get(row["queue"]), workers)
+        key = repr([group[name] for name in ("queue", "kind", "clause", "detail", "workers")])
+        first = made.setdefault(key, group)
+        if first is not group:
+            first["count"] += group["count"]
+            first["is_more"] |= group["is_more"]
+            first["since"] = min(first["since"], group["since"])
+            first["model"] = group["model"] if group["model"] == first["model"] else None
+    listed = sum(bucket["n"] for bucket in buckets)
+    return {
+        "groups": sorted(made.values(), key=lambda group: (-group["count"], group["queue"])),
+        "left_out": int(buckets[0]["total"]) - listed if buckets else 0,
+    }
+
+
+def _group(
+    conn: db.Connection, bucket: Row, row: Row, limits: Row | None, workers: list[Row]
+) -> JsonDict:
+    """Return a group of `groups` from a bucket and its first job."""
+    # The next claim of a node that was handed back as unknown takes its error away.
+    is_node = bucket["jobs"] == job_tables.NODE_JOBS.name
+    row = row | {"met": _met(conn, row) if is_node and row["error"] else []}
+    clause, detail = _of_job(conn, row, limits)
+    reasons: dict[tuple[str | None, str | None], list[str]] = {}
+    if clause not in _NO_WORKER_MATTERS:
+        for worker in workers:
+            if worker["queue"] == row["queue"]:
+                own = _kept_out(row, worker) or (None if clause else _held_up(worker))
+                reasons.setdefault(own or (None, None), []).append(worker["host_label"])
+        clause, detail = _of_all(row, clause, detail, [own for own, _ in reasons])
+    return {
+        "queue": row["queue"],
+        "kind": row["kind"],
+        "model": row.get("required_model"),
+        "count": bucket["n"],
+        "is_more": bucket["is_more"],
+        "since": bucket["since"],
+        "job": row["id"],
+        "run_id": row.get("run_id"),
+        "clause": clause,
+        "detail": detail,
+        "can_run": any(own not in CANNOT for own, _ in reasons),
+        "workers": [
+            {"clause": own[0], "detail": own[1], "count": len(hosts), "machines": sorted({*hosts})}
+            for own, hosts in reasons.items()
+        ],
+    }
+
+
+# --- one job or run ----------------------------------------------------------------------------
 
 
 def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
@@ -67,10 +172,9 @@ def _of_run(row: Row) -> str | None:
 
 def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
     table = job_tables.NODE_JOBS.name
-    if job["status"] == "queued" and (
-        found := statements.waiting_facts.job[table](conn, job=job["id"])
-    ):
-        return _explained(conn, table, found)
+    if job["status"] == "queued":
+        for found in _read_jobs(conn, table, [job["id"]]):
+            return _explained(conn, table, found)
     if job["child_run_id"] is not None:
         child = statements.waiting_facts.run(conn, run=job["child_run_id"])
         state = child["status"] if child else "gone"
@@ -104,28 +208,25 @@ def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: st
     }  # fmt: skip
 
 
+_NO_WORKER_MATTERS = frozenset({"status", "run_over", "items"})
+"""Clauses of jobs that no worker could take."""
+
+
 def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
-    clause, detail = _of_job(conn, table, row)
-    stale_s = config.STALE_WORKER_AFTER_S.read()
-    met = None
-    if table == job_tables.NODE_JOBS.name:
-        met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
-    row = row | {"met": met["workers"] if met else []}
+    limits = statements.queues.waiting(conn, queue=row["queue"])
+    clause, detail = _of_job(conn, row, limits[0] if limits else None)
+    is_node = table == job_tables.NODE_JOBS.name
+    row = row | {"met": _met(conn, row) if is_node else []}
     found: list[JsonDict] = []
-    if clause not in ("status", "run_over", "items"):
-        for worker in statements.waiting_facts.workers(conn, queue=row["queue"], stale_s=stale_s):
+    if clause not in _NO_WORKER_MATTERS:
+        for worker in _workers(conn, [row]):
             own = _of_worker(conn, table, row, worker, blocked=bool(clause))
             found.append(
                 {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
                 | {"running": worker["node"] or worker["ingest"]}
                 | {"clause": own[0], "detail": own[1]}
             )
-        clauses = {worker["clause"] for worker in found}
-        if not found and clause is None:
-            clause, detail = "no_worker", f"no live worker serves queue {row['queue']}"
-        elif clauses == {"unknown_node"} or (clause is None and clauses == {"version"}):
-            (clause,) = clauses
-            detail = _without_code(row, clause)
+        clause, detail = _of_all(row, clause, detail, [worker["clause"] for worker in found])
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -139,6 +240,19 @@ def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
         "can_run": any(worker["clause"] not in CANNOT for worker in found),
         "workers": found,
     }
+
+
+def _of_all(
+    row: Row, clause: str | None, detail: str | None, of_workers: list[str | None]
+) -> tuple[str | None, str | None]:
+    """Return the clause and text of a job, where the clauses of all its live workers make it."""
+    clauses = {*of_workers}
+    if not of_workers and clause is None:
+        return "no_worker", f"no live worker serves queue {row['queue']}"
+    if clauses == {"unknown_node"} or (clause is None and clauses == {"version"}):
+        (own,) = of_workers[:1]
+        return own, _without_code(row, str(own))
+    return clause, detail
 
 
 def _without_code(row: Row, clause: str) -> str:
@@ -158,62 +272,59 @@ def _without_code(row: Row, clause: str) -> str:
     )
 
 
-def _of_time(conn: db.Connection, table: str, row: Row) -> tuple[str, str]:
+def _of_time(row: Row) -> tuple[str, str]:
     """Return the clause and text of a job that waits for a time, or for an event."""
     if row["kept"]:
         host, until = row["resume_host"], _until(row["available_at"])
         return "kept", f"it may run now: it is kept for host {host}{until}, then for any"
     until = _until(row["due_at"])
-    event = statements.waiting_facts.awaited_event(
-        conn, job=row["id"], claim=row["claim_no"], table=table
-    )
-    if event is None:
+    if row["event_name"] is None:
         return "not_due", f"it is not due{until}"
-    key = f" with key {event['key']!r}" if event["key"] else ""
-    limit = f"{until} at most" if event["due_at"] else ""
-    return "event", f"its handler waits for event {event['name']!r}{key}{limit}"
+    key = f" with key {row['event_key']!r}" if row["event_key"] else ""
+    limit = f"{until} at most" if row["event_due_at"] else ""
+    return "event", f"its handler waits for event {row['event_name']!r}{key}{limit}"
 
 
-def _of_job(conn: db.Connection, table: str, row: Row) -> tuple[str | None, str | None]:
-    """Return the clause and text that keep every worker from the job; None for neither."""
+def _of_job(conn: db.Connection, row: Row, limits: Row | None) -> tuple[str | None, str | None]:
+    """Return the clause and text that keep every worker from the job; None for neither.
+
+    `limits`: the settings of its queue, with their use, as `queues.waiting` returns them.
+    """
     if row["status"] != "queued":
         return "status", _of_status(conn, row)
     if row.get("run_status") in TERMINAL_RUN_STATUSES:
         return "run_over", f"its run is {row['run_status']}"
     reason = row["blocked_reason"]
     if reason == "not_due":
-        return _of_time(conn, table, row)
+        return _of_time(row)
     if reason is not None:
-        return _of_block(conn, table, row, reason)
-    if row["partition_key"] is not None and table == job_tables.INGEST_JOBS.name:
-        limits = _limits(conn, row)
-        if limits["paused"]:
-            return _of_partition(limits, row["partition_key"])
-    return _of_queue(conn, row["queue"])
+        return _of_block(row, limits, reason)
+    if row["partition_paused"] and row["kind"] == "ingest job":
+        return _of_partition(row)
+    return _of_queue(limits)
 
 
-def _of_block(conn: db.Connection, table: str, row: Row, reason: str) -> tuple[str, str]:
+def _of_block(row: Row, limits: Row | None, reason: str) -> tuple[str, str]:
     if reason == "items":
-        return "items", _of_items(conn, row)
+        return "items", _of_items(row)
     if reason == "locked":
-        owner = statements.waiting_facts.lock_owner[table](conn, lock_key=row["lock_key"])
-        has = f": job {owner['id']} ({owner['status']}) has it" if owner else ""
+        is_owned = row["owner_id"] is not None
+        has = f": job {row['owner_id']} ({row['owner_status']}) has it" if is_owned else ""
         return "locked", f"it waits for lock key {row['lock_key']}{has}"
     if reason == "unserved":
-        return "unserved", _of_unserved(conn, row)
+        return "unserved", _of_unserved(row, limits)
     if reason == "limited":
-        return _of_partition(_limits(conn, row), row["partition_key"])
+        return _of_partition(row)
     return "blocked", f"it is blocked: {reason}"
 
 
-def _of_items(conn: db.Connection, row: Row) -> str:
+def _of_items(row: Row) -> str:
     """Return which items a map waits for."""
-    found = statements.overview.map_state(conn, run=row["run_id"], map=row["node_id"])
-    if found is None:
+    if row["map_total"] is None:
         return "it waits for its items"
-    words = f"{found['done']}/{found['total']} done"
-    words += f", {found['failed']} failed" if found["failed"] else ""
-    return f"it waits for its items: {words}, {found['open']} open"
+    words = f"{row['map_done']}/{row['map_total']} done"
+    words += f", {row['map_failed']} failed" if row["map_failed"] else ""
+    return f"it waits for its items: {words}, {row['map_open']} open"
 
 
 def _of_status(conn: db.Connection, row: Row) -> str:
@@ -264,44 +375,36 @@ def passed_over_text(row: Row) -> str:
     return display.line(f"{text} others", 500)
 
 
-def _of_unserved(conn: db.Connection, row: Row) -> str:
+def _of_unserved(row: Row, limits: Row | None) -> str:
     """Return why other jobs got its lock key, and whether it may wait for the key again."""
-    stale_s = config.STALE_WORKER_AFTER_S.read()
-    if row["queue"] in statements.unserved_jobs.served(conn, stale_s=stale_s):
+    if row["is_served"]:
         return "its queue has a worker again: it is about to wait for its lock key again"
-    clause, detail = _of_queue(conn, row["queue"])
+    clause, detail = _of_queue(limits)
     if clause == "paused":
         return f"its {detail}, so its lock key passed to others"
     return unserved_text(row["queue"])
 
 
-def _limits(conn: db.Connection, row: Row) -> Row:
-    """Return the limits in force for a job's partition, with `paused`, `running` and `due_at`."""
-    return statements.queues.partition_limits(
-        conn, queue=row["queue"], partition=row["partition_key"]
-    )
-
-
-def _of_partition(limits: Row, key: str) -> tuple[str, str]:
-    """Return the clause and text that keep the waiting jobs of a partition."""
-    if limits["paused"]:
-        return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
-    rate = clock.rate_text(limits["rate_limit"], limits["rate_period_s"])
-    if limits["due_at"] is not None and rate:
-        due = display.moment(limits["due_at"])
+def _of_partition(row: Row) -> tuple[str, str]:
+    """Return the clause and text that keep the waiting jobs of a job's partition."""
+    key = row["partition_key"]
+    if row["partition_paused"]:
+        return "paused", f"partition {key} is paused{_until(row['partition_until'])}"
+    rate = clock.rate_text(row["partition_rate"], row["partition_period_s"])
+    if row["partition_due_at"] is not None and rate:
+        due = display.moment(row["partition_due_at"])
         return "limited", f"partition {key} starts {rate}: the next is due {due}"
-    if limits["max_running"]:
-        running = f"{limits['running']} of {limits['max_running']}"
+    if row["partition_most"]:
+        running = f"{row['partition_running']} of {row['partition_most']}"
         return "limited", f"it waits for partition {key}, of which {running} jobs run"
     return "limited", f"it waits for a check of partition {key}"
 
 
-def _of_queue(conn: db.Connection, queue: str) -> tuple[str | None, str | None]:
+def _of_queue(limits: Row | None) -> tuple[str | None, str | None]:
     """Return the clause and text of the pause or limit of the queue as a whole; None for none."""
-    settings = statements.queues.settings(conn, queue=queue)
-    if not settings:
+    if limits is None:
         return None, None
-    limits = settings[0] | statements.queues.use(conn, **settings[0])
+    queue = limits["queue"]
     if limits["paused"]:
         by = f" by {limits['paused_by']}" if limits["paused_by"] else ""
         return "paused", f"queue {queue} is paused{by}{_until(limits['paused_until'])}"
@@ -328,29 +431,42 @@ def _of_worker(
 
     `blocked`: the job waits for every worker, so its place among others does not matter.
     """
+    if (found := _kept_out(row, worker)) is not None:
+        return found
+    if blocked:
+        return None, None
+    if (found := _held_up(worker)) is not None:
+        return found
+    is_gpu = row["queue"] == "gpu"
+    return _of_gpu(conn, row, worker) if is_gpu else _by_place(conn, table, row, worker)
+
+
+def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
+    """Return the clause and text of a worker that will not take the job as things are, or None."""
     claim = stored_json.mapping(worker["claim"])
     if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
     if (lacks := _of_code(row, worker, claim)) is not None:
         return lacks
-    gpu = row["queue"] == "gpu"
-    if gpu:
-        given = worker | {"model": row["required_model"]}
-        fit = statements.waiting_facts.misfit(conn, **given)
-        if fit["misfit"] == "model":
-            if worker["known_models"] is None:
-                return "model", f"it registers no model, and others know {row['required_model']}"
-            return "model", f"it does not know model {row['required_model']}"
-        if fit["misfit"] == "vram":
-            needs, has = display.number(fit["needs_gb"]), worker["vram_total_mb"] // 1000
-            return "vram", f"the model needs {needs} GB, its GPU has {has} GB"
-    if blocked:
-        return None, None
+    model = row.get("required_model")
+    fit = stored_json.mapping(stored_json.mapping(worker["misfits"]).get(model or ""))
+    if fit.get("misfit") == "model":
+        if worker["known_models"] is None:
+            return "model", f"it registers no model, and others know {model}"
+        return "model", f"it does not know model {model}"
+    if fit.get("misfit") == "vram":
+        needs, has = display.number(fit.get("needs_gb")), worker["vram_total_mb"] // 1000
+        return "vram", f"the model needs {needs} GB, its GPU has {has} GB"
+    return None
+
+
+def _held_up(worker: Row) -> tuple[str, str] | None:
+    """Return the clause and text of a worker that takes no job for now, or None."""
     if throttle := stored_json.text(worker["throttle"]):
         return "throttled", f"it waits for memory: {throttle}"
     if fault := stored_json.text(worker["gpu_fault"]):
         return "gpu", f"its GPU could not be used by the last job there: {fault}"
-    return _of_gpu(conn, row, worker) if gpu else _by_place(conn, table, row, worker)
+    return None
 
 
 def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:

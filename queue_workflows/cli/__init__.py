@@ -24,8 +24,8 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Look": {
         "status": "status.status", "runs": "runs.runs", "show": "show.show", "why": "runs.why",
-        "inputs": "answer.waiting", "workers": "status.workers", "samples": "telemetry.samples",
-        "acts": "jobs.acts",
+        "failures": "failures.app", "inputs": "answer.waiting", "workers": "status.workers",
+        "samples": "telemetry.samples", "acts": "jobs.acts",
     },
     "Change": {
         "answer": "answer.answer", "cancel": "runs.cancel", "retry": "runs.retry",

@@ -126,7 +126,7 @@ def _refused(done: JsonDict) -> str:
 
 _KEYS = (
     "run_id", "workflow_name", "node_id", "job_id", "widget", "prompt", "waiting_s", "answered",
-    "input_spec",
+    "due_at", "has_default", "default", "input_spec",
 )  # fmt: skip
 
 
@@ -143,7 +143,9 @@ def waiting(run: str | None = None, limit: int = 100) -> define.Shown:
             run_id, found = ids.resolve(conn, run, kind="run")
             if found is None or found["kind"] != "run":
                 raise command.Refused(f"there is no run {run!r}")
-        rows = statements.overview.waiting_inputs(conn, run=run_id, limit=limit)
+        rows = statements.overview.waiting_inputs(
+            conn, run=run_id, node=None, after=None, after_seq=None, limit=limit
+        )
     for row in rows:
         # The question is None until an orchestrator has stored it.
         spec = stored_json.mapping(row["input_spec"])
@@ -170,6 +172,9 @@ def _show(rows: list[JsonDict], run: str | None) -> None:
             output.echo(f"    {label}" if same else f"    {output.compact(value, 80)}  {label}")
         if len(choices) > SHOWN:
             output.echo(f"    ... and {len(choices) - SHOWN} more: --json lists them")
+        if row["due_at"]:
+            takes = "it takes its default then" if row["has_default"] else "it fails then"
+            output.echo(f"  it waits until {display.moment(row['due_at'])}: {takes}")
         if row["answered"]:
             output.echo("  an answer has come in")
 

@@ -9,6 +9,7 @@ from typing import get_args
 
 from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.cli import answer, command, define, ids, output, texts
 from queue_workflows.cli import jobs as job_commands
 from queue_workflows.db import statements
@@ -306,23 +307,56 @@ def _print_upgrade(done: Upgrade) -> None:
         output.some([f"  {name}" for name in done["blocked"]], SHOWN)
 
 
-@define.command("why", f"RUN|JOB  The id of a run, or of a node or ingest job. {ids.PREFIX_HELP}")
-def why(what: str) -> define.Shown:
+_SETTLED = frozenset({"status", "answer", "child", "dependencies"})
+"""Reasons of waits that no worker can end."""
+
+
+@define.command(
+    "why",
+    f"RUN|JOB  The id of a run, or of a node or ingest job; default: all jobs. {ids.PREFIX_HELP}",
+)
+def why(what: str | None = None) -> define.Shown:
     """Show why a job waits: what keeps each live worker from it. Of a run: each node that waits.
 
-    Exit code 0 when nothing is queued, or a worker will take it in its turn; 1 when no live worker
-    can take a job that is queued, or there is no such run or job.
+    Without an id: all queued jobs, grouped by queue and by the reason of the wait. Exit code 0 when
+    nothing is queued, or a worker will take it in its turn; 1 when no live worker can take a job
+    that is queued, or there is no such run or job.
     """
+    if what is None:
+        with db.transaction() as conn:
+            found = waiting_reasons.groups(conn)
+        settled = _SETTLED | {"items", "run_over"}
+        good = all(each["can_run"] or each["clause"] in settled for each in found["groups"])
+        return define.Shown(found, lambda: _print_groups(found), int(not good))
     kind, any_id = ids.found(what)
     reasons = api.explain(any_id) if kind == "run" else jobs.explain(any_id)
     if reasons is None:
         raise errors.UnknownJob(f"{kind} {any_id!r} is gone")
     waiting = reasons["nodes"] if kind == "run" else [reasons]
     # A worker will take each job, or none has to.
-    settled = ("status", "answer", "child", "dependencies")
-    fine = all(job["can_run"] or job["clause"] in settled for job in waiting)
+    fine = all(job["can_run"] or job["clause"] in _SETTLED for job in waiting)
     printed = _print_waiting_run if kind == "run" else _print_waiting
     return define.Shown(reasons, lambda: printed(reasons), int(not fine))
+
+
+def _print_groups(found: JsonDict) -> None:
+    for group in found["groups"]:
+        count = f"{group['count']:,}{'+' if group['is_more'] else ''}"
+        jobs = f"{group['kind']}{'' if count == '1' else 's'}"
+        of = f", model {group['model']}" if group["model"] else ""
+        detail = group["detail"] or "they wait for their turn"
+        output.echo(f"{count} {jobs} of queue {group['queue']}{of}: {detail}", 500)
+        since = display.moment(group["since"])
+        output.echo(f"  the first: {group['job']}, the oldest since {since}")
+        for each in group["workers"]:
+            own = each["detail"] or "can take it in its turn"
+            workers = output.counted(each["count"], "worker")
+            where = output.line(", ".join(each["machines"][:3]))
+            output.echo(f"  {workers} ({where}): {own}", 500)
+    if found["left_out"]:
+        output.echo(f"and {found['left_out']:,} jobs that wait for other reasons")
+    if not found["groups"]:
+        output.echo("no job waits")
 
 
 def _print_waiting_run(reasons: JsonDict) -> None:

@@ -851,6 +851,52 @@ class _FailureAlerts:
 
 failure_alerts: _FailureAlerts
 
+class _FailuresNewest(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, queue: str | None, workflow: str | None, machine: str | None, text: str | None, most: int | None, cut: int | None) -> list[Row]: ...
+    def script(self, *, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, queue: str | None, workflow: str | None, machine: str | None, text: str | None, most: int | None, cut: int | None) -> scripts.Script[list[Row]]: ...
+
+class _FailuresOfSchedules(Named):
+    def __call__(self, conn: _Conn, /, *, machine: str | None, queue: str | None, workflow: str | None, text: str | None) -> list[Row]: ...
+    def script(self, *, machine: str | None, queue: str | None, workflow: str | None, text: str | None) -> scripts.Script[list[Row]]: ...
+
+class _FailuresTraceback(Named):
+    def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None, job: str | None) -> Any: ...
+    def script(self, *, run: str | None, node: str | None, job: str | None) -> scripts.Script[Any]: ...
+
+class _FailuresSeen(Named):
+    def __call__(self, conn: _Conn, /, *, signatures: _Texts | None) -> list[Row]: ...
+    def script(self, *, signatures: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _FailuresMarkSeen(Named):
+    def __call__(self, conn: _Conn, /, *, signature: str | None, until: datetime | None, by: str | None) -> None: ...
+    def script(self, *, signature: str | None, until: datetime | None, by: str | None) -> scripts.Script[None]: ...
+
+class _FailuresUnmarkSeen(Named):
+    def __call__(self, conn: _Conn, /, *, signature: str | None) -> int: ...
+    def script(self, *, signature: str | None) -> scripts.Script[None]: ...
+
+class _Failures:
+    newest: _FailuresNewest
+    """Return the newest failed jobs that fit the filters, the newest first, of `most` that are examined, and the last of these;
+    `place` counts the examined ones. A time is given as such, or as a span up to now. Always a row, with a NULL `place`
+    if no job has failed.
+    Columns: now, place, fits, kind, id, at, error, name, queue, host_label, run_id, node_id."""
+    of_schedules: _FailuresOfSchedules
+    """Return the schedules that cannot fire or have missed their last instant, as failures; the first 1,000 schedules are
+    read, in the order of their next instants.
+    Columns: kind, id, at, error, name, queue, host_label, run_id, node_id."""
+    traceback: _FailuresTraceback
+    """Return the traceback of a job's last failure. No row: none is recorded. `run` and `node`: NULL of an ingest job."""
+    seen: _FailuresSeen
+    """Return the marks of these signatures.
+    Columns: signature, until, seen_at, seen_by."""
+    mark_seen: _FailuresMarkSeen
+    """Mark a signature as seen until a time, by this actor or (NULL) the one of the transaction. Delete marks over a year old."""
+    unmark_seen: _FailuresUnmarkSeen
+    """Delete the mark of a signature."""
+
+failures: _Failures
+
 class _HandbackHandBack(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, keep_for: str | None, front: bool | None, band: int | None, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, detail: str | None) -> list[Row]: ...
     def script(self, *, error: str | None, after_s: float | None, keep_for: str | None, front: bool | None, band: int | None, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, detail: str | None) -> scripts.Script[list[Row]]: ...
@@ -1943,10 +1989,6 @@ class _OverviewItems(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None, keys: _Texts | None) -> list[Row]: ...
     def script(self, *, run: str | None, keys: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _OverviewMapState(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None, map: str | None) -> Row | None: ...
-    def script(self, *, run: str | None, map: str | None) -> scripts.Script[Row | None]: ...
-
 class _OverviewNodeSeconds(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
@@ -1972,8 +2014,8 @@ class _OverviewRunningUnder(Named):
     def script(self, *, id: str | None) -> scripts.Script[list[Row]]: ...
 
 class _OverviewWaitingInputs(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, run: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _OverviewHasAnswer(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None) -> Any: ...
@@ -2044,9 +2086,6 @@ class _Overview:
     """Return the items with these keys, in all maps of a run. An open item with an error fails once none of its nodes is
     open. One that had not ended when its map did is cancelled.
     Columns: map_id, key, error, state."""
-    map_state: _OverviewMapState
-    """Return how many items of a map have ended. No row: it has none yet.
-    Columns: total, done, failed, open."""
     node_seconds: _OverviewNodeSeconds
     """Return how long the handler of each completed node of a run took.
     Columns: node_id, seconds."""
@@ -2068,9 +2107,11 @@ class _Overview:
     """Return the running jobs that have this id or belong to the run that has it, with their workers.
     Columns: job_id, name, queue, worker_id, host_label, pid."""
     waiting_inputs: _OverviewWaitingInputs
-    """Return the input nodes that wait in live runs, of one run if it is given, the longest wait
-    first. `answered`: whether an answer was submitted and not taken yet.
-    Columns: run_id, workflow_name, node_id, job_id, input_spec, waiting_s, answered."""
+    """Return the input nodes that wait in live runs, of one run or node if given, the longest wait
+    first, behind the place `after` and `after_seq` (NULL: from the first). `answered`: whether an
+    answer was submitted and not taken yet. `due_at`: when the wait ends by itself, with `default`
+    as the answer if it `has_default`; NULL: never.
+    Columns: run_id, workflow_name, node_id, job_id, seq, input_spec, due_at, has_default, default, since, waiting_s, answered."""
     has_answer: _OverviewHasAnswer
     """Return whether an answer to a node was submitted and not taken yet."""
     took_default: _OverviewTookDefault
@@ -2095,8 +2136,9 @@ class _Overview:
     start, each with its wait, and whether others were started within the last minute.
     Columns: id, wait_s, others."""
     claims_in_flight: _OverviewClaimsInFlight
-    """Return the running jobs of both families, by worker.
-    Columns: worker_id, ids."""
+    """Return the running jobs of both families, by worker: their `ids`, and as `jobs` also the kind, the name, the run and
+    for how long each runs.
+    Columns: worker_id, ids, jobs."""
     foreign_work: _OverviewForeignWork
     """Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.
     Columns: kind, name, n."""
@@ -2344,10 +2386,6 @@ class _QueuesPartitionSettings(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
     def script(self) -> scripts.Script[list[Row]]: ...
 
-class _QueuesPartitionLimits(Named):
-    def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None) -> Row: ...
-    def script(self, *, queue: str | None, partition: str | None) -> scripts.Script[Row]: ...
-
 class _QueuesIsUsed(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None) -> Any: ...
     def script(self, *, queue: str | None) -> scripts.Script[Any]: ...
@@ -2360,13 +2398,9 @@ class _QueuesCountEvents(Named):
     def __call__(self, conn: _Conn, /, *, window: float | None) -> list[Row]: ...
     def script(self, *, window: float | None) -> scripts.Script[list[Row]]: ...
 
-class _QueuesUse(Named):
-    def __call__(self, conn: _Conn, /, *, queue: str | None, rate_period_s: float | None, rate_limit: int | None) -> Row: ...
-    def script(self, *, queue: str | None, rate_period_s: float | None, rate_limit: int | None) -> scripts.Script[Row]: ...
-
 class _QueuesWaiting(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, queue: str | None) -> list[Row]: ...
+    def script(self, *, queue: str | None) -> scripts.Script[list[Row]]: ...
 
 class _QueuesPaused(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
@@ -2405,11 +2439,6 @@ class _Queues:
     partition_settings: _QueuesPartitionSettings
     """Return the settings of all partitions that have some of their own, with `paused`.
     Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at, paused."""
-    partition_limits: _QueuesPartitionLimits
-    """Return the limits in force for one partition (its own, else the queue's for partitions),
-    whether it is paused, when its next job may be admitted (NULL: no time is set), and how
-    many of its jobs run. Always one row.
-    Columns: paused, paused_until, paused_by, max_running, rate_limit, rate_period_s, due_at, running."""
     is_used: _QueuesIsUsed
     """Return whether a queue has settings, or an ingest job that could be claimed."""
     count_jobs: _QueuesCountJobs
@@ -2422,14 +2451,11 @@ class _Queues:
     `window` seconds, by their events. A job that came in and is queued still has no event:
     count_jobs has it.
     Columns: queue, came, went."""
-    use: _QueuesUse
-    """Return how many jobs of an ingest queue run, and in how many seconds its rate allows the
-    next start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row.
-    Columns: running, due_s."""
     waiting: _QueuesWaiting
-    """Return each queue with settings: `paused`, and whether jobs could be claimed but for the
-    queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
-    Columns: queue, retention_days, updated_at, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, partition_max_running, partition_rate_limit, partition_rate_period_s, paused, ready, limited."""
+    """Return one queue with settings, or (NULL) each: whether it is `paused`; whether jobs could be
+    claimed but for the queue's own limits (`ready`) or are blocked by the limits of their partitions
+    (`limited`); how many of its ingest jobs run, and in how many seconds its rate allows the next
+    start (`due_s`; NULL: now, or there is no rate)."""
     paused: _QueuesPaused
     """Return the queues and partitions (NULL: the whole queue) that are paused now.
     Columns: queue, partition, since, until, by."""
@@ -2596,6 +2622,96 @@ class _RetryJobs:
     Columns: id, key."""
 
 retry_jobs: _RetryJobs
+
+class _RunPageHead(Named):
+    def __call__(self, conn: _Conn, /, *, known: _Texts | None, most: int | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, known: _Texts | None, most: int | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunPageSteps(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RunPageNodes(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, active: bool | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, active: bool | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RunPageEvents(Named):
+    def __call__(self, conn: _Conn, /, *, whole: bool | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, whole: bool | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RunPageNode(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None, run_id: str | None, node: str | None) -> Row | None: ...
+    def script(self, *, most: int | None, run_id: str | None, node: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunPageLog(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None) -> Row | None: ...
+    def script(self, *, job: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
+
+class _RunPageJobSteps(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, job: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RunPageMap(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None) -> Row | None: ...
+    def script(self, *, run_id: str | None, map: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunPageBuckets(Named):
+    def __call__(self, conn: _Conn, /, *, buckets: int | None, total: int | None, opened: int | None, run_id: str | None, map: str | None) -> list[Row]: ...
+    def script(self, *, buckets: int | None, total: int | None, opened: int | None, run_id: str | None, map: str | None) -> scripts.Script[list[Row]]: ...
+
+class _RunPageItems(Named):
+    def __call__(self, conn: _Conn, /, *, opened: int | None, run_id: str | None, map: str | None, start: int | None, state: str | None, text: str | None, signature: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, opened: int | None, run_id: str | None, map: str | None, start: int | None, state: str | None, text: str | None, signature: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _RunPageItem(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None, opened: int | None, run_id: str | None, map: str | None, key: str | None) -> Row | None: ...
+    def script(self, *, most: int | None, opened: int | None, run_id: str | None, map: str | None, key: str | None) -> scripts.Script[Row | None]: ...
+
+class _RunPageValue(Named):
+    def __call__(self, conn: _Conn, /, *, node: str | None, name: str | None, run_id: str | None) -> Any: ...
+    def script(self, *, node: str | None, name: str | None, run_id: str | None) -> scripts.Script[Any]: ...
+
+class _RunPage:
+    head: _RunPageHead
+    """Return a run with its output, its schedule and its first child runs; values over `most` bytes as stored are NULL.
+    `definition` is NULL if its hash is `known`. No row: there is no such run."""
+    steps: _RunPageSteps
+    """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket. `of_items`: how many
+    belong to items of maps. `finished_at` is NULL while a node has not ended.
+    Columns: step, counts, of_items, started_at, finished_at."""
+    nodes: _RunPageNodes
+    """Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
+    for an answer or failed."""
+    events: _RunPageEvents
+    """Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. `whole`: with
+    their details, of which tracebacks are large.
+    Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, created_at, detail."""
+    node: _RunPageNode
+    """Return one node with its values up to `most` bytes as stored, and their sizes. No row: it is not queued yet."""
+    log: _RunPageLog
+    """Return the log of an attempt. No row: nothing is stored.
+    Columns: head, tail, cut_bytes, updated_at."""
+    job_steps: _RunPageJobSteps
+    """Return the first steps of a node's job, in the order in which they began first, with the beginnings of their values.
+    Columns: kind, name, key, state, output, error, position, claim_no, attempts, crashes, due_at, started_at, ended_at."""
+    map: _RunPageMap
+    """Return the counters of a map. No row: it was not opened yet.
+    Columns: node_id, total, done, failed, open, next_position, may_fail, at_once."""
+    buckets: _RunPageBuckets
+    """Count the items of a map by bucket and state: 0 done, 1 waiting, 2 open, 3 failed. Failed ones are also apart by the
+    beginning of their error with its digits replaced. It reads the items once.
+    Columns: bucket, state, signature, n, first."""
+    items: _RunPageItems
+    """Return items of a map from a position on, in the order of the source. A filter that is NULL matches every item.
+    `state`: done, failed, open or waiting. `text`: a part of the key.
+    Columns: position, key, error, state."""
+    item: _RunPageItem
+    """Return an item of a map with its value up to `most` bytes as stored. No row: there is none with this key.
+    Columns: position, key, error, bytes, item, state."""
+    value: _RunPageValue
+    """Return one whole value of a run (`node` NULL: its inputs or output) or of a node: `inputs` or `output`."""
+
+run_page: _RunPage
 
 class _RunsSubmit(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None) -> Row: ...
@@ -2838,6 +2954,10 @@ class _SamplesBetween(Named):
     def __call__(self, conn: _Conn, /, *, host: str | None, since: datetime | None, past_s: float | None, until: datetime | None) -> list[Row]: ...
     def script(self, *, host: str | None, since: datetime | None, past_s: float | None, until: datetime | None) -> scripts.Script[list[Row]]: ...
 
+class _SamplesOfHosts(Named):
+    def __call__(self, conn: _Conn, /, *, hosts: _Texts | None, every_s: int | None, past_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, hosts: _Texts | None, every_s: int | None, past_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _SamplesLast(Named):
     def __call__(self, conn: _Conn, /, *, host: str | None, since: datetime | None, until: datetime | None) -> Row | None: ...
     def script(self, *, host: str | None, since: datetime | None, until: datetime | None) -> scripts.Script[Row | None]: ...
@@ -2858,6 +2978,10 @@ class _Samples:
     """Return the samples of a host between two instants, the oldest first. `since` NULL stands
     for `past_s` seconds ago, `until` NULL for now.
     Columns: every_s, sampled_at, sample."""
+    of_hosts: _SamplesOfHosts
+    """Return the newest samples of hosts in the ring of this interval, up to `limit` of each within `past_s` seconds, the
+    oldest first.
+    Columns: host_label, sampled_at, sample."""
     last: _SamplesLast
     """Return the last sample of a host between two instants. No row: there is none.
     Columns: every_s, sampled_at, sample."""
@@ -3193,9 +3317,13 @@ class _Upgrades:
 
 upgrades: _Upgrades
 
-class _WaitingFactsJob(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None) -> Row | None: ...
-    def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
+class _WaitingFactsJobs(Named):
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _WaitingFactsBuckets(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, most: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _WaitingFactsRun(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> Row | None: ...
@@ -3206,8 +3334,8 @@ class _WaitingFactsRunNodes(Named):
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
 
 class _WaitingFactsWorkers(Named):
-    def __call__(self, conn: _Conn, /, *, queue: str | None, stale_s: float | None) -> list[Row]: ...
-    def script(self, *, queue: str | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, models: _Texts | None, queues: _Texts | None, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, models: _Texts | None, queues: _Texts | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _WaitingFactsJobsAhead(Named):
     def __call__(self, conn: _Conn, /, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> Row: ...
@@ -3216,18 +3344,6 @@ class _WaitingFactsJobsAhead(Named):
 class _WaitingFactsNewerGpuJob(Named):
     def __call__(self, conn: _Conn, /, *, required_model: str | None, priority: int | None, seq: int | None) -> Row | None: ...
     def script(self, *, required_model: str | None, priority: int | None, seq: int | None) -> scripts.Script[Row | None]: ...
-
-class _WaitingFactsLockOwner(Named):
-    def __call__(self, conn: _Conn, /, *, lock_key: str | None) -> Row | None: ...
-    def script(self, *, lock_key: str | None) -> scripts.Script[Row | None]: ...
-
-class _WaitingFactsAwaitedEvent(Named):
-    def __call__(self, conn: _Conn, /, *, table: str | None, job: str | None, claim: int | None) -> Row | None: ...
-    def script(self, *, table: str | None, job: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
-
-class _WaitingFactsMisfit(Named):
-    def __call__(self, conn: _Conn, /, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None, model: str | None) -> Row: ...
-    def script(self, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None, model: str | None) -> scripts.Script[Row]: ...
 
 class _WaitingFactsModels(Named):
     def __call__(self, conn: _Conn, /, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None) -> Any: ...
@@ -3242,9 +3358,18 @@ class _WaitingFactsWeighed(Named):
     def script(self, *, worker_id: str | None, model: str | None, host_label: str | None, versions: _Texts | None) -> scripts.Script[Row]: ...
 
 class _WaitingFacts:
-    job: Mapping[str, _WaitingFactsJob]
-    """Return a job, when it is due, and whether it is due for its host alone (`kept`), of a node also the status of its run.
-    No row: no such job."""
+    jobs: Mapping[str, _WaitingFactsJobs]
+    """Return jobs with the facts that keep them waiting: when each is due, and whether it is due for its host alone (`kept`);
+    the event that its handler awaits since its last claim; the owner of its lock key, which runs or is admitted next; the
+    limits in force for its partition (its own, else the queue's for partitions), when the next job of it may be admitted
+    (NULL: no time is set) and how many run; whether a worker serves its queue again, if it is blocked because none did.
+    Of a node also the status of its run, and how many items of its map have ended."""
+    buckets: _WaitingFactsBuckets
+    """Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
+    blocked_reason, `run_over`, or NULL) and by the object of it (`about`), and by what their workers need. `first_id` is the
+    first job of a bucket, `since` when its oldest was queued, `left_out` how many jobs are in further buckets. `most` jobs
+    of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
+    Columns: jobs, queue, reason, about, model, version, module, n, first_id, since, is_more, total."""
     run: _WaitingFactsRun
     """Return the facts that explain why a run waits. No row: no such run.
     Columns: id, workflow_name, status, available_at, definition."""
@@ -3252,10 +3377,11 @@ class _WaitingFacts:
     """Return the jobs of a run's nodes, in the order of the queue.
     Columns: id, node_id, status, input_spec, child_run_id."""
     workers: _WaitingFactsWorkers
-    """Return the live workers of a queue. `current_model` is the model that is warm when the worker
+    """Return the live workers of these queues. `current_model` is the model that is warm when the worker
     claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
-    jobs.
-    Columns: worker_id, host_label, pid, state, known_models, current_model, vram_total_mb, claim, throttle, gpu_fault, off, node, ingest."""
+    jobs. `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out,
+    `model` (it does not know it), `vram` (too little GPU memory) or null, and the GPU memory that it needs.
+    Columns: worker_id, host_label, queue, pid, state, known_models, current_model, vram_total_mb, claim, throttle, gpu_fault, off, node, ingest, misfits."""
     jobs_ahead: Mapping[str, _WaitingFactsJobsAhead]
     """Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
     of them, and those of a better priority. `models`: only nodes of one of these models or of none; NULL: of any.
@@ -3263,16 +3389,6 @@ class _WaitingFacts:
     newer_gpu_job: _WaitingFactsNewerGpuJob
     """Return a due gpu job of this model and priority that came later. No row: this one is the newest.
     Columns: ."""
-    lock_owner: Mapping[str, _WaitingFactsLockOwner]
-    """Return the job that runs under a lock key, or is admitted to run next. No row: there is none.
-    Columns: id, status."""
-    awaited_event: _WaitingFactsAwaitedEvent
-    """Return the event for which the handler of a job waits since its last claim. No row: for none.
-    Columns: name, key, due_at."""
-    misfit: _WaitingFactsMisfit
-    """Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
-    `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs.
-    Columns: misfit, needs_gb."""
     models: _WaitingFactsModels
     """Return the models in the queue of which a worker can take jobs."""
     choice: _WaitingFactsChoice

@@ -25,8 +25,8 @@ scope: ContextVar[tokens.Scope] = ContextVar("scope", default="operate")
 STATES: Final = frozenset([
     *("attempts", "counts", "events", "items", "kind", "loops", "maps", "next", "nodes", "used"),
     *("child_run_id", "claimed_by", "current_model", "depends_on", "host_label", "id", "job_id"),
-    *("job_ids", "name", "node_id", "node_module", "parent_node_id", "parent_run_id", "pid"),
-    *("pipeline_name", "queue", "required_model", "run_id", "task_name", "worker_id"),
+    *("job_ids", "jobs", "name", "node_id", "node_module", "parent_node_id", "parent_run_id"),
+    *("pid", "pipeline_name", "queue", "required_model", "run_id", "task_name", "worker_id"),
     *("workflow_name", "blocked_reason", "desired_state", "event_type", "last", "last_status"),
     *("lost", "missed", "outcome", "paused", "state", "status", "stop_policy", "throttle"),
     *("at_most", "attempt", "attempts_failed", "card", "claim_no", "crash_count", "done"),

@@ -465,6 +465,12 @@ SELECT e.id, e.created_at, e.fits, e.place
                  ORDER BY column DESC, r.created_at DESC, {listed_id(r)} LIMIT p_most) x) e
  WHERE e.fits OR e.place = p_most LIMIT p_limit;
 
+-- fragment: waiting(j)
+-- The columns of a queued job that say why it waits.
+j.id, j.queue::text, j.blocked_reason, j.lock_key, j.partition_key, j.available_at, j.resume_host, j.resume_at,
+j.required_model, j.required_version, j.node_module, j.run_id,  -- nodes only
+j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
+
 -- fragment: error_signature(error)
 -- The beginning of an error with its numbers replaced, by which items of a map are grouped.
 regexp_replace(left(coalesce(error, ''), 160), '[0-9]+', '#', 'g')

@@ -31,6 +31,7 @@ PURPOSES = {
     "job_steps": "The steps of handlers, and what each returned; deleted with their job.",
     "job_parts": "What handlers stream, by claim and number; deleted with their job.",
     "operator_acts": "Who did what on request; deleted by age.",
+    "failures_seen": "Signatures of failures that somebody has seen, and until when.",
     "events": "Events that handlers wait for; the first of a name and key counts.",
     "workflow_run_maps": "The maps of runs: how many of their items are open, done and failed.",
     "workflow_map_items": "The items of maps, as sealed when their source ended.",

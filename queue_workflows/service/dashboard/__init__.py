@@ -16,9 +16,12 @@ from queue_workflows import db, errors
 from queue_workflows.service import problems, state, tokens
 from queue_workflows.service import settings as service_settings
 from queue_workflows.service.dashboard import (
+    failures_page,
     forms,
+    inbox_page,
     live,
     login_page,
+    machines_page,
     map_page,
     now_page,
     run_files,
@@ -26,17 +29,22 @@ from queue_workflows.service.dashboard import (
     runs_page,
     session,
     view,
+    waiting_page,
 )
 
 assert python_multipart.__name__  # without it starlette reads no forms
 ROUTERS: Final = (
+    failures_page.router,
+    inbox_page.router,
     live.router,
     login_page.router,
+    machines_page.router,
     map_page.router,
     now_page.router,
     run_files.router,
     run_page.router,
     runs_page.router,
+    waiting_page.router,
 )
 YEAR: Final = "public, max-age=31536000, immutable"
 

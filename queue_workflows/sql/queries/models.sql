@@ -106,4 +106,5 @@ SELECT w.worker_id, w.host_label, w.pid,
         ORDER BY s.sampled_at DESC LIMIT 1) latest ON true
  WHERE w.queue = 'gpu' AND w.state <> 'stopped' AND w.last_seen > now() - interval '1 day'
    AND (%(host)s::text IS NULL OR w.host_label = %(host)s)
- ORDER BY w.host_label, w.started_at, w.worker_id;
+ ORDER BY w.host_label, w.started_at, w.worker_id
+ LIMIT 10000;

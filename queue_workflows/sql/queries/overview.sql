@@ -62,11 +62,6 @@ SELECT i.map_id, i.key, i.error,
  WHERE i.run_id = %(run)s AND i.key = ANY (%(keys)s::text[]) AND i.position >= 0
  ORDER BY i.map_id, i.position;
 
--- name: map_state one
--- Return how many items of a map have ended. No row: it has none yet.
-SELECT total, done_items AS done, failed_items AS failed, open_items AS open
-  FROM workflow_run_maps WHERE run_id = %(run)s AND node_id = %(map)s;
-
 -- name: node_seconds many
 -- Return how long the handler of each completed node of a run took.
 SELECT node_id, coalesce(seconds, 0)::float8 AS seconds
@@ -135,9 +130,13 @@ SELECT j.id, j.task_name, j.queue, j.worker_id, j.claimed_by, w.pid
  ORDER BY name;
 
 -- name: waiting_inputs many
--- Return the input nodes that wait in live runs, of one run if it is given, the longest wait
--- first. `answered`: whether an answer was submitted and not taken yet.
-SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
+-- Return the input nodes that wait in live runs, of one run or node if given, the longest wait
+-- first, behind the place `after` and `after_seq` (NULL: from the first). `answered`: whether an
+-- answer was submitted and not taken yet. `due_at`: when the wait ends by itself, with `default`
+-- as the answer if it `has_default`; NULL: never.
+SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.seq, j.input_spec, t.due_at,
+       j.policy ? 'default' AS has_default, j.policy -> 'default' AS default,
+       coalesce(j.started_at, j.created_at) AS since,
        extract(epoch FROM now())::float8
        - extract(epoch FROM coalesce(j.started_at, j.created_at))::float8 AS waiting_s,
        EXISTS (SELECT FROM workflow_input_submissions s
@@ -145,9 +144,13 @@ SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.input_spec,
                   AND s.status IN ('pending', 'processing')) AS answered
   FROM workflow_node_jobs j
   JOIN workflow_runs r ON r.id = j.run_id
+  LEFT JOIN workflow_input_timeouts t ON t.job_id = j.id
  WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
    AND (%(run)s::text IS NULL OR r.id = %(run)s)
- ORDER BY waiting_s DESC, j.seq
+   AND (%(node)s::text IS NULL OR j.node_id = %(node)s)
+   AND (coalesce(j.started_at, j.created_at), j.seq)
+       > (coalesce(%(after)s::timestamptz, '-infinity'), coalesce(%(after_seq)s::bigint, 0))
+ ORDER BY coalesce(j.started_at, j.created_at), j.seq
  LIMIT %(limit)s;
 
 -- name: has_answer value
@@ -224,13 +227,22 @@ SELECT id, {age_s(queued_at)} AS wait_s,
  LIMIT 50;
 
 -- name: claims_in_flight many
--- Return the running jobs of both families, by worker.
-SELECT worker_id, array_agg(id) AS ids
-  FROM (SELECT worker_id, id FROM workflow_node_jobs WHERE status = 'running'
-        UNION ALL
-        SELECT worker_id, id FROM ingest_jobs WHERE status = 'running') running
- WHERE worker_id IS NOT NULL
- GROUP BY worker_id;
+-- Return the running jobs of both families, by worker: their `ids`, and as `jobs` also the kind, the name, the run and
+-- for how long each runs.
+SELECT worker_id, array_agg(id ORDER BY started_at, id) AS ids,
+       json_agg(json_build_object('id', id, 'kind', kind, 'name', name, 'run_id', run_id, 'elapsed_s', elapsed_s)
+                ORDER BY started_at, id) AS jobs
+  FROM (
+    -- both:
+    SELECT j.worker_id, j.id, j.started_at, {age_s(j.started_at)} AS elapsed_s,
+           'ingest job' AS kind, j.task_name AS name, NULL::text AS run_id  -- ingest only
+           'node job' AS kind, j.node_id AS name, j.run_id  -- nodes only
+      FROM ingest_jobs j
+     WHERE j.status = 'running' AND j.worker_id IS NOT NULL
+    -- end
+    ) running
+ GROUP BY worker_id
+ LIMIT 10000;
 
 -- name: foreign_work many
 -- Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.

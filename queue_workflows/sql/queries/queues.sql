@@ -90,26 +90,6 @@ SELECT p.*, queue_workflows_is_paused(p.paused_at, p.paused_until) AS paused
   FROM queue_partitions p
  ORDER BY p.queue, p.partition_key;
 
--- name: partition_limits row
--- Return the limits in force for one partition (its own, else the queue's for partitions),
--- whether it is paused, when its next job may be admitted (NULL: no time is set), and how
--- many of its jobs run. Always one row.
-SELECT coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false) AS paused,
-       p.paused_until, p.paused_by,
-       coalesce(p.max_running, s.partition_max_running) AS max_running,
-       coalesce(p.rate_limit, s.partition_rate_limit) AS rate_limit,
-       CASE WHEN p.rate_limit IS NULL THEN s.partition_rate_period_s ELSE p.rate_period_s END
-           AS rate_period_s,
-       (SELECT min(d.due_at) FROM partition_dues d
-         WHERE d.queue = %(queue)s AND d.partition_key = %(partition)s
-           AND d.due_at < 'infinity') AS due_at,
-       (SELECT count(*) FROM ingest_jobs j
-         WHERE j.queue = %(queue)s AND j.partition_key = %(partition)s
-           AND j.status = 'running') AS running
-  FROM (SELECT) AS one
-  LEFT JOIN queue_settings s ON s.queue = %(queue)s
-  LEFT JOIN queue_partitions p ON p.queue = %(queue)s AND p.partition_key = %(partition)s;
-
 -- name: is_used value
 -- Return whether a queue has settings, or an ingest job that could be claimed.
 SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
@@ -167,21 +147,11 @@ SELECT e.queue,
 -- end
  ORDER BY 1;
 
--- name: use row
--- Return how many jobs of an ingest queue run, and in how many seconds its rate allows the
--- next start. `due_s` is NULL if it allows one now, or if there is no rate. Always one row.
-SELECT (SELECT count(*) FROM ingest_jobs j
-         WHERE j.status = 'running' AND j.queue = %(queue)s) AS running,
-       (SELECT nullif(greatest(0, %(rate_period_s)s::float8 - extract(epoch FROM now())::float8
-               + extract(epoch FROM s.started_at)::float8), 0)
-          FROM queue_starts s
-         WHERE s.queue = %(queue)s
-           AND s.n = 1 - %(rate_limit)s::bigint
-               + (SELECT max(n) FROM queue_starts l WHERE l.queue = %(queue)s)) AS due_s;
-
 -- name: waiting many
--- Return each queue with settings: `paused`, and whether jobs could be claimed but for the
--- queue's own limits (`ready`) or are blocked by the limits of their partitions (`limited`).
+-- Return one queue with settings, or (NULL) each: whether it is `paused`; whether jobs could be
+-- claimed but for the queue's own limits (`ready`) or are blocked by the limits of their partitions
+-- (`limited`); how many of its ingest jobs run, and in how many seconds its rate allows the next
+-- start (`due_s`; NULL: now, or there is no rate).
 SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
        EXISTS (SELECT FROM ingest_jobs j
                 WHERE j.queue = s.queue
@@ -192,8 +162,19 @@ SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
            AS ready,
        EXISTS (SELECT FROM ingest_jobs j
                 WHERE j.queue = s.queue AND j.partition_key IS NOT NULL
-                  AND j.status = 'queued' AND j.blocked_reason = 'limited') AS limited
-  FROM queue_settings s;
+                  AND j.status = 'queued' AND j.blocked_reason = 'limited') AS limited,
+       (SELECT count(*) FROM ingest_jobs j
+         WHERE j.status = 'running' AND j.queue = s.queue) AS running,
+       (SELECT nullif(greatest(0, s.rate_period_s - extract(epoch FROM now())::float8
+               + extract(epoch FROM b.started_at)::float8), 0)
+          FROM queue_starts b
+         WHERE b.queue = s.queue
+           AND b.n = 1 - s.rate_limit::bigint
+               + (SELECT max(n) FROM queue_starts l WHERE l.queue = s.queue)) AS due_s
+  FROM queue_settings s
+ WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s
+ ORDER BY s.queue
+ LIMIT 10000;
 
 -- name: paused many
 -- Return the queues and partitions (NULL: the whole queue) that are paused now.

@@ -15,6 +15,19 @@ SELECT every_s, sampled_at, sample FROM hw_samples
    AND sampled_at <= coalesce(%(until)s::timestamptz, now())
  ORDER BY sampled_at, every_s;
 
+-- name: of_hosts many
+-- Return the newest samples of hosts in the ring of this interval, up to `limit` of each within `past_s` seconds, the
+-- oldest first.
+SELECT h.host_label, s.sampled_at, s.sample
+  FROM unnest(%(hosts)s::text[]) AS h (host_label)
+ CROSS JOIN LATERAL (
+       SELECT sampled_at, sample FROM hw_samples
+        WHERE host_label = h.host_label AND every_s = %(every_s)s
+          AND sampled_at > now() - %(past_s)s * interval '1 second'
+        ORDER BY sampled_at DESC LIMIT %(limit)s) s
+ ORDER BY h.host_label, s.sampled_at
+ LIMIT 10000;
+
 -- name: last one
 -- Return the last sample of a host between two instants. No row: there is none.
 SELECT every_s, sampled_at, sample FROM hw_samples

@@ -1,20 +1,63 @@
 -- Facts from which `queue-workflows why` explains why a job or a run waits.
 
--- name: job one
+-- name: jobs many
 -- tables: ingest_jobs workflow_node_jobs
--- Return a job, when it is due, and whether it is due for its host alone (`kept`), of a node also the status of its run.
--- No row: no such job.
+-- Return jobs with the facts that keep them waiting: when each is due, and whether it is due for its host alone (`kept`);
+-- the event that its handler awaits since its last claim; the owner of its lock key, which runs or is admitted next; the
+-- limits in force for its partition (its own, else the queue's for partitions), when the next job of it may be admitted
+-- (NULL: no time is set) and how many run; whether a worker serves its queue again, if it is blocked because none did.
+-- Of a node also the status of its run, and how many items of its map have ended.
 SELECT j.*,
        'ingest job'  -- ingest only
-       r.status AS run_status, 'node job'  -- nodes only
+       r.status AS run_status, m.total AS map_total, m.done_items AS map_done, m.failed_items AS map_failed,  -- nodes only
+       m.open_items AS map_open, 'node job'  -- nodes only
        AS kind,
        CASE WHEN j.status = 'queued' AND j.blocked_reason = 'not_due'
             THEN queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until) END AS due_at,
        (j.resume_until = j.available_at AND j.resume_at <= now() AND j.resume_host IS NOT NULL) IS TRUE AS kept,
-       queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost
+       queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost,
+       e.name AS event_name, e.key AS event_key, e.due_at AS event_due_at, o.id AS owner_id, o.status AS owner_status, p.*,
+       CASE WHEN j.blocked_reason = 'unserved'
+            THEN j.queue::text = ANY (queue_workflows_served_queues(%(stale_s)s::float8)) END AS is_served
   FROM ingest_jobs j
   JOIN workflow_runs r ON r.id = j.run_id  -- nodes only
- WHERE j.id = %(job)s;
+  LEFT JOIN workflow_run_maps m ON m.run_id = j.run_id AND m.node_id = j.node_id  -- nodes only
+  LEFT JOIN LATERAL (
+       SELECT s.name, s.key, s.due_at FROM job_steps s
+        WHERE s.job_id = j.id AND s.job_table = 'ingest_jobs' AND s.kind = 'event' AND s.state = 'waiting'
+          AND s.claim_no = j.claim_no
+        ORDER BY s.id LIMIT 1) e ON j.blocked_reason = 'not_due'
+  LEFT JOIN LATERAL (
+       SELECT w.id, w.status::text FROM ingest_jobs w
+        WHERE w.lock_key = j.lock_key AND (w.status = 'running' OR queue_workflows_is_claimable(w.status, w.blocked_reason))
+        LIMIT 1) o ON j.blocked_reason = 'locked'
+  LEFT JOIN LATERAL (
+       SELECT coalesce(queue_workflows_is_paused(q.paused_at, q.paused_until), false) AS partition_paused,
+              q.paused_until AS partition_until, coalesce(q.max_running, s.partition_max_running) AS partition_most,
+              coalesce(q.rate_limit, s.partition_rate_limit) AS partition_rate,
+              CASE WHEN q.rate_limit IS NULL THEN s.partition_rate_period_s ELSE q.rate_period_s END AS partition_period_s,
+              (SELECT min(d.due_at) FROM partition_dues d
+                WHERE d.queue = j.queue AND d.partition_key = j.partition_key AND d.due_at < 'infinity') AS partition_due_at,
+              (SELECT count(*) FROM ingest_jobs x
+                WHERE x.queue = j.queue AND x.partition_key = j.partition_key AND x.status = 'running') AS partition_running
+         FROM (SELECT) AS one
+         LEFT JOIN queue_settings s ON s.queue = j.queue
+         LEFT JOIN queue_partitions q ON q.queue = j.queue AND q.partition_key = j.partition_key) p
+    ON j.partition_key IS NOT NULL
+ WHERE j.id = ANY (%(ids)s::text[])
+ LIMIT 1000;
+
+-- name: buckets many
+-- Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
+-- blocked_reason, `run_over`, or NULL) and by the object of it (`about`), and by what their workers need. `first_id` is the
+-- first job of a bucket, `since` when its oldest was queued, `left_out` how many jobs are in further buckets. `most` jobs
+-- of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
+SELECT b.*, sum(b.n) OVER () AS total
+  FROM (SELECT 'ingest_jobs' AS jobs, i.* FROM queue_workflows_ingest_waiting(%(most)s) i
+         UNION ALL
+        SELECT 'workflow_node_jobs', n.* FROM queue_workflows_node_waiting(%(most)s) n) b
+ ORDER BY b.n DESC, b.queue, b.first_id
+ LIMIT %(limit)s;
 
 -- name: run one
 -- Return the facts that explain why a run waits. No row: no such run.
@@ -30,10 +73,11 @@ SELECT id, node_id, status::text, input_spec, child_run_id
  ORDER BY seq;
 
 -- name: workers many
--- Return the live workers of a queue. `current_model` is the model that is warm when the worker
+-- Return the live workers of these queues. `current_model` is the model that is warm when the worker
 -- claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
--- jobs.
-SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
+-- jobs. `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out,
+-- `model` (it does not know it), `vram` (too little GPU memory) or null, and the GPU memory that it needs.
+SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
        coalesce((SELECT j.required_model
                    FROM workflow_node_jobs j
                   WHERE j.worker_id = w.worker_id AND j.status = 'running'
@@ -50,11 +94,17 @@ SELECT w.worker_id, w.host_label, w.pid, w.state, w.known_models,
        (SELECT j.id
           FROM ingest_jobs j
          WHERE j.worker_id = w.worker_id AND j.status = 'running'
-         LIMIT 1) AS ingest
+         LIMIT 1) AS ingest,
+       CASE WHEN w.queue = 'gpu' THEN (
+           SELECT jsonb_object_agg(m.model, jsonb_build_object(
+                      'misfit', queue_workflows_gpu_misfit(w.host_label, w.known_models, w.vram_total_mb, m.model),
+                      'needs_gb', queue_workflows_gpu_needs(w.host_label, m.model)))
+             FROM unnest(%(models)s::text[]) AS m (model)) END AS misfits
   FROM workers w
- WHERE w.queue = %(queue)s AND w.state NOT IN ('stopped', 'dead')
+ WHERE w.queue = ANY (%(queues)s::text[]) AND w.state NOT IN ('stopped', 'dead')
    AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
- ORDER BY w.host_label, w.started_at, w.worker_id;
+ ORDER BY w.host_label, w.started_at, w.worker_id
+ LIMIT 1000;
 
 -- name: jobs_ahead row
 -- tables: ingest_jobs workflow_node_jobs
@@ -83,30 +133,6 @@ SELECT
    AND j.required_model IS NOT DISTINCT FROM %(required_model)s::text
    AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint
  LIMIT 1;
-
--- name: lock_owner one
--- tables: ingest_jobs workflow_node_jobs
--- Return the job that runs under a lock key, or is admitted to run next. No row: there is none.
-SELECT j.id, j.status::text
-  FROM ingest_jobs j
- WHERE j.lock_key = %(lock_key)s
-   AND (j.status = 'running' OR queue_workflows_is_claimable(j.status, j.blocked_reason))
- LIMIT 1;
-
--- name: awaited_event one
--- Return the event for which the handler of a job waits since its last claim. No row: for none.
-SELECT name, key, due_at
-  FROM job_steps
- WHERE job_table = %(table)s AND job_id = %(job)s AND kind = 'event' AND state = 'waiting'
-   AND claim_no = %(claim)s
- ORDER BY id LIMIT 1;
-
--- name: misfit row
--- Return why the claim of a worker leaves jobs of a model out: `model` (it does not know it),
--- `vram` (too little GPU memory) or NULL, and the GPU memory that the model needs.
-SELECT queue_workflows_gpu_misfit(%(host_label)s, %(known_models)s::text[],
-           %(vram_total_mb)s::integer, %(model)s) AS misfit,
-       queue_workflows_gpu_needs(%(host_label)s, %(model)s) AS needs_gb;
 
 -- name: models value
 -- Return the models in the queue of which a worker can take jobs.

@@ -147,7 +147,8 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid,
         ORDER BY o.stop_policy <> 'hard', o.queue = 'all' LIMIT 1) c ON true
   LEFT JOIN worker_heartbeats h ON h.host_label = w.host_label AND h.queue = w.queue
  WHERE w.last_seen > now() - interval '1 day' AND w.state <> 'stopped'
- ORDER BY w.host_label, w.queue, w.started_at;
+ ORDER BY w.host_label, w.queue, w.started_at
+ LIMIT 10000;
 
 -- name: switched_off many
 -- Return the control rows that switch workers off now, whether or not there are such workers.
@@ -157,7 +158,8 @@ SELECT c.host_label, c.queue, c.stop_policy, c.requested_by, c.reason, c.until_a
        extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s
   FROM worker_controls c
  WHERE queue_workflows_is_off(c.desired_state, c.until_at)
- ORDER BY c.host_label, c.queue;
+ ORDER BY c.host_label, c.queue
+ LIMIT 10000;
 
 -- name: flagged many
 -- Return the queues of a host, or (NULL) of all hosts, whose heartbeats are flagged as dead and

@@ -1,0 +1,336 @@
+"""Group failures of jobs and schedules by their errors, and hide groups that somebody has seen."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from queue_workflows import acts, db, errors
+from queue_workflows.dag import payload
+from queue_workflows.db import statements
+from queue_workflows.runtime import clock
+from queue_workflows.types import JsonDict, Row
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from queue_workflows.types import Who
+
+NEWEST: Final = 2_000
+"""Failed jobs that are examined by default, the newest ones."""
+MOST: Final = 10_000
+BARS: Final = 24
+"""Equal spans of time in which the failures of a group are counted."""
+EXAMINED: Final = 400
+"""Characters of an error from which its signature is made."""
+SHOWN: Final = 200
+"""Characters of a signature."""
+NO_ERROR: Final = "no error was given"
+_FILTERS: Final = ("queue", "workflow", "machine", "text")
+
+# --- signatures --------------------------------------------------------------------------------
+
+_UNITS = (
+    r"(?:[kKMGTP]i?)?(?:B|[Bb]ytes?|[Bb]its?)|[nmuµμ]?s|secs?|seconds?|mins?|minutes?|h|hours?"
+    r"|days?|[kMG]?Hz|°?C|%"
+)
+_QUOTED = r"""
+    “[^“”]*(?:”|\Z) | „[^„“”]*(?:[“”]|\Z) | \u2018[^\u2018\u2019]*(?:\u2019|\Z)
+    | «[^«»]*(?:»|\Z) | 「[^「」]*(?:」|\Z)
+    # An apostrophe in a word neither begins nor ends a quotation.
+    | (?<!\w)[bru]?'(?:[^'\\]|\\.|(?<=\w)'(?=\w))*(?:'(?!\w)|\\?\Z)
+    | (?<!\w)[bru]?"(?:[^"\\]|\\.)*(?:"|\\?\Z)
+    | `[^`]*(?:`|\Z)
+"""
+_PLACE = r"""
+    (?<![\w+.-])[a-z][a-z0-9+.-]*://[^\s'"<>)\]},]+(?<![:;.!?])
+    | (?<![\w/.~])(?:~|\.\.?)?/[^\s,;:'"()\[\]{}<>|]+
+    | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+)*/[\w.@+-]*\.\w{1,8}(?![\w/])
+    | (?<![\w/.-])[\w.-]+(?:/[\w.@+-]+){2,}
+    | (?<!\w)[A-Za-z]:\\[^\s,;:'"]+
+    | \\\\[\w.-]+\\[^\s,;:'"]+
+"""
+_NUMBER = rf"""
+    (?<!\w)[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}(?!\w)
+    | (?<!\w)(?=[a-f]*\d)[0-9a-f]{{8,}}(?!\w)
+    | (?<![\w.])\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?!\w)
+    | (?:(?<![\w.)\]])[-+])?(?<![\w.])\d+(?:[.:_-]\d+|,\d{{3}})*(?:[eE][-+]?\d+)?
+      (?:\ ?(?:{_UNITS}))?(?!\w)
+"""
+_DIFFERS = re.compile(
+    rf"(?P<quoted>{_QUOTED})|(?P<place>{_PLACE})|(?P<number>{_NUMBER})"
+    r"|(?<!\w)(?P<head>[^\W\d]*)(?P<tail>\d\w*)(?P<more>(?:-\w*\d\w*)*)",
+    re.VERBOSE,
+)
+"""Parts that differ between two errors of one cause; a quoted text without an end may be cut."""
+_TYPE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*(?=:\s|$)")
+_LISTED = re.compile(r"(#|'…'|/…)(?:, ?\1)+")
+
+
+_DIGITS = str.maketrans("123456789", "000000000")
+
+
+def signature(error: str) -> str:
+    """Return the text that errors of one cause have in common: type, and message without details.
+
+    `#` stands for a number, with its unit, and for an id; `'…'` for a quoted text; `/…` for a path
+    or address. At most SHOWN characters, made from the first EXAMINED ones.
+    """
+    text = error[:EXAMINED]
+    kind = _TYPE.match(text)
+    begins = kind.end() if kind else 0
+    # Which digits a number has does not matter, so that most messages have been seen before.
+    found = text[:begins] + _message(text[begins:].translate(_DIGITS))
+    return found if len(found) <= SHOWN else found[: SHOWN - 1] + "…"
+
+
+@functools.lru_cache(maxsize=2048)
+def _message(given: str) -> str:
+    """Return a message in one line, with the parts replaced that differ."""
+    text = " ".join(unicodedata.normalize("NFC", given).split())
+    return _LISTED.sub(r"\1, …", _DIFFERS.sub(_stand_in, text))
+
+
+def _stand_in(found: re.Match[str]) -> str:
+    kind = found.lastgroup
+    if kind == "quoted":
+        return "'…'"
+    if kind == "place":
+        return "/…"
+    # A name with a number, such as item7, keeps its name. Of a random id nothing is kept.
+    if kind == "number" or found["more"] or not found["tail"].isdecimal():
+        return "#"
+    return f"{found['head']}#"
+
+
+def group_id(signature: str) -> str:
+    """Return the id of the group of failures with this signature: 16 hexadecimal digits."""
+    return hashlib.sha256(signature.encode()).hexdigest()[:16]
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """Groups of failures, and how far the search for them went."""
+
+    groups: builtins.list[JsonDict]
+    now: datetime
+    begin: datetime
+    end: datetime
+    """Where the first bar begins, and the last one ends: at `until`, or now."""
+    examined: int
+    """Failed jobs that were read; if these are as many as were asked for, there may be more."""
+    back_to: datetime | None
+    """When the oldest of them failed; None if there is none."""
+    is_whole: bool
+    """Whether no older failure was left out."""
+    hidden: int
+    """Groups that somebody has seen."""
+
+
+def list(  # noqa: A001  the verb that users look for
+    *,
+    since: datetime | timedelta | None = None,
+    until: datetime | timedelta | None = None,
+    newest: int = NEWEST,
+    seen: bool = False,
+    conn: db.Connection | None = None,
+    **filters: str | None,
+) -> Found:
+    """Return the newest failures of jobs and schedules in groups, the group that failed last first.
+
+    Of a group: `id`, `signature`, `count`, `first_at`, `last_at`, `bars`, `names` (its workflows,
+    tasks and schedules), `queues`, `machines`, `jobs` (how many of them are jobs),
+    `seen_at`, `seen_by`, `last` (its newest failure, as in `members`). `filters`: `queue`,
+    `workflow` (or task), `machine`, and `text`, which the error contains. They choose among the
+    `newest` failures, 10,000 at most. `seen`: also groups that were marked as seen, and have not
+    failed since. Raises `InvalidConfig` (a ValueError).
+    """
+    with db.transaction(conn) as own:
+        read = _read(own, since, until, newest, filters)
+        by_signature: dict[str, builtins.list[Row]] = {}
+        for row in read.rows:
+            by_signature.setdefault(row["signature"], []).append(row)
+        marks = {
+            row["signature"]: row
+            for row in statements.failures.seen(own, signatures=[*by_signature])
+        }
+    begin = read.begin or min((row["at"] for row in read.rows), default=read.now)
+    end = max(begin, read.end)
+    groups = [
+        _group(name, rows, marks.get(name), begin, end) for name, rows in by_signature.items()
+    ]
+    shown = [group for group in groups if seen or group["seen_at"] is None]
+    shown.sort(key=lambda group: (group["last_at"], group["id"]), reverse=True)
+    return Found(
+        shown, read.now, begin, end, read.examined, read.back_to, read.is_whole,
+        len(groups) - len(shown),
+    )  # fmt: skip
+
+
+def members(
+    group: str,
+    *,
+    since: datetime | timedelta | None = None,
+    until: datetime | timedelta | None = None,
+    newest: int = NEWEST,
+    conn: db.Connection | None = None,
+    **filters: str | None,
+) -> builtins.list[Row]:
+    """Return the failures of a group, the newest first; [] if there is no such group.
+
+    Of each: `kind` (`node job`, `ingest job` or `schedule`), `id`, `at`, `error` (its first 400
+    characters), `signature`, `name` (its workflow, task or schedule), `queue`, `host_label`,
+    `run_id`, `node_id`. The other arguments are those of `list`.
+    """
+    with db.transaction(conn) as own:
+        rows = _read(own, since, until, newest, filters).rows
+    return [row for row in rows if group_id(row["signature"]) == group]
+
+
+def traceback(failure: Row, *, conn: db.Connection | None = None) -> str | None:
+    """Return the traceback of a job's failure, one of `members`; None if none was recorded."""
+    if failure["kind"] == "schedule":
+        return None
+    with db.transaction(conn) as own:
+        return statements.failures.traceback(
+            own, job=failure["id"], run=failure["run_id"], node=failure["node_id"]
+        )
+
+
+class _Read(NamedTuple):
+    rows: builtins.list[Row]
+    now: datetime
+    begin: datetime | None
+    end: datetime
+    examined: int
+    back_to: datetime | None
+    is_whole: bool
+
+
+def _read(
+    conn: db.Connection,
+    since: datetime | timedelta | None,
+    until: datetime | timedelta | None,
+    newest: int,
+    filters: dict[str, str | None],
+) -> _Read:
+    """Read failures with their signatures, the newest first."""
+    clock.check_since(since)
+    clock.check_since(until, "until")
+    if type(newest) is not int or not 1 <= newest <= MOST:
+        raise errors.InvalidConfig(f"newest {newest!r:.40}: a whole number from 1 to {MOST:,}")
+    if unknown := sorted(filters.keys() - {*_FILTERS}):
+        raise errors.InvalidConfig(f"{unknown[0]!r:.80} is none of {', '.join(_FILTERS)}")
+    given: dict[str, Any] = dict.fromkeys(_FILTERS) | {
+        name: value for name, value in filters.items() if value is not None
+    }
+    # A text that no row can hold matches none; a row never holds an empty queue.
+    if not all(payload.is_storable(value or "") for value in given.values()):
+        given = dict.fromkeys(_FILTERS) | {"queue": ""}
+    times: dict[str, Any] = {
+        "since": since if isinstance(since, datetime) else None,
+        "since_ago": since if isinstance(since, timedelta) else None,
+        "until": until if isinstance(until, datetime) else None,
+        "until_ago": until if isinstance(until, timedelta) else None,
+    }
+    found = statements.failures.newest(conn, **given, **times, most=newest, cut=EXAMINED + 1)
+    now = found[0]["now"]
+    begin, end = (_instant(one, now) for one in (since, until))
+    jobs = [row for row in found if row["place"] is not None]
+    examined, back_to = (jobs[-1]["place"], jobs[-1]["at"]) if jobs else (0, None)
+    is_whole = examined < newest
+    oldest = begin if is_whole else back_to
+    rows = [row for row in jobs if row["fits"]]
+    for row in statements.failures.of_schedules(conn, **given):
+        if (oldest is None or row["at"] >= oldest) and (end is None or row["at"] <= end):
+            rows.append(row)
+    rows.sort(key=lambda row: row["at"], reverse=True)
+    for row in rows:
+        row["signature"] = signature(row["error"] or NO_ERROR)
+    # Bars begin where the search did, unless it ended before.
+    start = begin if is_whole or begin is None or back_to is None else max(begin, back_to)
+    return _Read(rows, now, start, end or now, examined, back_to, is_whole)
+
+
+def _instant(given: datetime | timedelta | None, now: datetime) -> datetime | None:
+    return now - given if isinstance(given, timedelta) else given
+
+
+def _group(
+    name: str, rows: builtins.list[Row], mark: Row | None, begin: datetime, end: datetime
+) -> JsonDict:
+    """Return a group of `list`; `rows` are its failures, the newest first."""
+    last_at = rows[0]["at"]
+    is_seen = mark is not None and last_at <= mark["until"]
+    span_s = (end - begin).total_seconds() / BARS
+    bars = [0] * BARS
+    for row in rows:
+        place = int((row["at"] - begin).total_seconds() / span_s) if span_s else 0
+        bars[min(max(place, 0), BARS - 1)] += 1
+    return {
+        "id": group_id(name),
+        "signature": name,
+        "count": len(rows),
+        "first_at": rows[-1]["at"],
+        "last_at": last_at,
+        "bars": bars,
+        "names": _ordered(rows, "name"),
+        "queues": _ordered(rows, "queue"),
+        "machines": _ordered(rows, "host_label"),
+        "jobs": sum(row["kind"] != "schedule" for row in rows),
+        "seen_at": mark["seen_at"] if mark and is_seen else None,
+        "seen_by": mark["seen_by"] if mark and is_seen else None,
+        "last": rows[0],
+    }
+
+
+def _ordered(rows: builtins.list[Row], key: str) -> builtins.list[str]:
+    """Return the values of a column, the most frequent one first."""
+    counts = Counter(row[key] for row in rows if row[key] is not None)
+    return [value for value, _ in counts.most_common()]
+
+
+# --- marks -------------------------------------------------------------------------------------
+
+
+def mark_seen(
+    signature: str, until: datetime, *, conn: db.Connection | None = None, **who: Unpack[Who]
+) -> None:
+    """Hide the group of this signature from `list` until it fails after `until`.
+
+    `until`: when the last failure failed that was seen. `by`, `reason`: who does it and why, for
+    the record, see `acts`. Raises `InvalidConfig` (a ValueError) for a time without a time zone,
+    and for a text that is no signature.
+    """
+    clock.check_since(until, "until")
+    _check_signature(signature)
+    subject, at = ("failures", signature), until.isoformat()
+    with (
+        db.transaction(conn) as own,
+        acts.recorded(own, "mark seen", subject, until=at, **who) as act,
+    ):
+        statements.failures.mark_seen(own, signature=signature, until=until, by=act.actor)
+
+
+def unmark_seen(signature: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> bool:
+    """Show the group of this signature again; return False if it was not marked as seen."""
+    _check_signature(signature)
+    subject = ("failures", signature)
+    with db.transaction(conn) as own, acts.recorded(own, "mark unseen", subject, **who) as act:
+        is_done = bool(statements.failures.unmark_seen(own, signature=signature))
+        if not is_done:
+            act.subjects.clear()
+        return is_done
+
+
+def _check_signature(text: str) -> None:
+    if not 1 <= len(text) <= SHOWN or not payload.is_storable(text):
+        raise errors.InvalidConfig(f"{text!r:.80} is no signature of `failures.list`")

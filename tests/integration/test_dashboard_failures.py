@@ -1,0 +1,349 @@
+"""The pages of failures and of waiting jobs: usual, empty and hostile ones, and their actions."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from queue_workflows import acts, failures
+from tests.support import factories, pages, transitions
+from tests.support.pages import EVIL, Browser
+from tests.support.worker_reports import report
+
+NOW = datetime.now(timezone.utc)
+Row = dict[str, Any]
+PRICE = "ValueError: row # has no price"
+pytestmark = pytest.mark.usefixtures("db")
+
+
+def failed(conn: Any, error: str, minutes: float = 1, **columns: Any) -> str:
+    given = {"status": "failed", "error": error, "finished_at": NOW - timedelta(minutes=minutes)}
+    return factories.ingest(conn, **(given | columns))["id"]
+
+
+def states(conn: Any) -> dict[str, str]:
+    rows = conn.execute("SELECT id, status::text FROM ingest_jobs").fetchall()
+    return {row["id"]: row["status"] for row in rows}
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+def test_nothing_has_failed() -> None:
+    assert "Nothing has failed." in pages.words(pages.opened("/failures"))
+
+
+def test_groups_with_their_machines_and_trend(conn: Any) -> None:
+    for n in range(3):
+        failed(conn, f"ValueError: row {n} has no price", n + 1, claimed_by="box-2")
+    failed(conn, "KeyError: 'x'", 9)
+    page = pages.opened("/failures")
+    words = pages.words(page)
+    assert "2 causes of 4 failures" in words
+    assert PRICE in words
+    assert "all on box-2" in words
+    assert page.count('<path fill="currentColor" d="M') == 2
+    assert "queue-workflows failures list" in page
+    found = pages.words(pages.opened("/failures", queue="none"))
+    assert "No failure fits: the newest 4 failures were read" in found
+
+
+def test_a_group_has_its_members_and_the_last_traceback(conn: Any) -> None:
+    first, last = (failed(conn, f"ValueError: row {n} has no price", 3 - n) for n in (1, 2))
+    factories.insert(
+        conn, "ingest_job_events", job_id=last, event_type="failed",
+        detail={"traceback": "File x.py, line 7"},
+    )  # fmt: skip
+    name = failures.group_id(PRICE)
+
+    async def use(browser: Browser) -> None:
+        words = pages.words(await browser.open(f"/failures/{name}"))
+        assert "File x.py, line 7" in words
+        assert words.index(last) < words.index(first)
+        ids = await browser.http.get(f"/ui/failures/{name}/ids")
+        assert ids.text.split() == [last, first]
+        assert "attachment" in ids.headers["content-disposition"]
+        await browser.open("/failures/0000000000000000", 404)
+        await browser.open("/failures/" + "%2F..%2F", 404)
+
+    pages.browse(use)
+
+
+def test_all_jobs_of_a_group_are_retried_but_none_that_failed_since(conn: Any) -> None:
+    old = [failed(conn, f"ValueError: row {n} has no price", n + 1) for n in range(3)]
+    other = failed(conn, "KeyError: 'x'", 9)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        assert re.search(r"Retry 3 jobs of `ValueError: row # has no price`, as of \d\d:\d\d", page)
+        new = failed(conn, "ValueError: row 9 has no price", -1)
+        reply = await browser.send(page, "/failures/retry", label="Retry 3")
+        shown = await browser.follow(reply)
+        assert "3 queued again." in shown
+        assert states(conn) == dict.fromkeys(old, "queued") | {other: "failed", new: "failed"}
+        again = await browser.send(page, "/failures/retry", label="Retry 3")
+        assert again.headers["location"] == reply.headers["location"], "a form acts once"
+        other_form = re.findall(r'name="form" value="([^"]+)"', shown)[-1]
+        again = await browser.send(page, "/failures/retry", label="Retry 3", form=other_form)
+        assert "0 queued again." in await browser.follow(again)
+        assert states(conn)[new] == "failed"
+
+    pages.browse(use)
+    assert {(act["action"], act["actor"], act["via"]) for act in acts.list()} == {
+        ("retry", "ann", "http")
+    }
+
+
+def test_one_job_of_a_group_is_retried_as_a_sample(conn: Any) -> None:
+    ids = [failed(conn, f"ValueError: row {n} has no price", n + 1) for n in range(3)]
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        await browser.follow(await browser.send(page, "/failures/retry", label="Retry 1"))
+
+    pages.browse(use)
+    assert states(conn) == dict.fromkeys(ids, "failed") | {ids[0]: "queued"}
+
+
+def test_a_selection_that_found_more_jobs_is_refused(conn: Any) -> None:
+    failed(conn, "ValueError: row 1 has no price", 1)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        failed(conn, "ValueError: row 2 has no price", 0.5)  # its transaction has begun earlier
+        reply = await browser.send(page, "/failures/retry", label="Retry 1")
+        assert reply.status_code == 409
+        assert "More jobs failed than the page showed" in pages.words(reply.text)
+
+    pages.browse(use)
+    assert {*states(conn).values()} == {"failed"}
+
+
+def test_a_forged_selection_is_refused(conn: Any) -> None:
+    failed(conn, "ValueError: row 1 has no price", 1)
+    failed(conn, "KeyError: 'x'", 2)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        for text in ("", "x", "e30.x"):
+            reply = await browser.send(page, "/failures/retry", selection=text)
+            assert reply.status_code == 403
+        seen = re.findall(r'name="selection" value="([^"]+)"', page)
+        for text in seen:
+            reply = await browser.send(page, "/failures/retry", selection=text[:-1] + "x")
+            assert reply.status_code == 403
+
+    pages.browse(use)
+    assert {*states(conn).values()} == {"failed"}
+
+
+def test_a_seen_group_is_hidden_and_undo_shows_it(conn: Any) -> None:
+    failed(conn, "ValueError: row 1 has no price", 1)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        page = await browser.follow(await browser.send(page, "/failures/seen"))
+        assert "Nothing has failed that nobody has seen." in page
+        everything = await browser.open("/failures", seen="1")
+        assert "seen by ann" in pages.words(everything)
+        page = await browser.follow(await browser.send(page, "/failures/unseen"))
+        assert PRICE in pages.words(page)
+
+    pages.browse(use)
+
+
+def test_what_is_new_since_the_last_visit(conn: Any) -> None:
+    failed(conn, "A: x", 60 * 24)
+
+    async def use(browser: Browser) -> None:
+        assert "new since" not in await browser.open("/failures")
+        long_ago = int((NOW - timedelta(hours=5)).timestamp())
+        browser.http.cookies.set("queue_workflows_failures", f"{long_ago}.{long_ago}", path="/ui")
+        failed(conn, "B: x", 1)
+        page = await browser.open("/failures")
+        assert page.count("new since your last visit") == 1
+        assert "new since your last visit" in await browser.open("/failures"), "in the same visit"
+        for text in ("x", "1.2.3", "99999999999999999999.1", "."):
+            browser.http.cookies.set("queue_workflows_failures", text, path="/ui")
+            await browser.open("/failures")
+
+    pages.browse(use)
+
+
+def test_news(conn: Any) -> None:
+    failed(conn, "A: x", 10)
+    at = (NOW - timedelta(minutes=5)).isoformat()
+
+    async def use(browser: Browser) -> None:
+        assert await browser.open("/failures/news", at=at) == ""
+        failed(conn, "A: x", 1)
+        await browser.http.get("/ui/failures/news", params={"at": at + "0"})
+        reply = await browser.http.get("/ui/failures/news", params={"at": at, "again": "1"})
+        assert "1 more failed since" in reply.text
+
+    pages.browse(use)
+
+
+def test_filters_are_kept_and_bad_ones_refused(conn: Any) -> None:
+    failed(conn, "A: x", 10)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures", since="1h", queue="fetch", text="x")
+        assert 'name="queue" value="fetch"' in page
+        assert "--since 1h --queue fetch --text x" in page
+        link = re.search(r'href="(/ui/failures/[0-9a-f]{16}\?[^"]*)"', page)
+        assert link is not None and "queue=fetch" in link[1]
+        for query in ({"since": "x"}, {"since": "2026-01-01"}, {"newest": "0"}, {"newest": "x"}):
+            assert (await browser.http.get("/ui/failures", params=query)).status_code == 422
+
+    pages.browse(use)
+
+
+def test_many_groups_come_in_pages(conn: Any) -> None:
+    for n in range(30):
+        failed(conn, f"E{n}: x", n + 1)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        assert page.count('<tr>\n<td class="n"') == 25
+        link = re.search(r'rel="next" href="([^"]+)"', page)
+        assert link is not None
+        rest = (await browser.http.get(link[1].replace("&amp;", "&"))).text
+        assert rest.count('<tr>\n<td class="n"') == 5
+        assert "E29: x" in rest
+
+    pages.browse(use)
+
+
+def test_hostile_values(conn: Any) -> None:
+    for n, text in enumerate(
+        [EVIL, "x" * 8000, "\u202e\x1b[31m", "'" * 300, "%s {0} {{x}} {% y %}"]
+    ):
+        failed(conn, text, n + 1, queue="q", task_name=text[:300] or "t", claimed_by=text[:100],
+               id=f"{text[:50]}/?#{n}")  # fmt: skip
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        for link in re.findall(r'href="(/ui/failures/[0-9a-f]{16})"', page):
+            one = await browser.open(link.removeprefix("/ui"))
+            assert "Export the ids" in one
+        await browser.follow(await browser.send(page, "/failures/seen"))
+        await browser.follow(await browser.send(page, "/failures/retry"))
+        for query in ({"text": EVIL}, {"queue": EVIL}, {"machine": "\x01"}, {"after": EVIL}):
+            given: Row = query
+            await browser.open("/failures", **given)
+
+    pages.browse(use)
+
+
+def test_the_scope_look_sees_the_type_alone(conn: Any) -> None:
+    secret = "the price of Ann"
+    failed(conn, f"ValueError: {secret}", 1)
+    name = failures.group_id(f"ValueError: {secret}")
+
+    async def use(browser: Browser) -> None:
+        for path in ("/failures", f"/failures/{name}"):
+            page = await browser.open(path)
+            assert secret not in page
+            assert "ValueError" in page
+            assert "/failures/retry" not in page
+            assert "/failures/seen" not in page
+        await browser.open("/failures", 403, text="Ann")
+
+    pages.browse(use, "look")
+
+
+def test_a_read_only_service_offers_no_act(conn: Any) -> None:
+    failed(conn, "A: x", 1)
+
+    async def use(browser: Browser) -> None:
+        assert "/failures/retry" not in await browser.open("/failures")
+
+    pages.browse(use, app_read_only=True)
+
+
+def test_a_page_needs_few_statements(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from queue_workflows.db import statements
+
+    for n in range(60):
+        failed(conn, f"E{n}: x {n}", n + 1)
+        factories.ingest(conn, queue=f"q{n % 20}")
+    calls: list[bytes] = []
+    real = statements.Named.__call__
+
+    def counted(self: Any, own: Any, /, **given: Any) -> Any:
+        calls.append(self.text)
+        return real(self, own, **given)
+
+    async def use(browser: Browser) -> None:
+        await browser.open("/")  # reads what is in the head of each page
+        monkeypatch.setattr(statements.Named, "__call__", counted)
+        name = failures.group_id("E#: x #")
+        for path in ("/failures", "/waiting", "/inbox", "/machines"):
+            calls.clear()
+            await browser.open(path)
+            own = [text for text in calls if b"set_config" not in text and b"SET " not in text]
+            assert len(own) <= 6, (path, own)
+            assert all(b"LIMIT" in text or b"FROM" not in text for text in own), path
+        assert name
+
+    pages.browse(use)
+
+
+# --- waiting -----------------------------------------------------------------------------------
+
+
+def test_no_job_waits() -> None:
+    assert "No job waits." in pages.words(pages.opened("/waiting"))
+
+
+def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1", host="box"))
+    *_, job = [factories.ingest(conn, queue="load") for _ in range(3)]
+    factories.ingest(conn, queue="nobody")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/waiting")
+        words = pages.words(page)
+        assert "they wait for their turn" in words
+        assert "1 worker ( box ): can take them" in words
+        assert "no live worker serves queue nobody" in words
+        assert "queue-claim-worker --queue nobody" in words
+        part = await browser.open("/waiting/groups")
+        assert "<html" not in part and "no live worker serves queue nobody" in part
+        one = pages.words(await browser.open("/waiting", job=job["id"]))
+        assert "behind 2 older jobs of its priority" in one
+        await browser.open("/waiting", 404, job="nothing")
+        await browser.open("/waiting", 404, job="a\x01\x7f")
+
+    pages.browse(use)
+
+
+def test_hostile_values_of_waiting_jobs(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1", host=EVIL[:100]))
+    factories.ingest(conn, queue="load", lock_key=EVIL, id=EVIL)
+    factories.ingest(conn, queue="load", lock_key=EVIL)
+    factories.ingest(conn, queue=EVIL[:100])
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/waiting")
+        for link in re.findall(r'href="(/ui/waiting\?[^"]*)"', page):
+            await browser.open(link.removeprefix("/ui").replace("&amp;", "&"))
+
+    pages.browse(use)
+
+
+def test_the_scope_look_sees_clauses_alone(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1"))
+    _, job = [factories.ingest(conn, queue="load", lock_key="the key of Ann") for _ in range(2)]
+
+    async def use(browser: Browser) -> None:
+        for job_id in ("", job["id"]):
+            page = await browser.open("/waiting", job=job_id)
+            assert "the key of Ann" not in page
+            assert "locked" in page
+
+    pages.browse(use, "look")

@@ -1,0 +1,454 @@
+"""The inbox and the pages of machines: usual, empty and hostile ones, and their actions."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from queue_workflows import acts, runs, workers
+from tests.support import factories, pages, transitions
+from tests.support.pages import EVIL, Browser
+from tests.support.worker_reports import report
+
+NOW = datetime.now(timezone.utc)
+pytestmark = pytest.mark.usefixtures("db")
+
+
+def asks(conn: Any, minutes: float = 1, node_id: str = "ask", **spec: Any) -> str:
+    """Insert a run with a question that waits for so many minutes; return its id."""
+    run_id = factories.run(conn)
+    factories.node(
+        conn, run_id, node_id, node_module="__input__x", status="awaiting_input",
+        started_at=NOW - timedelta(minutes=minutes), input_spec={"prompt": "Which?"} | spec,
+    )  # fmt: skip
+    return run_id
+
+
+def answer(conn: Any, run_id: str) -> Any:
+    rows = conn.execute(
+        "SELECT value FROM workflow_input_submissions WHERE run_id = %s", [run_id]
+    ).fetchall()
+    return rows[0]["value"] if rows else None
+
+
+TURNOUT = {"widget": "turnout", "turnout_options": [{"label": "Left", "value": 1}]}
+CHOICE = {"widget": "choose_one", "options": ["red", {"label": "blue", "id": 2}]}
+
+
+# --- inbox -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked() -> None:
+    assert "No run asks anything." in pages.words(pages.opened("/inbox"))
+
+
+def test_questions_come_with_the_longest_wait_first(conn: Any) -> None:
+    asks(conn, 1, prompt="The second?", **CHOICE)
+    run_id = asks(conn, 5, prompt="The first?")
+    node = factories.one(conn, "SELECT id FROM workflow_node_jobs WHERE run_id = %s", run_id)
+    factories.insert(
+        conn, "workflow_input_timeouts", job_id=node, claim_no=1, due_at=NOW + timedelta(hours=1)
+    )
+    conn.execute(
+        'UPDATE workflow_node_jobs SET policy = \'{"default": "tea"}\' WHERE id = %s', [node]
+    )
+    words = pages.words(pages.opened("/inbox"))
+    assert words.index("The first?") < words.index("The second?")
+    assert 'it takes "tea" then' in words
+    assert "blue" in words
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "expected"),
+    [
+        (CHOICE, {"choice": "0"}, "red"),
+        (CHOICE, {"choice": "1"}, {"label": "blue", "id": 2}),
+        (CHOICE | {"multiple": True}, {"choice-0": "1"}, ["red"]),
+        (TURNOUT, {"choice": "0"}, 1),
+        ({"$answer_type": "string"}, {"value": "7"}, "7"),
+        ({"$answer_type": "integer"}, {"value": "7"}, 7),
+        ({"$answer_type": "boolean"}, {"choice": "false"}, False),
+        ({"widget": "textarea"}, {"value": "a\nb"}, "a\nb"),
+        ({"widget": "map", "layers": [1]}, {"value": '{"x": [1, 2]}'}, {"x": [1, 2]}),
+        ({"widget": "file_upload", "accept": ".csv"}, {"value": "/data/a.csv"}, "/data/a.csv"),
+        ({"widget": "pick_or_upload", "library": ["a.csv"]}, {"choice": "0", "value": ""}, "a.csv"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_each_widget(
+    conn: Any, spec: dict[str, Any], given: dict[str, Any], expected: Any
+) -> None:
+    run_id = asks(conn, **spec)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", run=run_id, node="ask")
+        shown = await browser.follow(await browser.send(page, "/inbox/answer", **given))
+        assert "Answered: ask takes" in html.unescape(shown)
+
+    pages.browse(use)
+    assert answer(conn, run_id) == expected
+    (act,) = acts.list()
+    assert (act["actor"], act["via"], act["action"], act["subject"]) == (
+        "ann", "http", "answer", run_id,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "reason"),
+    [
+        (CHOICE, {"choice": "2"}, "is none of its options"),
+        (CHOICE, {"choice": "green"}, "is none of its options"),
+        (CHOICE | {"multiple": True}, {"choice-7": "1"}, "is none of its options"),
+        ({"$answer_type": "integer"}, {"value": '"x"'}, "its answer is of type integer"),
+        ({"widget": "map"}, {"value": "{"}, "is not JSON"),
+        ({"widget": "file_upload", "accept": ".csv"}, {"value": "a.png"}, "it accepts .csv"),
+        ({"widget": "file_upload"}, {"value": ""}, "choose a file"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_asked_again(
+    conn: Any, spec: dict[str, Any], given: dict[str, Any], reason: str
+) -> None:
+    run_id = asks(conn, **spec)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", run=run_id, node="ask")
+        reply = await browser.send(page, "/inbox/answer", **given)
+        assert reply.status_code == 422
+        assert reason in pages.words(reply.text)
+        if text := given.get("value"):
+            assert text in html.unescape(reply.text), "what was typed is kept"
+
+    pages.browse(use)
+    assert answer(conn, run_id) is None
+
+
+def test_a_question_that_has_changed_is_not_answered(conn: Any) -> None:
+    run_id = asks(conn, **CHOICE)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", run=run_id, node="ask")
+        conn.execute(
+            "UPDATE workflow_node_jobs SET input_spec = input_spec || '{\"options\": [1]}'"
+        )
+        reply = await browser.send(page, "/inbox/answer", choice="0")
+        assert reply.status_code == 409
+        assert "The question has changed" in pages.words(reply.text)
+
+    pages.browse(use)
+    assert answer(conn, run_id) is None
+
+
+def test_a_question_without_a_spec_yet(conn: Any) -> None:
+    run_id = factories.run(conn)
+    factories.node(conn, run_id, "ask", node_module="__input__x", status="awaiting_input")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", run=run_id, node="ask")
+        assert "What it asks is not known yet" in page
+        reply = await browser.send(page, "/inbox/answer", value="1")
+        assert reply.status_code == 422
+        assert "has asked nothing yet" in pages.words(reply.text)
+
+    pages.browse(use)
+
+
+def test_the_second_of_two_answers_hears_who_was_faster(conn: Any) -> None:
+    run_id = asks(conn, **CHOICE)
+
+    async def use(browser: Browser) -> None:
+        first, second = [
+            await browser.open("/inbox/question", run=run_id, node="ask") for _ in range(2)
+        ]
+        replies = await asyncio.gather(
+            *(browser.send(page, "/inbox/answer", choice="0") for page in (first, second))
+        )
+        assert sorted(reply.status_code for reply in replies) == [303, 409]
+        (late,) = (reply for reply in replies if reply.status_code == 409)
+        assert re.search(r"answered by ann \d+\.\d s ago", pages.words(late.text))
+        gone = await browser.open("/inbox/question", 404, run=run_id, node="ask")
+        assert "answered by ann" in gone
+        assert "an answer has come in" in await browser.open("/inbox")
+
+    pages.browse(use)
+
+
+def test_unknown_questions(conn: Any) -> None:
+    async def use(browser: Browser) -> None:
+        for query in ({}, {"run": "x", "node": "y"}, {"run": "a\x01", "node": EVIL}):
+            await browser.open("/inbox/question", 404, **query)
+        await browser.open("/inbox", after="2026-01-01T00:00:00Z", seq="0")
+        await browser.open("/inbox", after="2026-01-01T00:00:00")
+
+    pages.browse(use)
+
+
+def test_many_questions_come_in_pages(conn: Any) -> None:
+    for n in range(30):
+        asks(conn, 30 - n, prompt=f"Question {n}?")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox")
+        assert page.count("<article") == 25
+        link = re.search(r'rel="next" href="([^"]+)"', page)
+        assert link is not None
+        rest = (await browser.http.get(html.unescape(link[1]))).text
+        assert rest.count("<article") == 5
+        assert "Question 29?" in rest
+        at = (NOW - timedelta(minutes=3.5)).isoformat()
+        assert "3 new questions" in await browser.open("/inbox/news", at=at)
+
+    pages.browse(use)
+
+
+def test_hostile_questions(conn: Any) -> None:
+    asks(conn, prompt=EVIL, widget=EVIL, x={EVIL: EVIL})
+    asks(
+        conn,
+        prompt={"a": 1},
+        widget=7,
+        options=[EVIL, {"label": EVIL, "rel_path": EVIL, "kind": "image"}, 7, None, []],
+    )
+    asks(conn, prompt="p" * 100_000, widget="choose_one", options=[f"o{n}" for n in range(2_000)])
+    run_id = asks(conn, node_id=f"{EVIL}/?#", widget="choose_one", options="text")
+    for spec in ("[1]", '"x"', "7", "null"):
+        one = factories.run(conn, workflow_name=EVIL)
+        factories.node(conn, one, "ask", node_module="__input__x", status="awaiting_input")
+        conn.execute(
+            "UPDATE workflow_node_jobs SET input_spec = %s::jsonb WHERE run_id = %s", [spec, one]
+        )
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox")
+        links = {
+            html.unescape(one) for one in re.findall(r'href="(/ui/inbox/question[^"]*)"', page)
+        }
+        assert len(links) == 8
+        for link in links:
+            await browser.open(link.removeprefix("/ui"))
+        one = await browser.open("/inbox/question", run=run_id, node=f"{EVIL}/?#")
+        await browser.follow(await browser.send(one, "/inbox/answer", value=json.dumps(EVIL)))
+
+    pages.browse(use)
+
+
+def test_the_scope_look_sees_that_a_question_waits(conn: Any) -> None:
+    run_id = asks(conn, prompt="the name of Ann", **CHOICE)
+
+    async def use(browser: Browser) -> None:
+        for page in (
+            await browser.open("/inbox"),
+            await browser.open("/inbox/question", run=run_id, node="ask"),
+        ):
+            assert run_id in page
+            assert "the name of Ann" not in page
+            assert "blue" not in page
+            assert "/inbox/answer" not in page
+
+    pages.browse(use, "look")
+
+
+def test_the_inbox_reads_an_index(conn: Any) -> None:
+    asks(conn)
+    conn.execute("SET enable_seqscan = off")
+    plan = conn.execute(
+        "EXPLAIN SELECT * FROM workflow_node_jobs j WHERE j.status = 'awaiting_input'"
+        " AND j.child_run_id IS NULL"
+        " ORDER BY coalesce(j.started_at, j.created_at), j.seq LIMIT 5"
+    ).fetchall()
+    assert "workflow_node_jobs_asking_idx" in str(plan)
+    assert "Sort" not in str(plan)
+
+
+# --- machines ----------------------------------------------------------------------------------
+
+
+def test_no_worker_was_seen() -> None:
+    assert "No worker was seen within a day." in pages.words(pages.opened("/machines"))
+
+
+def sample(conn: Any, host: str, minute: int, **more: Any) -> None:
+    found = {"cpu_percent": 10.0 * minute, "ram_percent": 50.0, "ram_used_mb": 1024,
+             "ram_total_mb": 4096, "gpus": [{"id": 0, "use_pct": 63.0, "vram_used_mb": 2048,
+                                             "vram_total_mb": 8192}]}  # fmt: skip
+    factories.insert(
+        conn, "hw_samples", host_label=host, every_s=60, slot=minute, sample=found | more,
+        sampled_at=NOW - timedelta(minutes=minute),
+    )  # fmt: skip
+
+
+def test_machines_with_what_runs_where(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box-1"))
+    report(
+        conn, transitions.who("gpu", "w2", host="box-2"),
+        {"model": {"id": "sdxl", "held_s": 60.0, "load_s": 41.0}}, known_models=["sdxl", "flux"],
+    )  # fmt: skip
+    run_id = factories.run(conn)
+    factories.node(conn, run_id, "cut")
+    transitions.claim(conn, transitions.who("cpu", "w1", host="box-1"))
+    for minute in (1, 2, 3):
+        sample(conn, "box-2", minute)
+    factories.insert(
+        conn, "workers", worker_id="w3", host_label="box-3", queue="load", pid=3, state="dead",
+        detail=Jsonb({"signal": 9}),
+    )  # fmt: skip
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines")
+        words = pages.words(page)
+        assert words.index("box-3") < words.index("box-1"), "what is dead comes first"
+        assert "killed by SIGKILL" in words
+        assert "sdxl for" in words
+        assert "CPU 10 %" in words and "GPU 0 63 %, 2.0 GB" in words
+        assert "<html" not in await browser.open("/machines-rows")
+        one = await browser.open("/machines/box-1")
+        assert f'href="/ui/runs/{run_id}?node=cut"' in one
+        assert "No samples" in one
+        gpu = pages.words(await browser.open("/machines/box-2"))
+        assert "Loaded: sdxl." in gpu
+        assert "CPU: mean 20.0, peak 30.0 of 100.0 %" in gpu
+        assert "GPU memory: mean 2.0" in gpu
+        assert "sdxl for" in await browser.open("/machines/box-2/workers")
+        await browser.open("/machines/nothing", 404)
+        await browser.open("/machines/" + quote("a/b\x01", safe=""), 404)
+
+    pages.browse(use)
+
+
+def test_a_queue_is_switched_and_undo_restores_it(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="a/b"))
+    where = "/machines/" + quote("a/b", safe="")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(where)
+        page = await browser.follow(
+            await browser.send(page, f"{where}/switch", label="Pause", queue="cpu")
+        )
+        assert "Queue cpu of a/b is switched off (pause)." in page
+        assert workers.policy_in_force("a/b", "cpu") == "pause"
+        page = await browser.follow(
+            await browser.send(page, f"{where}/switch", label="Drain", queue="cpu")
+        )
+        assert workers.policy_in_force("a/b", "cpu") == "drain"
+        page = await browser.follow(await browser.send(page, f"{where}/switch", label="Undo"))
+        assert workers.policy_in_force("a/b", "cpu") == "pause"
+        page = await browser.follow(await browser.send(page, f"{where}/switch", label="Undo"))
+        assert workers.policy_in_force("a/b", "cpu") == "drain", "an Undo can be undone"
+        await browser.follow(await browser.send(page, f"{where}/switch", label="On", queue="cpu"))
+        assert workers.policy_in_force("a/b", "cpu") is None
+
+    pages.browse(use)
+    assert {(act["action"], act["actor"], act["subject"]) for act in acts.list()} == {
+        ("off", "ann", "a/b"), ("on", "ann", "a/b"),
+    }  # fmt: skip
+
+
+def test_off_at_once_names_the_effect_and_takes_a_reason(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box"))
+    factories.node(conn)
+    transitions.claim(conn, transitions.who("cpu", "w1", host="box"))
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines/box")
+        assert (
+            "Switch queue cpu of box off at once: 1 running job goes back to its queue, "
+            "1 process ends, and loaded models are lost."
+        ) in pages.words(page)
+        page = await browser.follow(
+            await browser.send(
+                page, "/machines/box/switch", label="Off at once", queue="cpu", reason="new disk"
+            )
+        )
+        assert "Undo</button>" not in page
+        assert "by ann: new disk" in " ".join(pages.words(page).split())
+
+    pages.browse(use)
+    (control,) = conn.execute("SELECT * FROM worker_controls").fetchall()
+    assert (control["stop_policy"], control["requested_by"], control["reason"]) == (
+        "hard", "ann", "new disk",
+    )  # fmt: skip
+
+
+def test_models_are_loaded_and_unloaded(conn: Any) -> None:
+    report(
+        conn, transitions.who("gpu", "w2", host="box"),
+        {"model": {"id": "sdxl", "held_s": 60.0, "load_s": 41.0}}, known_models=["sdxl", "flux"],
+    )  # fmt: skip
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines/box")
+        assert "Unload sdxl from process 7 of box between two jobs." in pages.words(page)
+        page = await browser.follow(
+            await browser.send(page, "/machines/box/models", label="Unload sdxl")
+        )
+        page = await browser.follow(
+            await browser.send(page, "/machines/box/models", label="Load", model="flux")
+        )
+        assert "Model flux: box loads it between two jobs." in page
+        reply = await browser.send(page, "/machines/box/models", label="Load", model="no")
+        assert reply.status_code == 404
+
+    pages.browse(use)
+    rows = conn.execute("SELECT action, model FROM model_controls ORDER BY request_no").fetchall()
+    assert [(row["action"], row["model"]) for row in rows] == [("unload", "sdxl"), ("load", "flux")]
+
+
+def test_a_wrong_switch_is_refused(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box"))
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines/box")
+        wrong: list[dict[str, Any]] = [
+            {"to": "x"}, {"to": "pause", "queue": ""}, {"to": "pause", "until": "x"},
+        ]  # fmt: skip
+        for values in wrong:
+            reply = await browser.send(page, "/machines/box/switch", **values)
+            assert reply.status_code == 422, reply.text
+
+    pages.browse(use)
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+
+
+def test_hostile_machines(conn: Any) -> None:
+    for n, host in enumerate([EVIL[:100], "x" * 400, "a/b?c#d%00", "..a", "\u202e\x1b"]):
+        factories.insert(
+            conn, "workers", worker_id=f"w{n}{EVIL}", host_label=host, queue="gpu", pid=7,
+            detail=Jsonb({
+                "model": {"id": EVIL, "held_s": "x", "load_s": [], "loading": EVIL},
+                "throttle": EVIL, "card": EVIL, "claim": [],
+            }),
+        )  # fmt: skip
+        factories.insert(
+            conn, "worker_controls", host_label=host, queue="gpu", desired_state="off",
+            stop_policy="hard", requested_by=EVIL, reason=EVIL,
+        )  # fmt: skip
+        sample(conn, host, 1, cpu_percent=EVIL, gpus=[EVIL, {"id": EVIL}, None, 7])
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines")
+        links = {html.unescape(one) for one in re.findall(r'href="(/ui/machines/[^"]+)"', page)}
+        assert len(links) == 5
+        for link in links:
+            await browser.open(link.removeprefix("/ui"))
+
+    pages.browse(use)
+
+
+def test_the_scope_look_switches_nothing(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box"))
+    workers.disable("box", "cpu", by="ann", reason="the secret of Ann")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines/box")
+        assert "the secret of Ann" not in page
+        assert "/switch" not in page
+        assert "box" in await browser.open("/machines")
+
+    pages.browse(use, "look")
+    assert runs.get("nothing") is None

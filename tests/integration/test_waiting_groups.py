@@ -1,0 +1,247 @@
+"""All queued jobs are grouped by what keeps them, in the words of `why` for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from queue_workflows import db, jobs, queues, runs
+from queue_workflows import workers as workers_api
+from queue_workflows.admin import waiting_reasons
+from tests.support import console, database, factories, named_statements, transitions
+from tests.support.worker_reports import report
+
+Row = dict[str, Any]
+
+
+def grouped(conn: Any) -> list[Row]:
+    """Return the groups, each of which says what `why` says of its first job."""
+    found = waiting_reasons.groups(conn)
+    for group in found["groups"]:
+        one = jobs.explain(group["job"], conn=conn)
+        assert one is not None
+        of_place = {"next", "age", "priority", "line", "left", "warm", "first", "worth"}
+        own = {(each["clause"], each["detail"]) for each in one["workers"]}
+        kept_out = {reason for reason in own if reason[0] and reason[0] not in of_place}
+        expected = {(each["clause"], each["detail"]) for each in group["workers"] if each["clause"]}
+        assert kept_out == expected, group
+        assert (group["clause"], group["detail"]) == (one["clause"], one["detail"]), group
+        assert (group["queue"], group["kind"]) == (one["queue"], one["kind"])
+        assert group["can_run"] == one["can_run"]
+    assert found["left_out"] == 0
+    return found["groups"]
+
+
+def counts(conn: Any) -> dict[tuple[str, str | None], int]:
+    return {(group["queue"], group["clause"]): group["count"] for group in grouped(conn)}
+
+
+def test_nothing_waits(conn: Any) -> None:
+    factories.ingest(conn, status="completed")
+    assert waiting_reasons.groups(conn) == {"groups": [], "left_out": 0}
+    assert console.printed("why") == "no job waits\n"
+
+
+def test_queues_without_workers_limits_and_pauses(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1"))
+    report(conn, transitions.who("mail", "m1"))
+    report(conn, transitions.who("free", "f1"))
+    queues.limit("load", max_running=1)
+    queues.pause("mail", by="ann")
+    for queue, count in (("load", 4), ("mail", 2), ("free", 3), ("nobody", 1)):
+        for _ in range(count):
+            factories.ingest(conn, queue=queue)
+    transitions.claim(conn, transitions.who("load", "l1"))
+    assert counts(conn) == {
+        ("load", "limited"): 3, ("mail", "paused"): 2, ("free", None): 3,
+        ("nobody", "no_worker"): 1,
+    }  # fmt: skip
+    details = {group["detail"] for group in grouped(conn)}
+    assert "queue load runs its limit of 1" in details
+    assert "queue mail is paused by ann" in details
+    assert "no live worker serves queue nobody" in details
+
+
+def test_jobs_that_are_blocked(conn: Any) -> None:
+    queues.limit("load", partition_max_running=1)
+    report(conn, transitions.who("load", "l1"))
+    for key in ("a", "a", "b"):
+        factories.ingest(conn, queue="load", lock_key=key)
+    for _ in range(3):
+        factories.ingest(conn, queue="load", partition_key="p")
+    for year in (2998, 2999):
+        factories.ingest(conn, queue="load", available_at=f"{year}-01-01")
+    found = grouped(conn)
+    by_clause = {group["clause"]: group for group in found}
+    assert {clause: group["count"] for clause, group in by_clause.items()} == {
+        "locked": 1, "limited": 2, "not_due": 2, None: 3,
+    }  # fmt: skip
+    assert by_clause["not_due"]["detail"].startswith("it is not due until 2998")
+    assert by_clause["limited"]["detail"].startswith("it waits for partition p")
+
+
+def test_the_waiters_of_each_lock_key_are_a_group(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1"))
+    for key in ("a", "a", "a", "b", "b"):
+        factories.ingest(conn, queue="load", lock_key=key)
+    locked = [group for group in grouped(conn) if group["clause"] == "locked"]
+    assert [(group["detail"][:24], group["count"]) for group in locked] == [
+        ("it waits for lock key a:", 2), ("it waits for lock key b:", 1),
+    ]  # fmt: skip
+
+
+def test_jobs_of_paused_partitions_are_apart(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1"))
+    for key in ("a", "a", "b"):
+        factories.ingest(conn, queue="load", partition_key=key)
+    queues.pause("load", partition="a")
+    assert counts(conn) == {("load", "paused"): 2, ("load", None): 1}
+
+
+def test_an_awaited_event_and_a_kept_job_are_apart(conn: Any) -> None:
+    for name in ("approve", "approve", "pay"):
+        job = factories.ingest(conn, available_at="2999-01-01")
+        factories.insert(
+            conn, "job_steps", job_table="ingest_jobs", job_id=job["id"], kind="event", name=name,
+            state="waiting", claim_no=0,
+        )  # fmt: skip
+    kept = factories.ingest(conn, available_at="2999-01-01")
+    conn.execute(
+        "UPDATE ingest_jobs SET resume_host = 'box', resume_at = now() - interval '1 s',"
+        " resume_until = available_at WHERE id = %s",
+        [kept["id"]],
+    )
+    assert {group["detail"]: group["count"] for group in grouped(conn)} == {
+        "its handler waits for event 'approve'": 2,
+        "its handler waits for event 'pay'": 1,
+        "it may run now: it is kept for host box until 2999-01-01 00:00:00 UTC, then for any": 1,
+    }
+
+
+def test_nodes_by_model_and_code(conn: Any) -> None:
+    factories.insert(conn, "gpu_models", host_label="small", model="m", est_vram_gb=24.0)
+    report(conn, transitions.who("gpu", "small", host="small"), vram_total_mb=12288)
+    run_id = factories.run(conn)
+    for n, model in enumerate(["m", "m", "other", None]):
+        factories.node(conn, run_id, f"n{n}", queue="gpu", required_model=model)
+    found = grouped(conn)
+    assert [(group["model"], group["count"], group["can_run"]) for group in found] == [
+        ("m", 2, False), (None, 2, True),
+    ]  # fmt: skip
+    (worker,) = found[0]["workers"]
+    assert (worker["clause"], worker["count"], worker["machines"]) == ("vram", 1, ["small"])
+    assert worker["detail"] == "the model needs 24 GB, its GPU has 12 GB"
+
+
+def test_workers_that_are_off_or_wait_for_memory(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "a", host="one"))
+    report(conn, transitions.who("cpu", "b", host="two"), {"throttle": "RAM at 93 %"})
+    workers_api.disable("one", "cpu")
+    factories.node(conn)
+    (group,) = grouped(conn)
+    assert {each["clause"] for each in group["workers"]} == {"off", "throttled"}
+    assert group["can_run"]
+
+
+def test_nodes_of_ended_runs_and_unknown_ones(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "a"), {"claim": {"nodes": ["other"]}})
+    factories.node(conn, factories.run(conn, status="cancelled"))
+    factories.node(conn)
+    factories.node(conn)
+    assert counts(conn) == {("cpu", "run_over"): 1, ("cpu", "unknown_node"): 2}
+
+
+def test_more_jobs_than_are_read(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_reasons, "GROUPED", 50)
+    for n in range(60):
+        factories.ingest(conn, queue="load")
+        factories.ingest(conn, queue="mail", available_at="2999-01-01")
+        if n < 10:
+            factories.ingest(conn, queue="small")
+    found = {group["queue"]: group for group in grouped(conn)}
+    assert {queue: (group["count"], group["is_more"]) for queue, group in found.items()} == {
+        "load": (50, True), "mail": (50, True), "small": (10, False),
+    }  # fmt: skip
+    monkeypatch.setattr(waiting_reasons, "BUCKETS", 2)
+    assert waiting_reasons.groups(conn)["left_out"] == 10
+
+
+def test_the_command_prints_the_groups(conn: Any) -> None:
+    factories.ingest(conn, queue="nobody")
+    done = console.command("why")
+    assert done.code == 1
+    assert "1 ingest job of queue nobody: no live worker serves queue nobody" in done.out
+    report(conn, transitions.who("nobody", "n1", host="box"))
+    done = console.command("why")
+    assert done.code == 0
+    assert "1 ingest job of queue nobody: they wait for their turn" in done.out
+    assert "1 worker (box): can take it in its turn" in done.out
+    (group,) = console.reply("why")["groups"]
+    assert (group["queue"], group["count"], group["clause"]) == ("nobody", 1, None)
+
+
+def test_a_run_is_explained_as_before(conn: Any) -> None:
+    run_id = factories.run(conn)
+    job = factories.node(conn, run_id)
+    explained = runs.explain(run_id)
+    assert explained is not None
+    assert [node["id"] for node in explained["nodes"]] == [job["id"]]
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+MANY = 30_000
+STATES = {"analyzed": "ANALYZE", "without statistics": "SELECT 1", "as of when it was empty": ""}
+
+
+@pytest.fixture(scope="module", params=[*STATES])
+def large(own_database: database.Database, request: pytest.FixtureRequest) -> Generator[str]:
+    """Return the DSN of a database with many queued and many completed jobs."""
+    name = own_database.fresh_name()
+    dsn = own_database.create_migrated(name)
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn), db.connect(limited=False) as conn:
+        for table in ("ingest_jobs", "workflow_node_jobs", "workflow_runs"):
+            conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
+            conn.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER".encode())
+            if not STATES[request.param]:
+                conn.execute(f"ANALYZE {table}".encode())
+        conn.execute(
+            b"INSERT INTO workflow_runs (id, workflow_name, status)"
+            b" SELECT 'r' || g, 'w', 'running' FROM generate_series(1, 3000) g"
+        )
+        conn.execute(
+            b"INSERT INTO ingest_jobs (id, task_name, queue, status, blocked_reason, available_at)"
+            b" SELECT 'j' || g, 't', 'q' || mod(g, 5),"
+            b" CASE WHEN mod(g, 2) = 0 THEN 'queued' ELSE 'completed' END,"
+            b" CASE WHEN mod(g, 4) = 0 THEN 'not_due' END,"
+            b" CASE WHEN mod(g, 4) = 0 THEN now() + interval '1 day' END"
+            b" FROM generate_series(1, %s) g",
+            [MANY],
+        )
+        conn.execute(
+            b"INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status)"
+            b" SELECT 'n' || g, 'r' || (1 + mod(g, 3000)), 'n' || g, 'm', 'cpu',"
+            b" CASE WHEN mod(g, 2) = 0 THEN 'queued' ELSE 'completed' END"
+            b" FROM generate_series(1, %s) g",
+            [MANY],
+        )
+        if STATES[request.param]:
+            conn.execute(STATES[request.param].encode())
+    yield dsn
+    own_database.drop(name)
+
+
+def test_groups_read_little_of_a_large_table(large: str) -> None:
+    most = 100
+    with db.connect(url=large) as conn:
+        read = conn.execute(
+            b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+            + named_statements.texts()["waiting_facts.buckets"],
+            {"most": most, "limit": 100},
+        ).fetchone()
+        (plan,) = next(iter((read or {}).values()))
+    blocks = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+    # 5 queues and twice as many blocked ones, each with a look-up or two.
+    assert blocks < 40 * most
