@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support import toy_app
 from tests.support.commands import TOYHOST, Commands
-from tests.support.dashboard import Page
+from tests.support.dashboard import TOKENS, Page
 from tests.support.http_service import APP, TOKEN, bearer
 from tests.support.wait import until
 
@@ -66,7 +67,8 @@ def test_up_leaves_the_dashboard_out(
 
 
 def test_serve_has_the_dashboard_beside_the_api(cli: Commands) -> None:
-    env = {"QUEUE_WORKFLOWS_TOKEN": TOKEN, "WORKERS_JSON": "", **ON}
+    tokens = {"QUEUE_WORKFLOWS_TOKEN": TOKEN, "QUEUE_WORKFLOWS_TOKEN_LOOK": TOKENS["look"]}
+    env = {**tokens, "WORKERS_JSON": "", **ON}
     serve = cli.start("queue-workflows", "serve", "--port", "0", "--app", APP, **env)
     address = until(lambda: re.search(r"serving .* on (http://\S+)", serve.err), timeout_s=60)[1]
     with httpx.Client(base_url=address, timeout=30) as http:
@@ -76,6 +78,12 @@ def test_serve_has_the_dashboard_beside_the_api(cli: Commands) -> None:
         assert http.head("/ui/login").status_code == 200
         assert http.get("/api/v1/jobs", headers=bearer(TOKEN)).status_code == 200
         assert http.get("/api/v1/jobs").status_code == 401
+        given = {"token": TOKENS["look"], "name": "ann"}
+        assert http.post("/ui/login", data=given).status_code == 303
+        with http.stream("GET", "/ui/live") as stream:
+            hint = next(line for line in stream.iter_lines() if line.startswith("data: "))
+        whole = {"all": True, "jobs": True, "ids": []}
+        assert json.loads(hint.removeprefix("data: ")) == whole, "a hint has no values"
     serve.send(signal.SIGINT)
     assert serve.wait() == 0, serve.err
     assert "link=" not in serve.err

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import fastapi
@@ -32,7 +33,7 @@ async def live(request: Request) -> Response:
 
 
 async def _hints(reader: changes.Reader) -> AsyncIterator[bytes]:
-    yield sent_events.retry() + sent_events.event("hint", {"all": True, "jobs": True, "ids": []})
+    yield sent_events.retry() + _hint(is_all=True, is_jobs=True, ids=())
     while not reader.closed:
         found = await reader.next(sent_events.BEAT_S)
         if not found:
@@ -40,9 +41,15 @@ async def _hints(reader: changes.Reader) -> AsyncIterator[bytes]:
             continue
         ids = sorted({str(run) for one in found if (run := one.data.get("run_id")) is not None})
         is_jobs = any(one.kind == "job" for one in found)
-        hint = {"all": len(ids) > NAMED, "jobs": is_jobs, "ids": ids[:NAMED]}
-        yield sent_events.event("hint", hint)
+        yield _hint(is_all=len(ids) > NAMED, is_jobs=is_jobs, ids=ids[:NAMED])
         await asyncio.sleep(HINT_S)
+
+
+def _hint(*, is_all: bool, is_jobs: bool, ids: Sequence[str]) -> bytes:
+    """Return a hint as it is sent; it has no values, so that every scope gets the same."""
+    # `sent_events.event` would set members to null that are not states, for the scope look.
+    text = json.dumps({"all": is_all, "jobs": is_jobs, "ids": ids})
+    return f"event: hint\ndata: {text}\n\n".encode()
 
 
 @router.get("/head")
