@@ -591,6 +591,23 @@ def test_now_lists_a_question_a_failure_and_an_absent_orchestrator(
         for path in ("/", "/runs"):
             assert "No orchestrator has taken up work" in (await browser.open(path)).text
         assert re.search(r"<title>\(\d\) Runs", browser.page.response.text)
+        browser.http.cookies.clear()
+        login = await browser.open("/login")
+        assert "<title>Log in" in login.response.text, "the number is for sessions alone"
+
+    visited(use)
+
+
+def test_now_is_not_calm_when_its_needs_cannot_be_read(
+    conn: psycopg.Connection[Any], dsn: str
+) -> None:
+    async def use(browser: Browser) -> None:
+        with psycopg.connect(dsn) as other:
+            other.execute("LOCK TABLE workflow_input_submissions IN ACCESS EXCLUSIVE MODE")
+            for path in ("/", "/now"):
+                page = await browser.open(path)
+                assert page.status == 503, page.text
+                assert "Nothing needs you" not in page.text
 
     visited(use)
 

@@ -59,6 +59,10 @@ class TooSlow(Exception):
     """A read took longer than a page may; the page says to narrow the filter."""
 
 
+_UNREAD: Final = (TooSlow, db.Error, errors.QueueWorkflowsError)
+"""The errors of `read` that the database causes."""
+
+
 class NotFound(Exception):
     """A page with status 404, which has a sentence, and addresses that may be meant."""
 
@@ -101,24 +105,28 @@ class Pages:
                 self.files[named], self.names[file.name] = (content, _MEDIA[kind]), named
         self.navigation: Sequence[tuple[str, str, str]] = ()
         self._kept: dict[tuple[str, ...], tuple[float, asyncio.Future[str]]] = {}
-        self._head: tuple[float, Head] = (-HEAD_S, Head())
+        self.last_head = Head()
+        """The facts of the head as they were read last."""
+        self._head_at = -HEAD_S
+        self._head_error: Exception | None = None
         self._reads_head = asyncio.Lock()
 
     async def head(self, request: Request) -> Head:
         """Return the facts of the head, read at most each HEAD_S for all viewers together.
 
-        Raises the errors of `read`, and then reads nothing for HEAD_S.
+        Raises the errors of `read`, for HEAD_S the same one: facts that could not be read are not
+        facts that nothing is wrong.
         """
         async with self._reads_head:
-            if time.monotonic() - self._head[0] >= HEAD_S:
-                self._head = time.monotonic(), self._head[1]
-                self._head = time.monotonic(), await read(request, _head)
-        return self._head[1]
-
-    @property
-    def last_head(self) -> Head:
-        """Return the facts as they were read last."""
-        return self._head[1]
+            if time.monotonic() - self._head_at >= HEAD_S:
+                try:
+                    self.last_head, self._head_error = await read(request, _head), None
+                except _UNREAD as error:
+                    self._head_error = error
+                self._head_at = time.monotonic()
+        if self._head_error is not None:
+            raise self._head_error.with_traceback(None)
+        return self.last_head
 
     async def kept(self, key: tuple[str, ...], make: Callable[[], Awaitable[str]]) -> str:
         """Return the text of this key, which is made once in FRAGMENT_S, also for many at once."""
@@ -168,7 +176,7 @@ def path(base: str, *segments: str) -> str:
 async def heading(request: Request) -> None:
     """Read the facts of the head before a page, so that it has them; a page of errors has none."""
     if request.method == "GET" and "hx-request" not in request.headers and session.of(request):
-        with contextlib.suppress(TooSlow, db.Error, errors.QueueWorkflowsError):
+        with contextlib.suppress(*_UNREAD):
             await request.app.state.pages.head(request)
 
 
