@@ -690,7 +690,7 @@ def test_retry_from_a_node_and_refusals(conn: engine_db.Connection) -> None:
     browse(use)
 
 
-def test_an_answer_by_a_choice(conn: engine_db.Connection) -> None:
+def test_a_node_that_asks_leads_to_its_question(conn: engine_db.Connection) -> None:
     run_id = factories.run(conn, definition=definition(ask=""), definition_hash="h-ask")
     factories.node(
         conn, run_id, "ask", status="awaiting_input", node_module="__input__choose_one",
@@ -701,12 +701,11 @@ def test_an_answer_by_a_choice(conn: engine_db.Connection) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}", node="ask")
         assert "Which?" in page
-        wrong = await browser.send(page, f"/runs/{run_id}/answer", value='"water"')
-        assert wrong.status_code == 422
-        page = await browser.open(f"/runs/{run_id}", node="ask")
-        assert (
-            await browser.send(page, f"/runs/{run_id}/answer", value='"tea"')
-        ).status_code == 303
+        link = re.search(r'href="/ui(/inbox/question[^"]*)"', page)
+        assert link is not None
+        question = await browser.open(html.unescape(link[1]))
+        sent = await browser.send(question, "/inbox/answer", choice="0")
+        assert sent.status_code == 303
 
     browse(use)
     (row,) = conn.execute("SELECT value FROM workflow_input_submissions").fetchall()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shlex
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from queue_workflows import check as workflow_check
 from queue_workflows.admin import attempt_history, stored_graph, waiting_reasons
 from queue_workflows.dag import answers, graph, item_ids, payload
 from queue_workflows.db import statements
+from queue_workflows.requests import catalog
 from queue_workflows.runtime import display, identity, stored_json
 from queue_workflows.service.dashboard import forms, layered, session, strip, timeline, view
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
@@ -275,11 +275,10 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
     chosen = chosen or (attempts[-1] if attempts else None)
     spec = stored_json.mapping(row["input_spec"])
     found: JsonDict = {
-        "prompt": stored_json.text(spec.get("prompt")), "many": bool(spec.get("multiple")),
-        "run": head, "name": name, "node": node, "chosen": chosen, "curves": [], "log": None,
-        "steps": [], "deaths": [], "cost": timeline.cost([node]),
+        "prompt": stored_json.text(spec.get("prompt")), "run": head, "name": name, "node": node,
+        "chosen": chosen, "curves": [], "log": None, "steps": [], "deaths": [],
+        "cost": timeline.cost([node]),
         "asks": row["status"] == "awaiting_input" and not row["child_run_id"],
-        "choices": answers.options(row["input_spec"]),
         "parts": item_ids.split(name),
     }  # fmt: skip
     if chosen is not None:
@@ -518,35 +517,6 @@ async def retry(request: Request, run_id: view.Segment) -> Response:
     return form.done("The run is queued again.", back=view.path("/runs/", run_id))
 
 
-@router.post("/runs/{run_id}/answer")
-async def answer(request: Request, run_id: view.Segment) -> Response:
-    """Answer a node that asks: by JSON, by a label of a choice, or by a text."""
-    form = await forms.act(request, "submit")
-    node, text = form.values.get("node", ""), form.values.get("value", "")
-
-    def submit() -> str:
-        with db.transaction() as conn:
-            row = statements.nodes.get_by_node(conn, run_id=run_id, node_id=node)
-            spec = row["input_spec"] if row else None
-            given: Any = text
-            if answers.type_of(spec) != "string":
-                given = _json_or(text)
-            return runs.answer(run_id, node, answers.meant(spec, given), check=True, conn=conn)
-
-    if not payload.is_storable(node):
-        raise errors.UnknownJob("there is no such node")
-    await form.run(submit)
-    back = f"{view.path('/runs/', run_id)}?node={quote(node, safe='')}"
-    return form.done("The answer is taken.", back=back)
-
-
-def _json_or(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
 @router.get("/runs/{run_id}/again")
 async def changed(request: Request, run_id: view.Segment) -> Response:
     """Show a form with the inputs of a run, for another run with changed ones."""
@@ -566,9 +536,7 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
 async def again(request: Request, run_id: view.Segment) -> Response:
     """Submit a run of the same workflow with the inputs of the form; it names this one."""
     form = await forms.act(request, "submit")
-    inputs = _json_or(form.values.get("inputs", ""))
-    if not isinstance(inputs, dict):
-        raise errors.InvalidPayload("the inputs are not a JSON object: correct them and send again")
+    inputs = catalog.json_object(form.values.get("inputs", ""))
 
     def submit() -> types.Run:
         old = runs.get(run_id) if payload.is_storable(run_id) else None
