@@ -474,3 +474,8 @@ j.resume_until, j.claim_no, j.priority, j.seq, j.created_at
 -- fragment: error_signature(error)
 -- The beginning of an error with its numbers replaced, by which items of a map are grouped.
 regexp_replace(left(coalesce(error, ''), 160), '[0-9]+', '#', 'g')
+
+-- fragment: small(stored)
+-- A value if a page may show it: few bytes as stored, where it is perhaps compressed, and as a text.
+CASE WHEN pg_column_size(stored) <= %(most)s::integer AND octet_length((stored)::text) <= %(most)s::integer
+     THEN stored END

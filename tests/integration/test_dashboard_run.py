@@ -456,6 +456,21 @@ def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Co
     browse(use)
 
 
+def test_a_value_that_is_small_only_as_stored_is_not_rendered(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+    value = "jsonb_build_object('big', repeat('y', 2000000))"  # 23 kB as stored
+    conn.execute(f"UPDATE workflow_runs SET context = {value}")
+    conn.execute(f"UPDATE workflow_node_jobs SET resolved_inputs = {value} WHERE node_id = 'b'")
+
+    async def use(browser: Browser) -> None:
+        for query in ({}, {"node": "b"}):
+            text = text_of(await browser.open(f"/runs/{run_id}", **query))
+            assert "Download" in text
+            assert "characters" not in text
+
+    browse(use)
+
+
 # --- maps --------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections import Counter, OrderedDict
+import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -21,12 +22,13 @@ from queue_workflows.dag import answers, graph, item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display, identity, stored_json
+from queue_workflows.service import state
 from queue_workflows.service.dashboard import forms, layered, session, strip, timeline, view
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 router = fastapi.APIRouter()
 MOST_BYTES: Final = 262_144
-"""Bytes of a value as stored, beyond which a page only links to it."""
+"""Bytes of a value, beyond which a page only links to it."""
 EVENTS: Final = 20_000
 GRAPHS: Final = 64
 EXPLAINED: Final = 10
@@ -89,20 +91,23 @@ def _kind(entry: Row) -> str:
     )
 
 
-_graphs: OrderedDict[str, Graph] = OrderedDict()
-"""By `definition_hash`, the last to be used last."""
+_graphs: dict[str, Graph] = {}
+"""By `definition_hash`, the last to be used last. A thread that reads takes a copy first."""
+_changing = threading.Lock()
 
 
-def _graph(head: Row) -> Graph | None:
-    """Return the graph of a run, or None before its first start."""
+def _graph(head: Row, known: Mapping[str, Graph]) -> Graph | None:
+    """Return the graph of a run, or None before its first start. `known`: what needs no reading."""
     digest: str | None = head["definition_hash"]
-    found = _graphs.pop(digest, None) if digest is not None else None
+    found = known.get(digest) if digest is not None else None
     if found is None and head["definition"] is not None:
         found = Graph(head["definition"])
     if found is not None and digest is not None:
-        _graphs[digest] = found
-        while len(_graphs) > GRAPHS:
-            _graphs.popitem(last=False)
+        with _changing:
+            _graphs.pop(digest, None)
+            _graphs[digest] = found
+            while len(_graphs) > GRAPHS:
+                _graphs.pop(next(iter(_graphs)))
     return found
 
 
@@ -111,11 +116,11 @@ def _graph(head: Row) -> Graph | None:
 
 def run_row(conn: db.Connection, run_id: str) -> Row:
     """Return the row of a run with its `graph`; raise `NotFound` with the ids that begin so."""
-    known = [*_graphs]
+    known = dict(_graphs)
     is_id = payload.is_storable(run_id)
     found = None
     if is_id:
-        found = statements.run_page.head(conn, run_id=run_id, known=known, most=MOST_BYTES)
+        found = statements.run_page.head(conn, run_id=run_id, known=[*known], most=MOST_BYTES)
     if found is None:
         days = config.RUN_RETENTION_DAYS.read()
         text = f"no run {display.line(run_id, 80)}: it never was here, or it was deleted after its "
@@ -127,14 +132,11 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
         raise view.NotFound(
             f"{text}{days:g} days", [(id_, view.path("/runs/", id_)) for id_ in ids]
         )
-    if found["definition_hash"] in known and found["definition_hash"] not in _graphs:
-        # Another request has just dropped it.
-        found["definition"] = statements.runs.definition(conn, run_id=run_id)
     over = found["status"] in TERMINAL_RUN_STATUSES
     end = found["finished_at"] if over and found["finished_at"] else found["read_at"]
     begin = found["queued_at"] or found["created_at"]
     took_s = max(0.0, (end - begin).total_seconds())
-    return found | {"graph": _graph(found), "over": over, "took_s": took_s}
+    return found | {"graph": _graph(found, known), "over": over, "took_s": took_s}
 
 
 def _with_attempts(
@@ -351,6 +353,10 @@ async def run(
         return view.page(request, "run_node.html", title=title, command=shown, **found)
     if show != "time":
         found = await view.read(request, _drawn, run_id, lit, sees) | {"zoom": zoom}
+        drawn: Graph | None = found["drawn"]
+        if drawn is not None and show == "graph":
+            # The first layout takes up to 0.3 s, in which the event loop would serve nobody.
+            await state.of(request).reads.run(lambda: drawn.drawing)
     else:
         found = await view.read(request, _state, run_id, sees)
     found["actions"] = _run_actions(found["run"], found["counts"])
@@ -443,8 +449,10 @@ async def value(
     def read(conn: db.Connection) -> Any:
         return statements.run_page.value(conn, **given) if storable else None
 
-    found = view.redacted(await view.read(request, read))
-    return download(display.strict_json(found), f"{name}.json")
+    found = await view.read(request, read)
+    # A large value takes long, and the redactor is code of the app.
+    text = await state.of(request).reads.run(lambda: display.strict_json(view.redacted(found)))
+    return download(text, f"{name}.json")
 
 
 def check_values(request: Request) -> None:

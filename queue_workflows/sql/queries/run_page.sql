@@ -1,15 +1,14 @@
 -- Read one run for its page of the dashboard: few rows, few columns, and values only up to a size.
 
 -- name: head one
--- Return a run with its output, its schedule and its first child runs; values over `most` bytes as stored are NULL.
+-- Return a run with its output, its schedule and its first child runs; values over `most` bytes are NULL.
 -- `definition` is NULL if its hash is `known`. No row: there is no such run.
 SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.priority, r.generation,
        r.created_at, r.queued_at, r.started_at, r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id,
        r.definition_hash, now() AS read_at, r.headers ->> 'again_of' AS again_of,
        CASE WHEN r.definition_hash = ANY (%(known)s::text[]) THEN NULL ELSE r.definition END AS definition,
-       CASE WHEN pg_column_size(r.context) <= %(most)s::integer THEN r.context END AS context,
-       (SELECT jsonb_build_object('bytes', pg_column_size(o.context_delta), 'value',
-                   CASE WHEN pg_column_size(o.context_delta) <= %(most)s::integer THEN o.context_delta END)
+       {small(r.context)} AS context,
+       (SELECT jsonb_build_object('bytes', pg_column_size(o.context_delta), 'value', {small(o.context_delta)})
           FROM workflow_node_jobs o
          WHERE o.run_id = r.id AND o.node_id = '__output__' AND o.status = 'completed') AS output,
        (SELECT f.name FROM schedule_fires f WHERE f.run_id = r.id LIMIT 1) AS schedule,
@@ -54,16 +53,15 @@ SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host
  ORDER BY created_at DESC, id DESC LIMIT %(limit)s;
 
 -- name: node one
--- Return one node with its values up to `most` bytes as stored, and their sizes. No row: it is not queued yet.
+-- Return one node with its values up to `most` bytes, and their sizes as stored. No row: it is not queued yet.
 SELECT id, node_id, run_id, node_module, pipeline_name, queue::text, status::text, required_model, priority, claim_no,
        attempts, max_attempts, crash_count, lapse_count, claimed_by, worker_id, blocked_reason,
        queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, child_run_id, seconds,
        CASE WHEN pg_column_size(progress) <= 2000 THEN progress END AS progress, left(error, 8000) AS error,
        created_at, started_at, finished_at, now() AS read_at,
-       CASE WHEN pg_column_size(coalesce(resolved_inputs, inputs)) <= %(most)s::integer
-            THEN coalesce(resolved_inputs, inputs) END AS inputs,
-       CASE WHEN pg_column_size(context_delta) <= %(most)s::integer THEN context_delta END AS output,
-       CASE WHEN pg_column_size(input_spec) <= %(most)s::integer THEN input_spec END AS input_spec,
+       {small(coalesce(resolved_inputs, inputs))} AS inputs,
+       {small(context_delta)} AS output,
+       {small(input_spec)} AS input_spec,
        pg_column_size(coalesce(resolved_inputs, inputs)) AS inputs_bytes, pg_column_size(context_delta) AS output_bytes,
        (SELECT count(*) FROM (SELECT FROM job_steps s WHERE s.job_table = 'workflow_node_jobs' AND s.job_id = n.id
                                LIMIT 1000) c) AS steps
@@ -116,9 +114,9 @@ SELECT i.position, i.key, left(i.error, 500) AS error,
  ORDER BY i.position LIMIT %(limit)s;
 
 -- name: item one
--- Return an item of a map with its value up to `most` bytes as stored. No row: there is none with this key.
+-- Return an item of a map with its value up to `most` bytes. No row: there is none with this key.
 SELECT i.position, i.key, left(i.error, 8000) AS error, pg_column_size(i.item) AS bytes,
-       CASE WHEN pg_column_size(i.item) <= %(most)s::integer THEN i.item END AS item,
+       {small(i.item)} AS item,
        CASE WHEN i.state <> 'waiting' THEN i.state::text WHEN i.position < %(opened)s::integer THEN 'open'
             ELSE 'waiting' END AS state
   FROM workflow_map_items i WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.key = %(key)s LIMIT 1;
