@@ -105,6 +105,7 @@ def test_an_answer_of_each_widget(
     [
         (CHOICE, {"choice": "2"}, "is none of its options"),
         (CHOICE, {"choice": "green"}, "is none of its options"),
+        (CHOICE, {"choice": "0000000007"}, "is none of its options"),
         (CHOICE | {"multiple": True}, {"choice-7": "1"}, "is none of its options"),
         ({"$answer_type": "integer"}, {"value": '"x"'}, "its answer is of type integer"),
         ({"widget": "map"}, {"value": "{"}, "is not JSON"),
@@ -127,6 +128,19 @@ def test_an_answer_that_does_not_fit_is_asked_again(
 
     pages.browse(use)
     assert answer(conn, run_id) is None
+
+
+def test_the_message_of_an_answer_is_redacted(conn: Any) -> None:
+    run_id = asks(conn, widget="choose_one", options=[{"label": "red", "password": "hidden1"}])
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", run=run_id, node="ask")
+        shown = await browser.follow(await browser.send(page, "/inbox/answer", choice="0"))
+        assert "Answered: ask takes" in shown
+        assert "hidden1" not in page + shown
+
+    pages.browse(use)
+    assert answer(conn, run_id) == {"label": "red", "password": "hidden1"}
 
 
 def test_a_question_that_has_changed_is_not_answered(conn: Any) -> None:

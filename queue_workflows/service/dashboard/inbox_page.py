@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import fastapi
 from starlette.requests import Request
@@ -39,8 +39,9 @@ async def listed(
     if after is not None and after.tzinfo is not None:
         given |= {"after": after, "after_seq": seq}
 
-    def read(conn: db.Connection) -> list[Row]:
-        return statements.overview.waiting_inputs(conn, **given, limit=PAGE + 1)
+    def read(conn: db.Connection) -> list[JsonDict]:
+        rows = statements.overview.waiting_inputs(conn, **given, limit=PAGE + 1)
+        return [question(row) for row in rows]
 
     rows = await view.read(request, read)
     last = rows[PAGE - 1] if len(rows) > PAGE else None
@@ -49,7 +50,7 @@ async def listed(
         "inbox.html",
         title="Inbox",
         command="queue-workflows inputs",
-        questions=[question(row) for row in rows[:PAGE]],
+        questions=rows[:PAGE],
         few=FEW,
         pages={
             "path": "/inbox", "first": after is None, "query": {}, "searched": None,
@@ -75,25 +76,24 @@ async def news(request: Request, at: datetime) -> Response:
 @router.get("/inbox/question")
 async def one(request: Request, run: Text = None, node: Text = None) -> Response:
     """Show one question."""
-    row = await view.read(request, _question, run or "", node or "")
-    return _page(request, row)
+    return _page(request, await view.read(request, _question, run or "", node or ""))
 
 
-def _page(request: Request, row: Row, *, wrong: str = "", given: Any = None) -> Response:
+def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = None) -> Response:
     """Return the page of a question, also with an answer that it does not take."""
     return view.page(
         request,
         "inbox_question.html",
-        title=f"Question of {display.line(row['workflow_name'], 120)}",
-        command=display.answer_command(row["run_id"], row["node_id"]),
+        title=f"Question of {display.line(asked['workflow_name'], 120)}",
+        command=display.answer_command(asked["run_id"], asked["node_id"]),
         status=422 if wrong else 200,
-        each=question(row),
+        each=asked,
         wrong=wrong,
         given=given or {},
     )
 
 
-def _question(conn: db.Connection, run_id: str, node_id: str) -> Row:
+def _question(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits. Raises `NotFound`, which says who was faster."""
     known = payload.is_storable(run_id) and payload.is_storable(node_id)
     rows: list[Row] = []
@@ -105,7 +105,7 @@ def _question(conn: db.Connection, run_id: str, node_id: str) -> Row:
         where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
         who = _who_was_faster(conn, run_id, node_id) if known else ""
         raise view.NotFound(f"{where} waits for no answer{who}", near=[("all questions", "/inbox")])
-    return rows[0]
+    return question(rows[0])
 
 
 def _who_was_faster(conn: db.Connection, run_id: str, node_id: str) -> str:
@@ -161,8 +161,7 @@ async def answer(request: Request) -> Response:
     """Answer a question. An answer that does not fit is shown again with the reason."""
     form = await forms.act(request, "submit")
     run_id, node_id = form.values.get("run", ""), form.values.get("node", "")
-    row = await _waiting(request, run_id, node_id)
-    asked = question(row)
+    asked = await _waiting(request, run_id, node_id)
     if form.values.get("asked") != asked["asked"]:
         raise forms.Refused(409, "The question has changed since the page was shown. Nothing was "
                             "changed: open it again.")  # fmt: skip
@@ -171,14 +170,14 @@ async def answer(request: Request) -> Response:
         await form.run(runs.answer, run_id, node_id, value, check=True)
     except (errors.InputRefused, errors.InvalidPayload) as error:
         # Either the answer does not fit, or somebody was faster, which this says.
-        row = await _waiting(request, run_id, node_id)
-        return _page(request, row, wrong=str(error), given=form.values)
-    where = "/runs/" + quote(run_id, safe="")
-    text = f"Answered: {display.line(node_id, 120)} takes {display.compact(value, 120)}."
-    return form.done(text, back="/inbox", links=[(f"run {run_id}", where)])
+        asked = await _waiting(request, run_id, node_id)
+        return _page(request, asked, wrong=str(error), given=form.values)
+    shown = display.compact(view.redacted(value), 120)
+    text = f"Answered: {display.line(node_id, 120)} takes {shown}."
+    return form.done(text, back="/inbox", links=[(f"run {run_id}", view.path("/runs/", run_id))])
 
 
-async def _waiting(request: Request, run_id: str, node_id: str) -> Row:
+async def _waiting(request: Request, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits, or refuse the form and say who was faster."""
     try:
         return await view.read(request, _question, run_id, node_id)
@@ -203,7 +202,7 @@ def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
 
 
 def _picked(choices: list[Any], place: str) -> Any:
-    if not place.isdecimal() or not int(place[:9]) < len(choices):
+    if not place.isdecimal() or len(place) > 9 or int(place) >= len(choices):
         raise errors.InvalidAnswer(f"{display.line(place, 40)} is none of its options")
     return choices[int(place)]
 
