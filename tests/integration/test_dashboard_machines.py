@@ -381,12 +381,17 @@ def test_off_at_once_names_the_effect_and_takes_a_reason(conn: Any) -> None:
         )
         assert "Undo</button>" not in page
         assert "by ann: new disk" in " ".join(pages.words(page).split())
+        (control,) = conn.execute("SELECT * FROM worker_controls").fetchall()
+        assert (control["stop_policy"], control["requested_by"], control["reason"]) == (
+            "hard", "ann", "new disk",
+        )  # fmt: skip
+        page = await browser.follow(
+            await browser.send(page, "/machines/box/switch", label="On", queue="cpu")
+        )
+        assert "Queue cpu of box is switched on." in page
+        assert "Undo</button>" not in page, "an Undo ends no jobs"
 
     pages.browse(use)
-    (control,) = conn.execute("SELECT * FROM worker_controls").fetchall()
-    assert (control["stop_policy"], control["requested_by"], control["reason"]) == (
-        "hard", "ann", "new disk",
-    )  # fmt: skip
 
 
 def test_models_are_loaded_and_unloaded(conn: Any) -> None:

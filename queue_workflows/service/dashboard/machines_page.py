@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
-from urllib.parse import quote
 
 import fastapi
 from starlette.requests import Request
@@ -61,9 +60,11 @@ async def one(request: Request, host: Host) -> Response:
 @router.get("/machines/{host}/workers")
 async def live(request: Request, host: Host) -> Response:
     """Return the workers of a machine alone."""
-    return await view.fragment(
-        request, "machine_workers.html", lambda: view.read(request, _one, host)
-    )
+
+    def read(conn: db.Connection) -> JsonDict:
+        return {"machine": {"host": host, "workers": _machines(conn, host).get(host, [])}}
+
+    return await view.fragment(request, "machine_workers.html", lambda: view.read(request, read))
 
 
 def _machines(conn: db.Connection, host: str | None = None) -> dict[str, list[Row]]:
@@ -135,22 +136,17 @@ def _one(conn: db.Connection, host: str) -> JsonDict:
 # --- actions -----------------------------------------------------------------------------------
 
 
-def _at(host: str, *more: str) -> str:
-    return "/".join(["/machines", quote(host, safe=""), *more])
-
-
 def _switch(host: str, queue: str, rows: Iterable[Row]) -> JsonDict:
     """Return a queue of a machine with its switch and the actions that change it."""
     own = [row for row in rows if row["state"] not in _DOWN]
     jobs = sum(len(row["jobs"]) for row in own)
     off = next((row for row in rows if row["desired_state"] == "off"), None)
-    what = "every queue" if queue == workers.ALL else f"queue {queue}"
+    what = _named(queue)
 
     def action(to: str, label: str, kind: Any, text: str) -> forms.Action:
         fields = {"queue": queue, "to": to}
-        return forms.Action(
-            _at(host, "switch"), label, "operate", fields, kind, text, asks_reason=kind == "ends"
-        )
+        where, asks = view.path("/machines/", host, "switch"), kind == "ends"
+        return forms.Action(where, label, "operate", fields, kind, text, asks_reason=asks)
 
     actions = [action("on", "On", "now", "")] if off else []
     if off is None or off["stop_policy"] != "hard":
@@ -164,22 +160,23 @@ def _switch(host: str, queue: str, rows: Iterable[Row]) -> JsonDict:
         back = "goes back to its queue" if jobs == 1 else "go back to their queues"
         ends = "1 process ends" if len(own) == 1 else f"{len(own)} processes end"
         text = (
-            f"Switch {what} of {host} off at once: {display.counted(jobs, 'running job')} {back}, "
-            f"{ends}, and loaded models are lost."
+            f"Switch {what} of {display.line(host, 80)} off at once: "
+            f"{display.counted(jobs, 'running job')} {back}, {ends}, and loaded models are lost."
         )
         actions.append(action("hard", "Off at once", "ends", text))
     return {"queue": queue, "off": off, "running": jobs, "actions": actions}
 
 
 def _unload(host: str, gpu: Row) -> forms.Action:
+    name = display.line(gpu["model"], 60)
     load = f" (it took {display.duration(gpu['load_s'])})" if gpu["load_s"] else ""
     text = (
-        f"Unload {gpu['model']} from process {gpu['pid']} of {host} between two jobs. The next job "
-        f"that needs it loads it again{load}."
+        f"Unload {name} from process {gpu['pid']} of {display.line(host, 80)} between two jobs. "
+        f"The next job that needs it loads it again{load}."
     )
     fields = {"act": "unload", "model": gpu["model"], "worker": gpu["worker_id"]}
-    label = f"Unload {display.line(gpu['model'], 60)}"
-    return forms.Action(_at(host, "models"), label, "operate", fields, "ends", text)
+    to = view.path("/machines/", host, "models")
+    return forms.Action(to, f"Unload {name}", "operate", fields, "ends", text)
 
 
 @router.post("/machines/{host}/switch")
@@ -203,21 +200,30 @@ async def switch(request: Request, host: Host) -> Response:
 
     before = await form.run(change)
     undo = None if to == "hard" else _undo(host, queue, before)
+    what = _named(queue)
     how = {"on": "on", "hard": "off at once"}.get(to, f"off ({to})")
-    what = "every queue" if queue == workers.ALL else f"queue {display.line(queue, 80)}"
     text = f"{what[0].upper()}{what[1:]} of {display.line(host, 80)} is switched {how}."
-    return form.done(text, back=_at(host), undo=undo)
+    return form.done(text, back=view.path("/machines/", host), undo=undo)
 
 
-def _undo(host: str, queue: str, before: Row | None) -> forms.Action:
-    """Return the action that restores a switch. One whose time has passed is on."""
+def _named(queue: str) -> str:
+    return "every queue" if queue == workers.ALL else f"queue {display.line(queue, 80)}"
+
+
+def _undo(host: str, queue: str, before: Row | None) -> forms.Action | None:
+    """Return the action that restores a switch. One whose time has passed is on.
+
+    Returns None for one that was off at once, which would end running jobs without a question.
+    """
     fields = {"queue": queue, "to": "on"}
     if before is not None and before["desired_state"] == "off":
         until = before["until_at"]
         if until is None or until > datetime.now(timezone.utc):
+            if before["stop_policy"] == "hard":
+                return None
             fields["to"] = before["stop_policy"]
             fields |= {} if until is None else {"until": until.isoformat()}
-    return forms.Action(_at(host, "switch"), "Undo", "operate", fields)
+    return forms.Action(view.path("/machines/", host, "switch"), "Undo", "operate", fields)
 
 
 @router.post("/machines/{host}/models")
@@ -234,4 +240,4 @@ async def model(request: Request, host: Host) -> Response:
     else:
         raise errors.InvalidConfig("choose a model: nothing was changed")
     text = f"Model {display.line(name, 120)}: {display.line(host, 80)} {done}."
-    return form.done(text, back=_at(host))
+    return form.done(text, back=view.path("/machines/", host))
