@@ -155,6 +155,22 @@ def test_a_seen_group_is_hidden_and_undo_shows_it(conn: Any) -> None:
     pages.browse(use)
 
 
+def test_acts_lead_back_to_the_same_address(conn: Any) -> None:
+    failed(conn, "ValueError: row 1 has no price", 1)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures", seen="1")
+        for label in ("Mark as seen", "Show again", "Mark as seen"):
+            action = "/failures/seen" if label == "Mark as seen" else "/failures/unseen"
+            reply = await browser.send(page, action, label=label)
+            where = reply.headers["location"]
+            assert where.startswith("/ui/failures?seen=1&did=")
+            assert where.count("did=") == 1
+            page = await browser.follow(reply)
+
+    pages.browse(use)
+
+
 def test_what_is_new_since_the_last_visit(conn: Any) -> None:
     failed(conn, "A: x", 60 * 24)
 
@@ -242,6 +258,8 @@ def test_hostile_values(conn: Any) -> None:
 def test_the_scope_look_sees_the_type_alone(conn: Any) -> None:
     secret = "the price of Ann"
     failed(conn, f"ValueError: {secret}", 1)
+    failed(conn, "Ann", 2)
+    failures.mark_seen("Ann", NOW, by="bob")
     name = failures.group_id(f"ValueError: {secret}")
 
     async def use(browser: Browser) -> None:
@@ -249,6 +267,9 @@ def test_the_scope_look_sees_the_type_alone(conn: Any) -> None:
             page = await browser.open(path)
             assert secret not in page
             assert "ValueError" in page
+            everything = await browser.open(path, seen="1")
+            assert "Ann" not in everything
+            assert "bob" not in everything
             assert "/failures/retry" not in page
             assert "/failures/seen" not in page
         await browser.open("/failures", 403, text="Ann")

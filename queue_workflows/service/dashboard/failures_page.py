@@ -45,7 +45,7 @@ class Filter(NamedTuple):
         return " ".join(["queue-workflows failures", name, *words, *(["--all"] * self.seen)])
 
 
-def _filter(
+async def _filter(
     request: Request, since: Text = None, until: Text = None, queue: Text = None,
     workflow: Text = None, machine: Text = None, text: Text = None, seen: bool = False,
     newest: Annotated[int, fastapi.Query(ge=1, le=failures.MOST)] = failures.NEWEST,
@@ -172,17 +172,6 @@ async def ids(request: Request, group: str, chosen: Chosen) -> Response:
     return Response(text, headers={"content-disposition": name}, media_type="text/plain")
 
 
-def _path(request: Request) -> str:
-    return request.scope["path"][len(request.scope["root_path"]) :]
-
-
-def _back(form: forms.Form) -> str:
-    """Return the page of failures to which a form belongs."""
-    found = form.values.get("back", "")
-    is_path = found.startswith("/failures") and found.isascii() and found.isprintable()
-    return found if is_path and "\\" not in found else "/failures"
-
-
 def path(row: Row) -> str:
     """Return the path of the page of a failure."""
     if row["kind"] == "node job":
@@ -196,14 +185,15 @@ def _shown(request: Request, group: JsonDict, found: failures.Found, chosen: Fil
     """Return a group with its actions, and without the text of its error for the scope `look`."""
     signature, count = group["signature"], group["jobs"]
     own = session.of(request)
-    kind = signature.partition(":")[0]
     if own.sees_values:
         name = str(view.redacted(signature))
     else:
-        name = kind if kind.isidentifier() else "an error"
+        # An error without a colon may be a value alone.
+        kind, colon, _ = signature.partition(":")
+        name = kind if colon and kind.isidentifier() else "an error"
     zone = session.zone_of(own.zone) or found.now.tzinfo
     as_of = found.now.astimezone(zone).strftime("%H:%M:%S")
-    back = _path(request) + (f"?{request.url.query}" if request.url.query else "")
+    back = view.here(request)
     begin = found.begin if found.is_whole or found.back_to is None else found.back_to
     limits = {key: chosen.query[key] for key in _FILTERS[2:] if key in chosen.query}
     of_group = {"group": group["id"], "since": begin.isoformat(), **limits}
@@ -279,7 +269,7 @@ async def retry(request: Request) -> Response:
     text = ", ".join(words) + (f": {reasons}" if reasons else "")
     text += f". {left:,} are left: retry once more." if left else "."
     links = [(f"job {each['id']}", f"/search?{urlencode({'q': each['id']})}") for each in done[:20]]
-    return form.done(text, back=_back(form), links=links)
+    return form.done(text, back=form.back, links=links)
 
 
 def _retry(chosen: forms.Selection) -> tuple[list[JsonDict], int]:
@@ -307,10 +297,10 @@ async def seen(request: Request) -> Response:
     """Hide a group until it fails again."""
     form, signature, until = await _marked(request)
     await form.run(failures.mark_seen, signature, until)
-    fields = {"selection": form.values["selection"], "back": _back(form)}
+    fields = {"selection": form.values["selection"], "back": form.back}
     again = forms.Action("/failures/unseen", "Undo", "submit", fields)
-    text = f"Hidden until it fails again: {display.line(signature, 120)}"
-    return form.done(text, back=_back(form), undo=again)
+    text = f"Hidden until it fails again: {display.line(view.redacted(signature), 120)}"
+    return form.done(text, back=form.back, undo=again)
 
 
 @router.post("/failures/unseen")
@@ -318,7 +308,8 @@ async def unseen(request: Request) -> Response:
     """Show a group again that was marked as seen."""
     form, signature, _ = await _marked(request)
     await form.run(failures.unmark_seen, signature)
-    return form.done(f"Shown again: {display.line(signature, 120)}", back=_back(form))
+    text = f"Shown again: {display.line(view.redacted(signature), 120)}"
+    return form.done(text, back=form.back)
 
 
 async def _marked(request: Request) -> tuple[forms.Form, str, datetime]:

@@ -162,6 +162,11 @@ class Form:
         self.selection: Selection | None = None
         """Of the hidden field `selection`; with checkboxes named `id`, only the checked ones."""
 
+    @property
+    def back(self) -> str:
+        """Return the path and the query of the page that it was on, from its field `back`."""
+        return local(self.values.get("back", ""))
+
     async def run(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
         """Return `call(*args, **keywords)`, run in a thread of the service as this actor, via http.
 
@@ -188,12 +193,18 @@ class Form:
 
         The next page shows `message`, `links` (text, path) and for 30 s the button of `undo`.
         """
-        where = session.url(self._request, back if back.startswith("/") else "/")
+        where = session.url(self._request, back)
         where += ("&" if "?" in where else "?") + f"did={self._id}"
         posts: Posts = self._request.app.state.posts
         posts.answer(self._session.key, self._id, where, Message(message, links, undo))
         self._request.scope["state"].pop("forget", None)
         return RedirectResponse(where, 303)
+
+
+def local(path: str) -> str:
+    """Return a path below the mount; `/` for another text."""
+    is_path = path.startswith("/") and path.isascii() and path.isprintable() and "\\" not in path
+    return path if is_path else "/"
 
 
 async def act(

@@ -53,15 +53,9 @@ async def logged_in(request: Request) -> Response:
         text = "This link has been used, or is over 5 minutes old: log in with a token."
         text = text if given.get("link") else "This token is not known."
         return _form(request, given | {"link": ""}, text, 403)
-    answer = RedirectResponse(session.url(request, _local(given.get("next", ""))), 303)
+    answer = RedirectResponse(session.url(request, forms.local(given.get("next", ""))), 303)
     doors.open(answer, request, found, name)
     return answer
-
-
-def _local(path: str) -> str:
-    """Return a path below the mount; `/` for another text."""
-    is_path = path.startswith("/") and path.isascii() and path.isprintable() and "\\" not in path
-    return path if is_path else "/"
 
 
 @router.post("/logout")
@@ -82,7 +76,7 @@ async def choose_zone(request: Request) -> Response:
     if session.zone_of(name) is None:
         text = f"no time zone {name[:60]!r}: a name such as Europe/Berlin, or UTC"
         raise forms.Refused(422, text)
-    answer = form.done(f"Times are shown in {name}.", back=_local(form.values.get("back", "")))
+    answer = form.done(f"Times are shown in {name}.", back=form.back)
     more = request.app.state.doors.attributes(request) | {"httponly": False}
     answer.set_cookie(session.ZONE, name, max_age=365 * 86_400, **more)
     return answer

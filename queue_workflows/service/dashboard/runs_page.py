@@ -204,7 +204,7 @@ def _share(seconds: float | None, longest: float) -> float:
 async def chosen(request: Request) -> Response:
     """Ask whether to cancel or retry the chosen runs, and describe the effect."""
     form = await forms.act(request, "submit", kind="runs", once=False)
-    verb, back = form.values.get("verb", ""), form.values.get("back", "/runs")
+    verb, back = form.values.get("verb", ""), form.back
     if verb not in _VERBS:
         raise forms.Refused(422, "Choose an action for the runs.")
     assert form.selection is not None
@@ -276,8 +276,7 @@ async def _change(request: Request, call: Any, outcome: str) -> Response:
     if refused:
         message += f", {len(refused)} refused: {display.line(refused[0]['reason'])}"
     links = [(one["id"], view.path("/runs/", one["id"])) for one in refused[:LINKS]]
-    back = form.values.get("back", "/runs")
-    return form.done(message, back=back if back.startswith("/runs") else "/runs", links=links)
+    return form.done(message, back=form.back, links=links)
 
 
 # --- search ------------------------------------------------------------------------------------

@@ -238,14 +238,14 @@ def _render(request: Request, template: str, own: session.Session | None, **valu
         static=static,
         navigation=pages.navigation,
         path=path,
-        here=_here(request),
+        here=here(request),
         read_only=state.of(request).settings.app_read_only,
         app=config.get_config().app or "APP",
         **values,
     )
 
 
-def _here(request: Request) -> str:
+def here(request: Request) -> str:
     """Return the path below the mount and the query of a page, as its reader has them."""
     raw = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
     query = [(name, each) for name, each in request.query_params.multi_items() if name != "did"]
