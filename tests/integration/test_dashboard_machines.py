@@ -215,6 +215,8 @@ def test_many_questions_come_in_pages(conn: Any) -> None:
         rest = (await browser.http.get(html.unescape(link[1]))).text
         assert rest.count("<article") == 5
         assert "Question 29?" in rest
+        assert "first page" in rest
+        assert "newest" not in rest, "the longest wait is first"
         at = (NOW - timedelta(minutes=3.5)).isoformat()
         assert "3 new questions" in await browser.open("/inbox/news", at=at)
 

@@ -90,13 +90,7 @@ async def listed(request: Request, chosen: Chosen, after: Text = None) -> Respon
         filter=chosen.query,
         most=failures.MOST,
         total=sum(group["count"] for group in found.groups),
-        pages={
-            "path": "/failures",
-            "first": begin == 0,
-            "next": more,
-            "query": chosen.query,
-            "searched": None,
-        },
+        pages=view.Pager("/failures", chosen.query, more, begin == 0),
     )
     _note_visit(request, response, before, found.now)
     return response
@@ -149,13 +143,7 @@ async def one(
         trace=trace,
         filter=query,
         found=found,
-        pages={
-            "path": f"/failures/{group}",
-            "first": not start,
-            "next": rest,
-            "query": query,
-            "searched": None,
-        },
+        pages=view.Pager(f"/failures/{group}", query, rest, not start),
     )
 
 

@@ -45,6 +45,7 @@ async def listed(
 
     rows = await view.read(request, read)
     last = rows[PAGE - 1] if len(rows) > PAGE else None
+    following = last and {"after": last["since"].isoformat(), "seq": last["seq"]}
     return view.page(
         request,
         "inbox.html",
@@ -52,11 +53,8 @@ async def listed(
         command="queue-workflows inputs",
         questions=rows[:PAGE],
         few=FEW,
-        pages={
-            "path": "/inbox", "first": after is None, "query": {}, "searched": None,
-            "next": last and {"after": last["since"].isoformat(), "seq": last["seq"]},
-        },
-    )  # fmt: skip
+        pages=view.Pager("/inbox", {}, following, after is None),
+    )
 
 
 @router.get("/inbox/news")

@@ -74,12 +74,14 @@ def _map(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
         signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
     )  # fmt: skip
-    following = rows[PAGE]["position"] if len(rows) > PAGE else None
+    query = {"node": name, "state": state, "q": chosen["q"], "error": chosen["error"]}
+    following = query | {"start": rows[PAGE]["position"]} if len(rows) > PAGE else None
+    there = view.path("/runs/", run_id, "map")
     return {
         "run": head, "map": own, "key": None, "rows": rows[:PAGE],
         "chosen": chosen | {"state": state}, "pieces": strip.pieces(worst, own["total"]),
-        "following": following, "groups": groups.most_common(PAGE),
-        "groups_left": max(0, len(groups) - PAGE),
+        "pages": view.Pager(there, query, following, chosen["start"] == 0),
+        "groups": groups.most_common(PAGE), "groups_left": max(0, len(groups) - PAGE),
     }  # fmt: skip
 
 

@@ -118,46 +118,29 @@ async def _values(request: Request, asked: Filters) -> dict[str, Any]:
     asked.check(session.of(request))
     found = await view.read(request, _read, asked.keywords())
     page: RunPage = found["page"]
-    shown = Shown(asked, page)
+    query, before = asked.query, asked.before
+    place = query | ({"at": before[0].isoformat(), "after": before[1]} if before else {})
+    following = searched = None
+    if page.next is not None:
+        at, run_id = page.next
+        following = query | {"at": at.isoformat(), "after": run_id}
+        if len(page.items) < PAGE:
+            searched = f"searched {runs.EXAMINED:,} runs, back to {display.moment(at)}"
     ids = tuple(run["id"] for run in page.items)
     chosen = forms.sign_selection(request, forms.Selection("runs", ids)) if ids else ""
     workflows = sorted(config.get_config().workflow_map)
     return found | {
         "runs": page.items,
-        "pager": shown,
+        "pager": view.Pager("/runs", query, following, before is None, searched),
+        "place": place,
+        "back": "/runs" + (f"?{urlencode(place)}" if place else ""),
+        "words": ", ".join(f"{name} {text}" for name, text in query.items()),
         "filters": asked.fields,
         "filtered": bool(asked.query),
         "states": STATES,
         "workflows": workflows,
         "selection": chosen,
     }
-
-
-class Shown:
-    """The attributes of a page of runs that the macro `pager` reads."""
-
-    path: Final = "/runs"
-
-    def __init__(self, asked: Filters, page: RunPage) -> None:
-        self.query: Mapping[str, Any] = asked.query
-        self.words = ", ".join(f"{name} {text}" for name, text in asked.query.items())
-        self.place: Mapping[str, Any] = dict(asked.query)
-        """The query of this very page."""
-        if asked.before is not None:
-            self.place = {
-                **asked.query,
-                "at": asked.before[0].isoformat(),
-                "after": asked.before[1],
-            }
-        self.here = "/runs" + (f"?{urlencode(self.place)}" if self.place else "")
-        self.first = asked.before is None
-        self.next: Mapping[str, Any] | None = None
-        self.searched: str | None = None
-        if page.next is not None:
-            at, run_id = page.next
-            self.next = {**asked.query, "at": at.isoformat(), "after": run_id}
-            if len(page.items) < PAGE:
-                self.searched = f"searched {runs.EXAMINED:,} runs, back to {display.moment(at)}"
 
 
 def _read(conn: db.Connection, keywords: JsonDict) -> dict[str, Any]:

@@ -79,6 +79,19 @@ class Head(NamedTuple):
     """Why no orchestrator seems to run."""
 
 
+class Pager(NamedTuple):
+    """The links between the pages of a list, for the macro `pager`."""
+
+    path: str
+    query: Mapping[str, Any]
+    """The filters."""
+    next: Mapping[str, Any] | None
+    """The query of the next page; None on the last."""
+    first: bool
+    searched: str | None = None
+    """How far the search went, if it ended before the page was full."""
+
+
 class Pages:
     """The templates, the static files, and the facts and fragments of a moment ago."""
 
