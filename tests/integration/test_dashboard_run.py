@@ -616,6 +616,16 @@ def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
     browse(use)
 
 
+def test_a_folder_of_too_many_entries_says_so(out: tuple[str, Path]) -> None:
+    run_id, folder = out
+    many = folder / "many"
+    many.mkdir()
+    for number in range(1001):
+        (many / f"{number}").symlink_to("nothing")
+    text = text_of(opened(f"/runs/{run_id}/files", path="many"))
+    assert "The folder has more than 1,000 entries" in text
+
+
 def test_nothing_outside_is_read(out: tuple[str, Path]) -> None:
     run_id, _ = out
     paths = ["../../secret/key.txt", "link/key.txt", "key.txt", "link", "pipe.txt", "/etc/passwd"]
@@ -686,6 +696,22 @@ def test_cancel_and_retry_name_who_did_it(conn: engine_db.Connection) -> None:
     found = runs.get(run_id)
     assert found is not None
     assert found["status"] == "queued"
+
+
+def test_a_cancel_names_the_child_runs_that_are_not_over(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn)
+    for status in ("completed", "failed", "running"):
+        factories.run(conn, parent_run_id=run_id, parent_node_id="c", status=status)
+
+    async def use(browser: Browser) -> None:
+        text = text_of(await browser.open(f"/runs/{run_id}"))
+        assert "0 run and are asked to stop, 1 child run too." in text
+        for _ in range(20):
+            factories.run(conn, parent_run_id=run_id, parent_node_id="c")
+        text = text_of(await browser.open(f"/runs/{run_id}"))
+        assert "are asked to stop, the child runs that are not over too." in text
+
+    browse(use)
 
 
 def test_retry_from_a_node_and_refusals(conn: engine_db.Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from itertools import islice
@@ -69,8 +70,9 @@ def _listed(out_dir: str, place: str) -> JsonDict:
     parts = _parts(place)
     try:
         with _opened(out_dir, *parts) as fd, os.scandir(fd) as entries:
-            found = sorted(filter(None, map(_entry, islice(entries, ENTRIES + 1))), key=_by_name)
-            return {"entries": found[:ENTRIES], "more": len(found) > ENTRIES}
+            first = [*islice(entries, ENTRIES + 1)]
+            found = sorted(filter(None, map(_entry, first[:ENTRIES])), key=_by_name)
+            return {"entries": found, "more": len(first) > ENTRIES}
     except (NotADirectoryError, errors.FolderRefused):
         if not parts:
             raise
@@ -158,7 +160,7 @@ async def files(request: Request, run_id: view.Segment, path: Place = "") -> Res
     parts = _parts(path)
     above = [(part, "/".join(parts[: n + 1])) for n, part in enumerate(parts)]
     title = f"Files of run {head['id']}"
-    command = f"ls {display.line(head['out_dir'], None)}"
+    command = f"ls {shlex.quote(display.line(head['out_dir'], None))}"
     return view.page(
         request, "run_files.html", title=title, command=command, run=head, above=above, place=path,
         found=found,

@@ -34,6 +34,8 @@ GRAPHS: Final = 64
 EXPLAINED: Final = 10
 """Nodes whose reasons to wait are shown; each needs several queries."""
 PAGE: Final = 50
+CHILDREN: Final = 20
+"""Child runs that a page lists; one more is read."""
 LOG_LINES: Final = 1_500
 """Lines of a log up to which each has a link."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
@@ -481,12 +483,17 @@ def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
     where, shown = view.path("/runs/", head["id"]), display.line(head["id"], 80)
     if not head["over"]:
         waiting = sum(counts.get(name, 0) for name in ("queued", "awaiting_input", "waiting"))
-        running, child = counts.get("running", 0), len(head["children"] or ())
+        running, children = counts.get("running", 0), head["children"] or ()
+        live = sum(each["status"] not in TERMINAL_RUN_STATUSES for each in children)
         text = (
             f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and "
             "are asked to stop"
-            + (f", {display.counted(child, 'child run')} too." if child else ".")
         )
+        if len(children) > CHILDREN:
+            text += ", the child runs that are not over too"
+        elif live:
+            text += f", {display.counted(live, 'child run')} too"
+        text += "."
         to = f"{where}/cancel"
         return [forms.Action(to, "Cancel", "submit", {}, "ends", text, asks_reason=True)]
     if head["status"] == "completed":
