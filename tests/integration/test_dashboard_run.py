@@ -7,79 +7,23 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from queue_workflows import acts, runs
 from queue_workflows import db as engine_db
-from tests.support import dashboard, factories, flow
+from tests.support import factories, flow, pages
+from tests.support.pages import EVIL, Browser
 
-T = TypeVar("T")
-EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 T0 = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(hours=1)
 """The service deletes old events when it starts."""
 pytestmark = pytest.mark.usefixtures("db")
-
-
-class Browser:
-    """A logged-in browser without JavaScript."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http = http
-
-    async def open(self, path: str, /, status: int = 200, **query: Any) -> str:
-        """Return the page at this path below the mount, which has to have this status."""
-        reply = await self.http.get(f"/ui{path}", params=query or None)
-        assert reply.status_code == status, reply.text[-3000:]
-        if reply.headers["content-type"].startswith("text/html"):
-            checked(reply)
-        return reply.text
-
-    async def send(self, page: str, action: str, **values: str) -> httpx.Response:
-        """Send the first form of a page with this action, with its hidden fields and values."""
-        form = re.search(
-            rf'<form method="post" action="/ui{re.escape(action)}".*?</form>', page, re.DOTALL
-        )
-        assert form is not None, page
-        fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form[0])
-        given = {name: html.unescape(value) for name, value in fields} | values
-        return await self.http.post(f"/ui{action}", data=given)
-
-
-def checked(reply: httpx.Response) -> None:
-    """A page has no markup of a value, no inline style or script, and forbids both."""
-    text = reply.text
-    assert "<script>alert" not in text
-    assert "onerror=alert" not in re.sub(r"&[#\w]+;", "", text) or "<img src=x" not in text
-    assert not re.search(r"<[^>]*\sstyle=", text)
-    assert "49" not in re.findall(r"img&gt;(\d+)", text)
-    assert "default-src 'none'" in reply.headers["content-security-policy"]
-    assert "unsafe" not in reply.headers["content-security-policy"]
-
-
-def browse(use: Callable[[Browser], Coroutine[Any, Any, T]], scope: str = "operate") -> T:
-    """Return what a function does with a browser that has logged in."""
-    return dashboard.visited(
-        lambda visitor: use(Browser(visitor.http)), scope=scope, app_dashboard=True
-    )
-
-
-def opened(path: str, /, *, scope: str = "operate", status: int = 200, **query: Any) -> str:
-    return browse(lambda browser: browser.open(path, status, **query), scope)
-
-
-def text_of(page: str) -> str:
-    """The words of a page's main part."""
-    main = page.partition('<main id="main"')[2].partition("</main>")[0] or page
-    words = html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<title>.*?</title>", "", main)))
-    return " ".join(words.split())
 
 
 def definition(*entries: dict[str, Any], **deps: str) -> dict[str, Any]:
@@ -147,8 +91,8 @@ def failed_run(
 
 
 def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connection) -> None:
-    page = opened(f"/runs/{failed_run(conn)}")
-    text = text_of(page)
+    page = pages.opened(f"/runs/{failed_run(conn)}")
+    text = pages.words(page)
     assert "failed: node b, ValueError: no price, attempt 2 of 2" in text
     assert "2 attempts, 40.0 s lost" in text
     assert "1/3 nodes: 1 completed, 1 failed, 1 waiting" in text
@@ -163,7 +107,7 @@ def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
     run_id = failed_run(conn)
 
     async def use(browser: Browser) -> None:
-        text = text_of(await browser.open(f"/runs/{run_id}", node="b"))
+        text = pages.words(await browser.open(f"/runs/{run_id}", node="b"))
         assert "ValueError: no price" in text
         assert "Traceback of ValueError: no price" in text
         assert "line 2 ValueError: no price" in text
@@ -174,15 +118,15 @@ def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
         assert '"row": 7' in text
         assert "hidden2" not in text
         assert "Retry from here" in text
-        first = text_of(await browser.open(f"/runs/{run_id}", node="b", attempt=1))
+        first = pages.words(await browser.open(f"/runs/{run_id}", node="b", attempt=1))
         assert "Log of attempt 1 No log." in first
-        waiting = text_of(await browser.open(f"/runs/{run_id}", node="c"))
+        waiting = pages.words(await browser.open(f"/runs/{run_id}", node="c"))
         assert "Not queued yet" in waiting
         assert "b failed" in waiting
-        unknown = text_of(await browser.open(f"/runs/{run_id}", 404, node="nothing"))
+        unknown = pages.words(await browser.open(f"/runs/{run_id}", 404, node="nothing"))
         assert f"run {run_id} has no node nothing" in unknown
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:
@@ -213,20 +157,20 @@ def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:
             conn, "hw_samples", host_label="box-1", every_s=60, slot=minute, sample=sample,
             sampled_at=begin + timedelta(minutes=minute),
         )  # fmt: skip
-    page = opened(f"/runs/{run_id}", node="d")
-    assert "CPU: mean 40.0, peak 70.0 of 100.0 %" in text_of(page)
-    assert "RAM: mean 4.0, peak 7.0 of 64.0 GB" in text_of(page)
+    page = pages.opened(f"/runs/{run_id}", node="d")
+    assert "CPU: mean 40.0, peak 70.0 of 100.0 %" in pages.words(page)
+    assert "RAM: mean 4.0, peak 7.0 of 64.0 GB" in pages.words(page)
     assert page.count('class="death"') == 2
 
 
 def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> None:
     run_id = failed_run(conn)
-    page = opened(f"/runs/{run_id}", show="graph")
+    page = pages.opened(f"/runs/{run_id}", show="graph")
     assert re.findall(r'class="box is-(\w+)"', page) == ["completed", "failed", "waiting"]
     assert page.count('<path d="M168 15') == 1
-    assert "b failed a" in text_of(opened(f"/runs/{run_id}", show="list"))
-    lit = opened(f"/runs/{run_id}", show="graph", lit="b")
-    assert "Lit: 2 others before and behind b" in text_of(lit)
+    assert "b failed a" in pages.words(pages.opened(f"/runs/{run_id}", show="list"))
+    lit = pages.opened(f"/runs/{run_id}", show="graph", lit="b")
+    assert "Lit: 2 others before and behind b" in pages.words(lit)
     assert lit.count(' class="lit"') == 2
 
 
@@ -234,14 +178,14 @@ def test_a_run_that_has_not_started(conn: engine_db.Connection) -> None:
     run_id = factories.run(conn, status="queued", mode="node")
 
     async def use(browser: Browser) -> None:
-        text = text_of(await browser.open(f"/runs/{run_id}"))
+        text = pages.words(await browser.open(f"/runs/{run_id}"))
         assert "waits: no orchestrator has started it yet" in text
         assert "No node has started yet" in text
-        assert "No graph yet" in text_of(await browser.open(f"/runs/{run_id}", show="graph"))
-        why = text_of(await browser.open(f"/runs/{run_id}/why"))
+        assert "No graph yet" in pages.words(await browser.open(f"/runs/{run_id}", show="graph"))
+        why = pages.words(await browser.open(f"/runs/{run_id}/why"))
         assert "no orchestrator has started it yet" in why
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
@@ -251,25 +195,27 @@ def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
     factories.node(conn, run_id, "c", status="awaiting_input", node_module="__input__x")
 
     async def use(browser: Browser) -> None:
-        text = text_of(await browser.open(f"/runs/{run_id}"))
+        text = pages.words(await browser.open(f"/runs/{run_id}"))
         assert "waits: 3 nodes, 2 of them for a gpu worker with sdxl, 1 for an answer" in text
         assert "waits for an answer" in text
-        why = text_of(await browser.open(f"/runs/{run_id}/why"))
+        why = pages.words(await browser.open(f"/runs/{run_id}/why"))
         assert "no live worker serves queue gpu" in why
         live = await browser.open(f"/runs/{run_id}/live")
         assert "<html" not in live
-        assert "waits: 3 nodes" in text_of(live)
+        assert "waits: 3 nodes" in pages.words(live)
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_an_unknown_id_says_so_and_names_near_ones(conn: engine_db.Connection) -> None:
     run_id = failed_run(conn)
-    page = opened(f"/runs/{run_id[:13]}", status=404)
-    assert f"no run {run_id[:13]}: it never was here, or it was deleted after its" in text_of(page)
+    page = pages.opened(f"/runs/{run_id[:13]}", status=404)
+    assert f"no run {run_id[:13]}: it never was here, or it was deleted after its" in pages.words(
+        page
+    )
     assert f'href="/ui/runs/{run_id}"' in page
     for odd in ("nothing", "%00"[1:], "ü" * 300, "a b\nc"):
-        opened(f"/runs/{quote(odd, safe='')}", status=404)
+        pages.opened(f"/runs/{quote(odd, safe='')}", status=404)
 
 
 def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Path) -> None:
@@ -293,7 +239,7 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
             reply = await browser.http.get(f"/ui/runs/{run_id}/{below}")
             assert reply.status_code == 403, below
 
-    browse(use, "look")
+    pages.browse(use, "look")
 
 
 # --- hostile and huge --------------------------------------------------------------------------
@@ -308,7 +254,7 @@ def test_ids_of_any_characters(conn: engine_db.Connection) -> None:
         for run_id in ids:
             where = f"/runs/{quote(run_id, safe='')}"
             page = await browser.open(where)
-            assert "failed: node b" in text_of(page)
+            assert "failed: node b" in pages.words(page)
             found = re.findall(r'href="(/ui/runs/[^"]*|\?node[^"]*)"', page)
             links = {html.unescape(one) for one in found}
             assert len(links) > 4
@@ -319,7 +265,7 @@ def test_ids_of_any_characters(conn: engine_db.Connection) -> None:
             reply = await browser.send(page, f"{where}/retry")
             assert reply.status_code == 303, reply.text
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
@@ -372,7 +318,7 @@ def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
             assert reply.status_code in (404, 422)
             assert "<script>alert" not in reply.text
 
-    browse(use)
+    pages.browse(use)
     assert asking["status"] == "awaiting_input"
 
 
@@ -413,14 +359,14 @@ def test_five_hundred_nodes_fit_on_a_page(conn: engine_db.Connection) -> None:
         assert len(zlib.compress(graph.encode())) < 40_000
         assert len(await browser.open(f"/runs/{run_id}", show="list")) < 150_000
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_more_nodes_are_shown_by_step_and_failed_ones_alone(conn: engine_db.Connection) -> None:
     run_id = many_nodes(conn, 600)
 
     async def use(browser: Browser) -> None:
-        text = text_of(await browser.open(f"/runs/{run_id}"))
+        text = pages.words(await browser.open(f"/runs/{run_id}"))
         assert "600 nodes: the steps, and the first nodes that failed" in text
         assert "step-1 \N{MULTIPLICATION SIGN} 86 ✓ completed" in text
         assert "step-3/node-0003 ✕ failed" in text
@@ -428,7 +374,7 @@ def test_more_nodes_are_shown_by_step_and_failed_ones_alone(conn: engine_db.Conn
         assert "Steps only: the graph has 600 nodes." in graph
         assert graph.count('class="box') == 7
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Connection) -> None:
@@ -453,7 +399,7 @@ def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Co
             assert json.loads(reply.text)["big"] == big
             assert "hidden" not in reply.text
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_a_value_that_is_small_only_as_stored_is_not_rendered(conn: engine_db.Connection) -> None:
@@ -464,11 +410,11 @@ def test_a_value_that_is_small_only_as_stored_is_not_rendered(conn: engine_db.Co
 
     async def use(browser: Browser) -> None:
         for query in ({}, {"node": "b"}):
-            text = text_of(await browser.open(f"/runs/{run_id}", **query))
+            text = pages.words(await browser.open(f"/runs/{run_id}", **query))
             assert "Download" in text
             assert "characters" not in text
 
-    browse(use)
+    pages.browse(use)
 
 
 # --- maps --------------------------------------------------------------------------------------
@@ -509,7 +455,7 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
     async def use(browser: Browser) -> None:
         assert "0/2000" not in await browser.open(f"/runs/{run_id}")
         page = await browser.open(f"/runs/{run_id}/map", node="cut")
-        text = text_of(page)
+        text = pages.words(page)
         assert "done 1,580 | failed 20 | running 0 | waiting 400" in text
         assert "20 \N{MULTIPLICATION SIGN} row # has no price" in text
         assert "7 clip-7 failed row 7 has no price" in text
@@ -519,29 +465,31 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
         group = re.search(r'href="([^"]*error=[^"]*)"', page)
         assert group is not None
         found = await browser.http.get(html.unescape(group[1]))
-        assert text_of(found.text).count("has no price") >= 20
+        assert pages.words(found.text).count("has no price") >= 20
         done = await browser.open(f"/runs/{run_id}/map", node="cut", state="done")
         following = re.search(r'rel="next" href="([^"]*)"', done)
         assert following is not None
         second = await browser.http.get(html.unescape(following[1]))
-        assert "clip-52 " in text_of(second.text)
-        keyed = text_of(
+        assert "clip-52 " in pages.words(second.text)
+        keyed = pages.words(
             await browser.open(f"/runs/{run_id}/map", node="cut", state="all", q="-1999")
         )
         assert "clip-1999 waiting" in keyed
-        nothing = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", q="no such key"))
+        nothing = pages.words(
+            await browser.open(f"/runs/{run_id}/map", node="cut", q="no such key")
+        )
         assert "No item fits" in nothing
-        item = text_of(await browser.open(f"/runs/{run_id}/map", node="cut", key="clip-7"))
+        item = pages.words(await browser.open(f"/runs/{run_id}/map", node="cut", key="clip-7"))
         assert "row 7 has no price" in item
         assert "cut[clip-7]/encode failed" in item
         await browser.open(f"/runs/{run_id}/map", 404, node="gone")
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection) -> None:
     run_id = map_of(conn)
-    page = opened(
+    page = pages.opened(
         f"/runs/{run_id}/map", scope="look", node="cut", state="failed", error="row # nothing"
     )
     assert "has no price" not in page
@@ -613,7 +561,7 @@ def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
             reply = await browser.http.get(f"/ui/runs/{run_id}/file", params=query)
             assert reply.headers["content-disposition"].startswith("attachment"), query
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_a_folder_of_too_many_entries_says_so(out: tuple[str, Path]) -> None:
@@ -622,7 +570,7 @@ def test_a_folder_of_too_many_entries_says_so(out: tuple[str, Path]) -> None:
     many.mkdir()
     for number in range(1001):
         (many / f"{number}").symlink_to("nothing")
-    text = text_of(opened(f"/runs/{run_id}/files", path="many"))
+    text = pages.words(pages.opened(f"/runs/{run_id}/files", path="many"))
     assert "The folder has more than 1,000 entries" in text
 
 
@@ -639,14 +587,14 @@ def test_nothing_outside_is_read(out: tuple[str, Path]) -> None:
                 assert reply.status_code in (404, 414, 422), (path, below, reply.text)
                 assert "the key" not in reply.text
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_a_folder_that_a_link_replaces(out: tuple[str, Path], tmp_path: Path) -> None:
     run_id, folder = out
     folder.rename(folder.with_name("old"))
     folder.symlink_to(tmp_path / "secret")
-    text = text_of(opened(f"/runs/{run_id}/files", status=404))
+    text = pages.words(pages.opened(f"/runs/{run_id}/files", status=404))
     assert "the key" not in text
 
 
@@ -662,11 +610,11 @@ def test_without_roots_only_the_folder_of_the_engine_is_shown(
 
     async def use(browser: Browser) -> None:
         assert "hello" in await browser.open(f"/runs/{good}/files", path="x.txt")
-        text = text_of(await browser.open(f"/runs/{bad}/files", 404))
+        text = pages.words(await browser.open(f"/runs/{bad}/files", 404))
         assert "set OUT_ROOTS to a folder around it" in text
         await browser.open(f"/runs/{bad}/file", 404, path="passwd")
 
-    browse(use)
+    pages.browse(use)
 
 
 # --- actions -----------------------------------------------------------------------------------
@@ -678,20 +626,20 @@ def test_cancel_and_retry_name_who_did_it(conn: engine_db.Connection) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}")
-        assert "1 of its nodes wait and are cancelled, 0 run and are asked to stop." in text_of(
+        assert "1 of its nodes wait and are cancelled, 0 run and are asked to stop." in pages.words(
             page
         )
         reply = await browser.send(page, f"/runs/{run_id}/cancel", reason="wrong inputs")
         assert reply.status_code == 303
         after = (await browser.http.get(reply.headers["location"])).text
         assert "The run is cancelled." in after
-        assert "cancel by ann: wrong inputs" in text_of(after)
+        assert "cancel by ann: wrong inputs" in pages.words(after)
         again = await browser.send(page, f"/runs/{run_id}/cancel")
         assert again.status_code == 303
         reply = await browser.send(after, f"/runs/{run_id}/retry")
         assert reply.status_code == 303
 
-    browse(use)
+    pages.browse(use)
     assert [act["action"] for act in acts.list(subject=run_id)] == ["retry", "cancel"]
     found = runs.get(run_id)
     assert found is not None
@@ -704,14 +652,14 @@ def test_a_cancel_names_the_child_runs_that_are_not_over(conn: engine_db.Connect
         factories.run(conn, parent_run_id=run_id, parent_node_id="c", status=status)
 
     async def use(browser: Browser) -> None:
-        text = text_of(await browser.open(f"/runs/{run_id}"))
+        text = pages.words(await browser.open(f"/runs/{run_id}"))
         assert "0 run and are asked to stop, 1 child run too." in text
         for _ in range(20):
             factories.run(conn, parent_run_id=run_id, parent_node_id="c")
-        text = text_of(await browser.open(f"/runs/{run_id}"))
+        text = pages.words(await browser.open(f"/runs/{run_id}"))
         assert "are asked to stop, the child runs that are not over too." in text
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_retry_from_a_node_and_refusals(conn: engine_db.Connection) -> None:
@@ -721,14 +669,14 @@ def test_retry_from_a_node_and_refusals(conn: engine_db.Connection) -> None:
         page = await browser.open(f"/runs/{run_id}", node="b")
         reply = await browser.send(page, f"/runs/{run_id}/retry", node="nothing")
         assert reply.status_code in (404, 422)
-        assert "has no node" in text_of(reply.text)
+        assert "has no node" in pages.words(reply.text)
         page = await browser.open(f"/runs/{run_id}", node="b")
         assert (await browser.send(page, f"/runs/{run_id}/retry")).status_code == 303
         assert flow.status(run_id) == "queued"
         looks = await browser.open(f"/runs/{run_id}", node="b")
         assert "Retry from here" not in looks
 
-    browse(use)
+    pages.browse(use)
 
 
 def test_a_node_that_asks_leads_to_its_question(conn: engine_db.Connection) -> None:
@@ -748,7 +696,7 @@ def test_a_node_that_asks_leads_to_its_question(conn: engine_db.Connection) -> N
         sent = await browser.send(question, "/inbox/answer", choice="0")
         assert sent.status_code == 303
 
-    browse(use)
+    pages.browse(use)
     (row,) = conn.execute("SELECT value FROM workflow_input_submissions").fetchall()
     assert row["value"] == "tea"
 
@@ -767,11 +715,11 @@ def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
         reply = await browser.send(page, f"/runs/{run_id}/again", inputs='{"wish": "coffee"}')
         assert reply.status_code == 303, reply.text
         after = (await browser.http.get(reply.headers["location"])).text
-        assert f"of run {run_id}" in text_of(after)
+        assert f"of run {run_id}" in pages.words(after)
         assert "hidden5" not in await browser.open(f"/runs/{hidden}/again")
         return reply.headers["location"].split("/runs/")[1].split("?")[0]
 
-    made = runs.get(browse(use))
+    made = runs.get(pages.browse(use))
     assert made is not None
     assert (made["workflow_name"], made["context"]) == ("w", {"wish": "coffee"})
 

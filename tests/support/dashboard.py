@@ -175,4 +175,4 @@ def path_of(address: str) -> str:
 def inner_scripts(text: str) -> list[str]:
     """Return what would run or style inside a page: handlers, scripts, styles, other schemes."""
     found = re.findall(r"<script(?![^>]*\bsrc=)|<style|\sstyle\s*=|\son\w+\s*=\s*[\"']", text)
-    return found + re.findall(r"(?:href|src|action)=\"(?!/|#main)[^\"]*", text)
+    return found + re.findall(r"(?:href|src|action)=\"(?![/#?])[^\"]*", text)

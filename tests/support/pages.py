@@ -22,7 +22,7 @@ class Browser:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
 
-    async def open(self, path: str, status: int = 200, **query: Any) -> str:
+    async def open(self, path: str, /, status: int = 200, **query: Any) -> str:
         """Return the page at this path below the mount, which has to have this status."""
         return _checked(await self.http.get(f"/ui{path}", params=query or None), status)
 
@@ -49,12 +49,15 @@ class Browser:
 
 
 def _checked(reply: httpx.Response, status: int) -> str:
-    """Return a page; it has no markup of a value, and no inline style or script."""
+    """Return a page; it has no markup of a value, no inline style or script, and forbids both."""
     assert reply.status_code == status, (reply.url, reply.text[-3000:])
     if reply.headers["content-type"].startswith("text/html"):
         assert not dashboard.inner_scripts(reply.text), reply.url
         assert "<img src=x" not in reply.text
-        assert not re.search(r">\s*49\s*<", reply.text)
+        assert not re.search(r"alert\(2\)(?:>|&gt;)49", reply.text)
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
     return reply.text
 
 
@@ -65,9 +68,9 @@ def browse(
     return dashboard.visited(lambda own: use(Browser(own.http)), scope=scope, **settings)
 
 
-def opened(path: str, *, status: int = 200, **query: Any) -> str:
+def opened(path: str, /, *, scope: str = "operate", status: int = 200, **query: Any) -> str:
     """Return one page."""
-    return browse(lambda browser: browser.open(path, status, **query))
+    return browse(lambda browser: browser.open(path, status, **query), scope)
 
 
 def words(page: str) -> str:
