@@ -198,7 +198,7 @@ def test_news(conn: Any) -> None:
         failed(conn, "A: x", 1)
         await browser.http.get("/ui/failures/news", params={"at": at + "0"})
         reply = await browser.http.get("/ui/failures/news", params={"at": at, "again": "1"})
-        assert "1 more failed since" in reply.text
+        assert "1 more failure since" in reply.text
 
     pages.browse(use)
 

@@ -198,7 +198,7 @@ def test_unknown_questions(conn: Any) -> None:
         for query in ({}, {"run": "x", "node": "y"}, {"run": "a\x01", "node": EVIL}):
             await browser.open("/inbox/question", 404, **query)
         await browser.open("/inbox", after="2026-01-01T00:00:00Z", seq="0")
-        await browser.open("/inbox", after="2026-01-01T00:00:00")
+        await browser.open("/inbox", 422, after="2026-01-01T00:00:00")
 
     pages.browse(use)
 

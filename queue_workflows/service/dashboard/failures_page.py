@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 import fastapi
+import pydantic
 from starlette.requests import Request
 from starlette.responses import Response
 
 from queue_workflows import db, failures, jobs
 from queue_workflows.runtime import clock, display
-from queue_workflows.service.dashboard import forms, session, view
+from queue_workflows.service.dashboard import forms, run_page, session, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -25,7 +26,6 @@ VISIT: Final = "queue_workflows_failures"
 VISIT_S: Final = 1800.0
 """A request that comes so much later than the one before begins another visit."""
 _FILTERS: Final = ("since", "until", "queue", "workflow", "machine", "text")
-Text = Annotated[str | None, fastapi.Query(max_length=1000)]
 
 
 class Filter(NamedTuple):
@@ -46,14 +46,15 @@ class Filter(NamedTuple):
 
 
 async def _filter(
-    request: Request, since: Text = None, until: Text = None, queue: Text = None,
-    workflow: Text = None, machine: Text = None, text: Text = None, seen: bool = False,
+    request: Request, since: view.Text = None, until: view.Text = None, queue: view.Text = None,
+    workflow: view.Text = None, machine: view.Text = None, text: view.Text = None,
+    seen: bool = False,
     newest: Annotated[int, fastapi.Query(ge=1, le=failures.MOST)] = failures.NEWEST,
 ) -> Filter:  # fmt: skip
     values = (since, until, queue, workflow, machine, text)
     named = {name: value for name, value in zip(_FILTERS, values, strict=True) if value}
-    if "text" in named and not session.of(request).sees_values:
-        raise forms.Refused(403, "A session of scope look searches no errors.")
+    if "text" in named:
+        run_page.check_values(request)
     given: dict[str, Any] = {"newest": newest} | named
     for name in {"since", "until"} & named.keys():
         given[name] = clock.parse_since(named[name])
@@ -65,7 +66,7 @@ Chosen = Annotated[Filter, fastapi.Depends(_filter)]
 
 
 @router.get("/failures")
-async def listed(request: Request, chosen: Chosen, after: Text = None) -> Response:
+async def listed(request: Request, chosen: Chosen, after: view.Text = None) -> Response:
     """Show the groups of the newest failures, the one that failed last first."""
 
     def read(conn: db.Connection) -> failures.Found:
@@ -97,17 +98,19 @@ async def listed(request: Request, chosen: Chosen, after: Text = None) -> Respon
 
 
 @router.get("/failures/news")
-async def news(request: Request, chosen: Chosen, at: datetime) -> Response:
+async def news(request: Request, chosen: Chosen, at: pydantic.AwareDatetime) -> Response:
     """Return how many jobs that fit have failed since a page was made."""
-    since = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    given: dict[str, Any] = chosen.given | {"since": since, "newest": 1000}
+    given: dict[str, Any] = chosen.given | {"since": at, "newest": 1000}
 
     def read(conn: db.Connection) -> JsonDict:
         found = failures.list(conn=conn, **given)
-        count = sum(group["count"] for group in found.groups if group["last_at"] > since)
-        return {"count": count, "at": since, "filter": chosen.query}
+        count = sum(group["count"] for group in found.groups if group["last_at"] > at)
+        return {"count": display.counted(count, "more failure") if count else "", "at": at}
 
-    return await view.fragment(request, "failures_news.html", lambda: view.read(request, read))
+    async def make() -> JsonDict:
+        return await view.read(request, read) | {"to": "/failures", "query": chosen.query}
+
+    return await view.fragment(request, "news.html", make)
 
 
 @router.get("/failures/{group}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from datetime import datetime, timezone
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import fastapi
+import pydantic
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,21 +26,21 @@ CHOICES: Final = 200
 """Options of a question that its page shows; more are answered as JSON."""
 FEW: Final = 12
 """Options up to which the list of questions has the form."""
+NEWS: Final = 100
+"""Questions that are counted as new ones."""
 IMAGES: Final = frozenset({"image"})
-Text = Annotated[str | None, fastapi.Query(max_length=1000)]
 
 
 @router.get("/inbox")
 async def listed(
-    request: Request, after: datetime | None = None, seq: int | None = None
+    request: Request, after: pydantic.AwareDatetime | None = None, seq: int | None = None
 ) -> Response:
     """Show the questions that wait, the longest wait first."""
-    given: dict[str, Any] = {"run": None, "node": None, "after": None, "after_seq": None}
-    if after is not None and after.tzinfo is not None:
-        given |= {"after": after, "after_seq": seq}
 
     def read(conn: db.Connection) -> list[JsonDict]:
-        rows = statements.overview.waiting_inputs(conn, **given, limit=PAGE + 1)
+        rows = statements.overview.waiting_inputs(
+            conn, run=None, node=None, after=after, after_seq=seq, limit=PAGE + 1
+        )
         return [question(row) for row in rows]
 
     rows = await view.read(request, read)
@@ -58,21 +58,23 @@ async def listed(
 
 
 @router.get("/inbox/news")
-async def news(request: Request, at: datetime) -> Response:
+async def news(request: Request, at: pydantic.AwareDatetime) -> Response:
     """Return how many questions came after a page was made, up to a hundred."""
 
     def read(conn: db.Connection) -> JsonDict:
-        after = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-        found = statements.overview.waiting_inputs(
-            conn, run=None, node=None, after=after, after_seq=0, limit=100
+        rows = statements.overview.waiting_inputs(
+            conn, run=None, node=None, after=at, after_seq=0, limit=NEWS
         )
-        return {"count": len(found), "at": after}
+        count = display.counted(len(rows), "new question") if rows else ""
+        if len(rows) == NEWS:
+            count = f"{NEWS}+ new questions"
+        return {"count": count, "at": at, "to": "/inbox", "query": {}}
 
-    return await view.fragment(request, "inbox_news.html", lambda: view.read(request, read))
+    return await view.fragment(request, "news.html", lambda: view.read(request, read))
 
 
 @router.get("/inbox/question")
-async def one(request: Request, run: Text = None, node: Text = None) -> Response:
+async def one(request: Request, run: view.Text = None, node: view.Text = None) -> Response:
     """Show one question."""
     return _page(request, await view.read(request, _question, run or "", node or ""))
 

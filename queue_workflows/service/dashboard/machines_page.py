@@ -30,7 +30,6 @@ _OFF: Final = {
     "pause": "Running jobs end, and models stay loaded.",
     "drain": "Running jobs end, then the models are unloaded.",
 }
-Host = view.Segment
 
 
 @router.get("/machines")
@@ -48,7 +47,7 @@ async def rows(request: Request) -> Response:
 
 
 @router.get("/machines/{host}")
-async def one(request: Request, host: Host) -> Response:
+async def one(request: Request, host: view.Segment) -> Response:
     """Show a machine: its workers, its models, its use in the last hour and day, its switches."""
     found = await view.read(request, _one, host)
     title = f"Machine {display.line(host, 200)}"
@@ -58,7 +57,7 @@ async def one(request: Request, host: Host) -> Response:
 
 
 @router.get("/machines/{host}/workers")
-async def live(request: Request, host: Host) -> Response:
+async def live(request: Request, host: view.Segment) -> Response:
     """Return the workers of a machine alone."""
 
     def read(conn: db.Connection) -> JsonDict:
@@ -180,7 +179,7 @@ def _unload(host: str, gpu: Row) -> forms.Action:
 
 
 @router.post("/machines/{host}/switch")
-async def switch(request: Request, host: Host) -> Response:
+async def switch(request: Request, host: view.Segment) -> Response:
     """Switch a queue of a machine, or all of them, on or off; Undo restores the switch."""
     form = await forms.act(request, "operate")
     queue, to = form.values.get("queue", ""), form.values.get("to", "")
@@ -227,7 +226,7 @@ def _undo(host: str, queue: str, before: Row | None) -> forms.Action | None:
 
 
 @router.post("/machines/{host}/models")
-async def model(request: Request, host: Host) -> Response:
+async def model(request: Request, host: view.Segment) -> Response:
     """Request that gpu workers of a machine load or unload a model."""
     form = await forms.act(request, "operate")
     name, worker = form.values.get("model", ""), form.values.get("worker") or None

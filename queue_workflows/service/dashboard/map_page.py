@@ -28,9 +28,9 @@ async def one_map(
     run_id: view.Segment,
     node: run_page.Name,
     state: Literal["done", "failed", "open", "waiting", "all"] | None = None,
-    q: run_page.Query = None,
-    error: run_page.Query = None,
-    key: run_page.Query = None,
+    q: view.Text = None,
+    error: view.Text = None,
+    key: view.Text = None,
     start: Annotated[int, fastapi.Query(ge=0, le=1_000_000_000)] = 0,
 ) -> Response:
     """Show the items of a map: the failed ones first, grouped by error, by position or key."""

@@ -39,7 +39,6 @@ CHILDREN: Final = 20
 LOG_LINES: Final = 1_500
 """Lines of a log up to which each has a link."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
-Query = Annotated[str | None, fastapi.Query(max_length=1000)]
 
 
 # --- graphs ------------------------------------------------------------------------------------
@@ -340,8 +339,8 @@ def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | 
 
 @router.get("/runs/{run_id}")
 async def run(
-    request: Request, run_id: view.Segment, node: Query = None, attempt: int | None = None,
-    show: Literal["time", "graph", "list"] = "time", lit: Query = None,
+    request: Request, run_id: view.Segment, node: view.Text = None, attempt: int | None = None,
+    show: Literal["time", "graph", "list"] = "time", lit: view.Text = None,
     zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
@@ -441,7 +440,10 @@ async def log(
 
 @router.get("/runs/{run_id}/value")
 async def value(
-    request: Request, run_id: view.Segment, name: Literal["inputs", "output"], node: Query = None
+    request: Request,
+    run_id: view.Segment,
+    name: Literal["inputs", "output"],
+    node: view.Text = None,
 ) -> Response:
     """Return a whole value of a run or node as a download, redacted."""
     check_values(request)
@@ -458,6 +460,7 @@ async def value(
 
 
 def check_values(request: Request) -> None:
+    """Refuse values to the scope `look`, and a search by values, which shows them by guesses."""
     if not session.of(request).sees_values:
         raise forms.Refused(
             403, "Your session has scope look, which sees no values; read is needed."

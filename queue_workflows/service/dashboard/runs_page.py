@@ -6,11 +6,11 @@ import json
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
 import fastapi
+import pydantic
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -19,7 +19,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import clock, display
-from queue_workflows.service.dashboard import forms, session, view
+from queue_workflows.service.dashboard import forms, run_page, session, view
 from queue_workflows.types import JsonDict, Row, Rows, RunPage
 
 router = fastapi.APIRouter()
@@ -49,7 +49,7 @@ class Filters:
         input: Annotated[str, fastapi.Query(max_length=2000)] = "",  # noqa: A002  as the command
         since: Annotated[str, fastapi.Query(max_length=40)] = "",
         until: Annotated[str, fastapi.Query(max_length=40)] = "",
-        at: Annotated[datetime | None, fastapi.Query()] = None,
+        at: pydantic.AwareDatetime | None = None,
         after: _Text = "",
     ) -> None:
         given = {"workflow": workflow, "status": status, "text": text, "input": input,
@@ -57,7 +57,7 @@ class Filters:
         self.fields = {name: each.strip() for name, each in given.items()}
         self.query = {name: each for name, each in self.fields.items() if each}
         """Those that are set, for addresses."""
-        self.before = (at, after) if at is not None and at.tzinfo is not None and after else None
+        self.before = (at, after) if at is not None and after else None
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of `runs.page`; raise `InvalidConfig` for a filter that is none."""
@@ -74,11 +74,6 @@ class Filters:
             "until": clock.parse_since(query["until"]) if "until" in query else None,
             "before": self.before,
         }
-
-    def check(self, own: session.Session) -> None:
-        """Refuse a search by values for the scope `look`, which would show them by guesses."""
-        if not own.sees_values and {"text", "input"} & self.query.keys():
-            raise forms.Refused(403, "Your session has scope look, which does not search values.")
 
     def command(self) -> str:
         """Return the command that lists the same."""
@@ -115,7 +110,8 @@ async def rows(request: Request, asked: Asked) -> Response:
 
 
 async def _values(request: Request, asked: Filters) -> dict[str, Any]:
-    asked.check(session.of(request))
+    if {"text", "input"} & asked.query.keys():
+        run_page.check_values(request)
     found = await view.read(request, _read, asked.keywords())
     page: RunPage = found["page"]
     query, before = asked.query, asked.before

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote, urlencode
 
+import fastapi
 import jinja2
 import pydantic
 from starlette.requests import Request
@@ -53,6 +54,8 @@ _AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
 _WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
 """The type of an id in a path: a slash in it was escaped."""
+Text = Annotated[str | None, fastapi.Query(max_length=1000)]
+"""The type of a filter or a name in an address."""
 
 
 class TooSlow(Exception):
@@ -378,14 +381,6 @@ def _segment(text: object) -> str:
     return path("", str(text))
 
 
-def _number(number: int) -> str:
-    return f"{number:,}"
-
-
-def _iso(at: datetime) -> str:
-    return at.isoformat()
-
-
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "segment": _segment,
     "shown": _shown,
@@ -394,8 +389,8 @@ _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "zoned": _zoned,
     "age": _age,
     "span": _span,
-    "iso": _iso,
+    "iso": datetime.isoformat,
     "utc": display.moment,
-    "number": _number,
+    "number": "{:,}".format,
     "counted": display.counted,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
 
 import fastapi
 from starlette.requests import Request
@@ -20,9 +19,7 @@ router = fastapi.APIRouter()
 
 
 @router.get("/waiting")
-async def listed(
-    request: Request, job: Annotated[str | None, fastapi.Query(max_length=1000)] = None
-) -> Response:
+async def listed(request: Request, job: view.Text = None) -> Response:
     """Show the queued jobs in groups by the reasons of their waits, or the reasons of one."""
     if job:
         return await _one(request, job)
