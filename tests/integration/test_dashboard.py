@@ -271,6 +271,20 @@ def test_a_form_that_is_not_ours_changes_nothing(
     assert status_of(run_id) == "running"
 
 
+def test_no_form_takes_a_file(conn: psycopg.Connection[Any]) -> None:
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> list[int]:
+        form = (await question(browser, run_id)).form("/runs/cancel")
+        file = {"file": ("a.txt", b"x" * 100)}
+        found = [(await browser.send(form, files=file)).status]
+        login = (await browser.open("/login")).form("/login")
+        return [*found, (await browser.send(login, files=file)).status]
+
+    assert visited(use) == [400, 400]
+    assert status_of(run_id) == "running"
+
+
 def test_the_token_of_another_session_is_refused(conn: psycopg.Connection[Any]) -> None:
     run_id = factories.run(conn)
 

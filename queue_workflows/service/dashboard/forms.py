@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -31,7 +30,6 @@ UNDO_S: Final = 30.0
 REPEAT_S: Final = 8.0
 """Seconds for which a repeated POST waits for the answer of the first."""
 MOST_FIELDS: Final = 2_000
-MOST_FILES: Final = 20
 TYPED_ABOVE: Final = 20
 """With more objects than this, an action that ends or deletes needs their number typed."""
 
@@ -147,7 +145,7 @@ class Posts:
 
 
 class Form:
-    """A POST that may act: `by` (name), `reason` or None, the first `values`, and `selection`."""
+    """A POST that may act: `by` (name), `reason` or None, its `values`, and `selection`."""
 
     def __init__(self, request: Request, form_id: str, sent: Mapping[str, Any]) -> None:
         self._request, self._id = request, form_id
@@ -156,9 +154,6 @@ class Form:
         texts = {name: text for name, text in sent.items() if isinstance(text, str)}
         self.values: Mapping[str, str] = texts
         self.reason = texts.get("reason", "").strip()[: acts.MOST_REASON] or None
-        self.files: Mapping[str, UploadFile] = {
-            name: file for name, file in sent.items() if isinstance(file, UploadFile)
-        }
         self.selection: Selection | None = None
         """Of the hidden field `selection`; with checkboxes named `id`, only the checked ones."""
 
@@ -217,7 +212,7 @@ async def act(
     `once` False: for a form that changes nothing, such as one that leads to a question.
     """
     own = session.of(request)
-    sent = await request.form(max_files=MOST_FILES, max_fields=MOST_FIELDS)
+    sent = await request.form(max_files=0, max_fields=MOST_FIELDS)
     csrf, form_id = str(sent.get("csrf", "")), str(sent.get("form", ""))
     if not hmac.compare_digest(csrf.encode(), own.csrf.encode()):
         raise Refused(403, "This form is not of your session: go back, reload the page, try again.")
@@ -233,7 +228,7 @@ async def act(
             "The service was started again since this page was shown. Nothing was changed: go "
             "back, reload the page, and see whether it is still needed.",
         )
-    form = Form(request, form_id, {name: sent[name] for name in sent})
+    form = Form(request, form_id, sent)
     if kind is not None:
         chosen = selection(request, form.values.get("selection", ""), kind)
         checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]

@@ -41,7 +41,7 @@ def _form(
 async def logged_in(request: Request) -> Response:
     """Open a session for a token or a one-time link."""
     doors: session.Doors = request.app.state.doors
-    given = {name: str(text) for name, text in (await request.form()).items()}
+    given = {name: str(text) for name, text in (await request.form(max_files=0)).items()}
     if doors.must_wait(request):
         return _form(request, given, "Too many wrong tries from your address: wait a minute.", 429)
     name = (endpoints.user(request) or given.get("name", "")).strip()
