@@ -651,6 +651,15 @@ def test_a_long_list_has_pages_that_keep_the_filter(conn: psycopg.Connection[Any
     visited(use)
 
 
+def test_the_chart_of_runs_that_never_started(conn: psycopg.Connection[Any]) -> None:
+    for _ in range(2):
+        factories.run(conn, workflow_name="w", status="completed", finished_at=NOW)
+    factories.run(conn, workflow_name="w", status="completed", started_at=NOW, finished_at=NOW)
+    page = visited(lambda browser: browser.open("/runs?workflow=w"))
+    assert page.status == 200
+    assert "The last 3 runs" in page.text
+
+
 def test_runs_are_found_by_state_input_and_text(conn: psycopg.Connection[Any]) -> None:
     one = factories.run(conn, context={"tenant": 7}, status="failed", error="no price in row 3")
     two = factories.run(conn, context={"tenant": 8})

@@ -159,7 +159,8 @@ def _read(conn: db.Connection, keywords: JsonDict) -> dict[str, Any]:
 
 def _chart(last: Rows) -> dict[str, Any]:
     """Return the bars of the last runs, the oldest first, and the usual and the long duration."""
-    ended = sorted(row["elapsed_s"] for row in last if row["status"] == "completed")
+    times = [row["elapsed_s"] for row in last if row["status"] == "completed"]
+    ended = sorted(seconds for seconds in times if seconds is not None)  # an app may set no start
     took = [row["elapsed_s"] for row in last if row["finished_at"] and row["elapsed_s"]]
     longest = max(took, default=0.0)
     cuts = statistics.quantiles(ended, n=20, method="inclusive") if len(ended) > 1 else ended * 19
