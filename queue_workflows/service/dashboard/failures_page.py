@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import fastapi
 import pydantic
@@ -159,17 +159,15 @@ async def ids(request: Request, group: str, chosen: Chosen) -> Response:
 
     rows = await view.read(request, read)
     text = "".join(f"{row['id']}\n" for row in rows if row["kind"] != "schedule")
-    name = f"attachment; filename=failures-{quote(group, safe='')}.txt"
-    return Response(text, headers={"content-disposition": name}, media_type="text/plain")
+    return run_page.download(text, f"failures-{group}.txt")
 
 
 def path(row: Row) -> str:
     """Return the path of the page of a failure."""
     if row["kind"] == "node job":
         query = urlencode({"node": row["node_id"]})
-        return f"/runs/{quote(row['run_id'], safe='')}?{query}"
-    kind = "schedules" if row["kind"] == "schedule" else "jobs"
-    return f"/{kind}/{quote(row['id'], safe='')}"
+        return f"{view.path('/runs/', row['run_id'])}?{query}"
+    return view.path("/schedules/" if row["kind"] == "schedule" else "/jobs/", row["id"])
 
 
 def _shown(request: Request, group: JsonDict, found: failures.Found, chosen: Filter) -> JsonDict:
