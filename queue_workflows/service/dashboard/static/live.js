@@ -12,7 +12,6 @@ let broken = false;
 let due = new Set();
 let fetched = 0;
 let timer = 0;
-let heard = Date.now();
 
 // --- what changed ---------------------------------------------------------------------------
 
@@ -25,7 +24,6 @@ const fits = (element, hint) => (element.dataset.live ?? "").split(" ").some((ea
 });
 
 const take = (hint) => {
-  heard = Date.now();
   for (const element of document.querySelectorAll("[data-live]")) {
     if (fits(element, hint)) due.add(element);
   }
@@ -163,6 +161,8 @@ document.addEventListener("pause", () => {
 // --- the stream -----------------------------------------------------------------------------
 
 const open = () => {
+  // A refusal, such as of too many viewers, ends a stream for good, unlike a lost connection.
+  if (stream?.readyState === EventSource.CLOSED) stream = null;
   if (stream || !leads || document.hidden && !others) return;
   stream = new EventSource(state.dataset.stream);
   stream.addEventListener("hint", (event) => {
