@@ -6,6 +6,7 @@ import json
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -41,23 +42,10 @@ _VERBS: Final[Mapping[str, str]] = {"cancel": "Cancel", "retry": "Retry"}
 class Filters:
     """The filters of the list as the address has them, and as `runs.page` takes them."""
 
-    def __init__(
-        self,
-        workflow: _Text = "",
-        status: _Text = "",
-        text: Annotated[str, fastapi.Query(max_length=200)] = "",
-        input: Annotated[str, fastapi.Query(max_length=2000)] = "",  # noqa: A002  as the command
-        since: Annotated[str, fastapi.Query(max_length=40)] = "",
-        until: Annotated[str, fastapi.Query(max_length=40)] = "",
-        at: pydantic.AwareDatetime | None = None,
-        after: _Text = "",
-    ) -> None:
-        given = {"workflow": workflow, "status": status, "text": text, "input": input,
-                 "since": since, "until": until}  # fmt: skip
-        self.fields = {name: each.strip() for name, each in given.items()}
-        self.query = {name: each for name, each in self.fields.items() if each}
+    def __init__(self, fields: dict[str, str], before: tuple[datetime, str] | None) -> None:
+        self.fields, self.before = fields, before
+        self.query = {name: text for name, text in fields.items() if text}
         """Those that are set, for addresses."""
-        self.before = (at, after) if at is not None and after else None
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of `runs.page`; raise `InvalidConfig` for a filter that is none."""
@@ -92,7 +80,23 @@ def _inputs(text: str) -> JsonDict:
         return {name.strip(): value}
 
 
-Asked = Annotated[Filters, fastapi.Depends()]
+async def _filters(
+    workflow: _Text = "",
+    status: _Text = "",
+    text: Annotated[str, fastapi.Query(max_length=200)] = "",
+    input: Annotated[str, fastapi.Query(max_length=2000)] = "",  # noqa: A002  as the command
+    since: Annotated[str, fastapi.Query(max_length=40)] = "",
+    until: Annotated[str, fastapi.Query(max_length=40)] = "",
+    at: pydantic.AwareDatetime | None = None,
+    after: _Text = "",
+) -> Filters:
+    given = {"workflow": workflow, "status": status, "text": text, "input": input,
+             "since": since, "until": until}  # fmt: skip
+    fields = {name: each.strip() for name, each in given.items()}
+    return Filters(fields, (at, after) if at is not None and after else None)
+
+
+Asked = Annotated[Filters, fastapi.Depends(_filters)]
 
 
 @router.get("/runs")
