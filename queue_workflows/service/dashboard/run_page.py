@@ -98,7 +98,10 @@ _changing = threading.Lock()
 
 
 def _graph(head: Row, known: Mapping[str, Graph]) -> Graph | None:
-    """Return the graph of a run, or None before its first start. `known`: what needs no reading."""
+    """Return the graph of a run, or None before its first start.
+
+    `known` has the graphs whose definitions were not read.
+    """
     digest: str | None = head["definition_hash"]
     found = known.get(digest) if digest is not None else None
     if found is None and head["definition"] is not None:
@@ -356,7 +359,7 @@ async def run(
         found = await view.read(request, _drawn, run_id, lit, sees) | {"zoom": zoom}
         drawn: Graph | None = found["drawn"]
         if drawn is not None and show == "graph":
-            # The first layout takes up to 0.3 s, in which the event loop would serve nobody.
+            # The first layout takes up to 0.3 s, for which the event loop would stand still.
             await state.of(request).reads.run(lambda: drawn.drawing)
     else:
         found = await view.read(request, _state, run_id, sees)

@@ -130,8 +130,8 @@ class Pages:
     async def head(self, request: Request) -> Head:
         """Return the facts of the head, read at most each HEAD_S for all viewers together.
 
-        Raises the errors of `read`, for HEAD_S the same one: facts that could not be read are not
-        facts that nothing is wrong.
+        Raises the errors of `read`, for HEAD_S the same one, as unread facts do not mean that all
+        is well.
         """
         async with self._reads_head:
             if time.monotonic() - self._head_at >= HEAD_S:

@@ -5,7 +5,7 @@
 -- `definition` is NULL if its hash is `known`. No row: there is no such run.
 SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.priority, r.generation,
        r.created_at, r.queued_at, r.started_at, r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id,
-       r.definition_hash, now() AS read_at, r.headers ->> 'again_of' AS again_of,
+       r.definition_hash, now() AS read_at, left(r.headers ->> 'again_of', 1000) AS again_of,
        CASE WHEN r.definition_hash = ANY (%(known)s::text[]) THEN NULL ELSE r.definition END AS definition,
        {small(r.context)} AS context,
        (SELECT jsonb_build_object('bytes', pg_column_size(o.context_delta), 'value', {small(o.context_delta)})
