@@ -2644,8 +2644,8 @@ class _RunPageNode(Named):
     def script(self, *, most: int | None, run_id: str | None, node: str | None) -> scripts.Script[Row | None]: ...
 
 class _RunPageLog(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, claim: int | None) -> Row | None: ...
-    def script(self, *, job: str | None, claim: int | None) -> scripts.Script[Row | None]: ...
+    def __call__(self, conn: _Conn, /, *, claim: int | None, run_id: str | None, node: str | None) -> Row | None: ...
+    def script(self, *, claim: int | None, run_id: str | None, node: str | None) -> scripts.Script[Row | None]: ...
 
 class _RunPageJobSteps(Named):
     def __call__(self, conn: _Conn, /, *, job: str | None, limit: int | None) -> list[Row]: ...
@@ -2673,7 +2673,7 @@ class _RunPageValue(Named):
 
 class _RunPage:
     head: _RunPageHead
-    """Return a run with its output, its schedule and its first child runs; values over `most` bytes as stored are NULL.
+    """Return a run with its output, its schedule and its first child runs; values over `most` bytes are NULL.
     `definition` is NULL if its hash is `known`. No row: there is no such run."""
     steps: _RunPageSteps
     """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket. `of_items`: how many
@@ -2687,9 +2687,9 @@ class _RunPage:
     their details, of which tracebacks are large.
     Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, created_at, detail."""
     node: _RunPageNode
-    """Return one node with its values up to `most` bytes as stored, and their sizes. No row: it is not queued yet."""
+    """Return one node with its values up to `most` bytes, and their sizes as stored. No row: it is not queued yet."""
     log: _RunPageLog
-    """Return the log of an attempt. No row: nothing is stored.
+    """Return the log of an attempt of a node. No row: nothing is stored.
     Columns: head, tail, cut_bytes, updated_at."""
     job_steps: _RunPageJobSteps
     """Return the first steps of a node's job, in the order in which they began first, with the beginnings of their values.
@@ -2699,14 +2699,14 @@ class _RunPage:
     Columns: node_id, total, done, failed, open, next_position, may_fail, at_once."""
     buckets: _RunPageBuckets
     """Count the items of a map by bucket and state: 0 done, 1 waiting, 2 open, 3 failed. Failed ones are also apart by the
-    beginning of their error with its digits replaced. It reads the items once.
+    beginning of their error with its numbers replaced. It reads the items once.
     Columns: bucket, state, signature, n, first."""
     items: _RunPageItems
     """Return items of a map from a position on, in the order of the source. A filter that is NULL matches every item.
     `state`: done, failed, open or waiting. `text`: a part of the key.
     Columns: position, key, error, state."""
     item: _RunPageItem
-    """Return an item of a map with its value up to `most` bytes as stored. No row: there is none with this key.
+    """Return an item of a map with its value up to `most` bytes. No row: there is none with this key.
     Columns: position, key, error, bytes, item, state."""
     value: _RunPageValue
     """Return one whole value of a run (`node` NULL: its inputs or output) or of a node: `inputs` or `output`."""
