@@ -2157,6 +2157,10 @@ class _PagesQuestions(Named):
     def __call__(self, conn: _Conn, /, *, most: int | None) -> Row: ...
     def script(self, *, most: int | None) -> scripts.Script[Row]: ...
 
+class _PagesNewQuestions(Named):
+    def __call__(self, conn: _Conn, /, *, since: datetime | None, most: int | None) -> Any: ...
+    def script(self, *, since: datetime | None, most: int | None) -> scripts.Script[Any]: ...
+
 class _PagesOverdueSwitches(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
     def script(self) -> scripts.Script[list[Row]]: ...
@@ -2189,6 +2193,8 @@ class _Pages:
     questions: _PagesQuestions
     """Return how many nodes of running runs wait for an answer that nobody has given, up to `most`, and the longest wait.
     Columns: n, waiting_s."""
+    new_questions: _PagesNewQuestions
+    """Return how many nodes of running runs began to wait for an answer after `since`, up to `most`."""
     overdue_switches: _PagesOverdueSwitches
     """Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
     Columns: host_label, queue, until_at, since_s."""

@@ -62,11 +62,9 @@ async def news(request: Request, at: pydantic.AwareDatetime) -> Response:
     """Return how many questions came after a page was made, up to a hundred."""
 
     def read(conn: db.Connection) -> JsonDict:
-        rows = statements.overview.waiting_inputs(
-            conn, run=None, node=None, after=at, after_seq=0, limit=NEWS
-        )
-        count = display.counted(len(rows), "new question") if rows else ""
-        if len(rows) == NEWS:
+        found: int = statements.pages.new_questions(conn, since=at, most=NEWS)
+        count = display.counted(found, "new question") if found else ""
+        if found == NEWS:
             count = f"{NEWS}+ new questions"
         return {"count": count, "at": at, "to": "/inbox", "query": {}}
 

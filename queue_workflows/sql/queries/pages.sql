@@ -34,6 +34,15 @@ SELECT count(*) AS n, max(q.waiting_s) AS waiting_s
          ORDER BY j.started_at NULLS FIRST
          LIMIT %(most)s) q;
 
+-- name: new_questions value
+-- Return how many nodes of running runs began to wait for an answer after `since`, up to `most`.
+SELECT count(*) AS n
+  FROM (SELECT FROM workflow_node_jobs j
+          JOIN workflow_runs r ON r.id = j.run_id
+         WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+           AND coalesce(j.started_at, j.created_at) > %(since)s::timestamptz
+         LIMIT %(most)s) q;
+
 -- name: overdue_switches many
 -- Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
 SELECT c.host_label, c.queue, c.until_at, {age_s(c.until_at)} AS since_s
