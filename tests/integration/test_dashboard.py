@@ -618,12 +618,11 @@ def test_now_is_not_calm_when_its_needs_cannot_be_read(
     async def use(browser: Browser) -> None:
         with psycopg.connect(dsn) as other:
             other.execute("LOCK TABLE workflow_input_submissions IN ACCESS EXCLUSIVE MODE")
-            for path in ("/", "/now"):
-                page = await browser.open(path)
+            for page in (await browser.login(), await browser.open("/now")):
                 assert page.status == 503, page.text
                 assert "Nothing needs you" not in page.text
 
-    visited(use)
+    visited(use, scope=None)
 
 
 # --- Runs --------------------------------------------------------------------------------------
