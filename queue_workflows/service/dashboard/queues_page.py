@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import fastapi
@@ -18,8 +17,7 @@ router = fastapi.APIRouter()
 QUEUES: Final = 200
 PARTITIONS: Final = 50
 """Partitions of a queue that have settings of their own."""
-NUMBERS: Final = frozenset({"max_running", "partition_max_running"})
-LIMITS: Final = (*NUMBERS, "rate", "partition_rate")
+LIMITS: Final = ("max_running", "rate", "partition_max_running", "partition_rate")
 
 
 @router.get("/queues")
@@ -38,92 +36,63 @@ async def rows(request: Request) -> Response:
 
 def _read(conn: db.Connection) -> JsonDict:
     every = queues.list(used_only=True, conn=conn)
-    shown = [
-        row
-        | {
-            "is_dag": row["queue"] in config.DAG_QUEUES,
-            "action": _switch(row["queue"], None, row["state"]),
-            "partitions": [
-                part | {"action": _switch(row["queue"], part["partition"], part["state"])}
-                for part in row["partitions"][:PARTITIONS]
-            ],
-            "left_out": max(0, len(row["partitions"]) - PARTITIONS),
-        }
-        for row in every[:QUEUES]
-    ]
-    return {"queues": shown, "left_out": len(every) - len(shown)}
+    for row in every[:QUEUES]:
+        row["is_dag"] = row["queue"] in config.DAG_QUEUES
+        row["action"] = _switch(row["queue"], None, row)
+        row["left_out"] = max(0, len(row["partitions"]) - PARTITIONS)
+        row["partitions"] = row["partitions"][:PARTITIONS]
+        for part in row["partitions"]:
+            part["action"] = _switch(row["queue"], part["partition"], part)
+    return {"queues": every[:QUEUES], "left_out": max(0, len(every) - QUEUES)}
 
 
-# --- actions -----------------------------------------------------------------------------------
+def _words(queue: str, partition: str | None) -> str:
+    words = f"queue {display.line(queue, 80)}"
+    return words if partition is None else f"{words}, partition {display.line(partition, 80)}"
 
 
-def _switch(
-    queue: str, partition: str | None, state: str, label: str = "", **more: str
-) -> forms.Action:
+def _switch(queue: str, partition: str | None, row: Row) -> forms.Action:
     """Return the action that resumes a paused queue or partition, or pauses an open one."""
-    verb = "resume" if state == "paused" else "pause"
-    fields = {"queue": queue, **more, **({} if partition is None else {"partition": partition})}
-    return forms.Action(
-        f"/queues/{verb}", label or verb.capitalize(), "operate", fields,
-        text=f"{verb.capitalize()} queue {display.line(queue, 80)}. Running jobs continue.",
-        asks_reason=not label,
-    )  # fmt: skip
+    to, label = ("open", "Resume") if row["state"] == "paused" else ("paused", "Pause")
+    fields = {"queue": queue, "partition": partition or "", "to": to}
+    text = f"{label} {_words(queue, partition)}. Running jobs continue."
+    return forms.Action("/queues/switch", label, "operate", fields, text=text, asks_reason=True)
 
 
-def _named(form: forms.Form) -> tuple[str, str | None, str]:
-    """Return the queue and the partition of a form, and both as words."""
+@router.post("/queues/switch")
+async def switch(request: Request) -> Response:
+    """Pause or resume a queue or a partition; Undo restores its state."""
+    form = await forms.act(request, "operate")
     queue, partition = form.values.get("queue", ""), form.values.get("partition") or None
-    words = f"Queue {display.line(queue, 80)}"
-    return (
-        queue,
-        partition,
-        words + ("" if partition is None else f", partition {display.line(partition, 80)}"),
-    )
+    to, until = form.values.get("to", ""), form.values.get("until")
+    if to not in ("paused", "open"):
+        raise forms.Refused(422, "Choose to pause or to resume it. Nothing was changed.")
 
-
-@router.post("/queues/pause")
-async def pause(request: Request) -> Response:
-    """Pause a queue or a partition; Undo resumes it."""
-    form = await forms.act(request, "operate")
-    queue, partition, words = _named(form)
-    until = form.values.get("until", "").strip()
-    ends = clock.parse_until(until) if until else None
-    await form.run(queues.pause, queue, partition=partition, until=ends)
-    undo = _switch(queue, partition, "paused", "Undo")
-    return form.done(f"{words} is paused.", back="/queues", undo=undo)
-
-
-@router.post("/queues/resume")
-async def resume(request: Request) -> Response:
-    """Resume a queue or a partition; Undo pauses it until the same time."""
-    form = await forms.act(request, "operate")
-    queue, partition, words = _named(form)
-
-    def change() -> tuple[bool, Row]:
+    def change() -> Row:
         with db.transaction() as conn:
             before = queues.get(queue, conn=conn)
-            return queues.resume(queue, partition=partition, conn=conn), before
+            if to == "open":
+                queues.resume(queue, partition=partition, conn=conn)
+            else:
+                ends = clock.parse_until(until) if until else None
+                queues.pause(queue, partition=partition, until=ends, conn=conn)
+            own = [each for each in before["partitions"] if each["partition"] == partition]
+            return before if partition is None else (own or [{"state": "open"}])[0]
 
-    done, before = await form.run(change)
-    if not done:
-        return form.done(f"{words} was not paused.", back="/queues")
-    parts: Mapping[str, Row] = {part["partition"]: part for part in before["partitions"]}
-    until = (before if partition is None else parts.get(partition, {})).get("paused_until")
-    more = {} if until is None else {"until": until.isoformat()}
-    undo = _switch(queue, partition, "open", "Undo", **more)
-    return form.done(f"{words} is resumed.", back="/queues", undo=undo)
+    before = await form.run(change)
+    fields = {"queue": queue, "partition": partition or "", "to": before["state"]}
+    if ends_at := before.get("paused_until"):
+        fields["until"] = ends_at.isoformat()
+    undo = forms.Action("/queues/switch", "Undo", "operate", fields)
+    did = "Paused" if to == "paused" else "Resumed"
+    return form.done(f"{did} {_words(queue, partition)}.", back="/queues", undo=undo)
 
 
 @router.post("/queues/limit")
 async def limit(request: Request) -> Response:
     """Set the limits of a queue that its form has; an empty field removes a limit."""
     form = await forms.act(request, "operate")
-    queue, partition, words = _named(form)
-    given: dict[str, Any] = {
-        name: form.values[name].strip() or None for name in LIMITS if name in form.values
-    }
-    for name in NUMBERS & given.keys():
-        if given[name] is not None:
-            given[name] = int(given[name]) if given[name].isdecimal() else 0  # 0 is refused
-    await form.run(queues.limit, queue, partition=partition, **given)
-    return form.done(f"{words}: the limits are set.", back="/queues")
+    queue, texts = form.values.get("queue", ""), [form.values.get(name, "") for name in LIMITS]
+    values: list[Any] = [int(text) if text.isdecimal() else text or None for text in texts]
+    await form.run(queues.limit, queue, **dict(zip(LIMITS, values, strict=True)))
+    return form.done(f"Set the limits of {_words(queue, None)}.", back="/queues")
