@@ -63,8 +63,8 @@ def _read(conn: db.Connection, query: dict[str, str], before: int | None) -> dic
     failed, nodes, ingest = list[Row](), list[Row](), list[Row]()
     more: dict[str, Any] | None = None
     only_failed = status == "failed" and key is None
-    can_match, is_first = all(map(payload.is_storable, query.values())), before is None
-    if can_match and is_first and (only_failed or not query.keys() & {"status", "key"}):
+    is_first = before is None
+    if is_first and (only_failed or not query.keys() & {"status", "key"}):
         rows = statements.failures.newest(
             conn, since=None, since_ago=None, until=None, until_ago=None, queue=queue,
             workflow=task, machine=None, text=None, most=failures.NEWEST, cut=400,
@@ -72,7 +72,7 @@ def _read(conn: db.Connection, query: dict[str, str], before: int | None) -> dic
         fits = [row for row in rows if row["place"] is not None and row["fits"]]
         fits = fits[: PAGE if only_failed else 10]
         failed = [row | {"path": failures_page.path(row)} for row in fits]
-    if can_match and is_first and (status or "running") in LIVE:
+    if is_first and (status or "running") in LIVE:
         nodes = statements.pages.node_jobs(
             conn, status=status or "running", queue=queue, task=task, key=key, limit=PAGE
         )
