@@ -1,4 +1,4 @@
-"""Show who did what on request."""
+"""List the acts of people by filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show queues with what waits in them, their limits and partitions, and change these."""
+"""Show queues with their waiting jobs, limits and partitions, pause, resume and limit them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def listed(request: Request) -> Response:
 
 @router.get("/schedules/{name}")
 async def one(request: Request, name: view.Segment) -> Response:
-    """Show a schedule: its next fires, and the last ones with what they made."""
+    """Show a schedule with its next fires, and the last ones with their jobs or runs."""
     found = await view.read(request, _one, name)
     return view.page(
         request, "schedule.html", title=f"Schedule {display.line(name, 120)}",

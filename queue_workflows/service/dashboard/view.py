@@ -286,10 +286,11 @@ def editable(value: Any) -> str | None:
 
     A form that has a mask in the place of a member would store the mask.
     """
-    if not isinstance(value, dict) or redacted(value) != value:
+    if not isinstance(value, dict):
         return None
-    text = "\n".join(display.pretty(cast("Any", value)))
-    return text if json.loads(text) == value else None
+    members = cast("dict[str, Any]", value)
+    text = "\n".join(display.pretty(members))
+    return text if redacted(members) == members == json.loads(text) else None
 
 
 def _without(value: Any, hidden: frozenset[str]) -> Any:
