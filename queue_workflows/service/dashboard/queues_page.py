@@ -92,7 +92,12 @@ async def switch(request: Request) -> Response:
 async def limit(request: Request) -> Response:
     """Set the limits of a queue that its form has; an empty field removes a limit."""
     form = await forms.act(request, "operate")
-    queue, texts = form.values.get("queue", ""), [form.values.get(name, "") for name in LIMITS]
-    values: list[Any] = [int(text) if text.isdecimal() else text or None for text in texts]
+    queue, texts = (
+        form.values.get("queue", ""),
+        [form.values.get(each, "").strip() for each in LIMITS],
+    )
+    values: list[Any] = [
+        int(text) if text.isdecimal() and len(text) < 10 else text or None for text in texts
+    ]
     await form.run(queues.limit, queue, **dict(zip(LIMITS, values, strict=True)))
     return form.done(f"Set the limits of {_words(queue, None)}.", back="/queues")
