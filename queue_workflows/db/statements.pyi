@@ -2221,15 +2221,15 @@ class _Pages:
     any_run: _PagesAnyRun
     """Return whether there is any run."""
     node_jobs: _PagesNodeJobs
-    """Return jobs of nodes with this status, in the order of the claim. A filter that is NULL matches every one. No plan is
-    kept, so that an index of the status is used.
+    """Return nodes that are queued or running, whichever the status is, in the order of the claim. A filter that is NULL
+    matches every node. No plan is kept. The conditions are those of indexes, which have no other nodes.
     Columns: id, run_id, node_id, node_module, queue, status, created_at, started_at, host_label."""
     fires: _PagesFires
     """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
     that; NULL if there is none, or none any more.
     Columns: fire_at, job_id, run_id, skipped, status."""
     tables: _PagesTables
-    """Return the largest tables of the schema: their rows and dead rows as counted by the statistics, and bytes with indexes.
+    """Return the largest tables of the schema: rows and dead rows as the statistics count them, and bytes with indexes.
     Columns: name, live, dead, bytes, vacuumed_at."""
 
 pages: _Pages

@@ -12,7 +12,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, jobs, queues, schedules
-from tests.support import factories, pages, tabled, transitions
+from tests.support import factories, named_statements, pages, tabled, transitions
 from tests.support.pages import EVIL, Browser
 
 NOW = datetime.now(timezone.utc)
@@ -213,6 +213,20 @@ def test_a_long_list_has_pages_that_keep_the_filter(conn: Any) -> None:
         assert 'rel="next"' not in older
 
     pages.browse(use)
+
+
+def test_live_nodes_are_read_by_the_indexes_of_their_states(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, finished_at)"
+        " SELECT %s, 'n' || n, 'm', 'cpu', 'completed', now() FROM generate_series(1, 2000) n",
+        [factories.run(conn)],
+    )
+    text = b"EXPLAIN " + named_statements.texts()["pages.node_jobs"]
+    given: Row = {"queue": None, "task": None, "key": None, "limit": 50}
+    for status, index in (("running", "_running_idx"), ("queued", "_claim_idx")):
+        plan = str(conn.execute(text, given | {"status": status}).fetchall())
+        assert f"workflow_node_jobs{index}" in plan, plan
+        assert "Seq Scan" not in plan, plan
 
 
 def test_the_job_of_a_node_is_shown_with_its_run(conn: Any) -> None:
