@@ -2185,6 +2185,18 @@ class _PagesAnyRun(Named):
     def __call__(self, conn: _Conn, /) -> Any: ...
     def script(self) -> scripts.Script[Any]: ...
 
+class _PagesNodeJobs(Named):
+    def __call__(self, conn: _Conn, /, *, status: str | None, queue: str | None, task: str | None, key: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, status: str | None, queue: str | None, task: str | None, key: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesFires(Named):
+    def __call__(self, conn: _Conn, /, *, name: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, name: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesTables(Named):
+    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
+    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _Pages:
     failures: _PagesFailures
     """Return how many jobs of both families failed within `within_s` seconds, up to `most` of each, and the end and the
@@ -2214,6 +2226,17 @@ class _Pages:
     Columns: id, workflow_name, status, waiting, children, running."""
     any_run: _PagesAnyRun
     """Return whether there is any run."""
+    node_jobs: _PagesNodeJobs
+    """Return nodes that are queued or running, whichever the status is, in the order of the claim. A filter that is NULL
+    matches every node. No plan is kept. The conditions are those of indexes, which have no other nodes.
+    Columns: id, run_id, node_id, node_module, queue, status, created_at, started_at, host_label."""
+    fires: _PagesFires
+    """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
+    that; NULL if there is none, or none any more.
+    Columns: fire_at, job_id, run_id, skipped, status."""
+    tables: _PagesTables
+    """Return the largest tables of the schema: rows and dead rows as the statistics count them, and bytes with indexes.
+    Columns: name, live, dead, bytes, vacuumed_at."""
 
 pages: _Pages
 

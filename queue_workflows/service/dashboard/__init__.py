@@ -16,17 +16,22 @@ from queue_workflows import db, errors
 from queue_workflows.service import problems, state, tokens
 from queue_workflows.service import settings as service_settings
 from queue_workflows.service.dashboard import (
+    acts_page,
     failures_page,
     forms,
+    health_page,
     inbox_page,
+    jobs_page,
     live,
     login_page,
     machines_page,
     map_page,
     now_page,
+    queues_page,
     run_files,
     run_page,
     runs_page,
+    schedules_page,
     session,
     view,
     waiting_page,
@@ -34,16 +39,21 @@ from queue_workflows.service.dashboard import (
 
 assert python_multipart.__name__  # without it starlette reads no forms
 ROUTERS: Final = (
+    acts_page.router,
     failures_page.router,
+    health_page.router,
     inbox_page.router,
+    jobs_page.router,
     live.router,
     login_page.router,
     machines_page.router,
     map_page.router,
     now_page.router,
+    queues_page.router,
     run_files.router,
     run_page.router,
     runs_page.router,
+    schedules_page.router,
     waiting_page.router,
 )
 YEAR: Final = "public, max-age=31536000, immutable"
@@ -58,6 +68,7 @@ def build(
     made.state.doors = session.Doors(settings, known)
     made.state.posts = forms.Posts()
     made.state.pages = pages = view.Pages()
+    made.state.results = {}
     made.add_api_route("/static/{name}", _static, methods=["GET"])
     for router in ROUTERS:
         made.include_router(router, dependencies=[fastapi.Depends(view.heading)])

@@ -543,9 +543,7 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     """Show a form with the inputs of a run, for another run with changed ones."""
     check_values(request)
     head = await view.read(request, run_row, run_id)
-    shown = view.redacted(head["context"])
-    is_whole = head["context"] is not None and shown == head["context"]
-    inputs = "\n".join(display.pretty(shown)) if is_whole else None
+    inputs = view.editable(head["context"])
     command = f"queue-workflows submit {shlex.quote(head['workflow_name'])}"
     title = f"Run {head['workflow_name']} again"
     return view.page(

@@ -65,8 +65,7 @@ class Filters:
 
     def command(self) -> str:
         """Return the command that lists the same."""
-        words = [f"--{name} {shlex.quote(text)}" for name, text in self.query.items()]
-        return " ".join(["queue-workflows runs", *words])
+        return view.command("queue-workflows runs", self.query)
 
 
 def _inputs(text: str) -> JsonDict:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -196,6 +198,11 @@ async def heading(request: Request) -> None:
             await request.app.state.pages.head(request)
 
 
+def command(words: str, query: Mapping[str, str]) -> str:
+    """Return a command line with an option for each filter."""
+    return " ".join([words, *(f"--{name} {shlex.quote(text)}" for name, text in query.items())])
+
+
 def page(
     request: Request, template: str, *, title: str, command: str, status: int = 200, **values: Any
 ) -> Response:
@@ -296,6 +303,18 @@ def redacted(value: Any) -> Any:
         except Exception:  # noqa: BLE001  app code
             return MASK
     return _without(value, frozenset("".join(_words(name)) for name in cfg.redact_keys))
+
+
+def editable(value: Any) -> str | None:
+    """Return a JSON object as text for a form; None if it has members that are not shown.
+
+    A form that has a mask in the place of a member would store the mask.
+    """
+    if not isinstance(value, dict):
+        return None
+    members = cast("dict[str, Any]", value)
+    text = "\n".join(display.pretty(members))
+    return text if redacted(members) == members == json.loads(text) else None
 
 
 def _without(value: Any, hidden: frozenset[str]) -> Any:

@@ -116,3 +116,39 @@ SELECT r.id, r.workflow_name, r.status, n.waiting, n.children, n.running
 -- name: any_run value
 -- Return whether there is any run.
 SELECT EXISTS (SELECT FROM workflow_runs) AS any;
+
+-- name: node_jobs many unprepared
+-- Return nodes that are queued or running, whichever the status is, in the order of the claim. A filter that is NULL
+-- matches every node. No plan is kept. The conditions are those of indexes, which have no other nodes.
+SELECT id, run_id, node_id, node_module, queue, status, created_at, started_at, claimed_by AS host_label
+  FROM workflow_node_jobs
+ WHERE status = %(status)s
+   AND (status = 'queued' AND blocked_reason IS NULL
+        OR status = 'queued' AND blocked_reason IS NOT NULL
+        OR status = 'running')
+   AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+   AND (%(task)s::text IS NULL OR node_module = %(task)s)
+   AND (%(key)s::text IS NULL OR lock_key = %(key)s)
+ ORDER BY priority, seq
+ LIMIT %(limit)s;
+
+-- name: fires many
+-- Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
+-- that; NULL if there is none, or none any more.
+SELECT f.fire_at, f.job_id, f.run_id, f.skipped, coalesce(j.status::text, r.status::text) AS status
+  FROM (SELECT fire_at, job_id, run_id, skipped FROM schedule_fires
+         WHERE name = %(name)s
+         ORDER BY fire_at DESC LIMIT %(limit)s) f
+  LEFT JOIN ingest_jobs j ON j.id = f.job_id
+  LEFT JOIN workflow_runs r ON r.id = f.run_id
+ ORDER BY f.fire_at DESC;
+
+-- name: tables many
+-- Return the largest tables of the schema: rows and dead rows as the statistics count them, and bytes with indexes.
+SELECT s.relname::text AS name, s.n_live_tup AS live, s.n_dead_tup AS dead,
+       coalesce(pg_total_relation_size(s.relid), 0) AS bytes,
+       greatest(s.last_vacuum, s.last_autovacuum) AS vacuumed_at
+  FROM pg_stat_user_tables s
+ WHERE s.schemaname = current_schema()
+ ORDER BY bytes DESC, s.relname
+ LIMIT %(limit)s;

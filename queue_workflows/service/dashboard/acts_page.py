@@ -1,0 +1,45 @@
+"""List the acts of people by filters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import fastapi
+from starlette.requests import Request
+from starlette.responses import Response
+
+from queue_workflows import acts, db
+from queue_workflows.runtime import clock
+from queue_workflows.service.dashboard import forms, session, view
+from queue_workflows.types import Rows
+
+router = fastapi.APIRouter()
+PAGE: Final = 50
+Text = Annotated[str, fastapi.Query(max_length=1000)]
+
+
+@router.get("/acts")
+async def listed(
+    request: Request, since: Text = "", actor: Text = "", action: Text = "", kind: Text = "",
+    subject: Text = "", before: Annotated[int | None, fastapi.Query(ge=0, lt=2**63)] = None,
+) -> Response:  # fmt: skip
+    """Show a page of acts, the newest first."""
+    texts = {"since": since, "actor": actor, "action": action, "kind": kind, "subject": subject}
+    query = {name: text.strip() for name, text in texts.items() if text.strip()}
+    if "actor" in query and not session.of(request).sees_values:
+        raise forms.Refused(403, "Your session has scope look, which does not see actors.")
+    given: dict[str, Any] = {**query, "before": before, "limit": PAGE + 1}
+    if "since" in query:
+        given["since"] = clock.parse_since(query["since"])
+
+    def read(conn: db.Connection) -> Rows:
+        return acts.list(conn=conn, **given)
+
+    rows = await view.read(request, read)
+    more = {**query, "before": rows[PAGE - 1]["id"]} if len(rows) > PAGE else None
+    return view.page(
+        request, "acts.html", title="Acts", command=view.command("queue-workflows acts", query),
+        acts=rows[:PAGE], filters=query, kinds=("run", "job", "queue", "schedule", "machine"),
+        pages={"path": "/acts", "query": query, "next": more, "first": before is None,
+               "searched": None},
+    )  # fmt: skip

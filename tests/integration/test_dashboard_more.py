@@ -1,0 +1,522 @@
+"""Pages of jobs, queues, schedules, acts and health: usual, empty and hostile ones, and actions."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import queue_workflows
+from queue_workflows import acts, jobs, queues, schedules
+from tests.support import factories, named_statements, pages, tabled, transitions
+from tests.support.pages import EVIL, Browser
+
+NOW = datetime.now(timezone.utc)
+Row = dict[str, Any]
+PAGES = ("/jobs", "/queues", "/queues-rows", "/schedules", "/acts", "/health")
+
+
+@pytest.fixture(autouse=True)
+def _app(db: Any) -> None:
+    queue_workflows.configure(ingest_queues={"load"})
+    queue_workflows.register_ingest_task("t", lambda args: None)
+
+
+def load(conn: Any, **columns: Any) -> str:
+    return factories.ingest(conn, **({"queue": "load"} | columns))["id"]
+
+
+def failed(conn: Any, error: str = "no price", **columns: Any) -> str:
+    return load(conn, status="failed", error=error, finished_at=NOW, **columns)
+
+
+def status_of(job_id: str) -> str | None:
+    row = jobs.get(job_id)
+    return None if row is None else row["status"]
+
+
+def done() -> list[tuple[str, str, str, str]]:
+    """Actor, way, action and subject of each act, the oldest first."""
+    rows = acts.list()[::-1]
+    return [(row["actor"], row["via"], row["action"], row["subject"]) for row in rows]
+
+
+# --- all of them -------------------------------------------------------------------------------
+
+
+def test_each_page_is_empty_at_first_and_names_its_command() -> None:
+    async def use(browser: Browser) -> None:
+        for path, text, command in (
+            ("/jobs", "No job has failed or runs", "jobs list"),
+            ("/queues", "No queue is used", "queues list"),
+            ("/schedules", "There is no schedule.", "schedules list"),
+            ("/acts", "Nobody has changed anything on request.", "acts"),
+            ("/health", "It has not run since this service was started.", "doctor"),
+        ):
+            with tabled.case(path):
+                page = await browser.open(path)
+                assert f'<code class="command">queue-workflows {command}</code>' in page
+                assert f'href="/ui{path}" data-key="{path[1]}" aria-current="page"' in page
+                if path != "/queues":  # the app has a queue
+                    assert text in pages.words(page)
+
+    pages.browse(use)
+
+
+def test_unknown_things_are_not_found() -> None:
+    async def use(browser: Browser) -> None:
+        for path in (
+            "/jobs/nothing", "/jobs/nothing/again", "/jobs/" + quote("a/b\x01", safe=""),
+            "/schedules/nothing", "/schedules/" + quote(EVIL, safe=""),
+        ):  # fmt: skip
+            await browser.open(path, 404)
+
+    pages.browse(use)
+
+
+def test_hostile_filters_are_refused_in_a_sentence() -> None:
+    async def use(browser: Browser) -> None:
+        for path, status in (
+            ("/jobs?status=nothing", 422), ("/jobs?before=x", 422), (f"/jobs?before={2**63}", 422),
+            (f"/jobs?queue={quote(EVIL)}", 200), (f"/jobs?key={quote(EVIL)}", 200),
+            ("/jobs?task=%ED%A0%80&status=failed", 200), ("/jobs?queue=" + "x" * 2000, 422),
+            ("/acts?since=never", 422), (f"/acts?actor={quote(EVIL)}", 200),
+            ("/acts?subject=%ED%A0%80", 200), (f"/acts?before={2**63}", 422),
+        ):  # fmt: skip
+            with tabled.case(path):
+                await browser.open(path, status)
+
+    pages.browse(use)
+
+
+def test_hostile_values_run_nothing_and_every_page_opens(conn: Any) -> None:
+    job = failed(conn, EVIL, id=f"{EVIL}/?#", task_name=EVIL, lock_key=EVIL, args={EVIL: EVIL})
+    load(conn, task_name=EVIL, idempotency_key=EVIL, partition_key=EVIL)
+    factories.node(conn, factories.run(conn), EVIL, node_module=EVIL)
+    transitions.claim(conn, transitions.who("cpu", "w1", host=EVIL[:100]))
+    factories.insert(conn, "queue_settings", queue=EVIL, paused_at=NOW, paused_by=EVIL)
+    factories.insert(conn, "queue_partitions", queue="load", partition_key=EVIL, max_running=1)
+    factories.insert(
+        conn, "schedules", name=f"{EVIL}/?#", expression=EVIL, tz=EVIL, task_name=EVIL, queue=EVIL,
+        error=EVIL,
+    )  # fmt: skip
+    factories.insert(
+        conn, "schedule_fires", name=f"{EVIL}/?#", fire_at=NOW, job_id=EVIL, skipped=EVIL
+    )
+    for kind in ("run", "job", "queue", "schedule", "machine", EVIL):
+        factories.insert(
+            conn, "operator_acts", actor=EVIL, action=EVIL[:100], kind=kind[:100], subject=EVIL,
+            reason=EVIL, detail={EVIL: EVIL},
+        )  # fmt: skip
+
+    async def use(browser: Browser) -> None:
+        for path in PAGES:
+            await browser.open(path)
+        where = quote(job, safe="")
+        await browser.open(f"/jobs/{where}")
+        await browser.open(f"/jobs/{where}/again")
+        await browser.open("/schedules/" + quote(f"{EVIL}/?#", safe=""))
+        page = await browser.open("/jobs")
+        links = {html.unescape(one) for one in re.findall(r'href="(/ui/jobs/[^"]+)"', page)}
+        assert len(links) == 2
+        for link in links:
+            await browser.open(link.removeprefix("/ui"))
+
+    pages.browse(use)
+
+
+def test_the_scope_look_sees_states_and_no_values(conn: Any) -> None:
+    job = failed(conn, "value hush is wrong", args={"x": "hush"}, lock_key="key-hush", seconds=1.0)
+    load(conn, partition_key="key-hush")
+    queues.pause("load", by="ann-hush", reason="reason-hush")
+    queues.limit("load", partition="key-hush", max_running=1)
+    schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
+    conn.execute("UPDATE schedules SET error = 'error hush'")
+
+    async def use(browser: Browser) -> None:
+        for path in (*PAGES, f"/jobs/{job}", "/schedules/nightly"):
+            page = await browser.open(path)
+            assert "hush" not in page, path
+            assert not re.search(r'action="/ui/(jobs|queues|schedules|health)/', page), path
+        for path in ("/jobs?key=key-hush", "/acts?actor=ann-hush", f"/jobs/{job}/again"):
+            await browser.open(path, 403)
+
+    pages.browse(use, "look")
+
+
+@pytest.mark.parametrize("scope", ["look", "read", "submit"])
+def test_a_scope_that_may_not_act_is_refused(conn: Any, scope: str) -> None:
+    job = failed(conn)
+    schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
+    before = done()
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/jobs")
+        (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', page))
+        form = re.findall(r'name="form" value="([^"]*)"', page)[0]
+        for path in (
+            f"/jobs/{job}/delete", "/queues/switch", "/queues/limit", "/schedules/nightly/pause",
+            "/schedules/nightly/run", "/health/doctor", "/health/audit",
+        ):  # fmt: skip
+            data = {"csrf": csrf, "form": form, "queue": "load", "to": "paused"}
+            reply = await browser.http.post(f"/ui{path}", data=data)
+            assert (reply.status_code, "is needed" in reply.text) == (403, True), path
+
+    pages.browse(use, scope)
+    assert done() == before
+    assert status_of(job) == "failed"
+
+
+# --- jobs --------------------------------------------------------------------------------------
+
+
+def test_failed_jobs_of_both_families_come_first(conn: Any) -> None:
+    run_id = factories.run(conn, workflow_name="nightly")
+    factories.node(conn, run_id, "cut", status="failed", error="no disk", finished_at=NOW)
+    factories.node(conn, factories.run(conn), "runs")
+    transitions.claim(conn, transitions.who("cpu", "w1", host="box-1"))
+    bad, waits = failed(conn), load(conn, lock_key="row-7")
+
+    async def use(browser: Browser) -> None:
+        words = pages.words(await browser.open("/jobs"))
+        places = [words.index(text) for text in ("no disk", "Nodes of runs: running", waits)]
+        assert places == sorted(places)
+        assert words.index(bad) < words.index("Nodes of runs")
+        assert words.count(bad) == 1
+        only = pages.words(await browser.open("/jobs?status=failed"))
+        assert bad in only and "no disk" in only and waits not in only and "box-1" not in only
+        assert "no disk" in pages.words(await browser.open("/jobs?task=nightly"))
+        keyed = pages.words(await browser.open("/jobs?key=row-7"))
+        assert waits in keyed and bad not in keyed
+        queued = await browser.open("/jobs?queue=load&status=queued")
+        assert waits in queued and bad not in pages.words(queued)
+        assert "queue-workflows jobs list --queue load --status queued" in queued
+        assert "No job matches" in pages.words(await browser.open("/jobs?queue=none"))
+
+    pages.browse(use)
+
+
+def test_a_long_list_has_pages_that_keep_the_filter(conn: Any) -> None:
+    ids = [load(conn) for _ in range(60)]
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/jobs?queue=load")
+        assert [one for one in ids if f'id="job-{one}"' in page] == ids[10:]
+        link = re.search(r'rel="next" href="([^"]+)"', page)
+        assert link is not None
+        older = await browser.open(html.unescape(link[1]).removeprefix("/ui"))
+        assert [one for one in ids if f'id="job-{one}"' in older] == ids[:10]
+        assert 'rel="next"' not in older
+
+    pages.browse(use)
+
+
+def test_live_nodes_are_read_by_the_indexes_of_their_states(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, status, finished_at)"
+        " SELECT %s, 'n' || n, 'm', 'cpu', 'completed', now() FROM generate_series(1, 2000) n",
+        [factories.run(conn)],
+    )
+    text = b"EXPLAIN " + named_statements.texts()["pages.node_jobs"]
+    given: Row = {"queue": None, "task": None, "key": None, "limit": 50}
+    for status, index in (("running", "_running_idx"), ("queued", "_claim_idx")):
+        plan = str(conn.execute(text, given | {"status": status}).fetchall())
+        assert f"workflow_node_jobs{index}" in plan, plan
+        assert "Seq Scan" not in plan, plan
+
+
+def test_the_job_of_a_node_is_shown_with_its_run(conn: Any) -> None:
+    run_id = factories.run(conn)
+    node = factories.node(conn, run_id, "s/a")
+
+    async def use(browser: Browser) -> None:
+        reply = await browser.http.get(f"/ui/jobs/{node['id']}")
+        assert reply.status_code == 303
+        assert reply.headers["location"] == f"/ui/runs/{run_id}?node=s%2Fa"
+        await browser.open(f"/jobs/{node['id']}/again", 404)
+        await browser.open(f"/jobs/{run_id}", 404)
+
+    pages.browse(use)
+
+
+def test_a_job_shows_its_attempts_args_and_log(conn: Any) -> None:
+    job = load(conn, args={"row": 7, "password": "hidden5"})
+    (claimed,) = transitions.claim(conn, transitions.who("load", "w1", host="box-1"))
+    assert claimed["id"] == job
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/jobs/{job}")
+        words = pages.words(page)
+        assert "running 0 of" in words and "box-1" in words
+        assert '"row": 7' in words and "hidden5" not in page
+        assert "/delete" not in page, "a running job is not deleted"
+        assert f"queue-workflows jobs show {job}" in page
+
+    pages.browse(use)
+
+
+def test_a_job_is_retried_cancelled_and_deleted(conn: Any) -> None:
+    job = failed(conn)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/jobs/{job}")
+        assert f"Queue job {job} again, with all its attempts." in pages.words(page)
+        page = await browser.follow(
+            await browser.send(page, f"/jobs/{job}/retry", label="Retry", reason="new price")
+        )
+        assert f"Job {job}: queued." in page
+        assert status_of(job) == "queued"
+        page = await browser.follow(await browser.send(page, f"/jobs/{job}/cancel", label="Cancel"))
+        assert status_of(job) == "cancelled"
+        stale = page
+        page = await browser.follow(await browser.send(page, f"/jobs/{job}/delete", label="Delete"))
+        assert f"Job {job}: deleted." in page
+        reply = await browser.send(stale, f"/jobs/{job}/retry", label="Retry")
+        assert "unknown, there is no such job" in await browser.follow(reply)
+
+    pages.browse(use)
+    assert status_of(job) is None
+    assert done() == [("ann", "http", name, job) for name in ("retry", "cancel", "delete")]
+    assert acts.list(action="retry")[0]["reason"] == "new price"
+
+
+def test_another_job_is_queued_with_changed_args(conn: Any) -> None:
+    job = failed(conn, args={"row": 7}, priority=5, partition_key="p", lock_key="l")
+    hidden = failed(conn, args={"password": "hidden5"})
+
+    async def use(browser: Browser) -> str:
+        page = await browser.open(f"/jobs/{job}/again")
+        assert '"row": 7' in html.unescape(page)
+        for bad in ("{", "[1]", ""):
+            reply = await browser.send(page, f"/jobs/{job}/again", args=bad)
+            assert reply.status_code == 422, bad
+            page = await browser.open(f"/jobs/{job}/again")
+        reply = await browser.send(page, f"/jobs/{job}/again", args='{"row": 8}')
+        assert "is queued." in await browser.follow(reply)
+        masked = await browser.open(f"/jobs/{hidden}/again")
+        assert "hidden5" not in masked and "<textarea" not in masked
+        return reply.headers["location"].partition("?")[0].rpartition("/")[2]
+
+    made = jobs.get(pages.browse(use), kind="ingest")
+    assert made is not None
+    assert (made["args"], made["priority"], made["queue"], made["status"]) == (
+        {"row": 8}, 5, "load", "queued",
+    )  # fmt: skip
+    assert (made["partition_key"], made["lock_key"]) == ("p", "l")
+    assert made["headers"] == {"again_of": job}
+
+
+# --- queues ------------------------------------------------------------------------------------
+
+
+def test_a_queue_shows_what_waits_and_is_paused_and_resumed_with_undo(conn: Any) -> None:
+    for number in range(3):
+        load(conn, available_at=NOW + timedelta(hours=1) if number == 0 else None)
+
+    def state() -> tuple[str, bool]:
+        row = queues.get("load")
+        return row["state"], row["paused_until"] is None
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/queues")
+        assert re.search(r"load open 0 2 0 0 1 ", pages.words(page))
+        assert "<html" not in await browser.open("/queues-rows")
+        reply = await browser.send(page, "/queues/switch", label="Pause", queue="load", reason="x")
+        page = await browser.follow(reply)
+        assert "Paused queue load." in page
+        assert state() == ("paused", True)
+        page = await browser.follow(await browser.send(page, "/queues/switch", label="Undo"))
+        assert state() == ("open", True)
+        queues.pause("load", until=timedelta(hours=2), by="bob")
+        page = await browser.open("/queues")
+        assert "by bob" in pages.words(page)
+        page = await browser.follow(
+            await browser.send(page, "/queues/switch", label="Resume", queue="load")
+        )
+        assert state() == ("open", True)
+        await browser.follow(await browser.send(page, "/queues/switch", label="Undo"))
+        assert state() == ("paused", False), "until the same time"
+
+    pages.browse(use)
+    assert acts.list(action="pause")[-1]["reason"] == "x"
+
+
+def test_the_limits_of_a_queue_are_set_and_removed(conn: Any) -> None:
+    load(conn)
+    queues.limit("load", partition="p", max_running=2)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/queues")
+        assert "load, partition p" in pages.words(page)
+        page = await browser.follow(
+            await browser.send(
+                page, "/queues/limit", label="Set the limits", queue="load", max_running="3",
+                rate="100/m", partition_max_running="", partition_rate="",
+            )
+        )  # fmt: skip
+        assert "Set the limits of queue load." in page
+        row = queues.get("load")
+        assert (row["max_running"], row["rate"]) == (3, "100/m")
+        for bad in ({"max_running": "x"}, {"max_running": "0"}, {"rate": "fast"}, {"rate": "100"}):
+            reply = await browser.send(
+                page, "/queues/limit", label="Set the limits", queue="load", **bad
+            )
+            assert reply.status_code == 422, bad
+        page = await browser.follow(
+            await browser.send(page, "/queues/limit", label="Set the limits", queue="load")
+        )
+        assert queues.get("load")["max_running"] is None
+        reply = await browser.send(page, "/queues/switch", queue="load", partition="p", to="paused")
+        page = await browser.follow(reply)
+        assert "Paused queue load, partition p." in page
+        reply = await browser.send(page, "/queues/switch", queue="load", to="stopped")
+        assert reply.status_code == 422
+        reply = await browser.send(page, "/queues/switch", queue="nothing", to="paused")
+        assert reply.status_code == 422
+
+    pages.browse(use)
+    assert queues.get("load")["partitions"][0]["state"] == "paused"
+
+
+# --- schedules ---------------------------------------------------------------------------------
+
+
+def test_a_schedule_shows_its_next_fires_in_both_zones_and_the_last_ones(conn: Any) -> None:
+    schedules.add("nightly", "0 3 * * *", tz="Asia/Tokyo", task_name="t", queue="load")
+    job = load(conn, status="completed", finished_at=NOW)
+    for hours, made in ((1, {"job_id": job}), (2, {"skipped": "overlap"}), (3, {"job_id": "gone"})):
+        at = NOW - timedelta(hours=hours)
+        factories.insert(conn, "schedule_fires", name="nightly", fire_at=at, **made)
+
+    async def use(browser: Browser) -> None:
+        listed = pages.words(await browser.open("/schedules"))
+        assert "nightly" in listed and "0 3 * * * Asia/Tokyo" in listed
+        page = await browser.open("/schedules/nightly")
+        assert len(re.findall(r"<td>[\d-]+ 03:00:00</td>", page)) == 5
+        words = pages.words(page)
+        assert words.count(" 18:00:00") == 5, "in the zone of the session, UTC"
+        places = [words.index(text) for text in (job, "nothing: overlap", "gone")]
+        assert places == sorted(places)
+        assert "deleted" in words
+        assert "queue-workflows schedules preview nightly" in page
+
+    pages.browse(use)
+
+
+def test_a_schedule_is_paused_resumed_and_fired(conn: Any) -> None:
+    schedules.add("a/b", "0 3 * * *", task_name="t", queue="load")
+    factories.empty(conn, "operator_acts")
+    where = "/schedules/a%2Fb"
+
+    def is_paused() -> bool:
+        (row,) = schedules.list()
+        return row["paused"]
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(where)
+        assert "Start t now, beside the instants of the schedule." in pages.words(page)
+        page = await browser.follow(await browser.send(page, f"{where}/pause", label="Pause"))
+        assert is_paused()
+        assert "It is paused: instants of the pause never fire." in page
+        page = await browser.follow(await browser.send(page, f"{where}/resume", label="Undo"))
+        assert not is_paused()
+        page = await browser.follow(await browser.send(page, f"{where}/run", label="Run now"))
+        assert "Schedule a/b has fired." in page
+        page = await browser.follow(await browser.send(page, f"{where}/run", label="Run now"))
+        assert "Schedule a/b made nothing: overlap." in page
+        assert "<h2>Error</h2>" not in page
+
+    pages.browse(use)
+    assert [row["task_name"] for row in factories.ingest_jobs()] == ["t"]
+    assert done() == [("ann", "http", name, "a/b") for name in ("pause", "resume", "run now")]
+
+
+def test_the_list_of_schedules_names_problems(conn: Any) -> None:
+    for name in ("gone", "wrong", "still"):
+        schedules.add(name, "every 1h", task_name="t", queue="load")
+    conn.execute("UPDATE schedules SET gone_at = now() WHERE name = 'gone'")
+    conn.execute("UPDATE schedules SET error = 'no zone' WHERE name = 'wrong'")
+    conn.execute("UPDATE schedules SET paused = true WHERE name = 'still'")
+    words = pages.words(pages.opened("/schedules"))
+    assert "gone from the code" in words and "cannot fire: no zone" in words and "paused" in words
+
+
+# --- acts --------------------------------------------------------------------------------------
+
+
+def test_acts_are_filtered_and_link_to_what_they_changed(conn: Any) -> None:
+    job = failed(conn)
+    jobs.retry(job, by="ann", reason="new price")
+    queues.pause("load", by="bob")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/acts")
+        words = pages.words(page)
+        assert words.index("pause") < words.index("retry"), "the newest first"
+        assert "new price" in words and f'href="/ui/jobs/{job}"' in page
+        for query, has_ann, has_bob in (
+            ("actor=bob", False, True), ("action=retry", True, False), ("kind=queue", False, True),
+            (f"kind=job&subject={job}", True, False), ("since=1h", True, True),
+        ):  # fmt: skip
+            with tabled.case(query):
+                words = pages.words(await browser.open(f"/acts?{query}"))
+                assert ("new price" in words, " bob " in words) == (has_ann, has_bob)
+        page = await browser.open("/acts?actor=nobody&since=1h")
+        assert "No act fits" in pages.words(page)
+        assert "queue-workflows acts --since 1h --actor nobody" in page
+
+    pages.browse(use)
+
+
+def test_many_acts_come_in_pages(conn: Any) -> None:
+    for number in range(60):
+        factories.insert(
+            conn, "operator_acts", actor="ann", action="retry", kind="job", subject=f"job {number}."
+        )
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/acts?kind=job")
+        assert "job 59." in page and "job 10." in page and "job 9." not in page
+        link = re.search(r'rel="next" href="([^"]+)"', page)
+        assert link is not None
+        older = await browser.open(html.unescape(link[1]).removeprefix("/ui"))
+        assert "job 9." in older and "job 10." not in older and 'rel="next"' not in older
+
+    pages.browse(use)
+
+
+# --- health ------------------------------------------------------------------------------------
+
+
+def test_health_has_the_schema_tables_retention_and_versions(conn: Any) -> None:
+    words = pages.words(pages.opened("/health"))
+    version = factories.one(conn, "SELECT max(version) FROM queue_schema_version")
+    assert f"ok at version {version}" in words
+    assert f"queue_workflows {queue_workflows.__version__}, Python" in words
+    for text in ("RUN_RETENTION_DAYS 365.0 days", "workflow_runs", "Dead rows"):
+        assert text in words, text
+
+
+def test_doctor_and_audit_run_on_request_and_keep_their_results(conn: Any) -> None:
+    run_id = factories.run(conn, status="completed", finished_at=NOW - timedelta(hours=1))
+    factories.node(conn, run_id, "left")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/health")
+        for name in ("doctor", "audit"):
+            reply = await browser.send(page, f"/health/{name}", label=f"Run {name}")
+            page = await browser.follow(reply)
+            assert f"The result of {name} is below." in page
+        words = pages.words(await browser.open("/health"))
+        assert words.count("As of ") == 2
+        assert re.search(r"(ok|warning) dead rows ", words)
+        assert "ok terminal stays The status of a terminal job never changes" in words
+        assert "error run agrees A completed run has only" in words
+        assert f"{run_id}: completed with node left" in words
+
+    pages.browse(use)
+    assert not done(), "neither changes anything"
