@@ -27,7 +27,8 @@ class Running:
     def __init__(self, key: int, send: Send, wake: Callable[[], object]) -> None:
         """`wake` lets another thread send what `take_unsent` returns soon."""
         self._event: threading.Event | None = None
-        self._is_cancelled = False
+        self.cancel_requested = False
+        """Whether the job was cancelled. A handler may set the event for threads of its own."""
         self._interrupt: Callable[[], object] | None = None
         self.interrupted: str | None = None
         """Why the handler is to end at its next yield or await; None: it may continue."""
@@ -83,17 +84,9 @@ class Running:
         with _LOCK:
             if self._event is None:
                 self._event = threading.Event()
-            if self._is_cancelled:
+            if self.cancel_requested:
                 self._event.set()
             return self._event
-
-    @property
-    def cancel_requested(self) -> bool:
-        """Return whether the job was cancelled. A handler may set the event for threads of its own.
-
-        Its job would otherwise be handed back, and run again and again.
-        """
-        return self._is_cancelled
 
     def interrupt(self, reason: str) -> None:
         """End a handler that yields or awaits there; the first reason counts."""
@@ -122,7 +115,7 @@ class Running:
         """Tell the handler to end: `cancelled` sets its event; the first reason counts."""
         if reason == "cancelled":
             with _LOCK:
-                self._is_cancelled = True
+                self.cancel_requested = True
                 if self._event is not None:
                     self._event.set()
         self.interrupt(reason)
