@@ -707,7 +707,7 @@ def http_fields() -> str:
                 found.setdefault(row, []).append(_code(f"{method.upper()} {path}"))
     times = Counter((name, place) for name, place, *_ in found)
     rows = [
-        (*row, ", ".join(requests) if times[row[:2]] > 1 else "")
+        (*row, ", ".join(requests) if times[row[0], row[1]] > 1 else "")
         for row, requests in sorted(found.items())
     ]
     return _table(("name", "in", "type", "default", "meaning", "of"), rows)
