@@ -41,19 +41,14 @@ def build(settings: service_settings.Settings, *, upkeep: bool = True) -> fastap
     made.state.token_path = known.path
     made.include_router(operations.router)
     if settings.app_dashboard:
-        _mount_pages(made, settings, service, known)
+        _mount_pages(made, service, known)
     made.add_middleware(guard.Guard, settings=settings, known=known, own=service)
     for kind, handler in _HANDLERS:
         made.add_exception_handler(kind, handler)
     return made
 
 
-def _mount_pages(
-    made: fastapi.FastAPI,
-    settings: service_settings.Settings,
-    service: state.Service,
-    known: tokens.Tokens,
-) -> None:
+def _mount_pages(made: fastapi.FastAPI, service: state.Service, known: tokens.Tokens) -> None:
     """Mount the dashboard, or a sentence about its extra."""
     try:
         from queue_workflows.service import dashboard
@@ -71,7 +66,7 @@ def _mount_pages(
         return RedirectResponse(f"{request.scope['root_path']}{request_parts.PAGES}/", 307)
 
     made.add_route(request_parts.PAGES, first)
-    pages = dashboard.build(settings, service, known)
+    pages = dashboard.build(service, known)
     made.state.link = pages.state.doors.link
     made.mount(request_parts.PAGES, pages)
     mounted: Any = made.routes[-1]

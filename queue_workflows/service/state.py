@@ -28,6 +28,8 @@ STOP_MARGIN_S: Final = 10.0
 """Seconds beyond SHUTDOWN_TIMEOUT_S after which the stop goes on without the processes."""
 WORKERS: Final = "workers"
 SCHEMA: Final = "schema"
+RENDERS: Final = 2
+"""Pages that are rendered at once; more would only share the interpreter."""
 SCHEMA_RETRY_S: Final = 2.0
 """Seconds between two tries to make the schema, which another process may make meanwhile."""
 _log = logging.getLogger("queue_workflows.service")
@@ -76,6 +78,8 @@ class Service:
         self.calls = Calls(settings.pg_pool_size + settings.pg_max_overflow)
         self.reads = Calls(db.PAGE_CONNECTIONS)
         """Threads for the reads of pages."""
+        self.renders = Calls(RENDERS)
+        """Threads that render pages, for which no database is needed."""
         self.changes = changes.Changes()
         self.started_at = time.monotonic()
         self.stopping = signals.StopRequest()
@@ -127,6 +131,7 @@ class Service:
             await loop.run_in_executor(None, running.close)
             self.calls.close()
             self.reads.close()
+            self.renders.close()
 
     def _stop(self, supervising: service.Service) -> None:
         if self.stopping.count == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -10,8 +12,8 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import acts, db, runs
-from tests.support import constants, factories, tabled
+from queue_workflows import acts, db, history, runs
+from tests.support import constants, factories, http_service, tabled, wait
 from tests.support.dashboard import TOKENS, Browser, Page, inner_scripts, path_of, visited
 
 HOSTILE = (
@@ -19,6 +21,7 @@ HOSTILE = (
     "line\nbreak\ttab", "\u202egnp.exe", "'; DROP TABLE workflow_runs; --", "x" * 300,
     "\x1b[31mred", "javascript:alert(1)", "caf\u00e9 \U0001f600",
 )  # fmt: skip
+BEARER = http_service.bearer(TOKENS["read"])
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +54,27 @@ def test_without_a_session_every_page_leads_to_the_login_and_back() -> None:
 
 def test_a_login_leads_nowhere_else() -> None:
     async def use(browser: Browser) -> None:
-        for there in ("//evil.example/", "https://evil.example", "/\\evil.example", "x\r\ny: z"):
-            page = await browser.open("/login")
-            values = {"token": TOKENS["read"], "name": "ann", "next": there}
-            page = await browser.send(page.form("/login"), values, follow=False)
-            where = page.response.headers["location"]
-            assert where.startswith("/ui/"), there
+        for there, expected in (
+            ("//evil.example/", "/ui//evil.example/"), ("https://evil.example", "/ui/"),
+            ("/\\evil.example", "/ui/"), ("x\r\ny: z", "/ui/"), ("/../other", "/ui/"),
+            ("/runs/%2E./%2e%2e/other", "/ui/"), ("/runs?text=/../a", "/ui/runs?text=/../a"),
+        ):  # fmt: skip
+            with tabled.case(there):
+                page = await browser.open("/login")
+                values = {"token": TOKENS["read"], "name": "ann", "next": there}
+                page = await browser.send(page.form("/login"), values, follow=False)
+                assert page.response.headers["location"] == expected
+
+    visited(use, scope=None)
+
+
+def test_a_login_leads_back_to_a_page_of_any_id() -> None:
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/runs/a%2Fcaf%C3%A9?node=s%2Fa")
+        assert page.status == 200, "the login"
+        values = {"token": TOKENS["read"], "name": "ann"}
+        page = await browser.send(page.form("/login"), values, follow=False)
+        assert page.response.headers["location"] == "/ui/runs/a%2Fcaf%C3%A9?node=s%2Fa"
 
     visited(use, scope=None)
 
@@ -268,6 +286,36 @@ def test_a_form_that_is_not_ours_changes_nothing(
         return (await browser.send(form, values, headers=headers, follow=False)).status
 
     assert visited(use) == status
+    assert status_of(run_id) == "running"
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"), [("unicode_escape", r"\ud800"), ("utf-7", "+2AA-"), ("undefined", "x")]
+)
+def test_a_form_that_is_no_unicode_is_refused(
+    conn: psycopg.Connection[Any], charset: str, text: str
+) -> None:
+    """A form in parts names the character set of its fields."""
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> None:
+        fields = dict((await question(browser, run_id)).form("/runs/cancel").fields)
+        for path, given in (
+            ("/login", {"token": text, "name": "ann"}), ("/runs/cancel", fields | {"reason": text}),
+        ):  # fmt: skip
+            parts = [
+                f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{each}\r\n'
+                for name, each in given.items()
+            ]
+            kind = f"multipart/form-data; boundary=x; charset={charset}"
+            content = "".join([*parts, "--x--\r\n"]).encode()
+            reply = await browser.http.post(
+                f"/ui{path}", content=content, headers={"content-type": kind}
+            )
+            assert reply.status_code == 400, path
+            assert "no text in Unicode" in reply.text
+
+    visited(use)
     assert status_of(run_id) == "running"
 
 
@@ -563,6 +611,30 @@ def test_a_read_that_takes_too_long_says_so(conn: psycopg.Connection[Any], dsn: 
     assert "narrow the filter" in page.text
 
 
+def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connection[Any]) -> None:
+    factories.run(conn, status="failed", error="no price")
+    begun, free = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def slow(value: Any) -> Any:
+        begun.set()
+        in_time.append(free.wait(wait.patience(10)))
+        return value
+
+    queue_workflows.set_redactor(slow)
+
+    async def use(browser: Browser) -> int:
+        page = asyncio.ensure_future(browser.open("/runs"))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        assert (await browser.http.get("/health")).status_code == 200
+        free.set()
+        return (await page).status
+
+    assert visited(use) == 200
+    assert set(in_time) == {True}
+
+
 def test_an_unknown_page_and_an_unknown_method() -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open("/nothing")
@@ -579,6 +651,53 @@ def test_it_can_be_switched_off() -> None:
         return (await browser.open("/", follow=False)).status
 
     assert visited(use, scope=None, app_dashboard=False) == 401
+
+
+# --- live --------------------------------------------------------------------------------------
+
+
+def test_the_stream_goes_on_after_an_error_of_the_database(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, failed = history.feed, []
+    made: list[str] = []
+
+    def once(*args: Any, **keywords: Any) -> Any:
+        if made and not failed:
+            failed.append(True)
+            raise db.OperationalError("the server was restarted")
+        return feed(*args, **keywords)
+
+    def noted(text: str) -> bool:
+        if "hint" in text and not made:
+            made.append(factories.run(conn))
+        return bool(made) and made[0] in text
+
+    monkeypatch.setattr(history, "feed", once)
+    status, _ = visited(lambda browser: browser.stream("/live", noted))
+    assert (status, failed) == (200, [True])
+
+
+def test_viewers_have_a_limit_of_their_own(conn: psycopg.Connection[Any]) -> None:
+    async def use(browser: Browser) -> None:
+        begun = asyncio.Event()
+        made: list[str] = []
+
+        def until(text: str) -> bool:
+            if "hint" in text:
+                begun.set()
+            return bool(made) and made[0] in text
+
+        first = asyncio.ensure_future(browser.stream("/live", until))
+        await asyncio.wait_for(begun.wait(), wait.patience(10))
+        status, text = await browser.stream("/live", lambda _: True)
+        assert (status, "try again" in text) == (503, True)
+        assert (await browser.open("/runs")).status == 200
+        assert (await browser.http.get("/api/v1/jobs", headers=BEARER)).status_code == 200
+        made.append(factories.run(conn))
+        assert (await first)[0] == 200
+
+    visited(use, app_max_viewers=1)
 
 
 # --- Now ---------------------------------------------------------------------------------------
@@ -623,6 +742,30 @@ def test_now_is_not_calm_when_its_needs_cannot_be_read(
                 assert "Nothing needs you" not in page.text
 
     visited(use, scope=None)
+
+
+def test_a_page_takes_six_statements_at_most_with_its_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The checks of the head are asked at the first page."""
+    found: list[str] = []
+    execute = psycopg.Connection.execute
+
+    def counted(self: Any, query: Any, given: Any = None, **keywords: Any) -> Any:
+        if query and threading.current_thread().name.startswith("service-call"):
+            found.append(str(query))
+        return execute(self, query, given, **keywords)
+
+    async def use(browser: Browser) -> None:
+        monkeypatch.setattr(psycopg.Connection, "execute", counted)
+        for path in ("/acts", "/runs"):
+            found.clear()
+            assert (await browser.open(path)).status == 200
+            assert any("AS idle_s" in query for query in found), "the head was read"
+            assert len(found) <= 6, (path, found)
+
+    constants.put(monkeypatch, "service.dashboard.view.HEAD_S", 0.0)
+    visited(use)
 
 
 # --- Runs --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from queue_workflows import service
-from tests.support import http_service
+from tests.support import asgi_service, http_service
 
 T = TypeVar("T")
 TOKENS: dict[str, str] = {
@@ -117,6 +117,26 @@ class Browser:
         """Log in with the token of a scope."""
         page = await self.open("/login")
         return await self.send(page.form("/login"), {"token": TOKENS[scope], "name": name})
+
+    async def stream(self, path: str, until: Callable[[str], bool]) -> tuple[int, str]:
+        """Return the status and the text of a response that stays open, once `until` holds."""
+        status, text, over = 0, "", asyncio.Event()
+
+        async def receive() -> Any:
+            await over.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal status, text
+            status = message.get("status", status)
+            text += message.get("body", b"").decode()
+            if until(text):
+                over.set()
+
+        cookie = "; ".join(f"{each.name}={each.value}" for each in self.http.cookies.jar)
+        scope = asgi_service.scope_of(self.mount + path, cookie=cookie)
+        await asyncio.wait_for(self.app(scope, receive, send), asgi_service.TIMEOUT_S)
+        return status, text
 
     async def _go(self, method: str, url: str, follow: bool = True, **more: Any) -> Page:
         response = await self.http.request(method, url, **more)

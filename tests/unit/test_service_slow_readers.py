@@ -10,6 +10,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from queue_workflows.service import guard, server
+from queue_workflows.service import settings as service_settings
 
 
 class Connection:
@@ -66,10 +67,7 @@ def test_a_client_that_does_not_send_the_rest_is_refused(connection: Any, kind: 
 
 def test_the_time_of_a_request_is_not_that_of_taking_its_response() -> None:
     """What a client takes slowly delays the next response, also beyond the time for a result."""
-    settings: Any = SimpleNamespace(
-        app_request_timeout_sec=0.05, app_max_connections=9, app_max_requests=9, app_max_body_kb=1,
-        app_read_only=False, hosts=["localhost"],
-    )  # fmt: skip
+    settings = service_settings.load(app_request_timeout_sec=0.05, workers_json="")
     known: Any = SimpleNamespace(scope_of=lambda _: "read")
     own: Any = SimpleNamespace(open_connections=lambda: 1)
     guarded = guard.Guard(PlainTextResponse("x" * 9), settings=settings, known=known, own=own)

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import contextlib
-import hashlib
 import hmac
-import json
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from starlette import exceptions
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from queue_workflows import acts
+from queue_workflows.dag import payload
 from queue_workflows.service import state, tokens
 from queue_workflows.service.dashboard import session
 
 T = TypeVar("T")
 KEPT: Final = 5_000
-"""Answered forms that are remembered, the newest."""
+"""Forms that were sent and are remembered, the newest."""
 UNDO_S: Final = 30.0
 REPEAT_S: Final = 8.0
 """Seconds for which a repeated POST waits for the answer of the first."""
 MOST_FIELDS: Final = 2_000
 TYPED_ABOVE: Final = 20
 """With more objects than this, an action that ends or deletes needs their number typed."""
+
+
+class Refused(Exception):
+    """A page with a status and a sentence, and with addresses (text, path) that may be meant."""
+
+    def __init__(self, status: int, text: str, near: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(text)
+        self.status, self.text, self.near = status, text, near
 
 
 class Action(NamedTuple):
@@ -69,38 +74,14 @@ class Selection(NamedTuple):
     count: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-class Refused(Exception):
-    """A form that is refused with a status and a sentence for its page; nothing was changed."""
+class Answer(NamedTuple):
+    """Where a form led, and the message that the page there shows."""
 
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status, self.text = status, text
-
-
-class Repeated(Exception):
-    """A form that was answered before, with the address to which it was sent then."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__(where)
-        self.where = where
-
-
-class Message(NamedTuple):
-    """The message that the page after a form shows."""
-
+    where: str
     text: str
     links: Sequence[tuple[str, str]]
     undo: Action | None
-
-
-class _Posted:
-    """A form that was sent: where its answer led, and its message."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.Event()
-        self.where = ""
-        self.message: Message | None = None
-        self.at = time.monotonic()
+    at: float
 
 
 class Posts:
@@ -112,55 +93,58 @@ class Posts:
 
     def __init__(self) -> None:
         self.word = secrets.token_hex(4)
-        self._posted: OrderedDict[tuple[bytes, str], _Posted] = OrderedDict()
+        self._sent: dict[tuple[str, str], asyncio.Future[Answer]] = {}
 
-    def begin(self, key: bytes, form_id: str) -> _Posted | None:
-        """Note a form; return its earlier POST if there was one."""
-        found = self._posted.get((key, form_id))
-        if found is None:
-            self._posted[key, form_id] = _Posted()
-            while len(self._posted) > KEPT:
-                self._posted.popitem(last=False)
-        return found
+    async def begin(self, csrf: str, form_id: str) -> asyncio.Future[Answer]:
+        """Note a form of a session, and return where its answer goes.
 
-    def forget(self, key: bytes, form_id: str) -> None:
-        """Let a form that changed nothing be sent again."""
-        found = self._posted.pop((key, form_id), None)
-        if found is not None:
-            found.over.set()
+        Raises `HTTPException` with the address of the answer for a form that was sent before, and
+        `Refused` if that is not known.
+        """
+        known = self._sent.get((csrf, form_id))
+        if known is None:
+            known = self._sent[csrf, form_id] = asyncio.get_running_loop().create_future()
+            if len(self._sent) > KEPT:
+                del self._sent[next(iter(self._sent))]
+            return known
+        await asyncio.wait([known], timeout=REPEAT_S)
+        if known.done() and not known.cancelled():
+            raise exceptions.HTTPException(303, headers={"location": known.result().where})
+        raise Refused(409, "This form was sent already, and its outcome is not known: see Acts.")
 
-    def answer(self, key: bytes, form_id: str, where: str, message: Message) -> None:
-        """Note where the answer of a form leads, and its message."""
-        found = self._posted.setdefault((key, form_id), _Posted())
-        found.where, found.message = where, message
-        found.over.set()
+    def forget(self, csrf: str, form_id: str) -> None:
+        """Let a form that has no answer, as it has changed nothing, be sent again."""
+        known = self._sent.get((csrf, form_id))
+        if known is not None and not known.done():
+            del self._sent[csrf, form_id]
+            known.cancel()
 
-    def message(self, key: bytes, form_id: str) -> Message | None:
-        """Return the message of a form, with its Undo for UNDO_S; None if there is none."""
-        found = self._posted.get((key, form_id))
-        if found is None or found.message is None:
+    def message(self, csrf: str, form_id: str) -> Answer | None:
+        """Return the answer of a form, with its Undo for UNDO_S; None if there is none."""
+        known = self._sent.get((csrf, form_id))
+        if known is None or not known.done():
             return None
-        is_late = time.monotonic() - found.at > UNDO_S
-        return found.message._replace(undo=None) if is_late else found.message
+        found = known.result()
+        return found._replace(undo=None) if time.monotonic() - found.at > UNDO_S else found
 
 
 class Form:
-    """A POST that may act: `by` (name), `reason` or None, its `values`, and `selection`."""
+    """A POST that may act, after all checks of `act`."""
 
-    def __init__(self, request: Request, form_id: str, sent: Mapping[str, Any]) -> None:
+    def __init__(self, request: Request, form_id: str, sent: FormData) -> None:
         self._request, self._id = request, form_id
-        self._session = session.of(request)
-        self.by = self._session.name
+        self.answer: asyncio.Future[Answer] | None = None
+        self.by = session.of(request).name
         texts = {name: text for name, text in sent.items() if isinstance(text, str)}
         self.values: Mapping[str, str] = texts
         self.reason = texts.get("reason", "").strip()[: acts.MOST_REASON] or None
+        files = [each for _, each in sent.multi_items() if isinstance(each, UploadFile)]
+        self.file = next((each for each in files if each.filename), None)
+        """The uploaded file, if one was chosen."""
         self.selection: Selection | None = None
         """Of the hidden field `selection`; with checkboxes named `id`, only the checked ones."""
-
-    @property
-    def back(self) -> str:
-        """Return the path and the query of the page that it was on, from its field `back`."""
-        return local(self.values.get("back", ""))
+        self.back = local(texts.get("back", ""))
+        """The path and the query of the page that it was on, from its field `back`."""
 
     async def run(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
         """Return `call(*args, **keywords)`, run in a thread of the service as this actor, via http.
@@ -190,20 +174,38 @@ class Form:
         """
         where = session.url(self._request, back)
         where += ("&" if "?" in where else "?") + f"did={self._id}"
-        posts: Posts = self._request.app.state.posts
-        posts.answer(self._session.key, self._id, where, Message(message, links, undo))
-        self._request.scope["state"].pop("forget", None)
+        if self.answer is not None:
+            self.answer.set_result(Answer(where, message, links, undo, time.monotonic()))
         return RedirectResponse(where, 303)
 
 
 def local(path: str) -> str:
-    """Return a path below the mount; `/` for another text."""
+    """Return a path below the mount; `/` for another text, also for one that leads out of it."""
     is_path = path.startswith("/") and path.isascii() and path.isprintable() and "\\" not in path
-    return path if is_path else "/"
+    # Browsers take an escaped dot for a dot.
+    steps = path.partition("?")[0].partition("#")[0].lower().replace("%2e", ".").split("/")
+    return path if is_path and ".." not in steps else "/"
+
+
+async def fields(request: Request, max_files: int = 0) -> FormData:
+    """Return the fields of a POST. Raises `Refused` for a text that no database can store."""
+    refused = Refused(400, "A field of this form is no text in Unicode. Nothing was changed.")
+    try:
+        sent = await request.form(max_files=max_files, max_fields=MOST_FIELDS)
+    except UnicodeError:  # of the character set that the form names
+        raise refused from None
+    if not all(payload.is_storable(f"{name}{given}") for name, given in sent.multi_items()):
+        raise refused
+    return sent
 
 
 async def act(
-    request: Request, needs: tokens.Scope, *, kind: str | None = None, once: bool = True
+    request: Request,
+    needs: tokens.Scope,
+    *,
+    kind: str | None = None,
+    once: bool = True,
+    max_files: int = 0,
 ) -> Form:
     """Return the form of a POST, after all checks: session, scope, --read-only, CSRF, form id.
 
@@ -212,7 +214,7 @@ async def act(
     `once` False: for a form that changes nothing, such as one that leads to a question.
     """
     own = session.of(request)
-    sent = await request.form(max_files=0, max_fields=MOST_FIELDS)
+    sent = await fields(request, max_files)
     csrf, form_id = str(sent.get("csrf", "")), str(sent.get("form", ""))
     if not hmac.compare_digest(csrf.encode(), own.csrf.encode()):
         raise Refused(403, "This form is not of your session: go back, reload the page, try again.")
@@ -230,33 +232,11 @@ async def act(
         )
     form = Form(request, form_id, sent)
     if kind is not None:
-        chosen = selection(request, form.values.get("selection", ""), kind)
-        checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
-        form.selection = _checked(chosen, checked)
+        form.selection = _selected(own, sent, kind)
     if once:
-        await _begin(request, posts, own.key, form_id)
+        form.answer = await posts.begin(csrf, form_id)
+        request.state.sent = csrf, form_id
     return form
-
-
-async def _begin(request: Request, posts: Posts, key: bytes, form_id: str) -> None:
-    before = posts.begin(key, form_id)
-    if before is None:
-        request.scope["state"]["forget"] = lambda: posts.forget(key, form_id)
-        return
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(before.over.wait(), REPEAT_S)
-    if before.where:
-        raise Repeated(before.where)
-    raise Refused(409, "This form was sent already, and its outcome is not known: see Acts.")
-
-
-def _checked(chosen: Selection, ids: Sequence[str]) -> Selection:
-    """Return the part of a selection whose boxes are checked; all of it without boxes."""
-    if not ids:
-        return chosen
-    if not set(ids) <= set(chosen.ids):
-        raise Refused(403, "One of these was not on the page. Nothing was changed.")
-    return chosen._replace(ids=tuple(ids), count=len(ids))
 
 
 # --- selections --------------------------------------------------------------------------------
@@ -264,27 +244,21 @@ def _checked(chosen: Selection, ids: Sequence[str]) -> Selection:
 
 def sign_selection(request: Request, chosen: Selection) -> str:
     """Return the text for the hidden field `selection` of a form (`Action.fields`)."""
-    at = chosen.at and chosen.at.isoformat()
-    content = json.dumps([chosen.kind, chosen.ids, chosen.filter, at, chosen.count])
-    text = base64.urlsafe_b64encode(content.encode()).decode()
-    return f"{text}.{_signature(request, text)}"
+    return session.signed(session.of(request).digest, "selection", chosen)
 
 
-def selection(request: Request, text: str, kind: str) -> Selection:
-    """Return a signed selection; a forged one, or another kind or scope, is refused."""
-    content, _, signature = text.rpartition(".")
-    try:
-        if not hmac.compare_digest(_signature(request, content).encode(), signature.encode()):
-            raise ValueError
-        named, ids, chosen, at, count = json.loads(base64.urlsafe_b64decode(content))
-    except (ValueError, binascii.Error):
-        text = "This selection was changed or is of another scope. Nothing was done."
-        raise Refused(403, text) from None
-    if named != kind:
-        raise Refused(403, f"This selection is of {named}, not of {kind}. Nothing was changed.")
-    return Selection(kind, tuple(ids), chosen, at and datetime.fromisoformat(at), count)
+def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
+    """Return the signed selection of a form, or the part of it whose boxes are checked.
 
-
-def _signature(request: Request, text: str) -> str:
-    key = session.of(request).shared
-    return hmac.new(key, f"selection {text}".encode(), hashlib.sha256).hexdigest()
+    A forged one, and another kind or scope, is refused.
+    """
+    found = session.content_of(own.digest, "selection", str(sent.get("selection", "")))
+    if found is None or found[0] != kind:
+        raise Refused(403, "This selection was changed, or is of another page or scope. Nothing "
+                           "was changed.")  # fmt: skip
+    _, ids, chosen, at, count = found
+    checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
+    if not set(checked) <= set(ids):
+        raise Refused(403, "One of these was not on the page. Nothing was changed.")
+    when = datetime.fromisoformat(at) if at else None
+    return Selection(kind, tuple(checked or ids), chosen, when, len(checked) or count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Final
 
 import fastapi
@@ -24,7 +24,10 @@ router = fastapi.APIRouter()
 
 @router.get("/live")
 async def live(request: Request) -> Response:
-    """Return hints as long as the tab is open: ids of runs that changed, and whether jobs did."""
+    """Return hints as long as the tab is open: ids of runs that changed, and whether jobs did.
+
+    They have no values, so that every scope gets the same.
+    """
 
     async def begin(reader: changes.Reader) -> AsyncIterator[bytes]:
         return _hints(reader)
@@ -33,23 +36,19 @@ async def live(request: Request) -> Response:
 
 
 async def _hints(reader: changes.Reader) -> AsyncIterator[bytes]:
-    yield sent_events.retry() + _hint(is_all=True, is_jobs=True, ids=())
-    while not reader.closed:
-        found = await reader.next(sent_events.BEAT_S)
-        if not found:
+    hint: dict[str, object] = {"all": True, "jobs": True, "ids": []}
+    yield sent_events.retry()
+    while True:
+        # `sent_events.event` would set members to null that are not states, for the scope look.
+        yield f"event: hint\ndata: {json.dumps(hint)}\n\n".encode()
+        await asyncio.sleep(HINT_S)
+        while not (found := await reader.next(sent_events.BEAT_S)):
+            if reader.closed:
+                return
             yield b": alive\n\n"
-            continue
         ids = sorted({str(run) for one in found if (run := one.data.get("run_id")) is not None})
         is_jobs = any(one.kind == "job" for one in found)
-        yield _hint(is_all=len(ids) > NAMED, is_jobs=is_jobs, ids=ids[:NAMED])
-        await asyncio.sleep(HINT_S)
-
-
-def _hint(*, is_all: bool, is_jobs: bool, ids: Sequence[str]) -> bytes:
-    """Return a hint as it is sent; it has no values, so that every scope gets the same."""
-    # `sent_events.event` would set members to null that are not states, for the scope look.
-    text = json.dumps({"all": is_all, "jobs": is_jobs, "ids": ids})
-    return f"event: hint\ndata: {text}\n\n".encode()
+        hint = {"all": len(ids) > NAMED, "jobs": is_jobs, "ids": ids[:NAMED]}
 
 
 @router.get("/head")

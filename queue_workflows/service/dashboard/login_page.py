@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from queue_workflows import acts
-from queue_workflows.dag import payload
 from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.service.routes import endpoints
 
@@ -23,29 +22,24 @@ async def login(request: Request) -> Response:
 
 
 def _form(
-    request: Request, given: Mapping[str, str], text: str = "", status: int = 200
+    request: Request, given: Mapping[str, object], text: str = "", status: int = 200
 ) -> Response:
+    asks_name = endpoints.user(request) is None
     return view.page(
-        request,
-        "login.html",
-        title="Log in",
-        command="",
-        status=status,
-        text=text,
-        asks_name=endpoints.user(request) is None,
-        given={name: given.get(name, "") for name in ("link", "name", "next")},
-    )
+        request, "login.html", title="Log in", command="", status=status, text=text,
+        asks_name=asks_name, given={name: given.get(name, "") for name in ("link", "name", "next")},
+    )  # fmt: skip
 
 
 @router.post("/login")
 async def logged_in(request: Request) -> Response:
     """Open a session for a token or a one-time link."""
     doors: session.Doors = request.app.state.doors
-    given = {name: str(text) for name, text in (await request.form(max_files=0)).items()}
+    given = {name: str(text) for name, text in (await forms.fields(request)).items()}
     if doors.must_wait(request):
         return _form(request, given, "Too many wrong tries from your address: wait a minute.", 429)
     name = (endpoints.user(request) or given.get("name", "")).strip()
-    if not name or len(name) > acts.MOST_ACTOR or not payload.is_storable(name):
+    if not name or len(name) > acts.MOST_ACTOR:
         text = "Enter your name: it stands beside everything that you change."
         return _form(request, given, text, 422)
     found = doors.scope_of(request, given.get("token", "").strip(), given.get("link", ""))

@@ -24,7 +24,7 @@ _PAGES: Final[Mapping[str, str]] = {
     "machine": "/machines", "queue": "/waiting", "schedule": "/schedules", "alert": "/health",
     "orchestrator": "/health",
 }  # fmt: skip
-"""Where the needs of each kind are seen to, if the application has the page."""
+"""Where the needs of each kind are seen to."""
 
 
 @router.get("/")
@@ -42,12 +42,13 @@ async def body(request: Request) -> Response:
 
 async def _values(request: Request) -> dict[str, Any]:
     pages: view.Pages = request.app.state.pages
-    head = await pages.head(request)
+    facts = await pages.head(request)
     found = await view.read(request, _read)
-    served = {path for path, _, _ in pages.navigation}
     return found | {
-        "needs": head.needs,
-        "links": {kind: path for kind, path in _PAGES.items() if path in served},
+        "needs": facts.needs,
+        "links": _PAGES,
+        "last_failure_at": facts.failed_at,
+        "any_run": facts.any_run,
     }
 
 
@@ -55,16 +56,13 @@ def _read(conn: db.Connection) -> dict[str, Any]:
     every = [_queue(row) for row in queues.list(used_only=True, conn=conn)]
     every.sort(key=lambda row: (-(row["oldest_s"] or 0.0), -row["running"], row["queue"]))
     oldest = [row["oldest_s"] for row in every if row["oldest_s"] is not None]
-    last = statements.pages.failures(conn, within_s=0.0, most=1)
     return {
         "machines": _machines(workers.list(conn=conn))[:MACHINES],
         "queues": every[:QUEUES],
         "running": statements.pages.running(conn, limit=RUNNING),
-        "last_failure_at": last["last_at"],
         "runs": sum(row["running"] for row in every),
         "waits": sum(row["waiting"] for row in every),
         "oldest_s": max(oldest, default=None),
-        "any_run": statements.pages.any_run(conn),
         "database": db.describe(),
     }
 

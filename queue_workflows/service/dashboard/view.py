@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -21,13 +22,14 @@ import jinja2
 import pydantic
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from queue_workflows import config, db, errors
 from queue_workflows.admin import attention
 from queue_workflows.runtime import display
 from queue_workflows.runtime.masking import MASK
 from queue_workflows.service import request_parts, responses, state
-from queue_workflows.service.dashboard import session
+from queue_workflows.service.dashboard import forms, session
 
 T = TypeVar("T")
 FRAGMENT_S: Final = 1.0
@@ -47,11 +49,18 @@ NAVIGATION: Final = (
     ("/jobs", "Jobs", "j"), ("/queues", "Queues", "q"), ("/schedules", "Schedules", "s"),
     ("/acts", "Acts", "a"), ("/health", "Health", "h"),
 )  # fmt: skip
-"""Path, label and key of the pages, of which those that the application has are shown."""
+"""Path, label and key of the pages."""
+_MEDIA: Final = {
+    "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}  # fmt: skip
+_PACKAGE: Final = "queue_workflows.service.dashboard"
 _CANCELLED: Final = "57014"
+_UNREAD: Final = (forms.Refused, db.Error, errors.QueueWorkflowsError)
+"""The errors of `read` that the database causes."""
 _CSRF: Final = f"csrf-{secrets.token_hex(16)}"
 _FORM: Final = f"form-{secrets.token_hex(16)}"
-"""Kept fragments have these in place of the words of each session and form."""
+"""Rendered texts have these in place of the words of each session and form."""
 _AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
 _WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
@@ -60,28 +69,11 @@ Text = Annotated[str | None, fastapi.Query(max_length=1000)]
 """The type of a filter or a name in an address."""
 
 
-class TooSlow(Exception):
-    """A read took longer than a page may; the page says to narrow the filter."""
-
-
-_UNREAD: Final = (TooSlow, db.Error, errors.QueueWorkflowsError)
-"""The errors of `read` that the database causes."""
-
-
-class NotFound(Exception):
-    """A page with status 404, which has a sentence, and addresses that may be meant."""
+class NotFound(forms.Refused):
+    """A page with status 404."""
 
     def __init__(self, text: str, near: Sequence[tuple[str, str]] = ()) -> None:
-        super().__init__(text)
-        self.text, self.near = text, near
-
-
-class Head(NamedTuple):
-    """Facts about the whole system on every page."""
-
-    needs: Sequence[attention.Need] = ()
-    absent: str | None = None
-    """Why no orchestrator seems to run."""
+        super().__init__(404, text, near)
 
 
 class Pager(NamedTuple):
@@ -101,9 +93,8 @@ class Pages:
     """The templates, the static files, and the facts and fragments of a moment ago."""
 
     def __init__(self) -> None:
-        folder = resources.files("queue_workflows.service.dashboard")
         self.env: Any = jinja2.Environment(
-            loader=jinja2.PackageLoader("queue_workflows.service.dashboard"),
+            loader=jinja2.PackageLoader(_PACKAGE),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             auto_reload=False,
@@ -111,67 +102,51 @@ class Pages:
             lstrip_blocks=True,
         )
         self.env.filters.update(_FILTERS)
-        self.env.globals.update(folded=FOLDED, downloaded=DOWNLOADED)
+        self.env.globals.update(
+            folded=FOLDED, downloaded=DOWNLOADED, navigation=NAVIGATION, csrf=_CSRF, form_id=_FORM
+        )
         self.files: dict[str, tuple[bytes, str]] = {}
         self.names: dict[str, str] = {}
         """Static files by their names with a hash, and these by the plain names."""
-        for file in (folder / "static").iterdir():
+        for file in (resources.files(_PACKAGE) / "static").iterdir():
             stem, _, kind = file.name.rpartition(".")
             if kind in _MEDIA:
                 content = file.read_bytes()
                 named = f"{stem}.{hashlib.sha256(content).hexdigest()[:12]}.{kind}"
                 self.files[named], self.names[file.name] = (content, _MEDIA[kind]), named
-        self.navigation: Sequence[tuple[str, str, str]] = ()
-        self._kept: dict[tuple[str, ...], tuple[float, asyncio.Future[str]]] = {}
-        self.last_head = Head()
+        self.last_head = attention.Facts()
         """The facts of the head as they were read last."""
-        self._head_at = -HEAD_S
-        self._head_error: Exception | None = None
-        self._reads_head = asyncio.Lock()
+        self._kept: dict[tuple[str, ...], tuple[float, asyncio.Future[Any]]] = {}
 
-    async def head(self, request: Request) -> Head:
-        """Return the facts of the head, read at most each HEAD_S for all viewers together.
-
-        Raises the errors of `read`, for HEAD_S the same one, as unread facts do not mean that all
-        is well.
-        """
-        async with self._reads_head:
-            if time.monotonic() - self._head_at >= HEAD_S:
-                try:
-                    self.last_head, self._head_error = await read(request, _head), None
-                except _UNREAD as error:
-                    self._head_error = error
-                self._head_at = time.monotonic()
-        if self._head_error is not None:
-            raise self._head_error.with_traceback(None)
-        return self.last_head
-
-    async def kept(self, key: tuple[str, ...], make: Callable[[], Awaitable[str]]) -> str:
-        """Return the text of this key, which is made once in FRAGMENT_S, also for many at once."""
+    async def kept(
+        self, key: tuple[str, ...], lasts_s: float, make: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return the outcome of this key, made once in this time, also for many at once."""
         now = time.monotonic()
-        found = self._kept.get(key)
-        if found is None or now - found[0] >= FRAGMENT_S:
-            self._kept = {k: each for k, each in self._kept.items() if now - each[0] < FRAGMENT_S}
-            made: asyncio.Future[str] = asyncio.ensure_future(make())
-            self._kept[key] = found = (now, made)
-        return await asyncio.shield(found[1])
+        if key not in self._kept or self._kept[key][0] <= now:
+            self._kept = {name: each for name, each in self._kept.items() if each[0] > now}
+            self._kept[key] = now + lasts_s, asyncio.ensure_future(make())
+        return await asyncio.shield(self._kept[key][1])
 
+    async def head(self, request: Request) -> attention.Facts:
+        """Return the facts of the head, read once for all viewers together.
 
-_MEDIA: Final = {
-    "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}  # fmt: skip
+        Raises the errors of `read`, as unread facts do not mean that all is well.
+        """
 
+        async def facts() -> attention.Facts:
+            self.last_head = await read(request, attention.facts, self.last_head)
+            return self.last_head
 
-def _head(conn: db.Connection) -> Head:
-    return Head(attention.needs(conn), attention.absent(conn))
+        return await self.kept(("head",), HEAD_S, facts)
 
 
 async def read(request: Request, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
     """Return `call(conn, *args, **keywords)`, run in a thread on the dashboard's own pool.
 
-    It is one read-only transaction with a statement_timeout of 2 s; raises `TooSlow`. Put all reads
-    of a page into one `call`, which passes `conn=conn` to the nouns. For acts use `forms.Form.run`.
+    It is one read-only transaction with a statement_timeout of 2 s; a page says when it is over.
+    Put all reads of a page into one `call`, which passes `conn=conn` to the nouns. For acts use
+    `forms.Form.run`.
     """
 
     def run() -> T:
@@ -182,7 +157,7 @@ async def read(request: Request, call: Callable[..., T], *args: Any, **keywords:
         return await state.of(request).reads.run(run)
     except db.Error as error:
         if getattr(error, "sqlstate", None) == _CANCELLED:
-            raise TooSlow from error
+            raise forms.Refused(503, "This took too long: narrow the filter.") from error
         raise
 
 
@@ -191,11 +166,11 @@ def path(base: str, *segments: str) -> str:
     return base + "/".join(quote(each, safe="") for each in segments)
 
 
-async def heading(request: Request) -> None:
-    """Read the facts of the head before a page, so that it has them; a page of errors has none."""
-    if request.method == "GET" and "hx-request" not in request.headers and session.of(request):
-        with contextlib.suppress(*_UNREAD):
-            await request.app.state.pages.head(request)
+def here(request: Request) -> str:
+    """Return the path below the mount and the query of a page, as its reader has them."""
+    raw = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
+    query = [(name, each) for name, each in request.query_params.multi_items() if name != "did"]
+    return raw[len(request.scope["root_path"]) :] + (f"?{urlencode(query)}" if query else "")
 
 
 def command(words: str, query: Mapping[str, str]) -> str:
@@ -210,14 +185,37 @@ def page(
 
     `command`: the command line that shows the same, printed at the foot. Each template has, beside
     `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
-    (path and query of the page), `read_only`, `app`, and the filters of this module.
+    (path and query of the page), `read_only`, `app`, and the filters of this module. It is rendered
+    when it is sent.
     """
-    pages: Pages = request.app.state.pages
-    own = _session(request)
-    did = request.query_params.get("did", "")[:100]
-    message = request.app.state.posts.message(own.key, did) if own and did else None
-    more = {"title": title, "command": command, "message": message, "head": pages.last_head}
-    return _reply(request, _render(request, template, own, **more, **values), status)
+    return _Page(request, template, status, values | {"title": title, "command": command})
+
+
+class _Page(Response):
+    """A page that a thread renders: large values, and the app's redactor, take their time."""
+
+    def __init__(
+        self, request: Request, template: str, status: int, values: Mapping[str, Any]
+    ) -> None:
+        super().__init__(status_code=status)
+        self._request, self._template, self._values = request, template, values
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the facts of the head, which a page of an error does without; render and send."""
+        request, pages = self._request, self._request.app.state.pages
+        own: session.Session | None = getattr(request.state, "session", None)
+        message = None
+        if own is not None:
+            did = request.query_params.get("did", "")
+            message = request.app.state.posts.message(own.csrf, did)
+            if self.status_code == 200:
+                with contextlib.suppress(*_UNREAD):
+                    await pages.head(request)
+        given = {**self._values, "head": pages.last_head, "message": message}
+        text = await _rendered(request, self._template, own, given)
+        reply = _reply(request, text, own.csrf if own else "", self.status_code)
+        reply.raw_headers += [each for each in self.raw_headers if each[0] == b"set-cookie"]
+        await reply(scope, receive, send)
 
 
 async def fragment(
@@ -228,23 +226,21 @@ async def fragment(
     `make` reads the values; it is called only if none is kept. The name of the session is not in
     it, as others get the same text.
     """
-    own = session.of(request)._replace(name="", key=b"")
+    own = session.of(request)
+    shown = own._replace(name="", csrf="")
 
     async def text() -> str:
-        return _render(request, template, own, **await make())
+        return await _rendered(request, template, shown, await make())
 
     pages: Pages = request.app.state.pages
     key = (template, str(request.url), own.scope, own.zone)
-    return _reply(request, await pages.kept(key, text))
+    return _reply(request, await pages.kept(key, FRAGMENT_S, text), own.csrf)
 
 
-def _session(request: Request) -> session.Session | None:
-    return getattr(request.state, "session", None)
-
-
-def _render(request: Request, template: str, own: session.Session | None, **values: Any) -> str:
+async def _rendered(
+    request: Request, template: str, own: session.Session | None, values: Mapping[str, Any]
+) -> str:
     pages: Pages = request.app.state.pages
-    path: str = request.scope["path"][len(request.scope["root_path"]) :]
 
     def url(path: str, /, **query: Any) -> str:
         return session.url(request, path, **query)
@@ -252,38 +248,31 @@ def _render(request: Request, template: str, own: session.Session | None, **valu
     def static(name: str) -> str:
         return url(f"/static/{pages.names[name]}")
 
-    return pages.env.get_template(template).render(
-        session=own,
-        csrf=_CSRF,
-        form_id=_FORM,
-        now=datetime.now(timezone.utc),
-        url=url,
-        static=static,
-        navigation=pages.navigation,
-        path=path,
-        here=here(request),
-        read_only=state.of(request).settings.app_read_only,
-        app=config.get_config().app or "APP",
-        **values,
-    )
+    given = {
+        "session": own,
+        "now": datetime.now(timezone.utc),
+        "url": url,
+        "static": static,
+        "path": request.scope["path"][len(request.scope["root_path"]) :],
+        "here": here(request),
+        "read_only": state.of(request).settings.app_read_only,
+        "app": config.get_config().app or "APP",
+    }
+
+    def render() -> str:
+        return pages.env.get_template(template).render(given, **values)
+
+    return await state.of(request).renders.run(render)
 
 
-def here(request: Request) -> str:
-    """Return the path below the mount and the query of a page, as its reader has them."""
-    raw = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
-    query = [(name, each) for name, each in request.query_params.multi_items() if name != "did"]
-    return raw[len(request.scope["root_path"]) :] + (f"?{urlencode(query)}" if query else "")
-
-
-def _reply(request: Request, text: str, status: int = 200) -> Response:
+def _reply(request: Request, text: str, csrf: str, status: int = 200) -> Response:
     """Return a rendered text with the words of this session, or 304 if its reader has it."""
     tag = responses.etag(_AGES.sub(r"\1", text).encode())
     headers = {"etag": tag, "content-security-policy": POLICY, "vary": "cookie"}
     if status == 200 and responses.matches(request, tag):
         return Response(status_code=304, headers=headers)
-    own, posts = _session(request), request.app.state.posts
-    base = f"{posts.word}-{secrets.token_hex(8)}"
-    first, *rest = text.replace(_CSRF, own.csrf if own else "").split(_FORM)
+    base = f"{request.app.state.posts.word}-{secrets.token_hex(8)}"
+    first, *rest = text.replace(_CSRF, csrf).split(_FORM)
     parts = [f"{base}-{number}{part}" for number, part in enumerate(rest)]
     return Response("".join([first, *parts]), status, headers, "text/html; charset=utf-8")
 
@@ -302,7 +291,7 @@ def redacted(value: Any) -> Any:
             value = cfg.redactor(value)
         except Exception:  # noqa: BLE001  app code
             return MASK
-    return _without(value, frozenset("".join(_words(name)) for name in cfg.redact_keys))
+    return _without(value, {"".join(_WORDS.findall(name)).lower() for name in cfg.redact_keys})
 
 
 def editable(value: Any) -> str | None:
@@ -317,7 +306,7 @@ def editable(value: Any) -> str | None:
     return text if redacted(members) == members == json.loads(text) else None
 
 
-def _without(value: Any, hidden: frozenset[str]) -> Any:
+def _without(value: Any, hidden: set[str]) -> Any:
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {
@@ -329,36 +318,32 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:
     return value
 
 
-def _is_hidden(name: object, hidden: frozenset[str]) -> bool:
+def _is_hidden(name: object, hidden: set[str]) -> bool:
     """Return whether some words of a name are together a hidden one: `apiKey` as `api_key`."""
-    words = _words(str(name)[:200])
+    words = _WORDS.findall(str(name)[:200])
     return any(
-        "".join(words[first:last]) in hidden
+        "".join(words[first:last]).lower() in hidden
         for first in range(len(words))
         for last in range(first + 1, first + 5)
     )
 
 
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in _WORDS.findall(name)]
+def _sees_values(context: jinja2.runtime.Context) -> bool:
+    own: session.Session | None = context["session"]
+    return own is not None and own.sees_values
 
 
 @jinja2.pass_context
 def _shown(context: jinja2.runtime.Context, value: Any) -> str | None:
     """Return a JSON value as text without secrets; None for the scope `look`."""
-    own: session.Session | None = context["session"]
-    if own is None or not own.sees_values:
-        return None
-    return "\n".join(display.pretty(redacted(value)))
+    return "\n".join(display.pretty(redacted(value))) if _sees_values(context) else None
 
 
 @jinja2.pass_context
 def _text(context: jinja2.runtime.Context, value: str | None) -> str | None:
     """Return a text such as an error, without secrets; None for none, and for the scope `look`."""
-    own: session.Session | None = context["session"]
-    if value is None or own is None or not own.sees_values:
-        return None
-    return display.block(redacted(value))
+    is_shown = value is not None and _sees_values(context)
+    return display.block(redacted(value)) if is_shown else None
 
 
 @jinja2.pass_context
@@ -396,12 +381,8 @@ def _span(seconds: Any) -> str:
     return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d"
 
 
-def _segment(text: object) -> str:
-    return path("", str(text))
-
-
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "segment": _segment,
+    "segment": functools.partial(path, ""),
     "shown": _shown,
     "text": _text,
     "line": display.line,

@@ -1,17 +1,57 @@
 -- Read for pages of the dashboard, beside the lists.
 
--- name: failures row
--- Return how many jobs of both families failed within `within_s` seconds, up to `most` of each, and the end and the
--- error of the last one that failed at all. Always one row.
-SELECT (SELECT sum(c.n) FROM (
-    -- both:
-    SELECT count(*) AS n
-      FROM (SELECT FROM ingest_jobs
-             WHERE status = 'failed' AND finished_at > now() - %(within_s)s * interval '1 second'
-             LIMIT %(most)s) f
-    -- end
-    ) c)::bigint AS recent, l.finished_at AS last_at, l.error
-  FROM (SELECT) one
+-- name: attention row
+-- Return the facts that every page has, numbers up to `most`: nodes of running runs that wait for an answer that nobody
+-- has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
+-- the end and the error of the last one that failed at all; the longest wait for an orchestrator (`idle_s`), of an event,
+-- or of a run that could start and has waited for `patience_s`, unless one was started within a minute (NULL: none waits);
+-- the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then; whether there
+-- is any run.
+SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
+       (SELECT sum(c.n) FROM (
+           -- both:
+           SELECT count(*) AS n
+             FROM (SELECT FROM ingest_jobs
+                    WHERE status = 'failed' AND finished_at > now() - %(within_s)s * interval '1 second'
+                    LIMIT %(most)s) f
+           -- end
+           ) c)::bigint AS failed,
+       greatest(
+           (SELECT {age_s(greatest(e.created_at, e.available_at))}
+              FROM workflow_dispatch_events e
+             WHERE e.processed_at IS NULL AND (e.available_at IS NULL OR e.available_at <= now())
+             ORDER BY e.id LIMIT 1),
+           (SELECT max(r.wait_s)
+              FROM (SELECT {age_s(queued_at)} AS wait_s
+                      FROM workflow_runs
+                     WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
+                       AND queued_at < now() - %(patience_s)s::float8 * interval '1 second'
+                     ORDER BY priority, queued_at, id
+                     LIMIT 50) r
+             WHERE NOT EXISTS (
+                   SELECT FROM workflow_runs
+                    WHERE status = 'running' AND mode = 'node'
+                      AND started_at BETWEEN now() - interval '60 seconds' AND now()))) AS idle_s,
+       (SELECT coalesce(jsonb_agg(to_jsonb(o)), '[]')
+          FROM (SELECT c.host_label, c.queue, {age_s(c.until_at)} AS since_s
+                  FROM worker_controls c
+                 WHERE c.desired_state = 'off' AND c.until_at < now() - interval '1 minute'
+                   AND NOT EXISTS (
+                       SELECT FROM workers w
+                        WHERE w.host_label = c.host_label AND c.queue IN ('all', w.queue)
+                          AND w.last_seen > c.until_at)
+                 ORDER BY c.until_at LIMIT 20) o) AS switches,
+       EXISTS (SELECT FROM workflow_runs) AS any_run
+  FROM (SELECT count(*) AS asked, max(w.waiting_s) AS asked_s
+          FROM (SELECT {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s
+                  FROM workflow_node_jobs j
+                  JOIN workflow_runs r ON r.id = j.run_id
+                 WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+                   AND NOT EXISTS (SELECT FROM workflow_input_submissions s
+                                    WHERE s.run_id = j.run_id AND s.node_id = j.node_id
+                                      AND s.status IN ('pending', 'processing'))
+                 ORDER BY j.started_at NULLS FIRST
+                 LIMIT %(most)s) w) q
   LEFT JOIN (
        SELECT b.* FROM (
            -- both:
@@ -21,18 +61,29 @@ SELECT (SELECT sum(c.n) FROM (
            -- end
            ) b ORDER BY b.finished_at DESC LIMIT 1) l ON true;
 
--- name: questions row
--- Return how many nodes of running runs wait for an answer that nobody has given, up to `most`, and the longest wait.
-SELECT count(*) AS n, max(q.waiting_s) AS waiting_s
-  FROM (SELECT {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s
-          FROM workflow_node_jobs j
-          JOIN workflow_runs r ON r.id = j.run_id
-         WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
-           AND NOT EXISTS (SELECT FROM workflow_input_submissions s
-                            WHERE s.run_id = j.run_id AND s.node_id = j.node_id
-                              AND s.status IN ('pending', 'processing'))
-         ORDER BY j.started_at NULLS FIRST
-         LIMIT %(most)s) q;
+-- name: questions many
+-- Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
+-- `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
+-- the spec, and is NULL with one of more bytes as stored.
+SELECT j.run_id, r.workflow_name, r.out_dir, j.node_id, j.id AS job_id, j.seq, t.due_at,
+       j.policy ? 'default' AS has_default, {small(j.policy -> 'default')} AS default,
+       {small(j.input_spec)} AS input_spec, j.input_spec IS NOT NULL AS is_known,
+       CASE WHEN pg_column_size(j.input_spec) <= %(most)s::integer
+            THEN hashtextextended(j.input_spec::text, 0)::text END AS asked,
+       coalesce(j.started_at, j.created_at) AS since,
+       EXISTS (SELECT FROM workflow_input_submissions s
+                WHERE s.run_id = j.run_id AND s.node_id = j.node_id
+                  AND s.status IN ('pending', 'processing')) AS answered
+  FROM workflow_node_jobs j
+  JOIN workflow_runs r ON r.id = j.run_id
+  LEFT JOIN workflow_input_timeouts t ON t.job_id = j.id
+ WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+   AND (%(run)s::text IS NULL OR r.id = %(run)s)
+   AND (%(node)s::text IS NULL OR j.node_id = %(node)s)
+   AND (coalesce(j.started_at, j.created_at), j.seq)
+       > (coalesce(%(after)s::timestamptz, '-infinity'), coalesce(%(after_seq)s::bigint, 0))
+ ORDER BY coalesce(j.started_at, j.created_at), j.seq
+ LIMIT %(limit)s;
 
 -- name: new_questions value
 -- Return how many nodes of running runs began to wait for an answer after `since`, up to `most`.
@@ -42,16 +93,6 @@ SELECT count(*) AS n
          WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
            AND coalesce(j.started_at, j.created_at) > %(since)s::timestamptz
          LIMIT %(most)s) q;
-
--- name: overdue_switches many
--- Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
-SELECT c.host_label, c.queue, c.until_at, {age_s(c.until_at)} AS since_s
-  FROM worker_controls c
- WHERE c.desired_state = 'off' AND c.until_at < now() - interval '1 minute'
-   AND NOT EXISTS (
-       SELECT FROM workers w
-        WHERE w.host_label = c.host_label AND c.queue IN ('all', w.queue) AND w.last_seen > c.until_at)
- ORDER BY c.until_at LIMIT 20;
 
 -- name: running many
 -- Return the jobs of both families that run longest, each with how long its node usually takes: the median of the last
@@ -112,10 +153,6 @@ SELECT r.id, r.workflow_name, r.status, n.waiting, n.children, n.running
                 WHERE run_id = i.id AND status IN ('queued', 'running', 'awaiting_input')
                 LIMIT %(most)s) j) n
  ORDER BY i.place;
-
--- name: any_run value
--- Return whether there is any run.
-SELECT EXISTS (SELECT FROM workflow_runs) AS any;
 
 -- name: node_jobs many unprepared
 -- Return nodes that are queued or running, whichever the status is, in the order of the claim. A filter that is NULL
