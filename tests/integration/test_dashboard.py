@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import secrets
 import threading
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,6 +16,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, db, history, runs
+from queue_workflows.dag import confinement
 from tests.support import constants, factories, http_service, tabled, wait
 from tests.support.dashboard import TOKENS, Browser, Page, inner_scripts, path_of, visited
 
@@ -700,6 +704,92 @@ def test_viewers_have_a_limit_of_their_own(conn: psycopg.Connection[Any]) -> Non
     visited(use, app_max_viewers=1)
 
 
+# --- Inbox -------------------------------------------------------------------------------------
+
+
+def asks(conn: psycopg.Connection[Any], out_dir: str | None = None, **spec: Any) -> str:
+    """Insert a run with a question, and return its id."""
+    run_id = factories.run(conn, out_dir=out_dir)
+    factories.node(
+        conn, run_id, "ask", node_module="__input__x", status="awaiting_input", started_at=NOW,
+        input_spec={"prompt": "Which?"} | spec,
+    )  # fmt: skip
+    return run_id
+
+
+def answer_of(conn: psycopg.Connection[Any], run_id: str) -> Any:
+    return factories.one(
+        conn, "SELECT max(value #>> '{}') FROM workflow_input_submissions WHERE run_id = %s", run_id
+    )
+
+
+def test_a_long_question_is_read_on_its_own_page_alone(conn: psycopg.Connection[Any]) -> None:
+    options = [f"{number} {secrets.token_hex(100)}" for number in range(300)]
+    run_id = asks(conn, prompt="Which of many?", widget="choose_one", options=options)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox")
+        assert "a question that is not shown here" in page.text
+        assert run_id in page.response.text and "Which of many?" not in page.response.text
+        page = await browser.open("/inbox/question", params={"run": run_id, "node": "ask"})
+        assert "Which of many?" in page.text and "100 more options are not shown" in page.text
+        values = {"value": json.dumps(options[299])}
+        page = await browser.send(page.form("/inbox/answer"), values)
+        assert "Answered: ask takes" in page.text
+
+    visited(use)
+    assert answer_of(conn, run_id) == options[299]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "../../a.csv", "C:\\data\\a.csv"])
+def test_a_file_is_uploaded_to_the_folder_of_the_run(
+    conn: psycopg.Connection[Any], name: str
+) -> None:
+    run_id = asks(conn, widget="file_upload", accept=".csv")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", params={"run": run_id, "node": "ask"})
+        form = page.form("/inbox/answer")
+        page = await browser.send(form, files={"file": ("a.png", b"x")})
+        assert (page.status, "it accepts .csv" in page.text) == (422, True)
+        form = page.form("/inbox/answer")
+        page = await browser.send(form, files={"file": (name, b"1,2")})
+        assert "Answered: ask takes" in page.text
+
+    visited(use)
+    there = Path(str(answer_of(conn, run_id)))
+    assert there.read_bytes() == b"1,2"
+    folder = confinement.outputs_folder() / run_id
+    assert [path.resolve() for path in folder.rglob("*") if path.is_file()] == [there]
+    assert there.name == "a.csv"
+
+
+def test_no_file_is_stored_outside_of_the_folders_of_the_engine(
+    conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    run_id = asks(conn, str(tmp_path), widget="file_upload")
+    inside = confinement.outputs_folder() / "linked"
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    inside.symlink_to(tmp_path)
+    linked = asks(conn, str(inside), widget="file_upload")
+    other = asks(conn, widget="text")
+
+    async def use(browser: Browser) -> None:
+        for each, reason in (
+            (run_id, "set OUT_ROOTS"), (linked, "set OUT_ROOTS"), (other, "it takes no file"),
+        ):  # fmt: skip
+            page = await browser.open("/inbox/question", params={"run": each, "node": "ask"})
+            page = await browser.send(page.form("/inbox/answer"), files={"file": ("a.csv", b"x")})
+            assert (page.status, reason in page.text) == (422, True), page.text
+            assert answer_of(conn, each) is None
+
+    try:
+        visited(use)
+    finally:
+        inside.unlink()
+    assert not list(tmp_path.iterdir())
+
+
 # --- Now ---------------------------------------------------------------------------------------
 
 
@@ -758,7 +848,7 @@ def test_a_page_takes_six_statements_at_most_with_its_head(
 
     async def use(browser: Browser) -> None:
         monkeypatch.setattr(psycopg.Connection, "execute", counted)
-        for path in ("/acts", "/runs"):
+        for path in ("/inbox", "/acts", "/runs"):
             found.clear()
             assert (await browser.open(path)).status == 200
             assert any("AS idle_s" in query for query in found), "the head was read"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import secrets
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import fastapi
 import pydantic
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
 from queue_workflows import acts, db, errors, runs
-from queue_workflows.dag import answers, payload
+from queue_workflows.dag import answers, confinement, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.service.dashboard import forms, view
@@ -22,13 +26,18 @@ from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
 PAGE: Final = 25
+LISTED_BYTES: Final = 16 * 1024
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of a question up to which the list reads it, and its page."""
 CHOICES: Final = 200
 """Options of a question that its page shows; more are answered as JSON."""
 FEW: Final = 12
 """Options up to which the list of questions has the form."""
 NEWS: Final = 100
 """Questions that are counted as new ones."""
-IMAGES: Final = frozenset({"image"})
+NAME_BYTES: Final = 200
+"""Longest name of an uploaded file."""
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @router.get("/inbox")
@@ -38,23 +47,18 @@ async def listed(
     """Show the questions that wait, the longest wait first."""
 
     def read(conn: db.Connection) -> list[JsonDict]:
-        rows = statements.overview.waiting_inputs(
-            conn, run=None, node=None, after=after, after_seq=seq, limit=PAGE + 1
+        rows = statements.pages.questions(
+            conn, run=None, node=None, after=after, after_seq=seq, most=LISTED_BYTES, limit=PAGE + 1
         )
-        return [question(row) for row in rows]
+        return [_question(row) for row in rows]
 
     rows = await view.read(request, read)
     last = rows[PAGE - 1] if len(rows) > PAGE else None
     following = last and {"after": last["since"].isoformat(), "seq": last["seq"]}
     return view.page(
-        request,
-        "inbox.html",
-        title="Inbox",
-        command="queue-workflows inputs",
-        questions=rows[:PAGE],
-        few=FEW,
-        pages=view.Pager("/inbox", {}, following, after is None),
-    )
+        request, "inbox.html", title="Inbox", command="queue-workflows inputs",
+        questions=rows[:PAGE], few=FEW, pages=view.Pager("/inbox", {}, following, after is None),
+    )  # fmt: skip
 
 
 @router.get("/inbox/news")
@@ -74,59 +78,48 @@ async def news(request: Request, at: pydantic.AwareDatetime) -> Response:
 @router.get("/inbox/question")
 async def one(request: Request, run: view.Text = None, node: view.Text = None) -> Response:
     """Show one question."""
-    return _page(request, await view.read(request, _question, run or "", node or ""))
+    return _page(request, await view.read(request, _asked, run or "", node or ""))
 
 
 def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = None) -> Response:
     """Return the page of a question, also with an answer that it does not take."""
     return view.page(
-        request,
-        "inbox_question.html",
-        title=f"Question of {display.line(asked['workflow_name'], 120)}",
+        request, "inbox_question.html", status=422 if wrong else 200, each=asked, wrong=wrong,
+        title=f"Question of {display.line(asked['workflow_name'], 120)}", given=given or {},
         command=display.answer_command(asked["run_id"], asked["node_id"]),
-        status=422 if wrong else 200,
-        each=asked,
-        wrong=wrong,
-        given=given or {},
-    )
+    )  # fmt: skip
 
 
-def _question(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
+def _asked(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits. Raises `NotFound`, which says who was faster."""
-    known = payload.is_storable(run_id) and payload.is_storable(node_id)
-    rows: list[Row] = []
-    if known:
-        rows = statements.overview.waiting_inputs(
-            conn, run=run_id, node=node_id, after=None, after_seq=None, limit=1
+    where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
+    text = f"{where} waits for no answer"
+    if payload.is_storable(run_id) and payload.is_storable(node_id):
+        rows = statements.pages.questions(
+            conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
         )
-    if not rows or rows[0]["answered"]:
-        where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
-        who = _who_was_faster(conn, run_id, node_id) if known else ""
-        raise view.NotFound(f"{where} waits for no answer{who}", near=[("all questions", "/inbox")])
-    return question(rows[0])
+        if rows and not rows[0]["answered"]:
+            return _question(rows[0])
+        now = statements.schedules.now(conn)
+        for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
+            if stored_json.mapping(act["detail"]).get("node") == node_id:
+                ago = display.duration((now - act["at"]).total_seconds())
+                text += f": answered by {display.line(act['actor'], 80)} {ago} ago"
+                break
+    raise view.NotFound(text, near=[("all questions", "/inbox")])
 
 
-def _who_was_faster(conn: db.Connection, run_id: str, node_id: str) -> str:
-    """Return `: answered by ann 5 s ago`, or nothing if no act says so."""
-    now = statements.schedules.now(conn)
-    for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
-        if stored_json.mapping(act["detail"]).get("node") == node_id:
-            ago = display.duration((now - act["at"]).total_seconds())
-            return f": answered by {display.line(act['actor'], 80)} {ago} ago"
-    return ""
-
-
-def question(row: Row) -> JsonDict:
+def _question(row: Row) -> JsonDict:
     """Return a question with the form that its widget needs.
 
-    `form`: `one` or `many` of the `choices`, `yes` (or no), `text`, `file` (a choice or a path), or
-    `json`. A choice has its `label`, and the `image` below the files of its run, if it is one.
-    `asked` changes with the question.
+    `form`: `one` or `many` of the `choices`, `yes` (or no), `text`, `file` (a choice, an upload or
+    a path), or `json`. A choice has its `label`, and the `image` below the files of its run, if it
+    is one.
     """
     spec = stored_json.mapping(row["input_spec"])
-    choices = answers.options(spec)
-    kind = answers.type_of(spec) or str(spec.get("type") or spec.get("widget"))
-    if spec.get("widget") in ("file_upload", "pick_or_upload"):
+    choices, widget = answers.options(spec), stored_json.text(spec.get("widget"))
+    kind = answers.type_of(spec) or str(spec.get("type") or widget)
+    if widget in ("file_upload", "pick_or_upload"):
         form = "file"
     elif choices and len(choices) <= CHOICES:
         form = "many" if spec.get("multiple") else "one"
@@ -134,43 +127,54 @@ def question(row: Row) -> JsonDict:
         form = "yes"
     else:
         form = "text" if kind in ("string", "text", "str", "textarea") else "json"
+    unnamed = "a question without a text" if spec else "a question that is not shown here"
     return row | {
         "form": form,
-        "prompt": stored_json.text(spec.get("prompt")),
-        "widget": stored_json.text(spec.get("widget")),
+        "title": stored_json.text(spec.get("prompt")) or widget or unnamed,
         "choices": [
             {"label": view.redacted(label), "image": _image(value)}
             for label, value in choices[:CHOICES]
         ],
-        "asked": hashlib.sha256(display.json_line(row["input_spec"]).encode()).hexdigest()[:16],
         "left_out": max(0, len(choices) - CHOICES),
         "path": f"/inbox/question?{urlencode({'run': row['run_id'], 'node': row['node_id']})}",
-        "is_known": row["input_spec"] is not None,
     }
 
 
 def _image(value: Any) -> str | None:
     record = stored_json.mapping(value)
-    return stored_json.text(record.get("rel_path")) if record.get("kind") in IMAGES else None
+    return stored_json.text(record.get("rel_path")) if record.get("kind") == "image" else None
+
+
+# --- answers -----------------------------------------------------------------------------------
 
 
 @router.post("/inbox/answer")
 async def answer(request: Request) -> Response:
     """Answer a question. An answer that does not fit is shown again with the reason."""
-    form = await forms.act(request, "submit")
+    form = await forms.act(request, "submit", max_files=1)
     run_id, node_id = form.values.get("run", ""), form.values.get("node", "")
     asked = await _waiting(request, run_id, node_id)
-    if form.values.get("asked") != asked["asked"]:
+    if form.values.get("asked") != (asked["asked"] or ""):
         raise forms.Refused(409, "The question has changed since the page was shown. Nothing was "
                             "changed: open it again.")  # fmt: skip
+
+    def submit() -> str:
+        saved = _saved(asked, form.file) if form.file is not None else None
+        try:
+            value = os.fspath(saved) if saved is not None else _given(asked, form.values)
+            runs.answer(run_id, node_id, value, check=True)
+        except BaseException:
+            if saved is not None:
+                saved.unlink(missing_ok=True)
+            raise
+        return display.compact(view.redacted(value), 120)
+
     try:
-        value = _given(asked, form.values)
-        await form.run(runs.answer, run_id, node_id, value, check=True)
+        shown = await form.run(submit)
     except (errors.InputRefused, errors.InvalidPayload) as error:
         # Either the answer does not fit, or somebody was faster, which this says.
         asked = await _waiting(request, run_id, node_id)
         return _page(request, asked, wrong=str(error), given=form.values)
-    shown = display.compact(view.redacted(value), 120)
     text = f"Answered: {display.line(node_id, 120)} takes {shown}."
     return form.done(text, back="/inbox", links=[(f"run {run_id}", view.path("/runs/", run_id))])
 
@@ -178,7 +182,7 @@ async def answer(request: Request) -> Response:
 async def _waiting(request: Request, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits, or refuse the form and say who was faster."""
     try:
-        return await view.read(request, _question, run_id, node_id)
+        return await view.read(request, _asked, run_id, node_id)
     except view.NotFound as error:
         raise forms.Refused(409, f"{error.text}. Nothing was changed.") from None
 
@@ -196,7 +200,14 @@ def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
         raise errors.InvalidAnswer("choose a file, or name its path")
     if asked["form"] in ("text", "file"):
         return text
-    return answers.meant(asked["input_spec"], _json(values.get("choice", text)))
+    typed = values.get("choice", text)
+    try:
+        return answers.meant(asked["input_spec"], json.loads(typed))
+    except (ValueError, RecursionError) as error:
+        raise errors.InvalidAnswer(
+            f"{display.line(typed, 60)} is not JSON ({display.line(error, 120)}): a text needs "
+            'quotes, as in "yes"'
+        ) from None
 
 
 def _picked(choices: list[Any], place: str) -> Any:
@@ -205,11 +216,34 @@ def _picked(choices: list[Any], place: str) -> Any:
     return choices[int(place)]
 
 
-def _json(text: str) -> Any:
+def _saved(asked: JsonDict, upload: UploadFile) -> Path:
+    """Store an uploaded file in a new folder below that of the run, and return its path.
+
+    Raises `InvalidAnswer` if the question does not take it, or it cannot be stored, and
+    `FolderRefused` outside of OUT_ROOTS or, where that is not set, of the engine's own folder.
+    """
+    name = Path((upload.filename or "").replace("\\", "/")).name
+    if not name.isprintable() or name in ("", "..") or len(name.encode()) > NAME_BYTES:
+        raise errors.InvalidAnswer("this name of a file cannot be used: rename it")
+    if asked["form"] != "file":
+        raise errors.InvalidAnswer("it takes no file")
+    answers.check(asked["input_spec"], name, "the question")
+    given = confinement.given({"id": asked["run_id"], "out_dir": asked["out_dir"]})
+    own = Path(os.path.realpath(given["out_dir"]))
+    roots = confinement.roots() or [os.path.realpath(confinement.outputs_folder())]
+    root = next((each for each in roots if own != Path(each) and own.is_relative_to(each)), None)
+    if root is None:
+        raise errors.FolderRefused(
+            f"the run's files are in {os.fspath(own)!r:.200}: set OUT_ROOTS to a folder around it, "
+            "or name the path of a file"
+        )
+    added = ("uploads", secrets.token_hex(8))
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise errors.InvalidAnswer(
-            f"{display.line(text, 60)} is not JSON ({display.line(error, 120)}): a text needs "
-            'quotes, as in "yes"'
-        ) from None
+        # No step follows a link, which a node may have put in the place of a folder.
+        with confinement.opened(root, *own.relative_to(root).parts, *added, create=True) as folder:
+            fd = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
+        with os.fdopen(fd, "wb") as file:
+            shutil.copyfileobj(upload.file, file)
+    except OSError as error:
+        raise errors.InvalidAnswer(f"the file cannot be stored: {error.strerror}") from None
+    return own.joinpath(*added, name)
