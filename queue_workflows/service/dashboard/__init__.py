@@ -83,13 +83,13 @@ class _Gate:
         """Serve one request; its `state.session` is its session, None on the open paths."""
         request = Request(scope, receive)
         doors: session.Doors = request.app.state.doors
-        request.state.session, request.state.sent = doors.session(request), None
+        request.state.session, request.state.answer = doors.session(request), None
         is_open = OPEN.fullmatch(scope["path"][len(scope["root_path"]) :]) is not None
         if request.state.session is not None or is_open:
             await self._app(scope, receive, send)
             # A form that has no answer has changed nothing, unless its request was cancelled.
-            if request.state.sent is not None:
-                request.app.state.posts.forget(*request.state.sent)
+            if request.state.answer is not None:
+                request.state.answer.cancel()
             return
         if request.method in ("GET", "HEAD") and "hx-request" not in request.headers:
             there = view.here(request)

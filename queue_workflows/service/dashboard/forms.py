@@ -94,35 +94,30 @@ class Posts:
     def __init__(self) -> None:
         self.word = secrets.token_hex(4)
         self._sent: dict[tuple[str, str], asyncio.Future[Answer]] = {}
+        """By the token of the session and the id of the form."""
 
-    async def begin(self, csrf: str, form_id: str) -> asyncio.Future[Answer]:
-        """Note a form of a session, and return where its answer goes.
+    async def begin(self, key: tuple[str, str]) -> asyncio.Future[Answer]:
+        """Note a form, and return where its answer goes; cancel it if the form changed nothing.
 
         Raises `HTTPException` with the address of the answer for a form that was sent before, and
         `Refused` if that is not known.
         """
-        known = self._sent.get((csrf, form_id))
-        if known is None:
-            known = self._sent[csrf, form_id] = asyncio.get_running_loop().create_future()
-            if len(self._sent) > KEPT:
-                del self._sent[next(iter(self._sent))]
-            return known
-        await asyncio.wait([known], timeout=REPEAT_S)
-        if known.done() and not known.cancelled():
-            raise exceptions.HTTPException(303, headers={"location": known.result().where})
-        raise Refused(409, "This form was sent already, and its outcome is not known: see Acts.")
+        while (known := self._sent.get(key)) is not None and not known.cancelled():
+            if known.done():
+                raise exceptions.HTTPException(303, headers={"location": known.result().where})
+            await asyncio.wait([known], timeout=REPEAT_S)
+            if not known.done():
+                text = "This form was sent already, and its outcome is not known: see Acts."
+                raise Refused(409, text)
+        made = self._sent[key] = asyncio.get_running_loop().create_future()
+        if len(self._sent) > KEPT:
+            del self._sent[next(iter(self._sent))]
+        return made
 
-    def forget(self, csrf: str, form_id: str) -> None:
-        """Let a form that has no answer, as it has changed nothing, be sent again."""
-        known = self._sent.get((csrf, form_id))
-        if known is not None and not known.done():
-            del self._sent[csrf, form_id]
-            known.cancel()
-
-    def message(self, csrf: str, form_id: str) -> Answer | None:
+    def message(self, key: tuple[str, str]) -> Answer | None:
         """Return the answer of a form, with its Undo for UNDO_S; None if there is none."""
-        known = self._sent.get((csrf, form_id))
-        if known is None or not known.done():
+        known = self._sent.get(key)
+        if known is None or known.cancelled() or not known.done():
             return None
         found = known.result()
         return found._replace(undo=None) if time.monotonic() - found.at > UNDO_S else found
@@ -131,9 +126,15 @@ class Posts:
 class Form:
     """A POST that may act, after all checks of `act`."""
 
-    def __init__(self, request: Request, form_id: str, sent: FormData) -> None:
-        self._request, self._id = request, form_id
-        self.answer: asyncio.Future[Answer] | None = None
+    def __init__(
+        self,
+        request: Request,
+        form_id: str,
+        sent: FormData,
+        selection: Selection | None,
+        answer: asyncio.Future[Answer],
+    ) -> None:
+        self._request, self._id, self._answer = request, form_id, answer
         self.by = session.of(request).name
         texts = {name: text for name, text in sent.items() if isinstance(text, str)}
         self.values: Mapping[str, str] = texts
@@ -141,7 +142,7 @@ class Form:
         files = [each for _, each in sent.multi_items() if isinstance(each, UploadFile)]
         self.file = next((each for each in files if each.filename), None)
         """The uploaded file, if one was chosen."""
-        self.selection: Selection | None = None
+        self.selection = selection
         """Of the hidden field `selection`; with checkboxes named `id`, only the checked ones."""
         self.back = local(texts.get("back", ""))
         """The path and the query of the page that it was on, from its field `back`."""
@@ -174,8 +175,7 @@ class Form:
         """
         where = session.url(self._request, back)
         where += ("&" if "?" in where else "?") + f"did={self._id}"
-        if self.answer is not None:
-            self.answer.set_result(Answer(where, message, links, undo, time.monotonic()))
+        self._answer.set_result(Answer(where, message, links, undo, time.monotonic()))
         return RedirectResponse(where, 303)
 
 
@@ -200,18 +200,12 @@ async def fields(request: Request, max_files: int = 0) -> FormData:
 
 
 async def act(
-    request: Request,
-    needs: tokens.Scope,
-    *,
-    kind: str | None = None,
-    once: bool = True,
-    max_files: int = 0,
+    request: Request, needs: tokens.Scope, *, kind: str | None = None, max_files: int = 0
 ) -> Form:
     """Return the form of a POST, after all checks: session, scope, --read-only, CSRF, form id.
 
     Origin and Sec-Fetch-Site were checked by the guard. A repeated POST (same form id) never
     returns: its answer is that of the first. `kind`: that of the selection, if it must have one.
-    `once` False: for a form that changes nothing, such as one that leads to a question.
     """
     own = session.of(request)
     sent = await fields(request, max_files)
@@ -230,13 +224,9 @@ async def act(
             "The service was started again since this page was shown. Nothing was changed: go "
             "back, reload the page, and see whether it is still needed.",
         )
-    form = Form(request, form_id, sent)
-    if kind is not None:
-        form.selection = _selected(own, sent, kind)
-    if once:
-        form.answer = await posts.begin(csrf, form_id)
-        request.state.sent = csrf, form_id
-    return form
+    chosen = None if kind is None else _selected(own, sent, kind)
+    request.state.answer = await posts.begin((csrf, form_id))
+    return Form(request, form_id, sent, chosen, request.state.answer)
 
 
 # --- selections --------------------------------------------------------------------------------

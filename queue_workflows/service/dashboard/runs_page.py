@@ -186,7 +186,7 @@ def _share(seconds: float | None, longest: float) -> float:
 @router.post("/runs/chosen")
 async def chosen(request: Request) -> Response:
     """Ask whether to cancel or retry the chosen runs, and describe the effect."""
-    form = await forms.act(request, "submit", kind="runs", once=False)
+    form = await forms.act(request, "submit", kind="runs")
     verb, back = form.values.get("verb", ""), form.back
     if verb not in _VERBS:
         raise forms.Refused(422, "Choose an action for the runs.")
