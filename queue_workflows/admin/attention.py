@@ -57,7 +57,7 @@ class Facts(NamedTuple):
 
 
 def facts(conn: db.Connection, before: Facts) -> Facts:
-    """Return the facts of now; `before`: those of the last call, whose checks may still count."""
+    """Return the facts of now. The checks of the last call, `before`, count for CHECKED_S."""
     checked, checked_at = before.checked, before.checked_at
     if time.monotonic() - checked_at >= CHECKED_S:
         checked, checked_at = [*_models(conn), *_checked(conn)], time.monotonic()

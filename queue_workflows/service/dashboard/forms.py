@@ -175,8 +175,10 @@ class Form:
         """
         where = session.url(self._request, back)
         where += ("&" if "?" in where else "?") + f"did={self._id}"
-        self._answer.set_result(Answer(where, message, links, undo, time.monotonic()))
-        return RedirectResponse(where, 303)
+        found = RedirectResponse(where, 303)  # which escapes what a header cannot have
+        answer = Answer(found.headers["location"], message, links, undo, time.monotonic())
+        self._answer.set_result(answer)
+        return found
 
 
 def local(path: str) -> str:
@@ -189,7 +191,7 @@ def local(path: str) -> str:
 
 async def fields(request: Request, max_files: int = 0) -> FormData:
     """Return the fields of a POST. Raises `Refused` for a text that no database can store."""
-    refused = Refused(400, "A field of this form is no text in Unicode. Nothing was changed.")
+    refused = Refused(400, "A field has characters that cannot be stored. Nothing was changed.")
     try:
         sent = await request.form(max_files=max_files, max_fields=MOST_FIELDS)
     except UnicodeError:  # of the character set that the form names
