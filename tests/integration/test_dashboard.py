@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import secrets
 import threading
@@ -16,7 +17,6 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, db, history, runs
-from queue_workflows.dag import confinement
 from tests.support import constants, factories, http_service, tabled, wait
 from tests.support.dashboard import TOKENS, Browser, Page, inner_scripts, path_of, visited
 
@@ -731,6 +731,11 @@ def asks(conn: psycopg.Connection[Any], out_dir: str | None = None, **spec: Any)
     return run_id
 
 
+def outputs() -> Path:
+    """The folder in which the engine keeps the files of runs."""
+    return Path(os.environ["QUEUE_WORKFLOWS_OUTPUTS_DIR"])
+
+
 def answer_of(conn: psycopg.Connection[Any], run_id: str) -> Any:
     return factories.one(
         conn, "SELECT max(value #>> '{}') FROM workflow_input_submissions WHERE run_id = %s", run_id
@@ -773,7 +778,7 @@ def test_a_file_is_uploaded_to_the_folder_of_the_run(
     visited(use)
     there = Path(str(answer_of(conn, run_id)))
     assert there.read_bytes() == b"1,2"
-    folder = confinement.outputs_folder() / run_id
+    folder = outputs() / run_id
     assert [path.resolve() for path in folder.rglob("*") if path.is_file()] == [there]
     assert there.name == "a.csv"
 
@@ -782,7 +787,7 @@ def test_no_file_is_stored_outside_of_the_folders_of_the_engine(
     conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     run_id = asks(conn, str(tmp_path), widget="file_upload")
-    inside = confinement.outputs_folder() / "linked"
+    inside = outputs() / "linked"
     inside.parent.mkdir(parents=True, exist_ok=True)
     inside.symlink_to(tmp_path)
     linked = asks(conn, str(inside), widget="file_upload")
