@@ -15,17 +15,17 @@ from queue_workflows.types import Rows
 
 router = fastapi.APIRouter()
 PAGE: Final = 50
-Text = Annotated[str, fastapi.Query(max_length=1000)]
 
 
 @router.get("/acts")
 async def listed(
-    request: Request, since: Text = "", actor: Text = "", action: Text = "", kind: Text = "",
-    subject: Text = "", before: Annotated[int | None, fastapi.Query(ge=0, lt=2**63)] = None,
+    request: Request, since: view.Text = None, actor: view.Text = None, action: view.Text = None,
+    kind: view.Text = None, subject: view.Text = None,
+    before: Annotated[int | None, fastapi.Query(ge=0, lt=2**63)] = None,
 ) -> Response:  # fmt: skip
     """Show a page of acts, the newest first."""
     texts = {"since": since, "actor": actor, "action": action, "kind": kind, "subject": subject}
-    query = {name: text.strip() for name, text in texts.items() if text.strip()}
+    query = {name: text.strip() for name, text in texts.items() if text and text.strip()}
     if "actor" in query and not session.of(request).sees_values:
         raise forms.Refused(403, "Your session has scope look, which does not see actors.")
     given: dict[str, Any] = {**query, "before": before, "limit": PAGE + 1}
@@ -40,6 +40,5 @@ async def listed(
     return view.page(
         request, "acts.html", title="Acts", command=view.command("queue-workflows acts", query),
         acts=rows[:PAGE], filters=query, kinds=("run", "job", "queue", "schedule", "machine"),
-        pages={"path": "/acts", "query": query, "next": more, "first": before is None,
-               "searched": None},
+        pages=view.Pager("/acts", query, more, before is None),
     )  # fmt: skip
