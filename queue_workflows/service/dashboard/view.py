@@ -123,9 +123,10 @@ class Pages:
     ) -> T:
         """Return the outcome of this key, made once in this time, also for many at once."""
         now = time.monotonic()
-        if key not in self._kept or self._kept[key][0] <= now:
-            self._kept = {name: each for name, each in self._kept.items() if each[0] > now}
-            self._kept[key] = now + lasts_s, asyncio.ensure_future(make())
+        if key not in self._kept or now - self._kept[key][0] >= lasts_s:
+            # The head is kept longest.
+            self._kept = {k: each for k, each in self._kept.items() if now - each[0] < HEAD_S}
+            self._kept[key] = now, asyncio.ensure_future(make())
         return await asyncio.shield(self._kept[key][1])
 
     async def head(self, request: Request) -> attention.Facts:
