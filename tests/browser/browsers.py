@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Generator
@@ -22,11 +21,6 @@ from tests.support.wait import until
 LINK = re.compile(r"(http://127\.0\.0\.1:\d+)/ui/login\?link=\S+")
 """The address that a dashboard beside `up` prints once it serves."""
 WAIT_MS = 30_000
-ARGUMENTS = (
-    "--disable-gpu", "--disable-quic", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run",
-)  # fmt: skip
-"""So that Chromium itself asks no other machine for anything."""
 SAY_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) => console.error(
   `policy: ${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}`));
@@ -43,9 +37,9 @@ def chromium() -> Generator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         raise AssertionError("chromium is not installed: apt-get install chromium")
-    own = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=own)
+        arguments = ["--disable-gpu", "--disable-quic"]
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
         try:
             yield browser
         finally:
@@ -58,7 +52,7 @@ class Visitor:
     def __init__(self, context: BrowserContext, base: str) -> None:
         self.context = context
         self.noise: list[str] = []
-        """Console messages, uncaught errors, violations of the policy, requests to other sites."""
+        """Console messages, uncaught errors, violations of the policy, boxes, other sites."""
         self.posts: list[str] = []
         """The paths of the forms that were sent."""
         self.streams: list[str] = []
@@ -68,10 +62,15 @@ class Visitor:
         context.add_init_script(SAY_VIOLATIONS)
         context.on("console", lambda said: self._add(said.type, said.text, said.location))
         context.on("weberror", lambda error: self._add("uncaught", error.error))
+        context.on("dialog", self._refuse)
         context.on("request", self._note)
 
     def _add(self, *parts: object) -> None:
         self.noise.append(" ".join(map(str, parts)))
+
+    def _refuse(self, box: Any) -> None:
+        self._add("opens a box", box.message)
+        box.dismiss()
 
     def _note(self, request: Any) -> None:
         if not request.url.startswith((f"{self._base}/", "data:", "about:")):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from queue_workflows import db
-from tests.support import factories, transitions
+from tests.support import factories, pages, transitions
 from tests.support.worker_reports import report
 
 PAGES = {
@@ -97,6 +97,11 @@ def long(word: str) -> str:
     return f"{word}-of-the-northern-and-the-southern-warehouse-{'unbreakable' * 9}"
 
 
+def hostile(word: str) -> str:
+    """Return a name that is markup, a template and a query."""
+    return f"{word}{pages.EVIL}?#%2f"
+
+
 def usual(conn: db.Connection, called: Called = short) -> Scene:
     """Insert two days of work of an app: runs, jobs, a question, a map, two machines, schedules."""
     now = datetime.now(timezone.utc)
@@ -124,6 +129,11 @@ def usual(conn: db.Connection, called: Called = short) -> Scene:
 def long_names(conn: db.Connection) -> Scene:
     """Insert usual work whose names are all long."""
     return usual(conn, long)
+
+
+def hostile_names(conn: db.Connection) -> Scene:
+    """Insert usual work whose names are all hostile."""
+    return usual(conn, hostile)
 
 
 def on_fire(conn: db.Connection) -> Scene:
@@ -171,6 +181,7 @@ def on_fire(conn: db.Connection) -> Scene:
 
 SCENES: dict[str, Callable[[db.Connection], Scene]] = {
     "empty": empty, "usual": usual, "on fire": on_fire, "long names": long_names,
+    "hostile names": hostile_names,
 }  # fmt: skip
 
 

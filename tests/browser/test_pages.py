@@ -11,8 +11,10 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser import contact_sheet
 from tests.browser.browsers import Site, Visitor, settled
 from tests.browser.scenes import DETAILS, PAGES, SCENES
+from tests.support.wait import patience, until
 
 ALL = PAGES | DETAILS
 AXE = "axe.min.js"
@@ -33,6 +35,8 @@ TOO_WIDE = """() => {
     .map((each) => each.outerHTML.replace(/\\s+/g, " ").slice(0, 120));
   return document.documentElement.scrollWidth > width ? ["the page scrolls", ...wide] : [];
 }"""
+PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+PAINT_MS = 500
 MOVING = """() => [...document.querySelectorAll("*")].filter((each) => {
   const style = getComputedStyle(each);
   return style.animationName !== "none" || /[1-9]/.test(style.transitionDuration)
@@ -70,8 +74,8 @@ def test_an_unknown_page_only_has_its_status_noted(site: Site, chromium: Browser
         assert all("404" in each for each in visitor.noise), visitor.noise
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scheme", contact_sheet.SCHEMES)
+@pytest.mark.parametrize("scene", contact_sheet.SHEET)
 def test_axe_finds_nothing(
     shown: Callable[[str], Site], chromium: Browser, scene: str, scheme: Any
 ) -> None:
@@ -134,6 +138,29 @@ def test_a_screen_reader_hears_the_summary_alone(site: Site, chromium: Browser) 
             for each in page.locator("[aria-live], [role=status], [role=alert], [role=log]").all():
                 assert not each.locator("table, svg[role], time[id]").count(), name
                 assert len(each.inner_text()) < 500, name
+
+
+def test_pages_are_painted_at_once(site: Site, chromium: Browser) -> None:
+    """The second time, when the browser has the styles and the server its templates."""
+    with site.visitor(chromium) as visitor:
+        for templates in (PAGES, PAGES):
+            took = {
+                name: page.evaluate(PAINTED) for name, page in pages_of(visitor, site, templates)
+            }
+        slow = {name: each for name, each in took.items() if each > patience(PAINT_MS)}
+    assert not slow
+
+
+def test_back_keeps_the_filter_and_the_place(visitor: Visitor) -> None:
+    page = visitor.context.new_page()
+    page.set_viewport_size({"width": 1280, "height": 420})
+    settled(visitor.open("/runs?status=completed", page))
+    page.evaluate("scrollTo(0, 240)")
+    page.locator("tr[data-row] a[href*='/runs/']").nth(6).click()
+    page.wait_for_url("**/runs/nightly-*")
+    page.go_back()
+    expect(page).to_have_url(re.compile(r"/runs\?status=completed$"))
+    until(lambda: page.evaluate("scrollY") > 100)
 
 
 def test_the_first_tab_leads_past_the_head(visitor: Visitor) -> None:

@@ -1,4 +1,4 @@
-"""A person at the pages of `up`, with real workers: a run from its insert to its end."""
+"""A person at the pages while workers run and the database goes away."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.browser import browsers
 from tests.browser.browsers import Visitor, settled
 from tests.support import toy_app
 from tests.support.commands import TOYHOST, Commands
+from tests.support.proxy import Proxy
 from tests.support.wait import until
 
 UP = ("queue-workflows", "up", "--app", TOYHOST, "--cpu", "2", "--gpu", "0", "--no-ingest")
@@ -50,3 +51,23 @@ def test_a_run_is_watched_and_its_question_is_answered(
         expect(asked[1].locator("main")).to_contain_text("answered by ann")
     up.send(signal.SIGINT)
     assert up.wait() == 0, up.err
+
+
+def test_a_database_that_is_away_is_shown_and_comes_back(
+    chromium: Browser, wire: Proxy, tmp_path: Path
+) -> None:
+    """The last page stays, with the time of its data, and goes on by itself."""
+    with (
+        browsers.serving(wire.dsn) as base,
+        contextlib.closing(chromium.new_context(timezone_id="UTC")) as context,
+    ):
+        page = settled(Visitor(context, base).login().open("/runs"))
+        state = page.locator("#live")
+        wire.freeze()
+        expect(state).to_have_text("not live since", timeout=2 * browsers.WAIT_MS)
+        expect(page.locator("h1")).to_have_text("Runs")
+        wire.thaw()
+        expect(state).to_have_text("live", timeout=2 * browsers.WAIT_MS)
+        wire.cut()
+        run_id = toy_app.submit(tmp_path)
+        expect(page.locator(f'[id="run-{run_id}"]')).to_be_visible(timeout=2 * browsers.WAIT_MS)
