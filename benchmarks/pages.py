@@ -3,7 +3,8 @@
 A database of its own gets so many runs, jobs of both families, and their events, of 30 days, and a
 map of 100,000 items. Each page is opened again and again in this process, as a browser does. The
 table has its times, its statements, the most rows that one scan of them reads, and its size, each
-beside the limit of the design. Then the growth of the process over more pages is printed.
+beside the limit of the design. Then come the statements a second for viewers of Now while nothing
+happens, and the growth of the process over more pages.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import psycopg
 
 from benchmarks import processes, report, server
 from queue_workflows import db
@@ -38,6 +40,10 @@ OF_MAP = 200_000
 """Rows that a scan may read for a page that counts all items of a map."""
 RAW_KB, GZIP_KB = 150.0, 30.0
 GROWTH_MB = 40.0
+VIEWERS, RATE = 50, 8.0
+"""Open pages of Now, and the statements a second that all of them may cost."""
+POLL_S = 5.0
+"""How often a page fetches the parts that no event tells of."""
 NODES = 500
 SPREAD = "now() - interval '30 days' + i * interval '30 days' / RUNS"
 """When run or job `i` of RUNS was made."""
@@ -316,6 +322,59 @@ async def _measured(http: httpx.AsyncClient, conn: db.Connection, page: Page, ti
     )  # fmt: skip
 
 
+@contextmanager
+def _counted() -> Generator[list[int]]:
+    """Yield a list with the number of statements that all connections of this process execute."""
+    count = [0]
+    real: Any = psycopg.Cursor.execute
+
+    def execute(self: Any, query: Any, *args: Any, **more: Any) -> Any:
+        count[0] += "set_config" not in str(query)
+        return real(self, query, *args, **more)
+
+    psycopg.Cursor.execute = execute  # type: ignore[method-assign]
+    try:
+        yield count
+    finally:
+        psycopg.Cursor.execute = real  # type: ignore[method-assign]
+
+
+async def _rate(made: Any, http: httpx.AsyncClient, viewers: int, seconds: float) -> float:
+    """Return the statements a second while so many pages of Now are open and nothing happens."""
+    over = asyncio.Event()
+    cookie = "; ".join(f"{each.name}={each.value}" for each in http.cookies.jar)
+    stream = {
+        "type": "http", "method": "GET", "path": "/ui/live", "raw_path": b"/ui/live",
+        "query_string": b"", "headers": [(b"host", b"localhost"), (b"cookie", cookie.encode())],
+        "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
+        "client": ("127.0.0.1", 1),
+    }  # fmt: skip
+
+    async def receive() -> Any:
+        await over.wait()
+        return {"type": "http.disconnect"}
+
+    async def drop(_: Any) -> None:
+        pass
+
+    async def poll(number: int) -> None:
+        await asyncio.sleep(POLL_S * number / viewers)
+        while not over.is_set():
+            for path in ("/ui/now", "/ui/head"):
+                await http.get(path, headers={"hx-request": "true"})
+            await asyncio.sleep(POLL_S)
+
+    open_ = [asyncio.ensure_future(made({**stream}, receive, drop)) for _ in range(viewers)]
+    open_ += [asyncio.ensure_future(poll(number)) for number in range(viewers)]
+    await asyncio.sleep(POLL_S)
+    with _counted() as count:
+        await asyncio.sleep(seconds)
+        found = count[0] / seconds
+    over.set()
+    await asyncio.gather(*open_)
+    return found
+
+
 def rss_mb() -> float:
     """Return the resident memory of this process, in MB of 1,024 kB."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -324,7 +383,15 @@ def rss_mb() -> float:
     return 0.0
 
 
-async def _visit(times: int, more: int) -> tuple[list[Figure], float]:
+class Found(NamedTuple):
+    """What all pages took, the statements a second for viewers, and the growth of the process."""
+
+    figures: list[Figure]
+    rate: float
+    growth_mb: float
+
+
+async def _visit(times: int, more: int, watched_s: float) -> Found:
     found = settings.load(token=TOKEN, workers_json="", app_dashboard=True)
     settings.apply(found)
     made = application.build(found, upkeep=False)
@@ -339,19 +406,20 @@ async def _visit(times: int, more: int) -> tuple[list[Figure], float]:
         await http.get("/ui/")  # reads what is in the head of each page
         with _head_kept(), db.connect(limited=False) as conn:
             figures = [await _measured(http, conn, page, times) for page in PAGES]
+        rate = await _rate(made, http, VIEWERS, watched_s)
         before = rss_mb()
         for number in range(more):
             await http.get(f"/ui{PAGES[number % len(PAGES)].path}")
-        return figures, rss_mb() - before
+        return Found(figures, rate, rss_mb() - before)
 
 
-def measure(times: int = 40, more: int = 0) -> tuple[list[Figure], float]:
-    """Return what each page takes on the database of the environment.
+def measure(times: int = 40, more: int = 0, watched_s: float = 20.0) -> Found:
+    """Return what the pages take on the database of the environment.
 
-    Each page is opened so many `times`. Then `more` pages are opened, over which the memory of the
-    process grows by the returned MB.
+    Each page is opened so many `times`. Then VIEWERS follow Now for `watched_s` seconds, and `more`
+    pages are opened, over which the memory of the process grows.
     """
-    return asyncio.run(_visit(times, more))
+    return asyncio.run(_visit(times, more, watched_s))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -370,13 +438,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             with db.connect(limited=False) as conn:
                 fill(conn, given.runs, given.items)
             sys.stderr.write(f"{given.runs:,} runs after {time.monotonic() - begun:.0f} s\n")
-            figures, growth_mb = measure(given.times, given.more)
-    lines = [HEAD, *(each.cells() for each in figures)]
+            found = measure(given.times, given.more)
+    lines = [HEAD, *(each.cells() for each in found.figures)]
     sys.stdout.write(report.plain(lines, range(1, len(HEAD) - 1)) + "\n")
-    sys.stdout.write(f"{given.more:,} more pages: {growth_mb:+.1f} MB (at most {GROWTH_MB:g})\n")
-    slow = [each.page.name for each in figures if each.p95_ms > each.page.limit_ms]
-    bad = slow or any(each.faults() for each in figures) or growth_mb > GROWTH_MB
-    return 1 if bad else 0
+    sys.stdout.write(
+        f"{VIEWERS} viewers of Now: {found.rate:.1f} statements/s (at most {RATE:g})\n"
+        f"{given.more:,} more pages: {found.growth_mb:+.1f} MB (at most {GROWTH_MB:g})\n"
+    )
+    bad = found.rate > RATE or found.growth_mb > GROWTH_MB
+    bad |= any(each.faults() or each.p95_ms > each.page.limit_ms for each in found.figures)
+    return int(bad)
 
 
 if __name__ == "__main__":

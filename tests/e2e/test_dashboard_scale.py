@@ -22,11 +22,12 @@ def test_pages_read_few_rows_of_many(
     with db.connect(limited=False) as conn:
         pages.fill(conn, RUNS, ITEMS)
     try:
-        figures, _ = pages.measure(times=2)
+        found = pages.measure(times=2, watched_s=10.0)
     finally:
         db.close_pool()
-    assert len(figures) == len(pages.PAGES)
-    for each in figures:
+    assert found.rate <= pages.RATE, "for all viewers together"
+    assert len(found.figures) == len(pages.PAGES)
+    for each in found.figures:
         with tabled.case(each.page.name):
             assert each.raw_kb > 2
             assert not each.faults(), each
