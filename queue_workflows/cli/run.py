@@ -264,7 +264,7 @@ def demo(
     source: Path | None = None, yes: bool = False, workers: int | None = None,
     out: Path | None = DEMO_OUT, *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Make a picture book of texts. On a terminal, then serve the page of its run until Ctrl-C."""
+    """Make a picture book of texts. On a terminal it then serves the page of its run."""
     if not yes and not sys.stdin.isatty():
         raise errors.InvalidConfig("demo asks one question on the way: use a terminal, or --yes")
     texts_of = None if source is None else str(_source(source))
