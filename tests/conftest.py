@@ -50,7 +50,10 @@ LONGEST = (
 QUICK = ("tests/e2e/test_smoke.py",)
 """Of these what is not marked `slow`. A plain `pytest` leaves out what is."""
 UNIT = Path(__file__).parent / "unit"
+BROWSER = "tests/browser/"
+"""Of these each needs Debian's chromium. `.ci/run` runs them alone, one after the other."""
 NEEDS = {
+    "browser": "playwright",
     "e2e/test_local_models.py": "sklearn",
     "e2e/test_mutation.py": "cosmic_ray",
     "e2e/test_service_schema.py": "schemathesis",
@@ -65,8 +68,8 @@ NEEDS = {
     "integration/test_secrets.py": "opentelemetry.sdk",
     "unit/test_trace_context.py": "opentelemetry.sdk",
 }
-"""The files that need a module of the extra `dev`. They are collected only where it is installed;
-with `QW_TEST_DEV=1`, as in CI, a missing one is an error."""
+"""The files and folders that need a module of the extra `dev`. They are collected only where it is
+installed; with `QW_TEST_DEV=1`, as in CI, a missing one is an error."""
 
 
 def _is_missing(module: str) -> bool:
@@ -153,7 +156,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(WAITING) and not item.nodeid.startswith(QUICK):
             item.add_marker(pytest.mark.slow)
-        if item.path.relative_to(UNIT.parent).as_posix() in NEEDS:
+        if item.nodeid.startswith(BROWSER):
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.slow)
+        place = item.path.relative_to(UNIT.parent)
+        if place.as_posix() in NEEDS or place.parts[0] in NEEDS:
             item.add_marker(pytest.mark.dev)
         if _property(item) is not None:
             item.add_marker(pytest.mark.property)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import json
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from queue_workflows import config, db, errors, model_registry
 from queue_workflows.alerts import sender
@@ -46,6 +47,11 @@ sys.exit(fleet.serve(*map(int, sys.argv[1:])))
 _SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
 """What a parent, which does not load the app, needs of what it has configured."""
 _SERVING = frozenset({"idle", "busy"})
+_OFF: Final = frozenset({"0", "false", "no", "off"})
+_PAGES_NEED: Final = ("fastapi", "uvicorn", "pydantic_settings", "jinja2", "python_multipart")
+"""Imports of the dashboard. This process does without them, as they need 40 MB."""
+PAGES_PORT: Final = 8082
+"""Where `up` and `demo` serve the dashboard. `serve` has 8081."""
 LOOK_EVERY_S = 2.0
 PATIENCE_S = 2.0
 """Seconds for others to start a queued run (a new run starts within 2 s)."""
@@ -161,6 +167,37 @@ def specs(
     common = ["--log-level", log_level, *(["--app", app] if app else [])]
     common += ["--log-format", log_format] if log_format else []
     return [parent.process(name, *command, *common) for name, command in commands.items()]
+
+
+def dashboard(
+    app: str | None, log_level: str, log_format: str | None = None, *, opens: str = "/",
+    shows: str | None = None,
+) -> supervisor.ChildSpec | None:  # fmt: skip
+    """Return the process of the dashboard on loopback; None if it is off or lacks its extra.
+
+    `opens`: the path of the page that its link opens. `shows`: a folder of runs whose files it may
+    show, unless OUT_ROOTS names others.
+    """
+    chosen = os.environ.get("QUEUE_WORKFLOWS_APP_DASHBOARD", os.environ.get("APP_DASHBOARD", ""))
+    if chosen.lower() in _OFF or not all(map(importlib.util.find_spec, _PAGES_NEED)):
+        return None
+    words = ["queue_workflows", "serve", "--beside-up", opens, "--host", "127.0.0.1"]
+    words += ["--port", str(_free_port()), "--workers-json", "[]", "--log-level", log_level]
+    words += ["--app", app] if app else []
+    words += ["--log-format", log_format] if log_format else []
+    made = parent.process("dashboard", *words)
+    if shows is None or config.OUT_ROOTS.read():
+        return made
+    return made._replace(env={**(made.env or {}), config.OUT_ROOTS.variables[0]: shows})
+
+
+def _free_port() -> int:
+    """Return PAGES_PORT, or 0, which stands for any, if another process has it."""
+    with contextlib.suppress(OSError), socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind(("127.0.0.1", PAGES_PORT))
+        return PAGES_PORT
+    return 0
 
 
 class Fleet:

@@ -17,6 +17,7 @@ from queue_workflows.dag import graph, hooks
 from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, signals
 from queue_workflows.types import JsonDict, Run
+from queue_workflows.worker import parent
 
 DEFAULT_OUT = Path("queue-workflows-out")
 """Parent of the folders of runs without one; created when a node asks for its folder."""
@@ -263,7 +264,7 @@ def demo(
     source: Path | None = None, yes: bool = False, workers: int | None = None,
     out: Path | None = DEMO_OUT, *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Make a picture book of a folder of texts. It starts and stops all that it needs."""
+    """Make a picture book of texts. On a terminal it then serves the page of its run."""
     if not yes and not sys.stdin.isatty():
         raise errors.InvalidConfig("demo asks one question on the way: use a terminal, or --yes")
     texts_of = None if source is None else str(_source(source))
@@ -299,13 +300,33 @@ def _see_demo(
         command.print_message(f"run {row['id']} is cancelled")
         return follow.exit_code(None)
     code = follow.finish(seen, as_json=as_json)
-    if not as_json and code == 0:
+    if as_json:
+        return code
+    if code == 0:
         for what, name in RESULTS.items():
             output.echo(f"{what}: {Path(seen.run['out_dir']) / name}")
-    if not as_json and config.database_url() is None:  # the database belongs to no folder
-        name = config.requested_database()
-        output.echo(f"what happened: {command.PROG} show {row['id']} --db {name}")
-    return code
+    chosen = ""
+    if config.database_url() is None:  # the database belongs to no folder
+        chosen = f" --db {config.requested_database()}"
+        output.echo(f"what happened: {command.PROG} show {row['id']}{chosen}")
+    return _show_page(f"/runs/{row['id']}", seen.run["out_dir"], chosen, stop) or code
+
+
+def _show_page(page: str, out: str, chosen: str, stop: signals.StopRequest) -> int:
+    """Serve the dashboard until Ctrl-C, whose link opens the page of the run.
+
+    Without a terminal it only prints how to open the page. `chosen`: the option of the database.
+    Returns 2 if the dashboard refuses to start, else 0.
+    """
+    pages = fleet.dashboard(DEMO, "warning", opens=page, shows=out)
+    if pages is None:
+        return 0
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        command.print_message("the address below opens the page of the run; Ctrl-C ends the demo")
+        return parent.Parent([pages]).run(stop)
+    up = f"`{command.PROG} up --app {DEMO}{chosen}`"
+    output.echo(f"its page, while {up} runs: http://127.0.0.1:{fleet.PAGES_PORT}/ui{page}")
+    return 0
 
 
 def _source(folder: Path) -> Path:

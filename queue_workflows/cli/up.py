@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
+from urllib.parse import urlencode
 
 from queue_workflows import config, errors, service
 from queue_workflows.cli import command, define, fleet
@@ -16,11 +15,6 @@ from queue_workflows.embedded import cluster
 from queue_workflows.runtime import app_loading, entry_point, supervisor
 from queue_workflows.worker import parent, shapes
 
-_OFF: Final = frozenset({"0", "false", "no", "off"})
-_PAGES_NEED: Final = ("fastapi", "uvicorn", "pydantic_settings", "jinja2", "python_multipart")
-"""Imports of the dashboard. This process does without them, as they need 40 MB."""
-PAGES_PORT: Final = 8082
-"""Where `up` serves the dashboard. `serve` has 8081."""
 _TRIAL = """
 import sys
 from queue_workflows.runtime import app_loading, entry_point
@@ -80,7 +74,7 @@ def up(
                 "`queue-workflows runs`, if another app is to finish them"
             )
         children = fleet.specs(wanted, app=chosen, log_level=log_level, log_format=log_format)
-        pages = None if no_dashboard else _dashboard(chosen, log_level, log_format)
+        pages = None if no_dashboard else fleet.dashboard(chosen, log_level, log_format)
         children += [pages] if pages else []
         started = wanted.describe() + (", dashboard" if pages else "")
         command.print_message(f"starting {started}; Ctrl-C stops them")
@@ -89,29 +83,6 @@ def up(
             return code
     # This process has the old code too, and with it perhaps other queues.
     return os.execv(sys.executable, [sys.executable, "-m", "queue_workflows", *sys.argv[1:]])
-
-
-def _dashboard(
-    app: str | None, log_level: str, log_format: str | None
-) -> supervisor.ChildSpec | None:
-    """Return the process of the dashboard on loopback; None if it is off or lacks its extra."""
-    chosen = os.environ.get("QUEUE_WORKFLOWS_APP_DASHBOARD", os.environ.get("APP_DASHBOARD", ""))
-    if chosen.lower() in _OFF or not all(map(importlib.util.find_spec, _PAGES_NEED)):
-        return None
-    words = ["queue_workflows", "serve", "--beside-up", "--host", "127.0.0.1"]
-    words += ["--port", str(_free_port()), "--workers-json", "[]", "--log-level", log_level]
-    words += ["--app", app] if app else []
-    words += ["--log-format", log_format] if log_format else []
-    return parent.process("dashboard", *words)
-
-
-def _free_port() -> int:
-    """Return PAGES_PORT, or 0, which stands for any, if another process has it."""
-    with contextlib.suppress(OSError), socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        tried.bind(("127.0.0.1", PAGES_PORT))
-        return PAGES_PORT
-    return 0
 
 
 class _Edits:
@@ -154,7 +125,7 @@ class _Edits:
     --read-only  Take no changes.
     --behind-proxy  Listen on every address, for a proxy in front that has TLS.
     --allow-host NAME  A name that a request's Host may have; repeatable.
-    --beside-up  As `up` starts it: without maintenance, with a link that opens the dashboard once.
+    --beside-up PATH  As `up` starts it: without maintenance, with a link that opens this page once.
     --check  Check the settings and the app, and exit.""",
     takes="app debug db log_level log_format",
     reads=False,
@@ -162,7 +133,7 @@ class _Edits:
 def serve(
     host: str | None = None, port: int | None = None, workers_json: str | None = None,
     read_only: bool = False, behind_proxy: bool = False, allow_host: list[str] | None = None,
-    beside_up: bool = False, check: bool = False, *, app: str | None, log_level: str,
+    beside_up: str | None = None, check: bool = False, *, app: str | None, log_level: str,
     log_format: str | None,
 ) -> int:  # fmt: skip
     """Serve jobs, runs and queues over HTTP. Ctrl-C stops it."""
@@ -194,14 +165,15 @@ def serve(
         return 0
     with command.database(create=not found.app_read_only or bool(found.pool)) as words:
         bound = server.bind(found)
-        made = application.build(found, upkeep=not beside_up)
+        made = application.build(found, upkeep=beside_up is None)
         address = _where(found.host, bound.getsockname()[1])
-        if made.state.token_path is not None and not beside_up:
+        if made.state.token_path is not None and beside_up is None:
             command.print_message(f"the token is in {made.state.token_path}")
         serving = f"serving {words} on {address}"
         link = getattr(made.state, "link", None)
-        if link and beside_up:
-            once = f"{address}/ui/login?link={link()}"
+        if link and beside_up is not None:
+            query = {"link": link()} | ({} if beside_up == "/" else {"next": beside_up})
+            once = f"{address}/ui/login?{urlencode(query, safe='/')}"
             serving = f"the dashboard opens once, within 5 minutes: {once}"
         return server.run(made, bound, lambda: command.print_message(serving))
 

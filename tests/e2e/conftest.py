@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.commands import Commands
 from tests.support.tcp_server import Server, server
+from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
     from tests.support.database import Database
@@ -37,6 +38,14 @@ def service(cli: Commands) -> Generator[Service]:
 
     with http_service.served(cli) as made:
         yield made
+
+
+@pytest.fixture
+def terminal() -> Generator[Terminal]:
+    """A pseudo terminal for a command."""
+    made = Terminal()
+    yield made
+    made.close()
 
 
 @pytest.fixture

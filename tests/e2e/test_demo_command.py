@@ -10,13 +10,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
+
 from queue_workflows import run_store, runs
 from queue_workflows.db import Connection
 from tests.support.commands import Command, Commands
+from tests.support.dashboard import Page
+from tests.support.terminal import SCREEN, Terminal
 from tests.support.wait import until
 
 RESULTS = {"book": "page/write_page/book.html", "picture of the run": "picture/draw_run/run.svg"}
 """What the demo names at its end, in its folder."""
+PAGES = {"QUEUE_WORKFLOWS_APP_DASHBOARD": "1"}
 
 
 def crashed(conn: Connection, job_id: str) -> str:
@@ -72,7 +77,7 @@ def demo_argv(out: Path, *more: str) -> tuple[str, ...]:
 
 def test_the_demo_ends_with_a_book_and_shows_what_happened(cli: Commands, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    done = cli.run(*demo_argv(out), timeout_s=60)
+    done = cli.run(*demo_argv(out), timeout_s=60, **PAGES)
     assert done.process.returncode == 0, done.err
     until(lambda: not done.family())
     assert "colours/fetch_colours: queued, attempt 1 of 3 failed, it runs again" in done.out
@@ -83,6 +88,8 @@ def test_the_demo_ends_with_a_book_and_shows_what_happened(cli: Commands, tmp_pa
         assert (out / name).stat().st_size > 1000
 
     run = runs.list()[0]
+    up = "`queue-workflows up --app queue_workflows.demo:setup`"
+    assert f"its page, while {up} runs: http://127.0.0.1:8082/ui/runs/{run['id']}\n" in done.out
     shown = cli.run("queue-workflows", "show", run["id"], "--json")
     nodes = {node["node_id"]: node for node in json.loads(shown.out)["nodes"]}
     logs = [[a["log"] and a["log"]["text"] for a in node["attempts"]] for node in nodes.values()]
@@ -144,3 +151,26 @@ def test_ctrl_c_cancels_the_demo_and_leaves_no_process(cli: Commands, tmp_path: 
     ended = run_store.get_run(run["id"])
     assert ended
     assert ended["status"] == "cancelled"
+
+
+def test_on_a_terminal_the_demo_ends_with_the_page_of_its_run(
+    cli: Commands, tmp_path: Path, terminal: Terminal
+) -> None:
+    demo = cli.start(*demo_argv(tmp_path), terminal=terminal.theirs, **SCREEN, **PAGES)
+    printed = r"(http://127\.0\.0\.1:\d+)/ui/login\?link=[\w-]+&next=/runs/([0-9a-f-]{36})"
+    link = until(lambda: terminal.shows(printed), timeout_s=60)
+    (run,) = runs.list()
+    assert run["id"] == link[2]
+    with httpx.Client(timeout=30) as http:
+        form = Page(http.get(link[0])).form("/login")
+        sent = {"data": dict(form.fields) | {"name": "ann"}, "follow_redirects": True}
+        headers = {"sec-fetch-site": "same-origin"}
+        page = Page(http.post(f"{link[1]}/ui/login", headers=headers, **sent))
+        assert page.response.url.path == f"/ui/runs/{run['id']}"
+        assert "picture_book" in page.text
+        files = Page(http.get(f"{link[1]}/ui/runs/{run['id']}/files"))
+        assert any("path=page" in to for to in files.links), files.text
+    assert demo.process.poll() is None
+    demo.send(signal.SIGINT)
+    assert demo.wait() == 0
+    until(lambda: not demo.family())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -21,6 +19,7 @@ from psycopg import conninfo
 from queue_workflows import embedded, node_queue, run_store, runs
 from tests.support import commands, embedded_servers, flow, markdown, reaper, toy_app
 from tests.support.commands import ROOT, TOYHOST, Command, Commands
+from tests.support.terminal import SCREEN, Terminal
 from tests.support.wait import until
 
 RUN = ("queue-workflows", "run", "--app", TOYHOST)
@@ -208,38 +207,6 @@ def test_workers_and_apps_need_no_more_rights_than_the_guide_grants(
         assert json.loads(done.out)["nodes"] == {"completed": 2}
         assert limited.run("queue-workflows", "audit").process.returncode == 0
         assert "permission denied" not in worker.err
-
-
-class Terminal:
-    """Our end of a pseudo terminal, and all the words that were shown on it."""
-
-    def __init__(self) -> None:
-        self._ours, self.theirs = pty.openpty()
-        os.set_blocking(self._ours, False)
-        self._raw = ""
-
-    def shows(self, pattern: str) -> bool:
-        with contextlib.suppress(OSError):
-            self._raw += os.read(self._ours, 1 << 16).decode(errors="replace")
-        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._raw)
-        return re.search(pattern, " ".join(text.split())) is not None
-
-    def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
-
-    def close(self) -> None:
-        os.close(self._ours)
-        os.close(self.theirs)
-
-
-@pytest.fixture
-def terminal() -> Generator[Terminal]:
-    made = Terminal()
-    yield made
-    made.close()
-
-
-SCREEN = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
 
 
 def test_on_a_terminal_it_draws_a_tree_and_prompts(

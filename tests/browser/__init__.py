@@ -1,0 +1,1 @@
+"""The pages of the dashboard in Debian's Chromium, driven by Playwright (extra: dev)."""

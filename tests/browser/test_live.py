@@ -1,0 +1,172 @@
+"""Pages follow changes, and leave alone what a person does on them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Browser, Page, expect
+
+from queue_workflows import db
+from tests.browser.browsers import Site, Visitor, settled
+from tests.support import factories, transitions
+from tests.support.wait import until
+
+FOCUSED = "document.activeElement.value ?? document.activeElement.id"
+CHOSEN = "getSelection().selectAllChildren(document.querySelector('h1'))"
+
+
+def row_of(page: Page, run_id: str) -> Any:
+    return page.locator(f'[id="run-{run_id}"]')
+
+
+def end(conn: db.Connection, run_id: str) -> None:
+    """Let a run complete, which every open page is told."""
+    conn.execute(
+        "UPDATE workflow_runs SET status = 'completed', finished_at = now() WHERE id = %s", [run_id]
+    )
+
+
+def test_a_row_changes_in_place(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        page = visitor.context.new_page()
+        page.set_viewport_size({"width": 1280, "height": 420})
+        settled(visitor.open("/runs", page))
+        row = row_of(page, run_id)
+        expect(row.locator(".state")).to_have_text("running")
+        box = row.get_by_role("checkbox")
+        box.check()
+        box.focus()
+        page.evaluate("scrollTo(0, 90)")
+        before = page.evaluate("scrollY")
+        order = page.locator("tr[data-row]").evaluate_all("rows => rows.map(row => row.id)")
+        end(conn, run_id)
+        expect(row.locator(".state")).to_have_text("completed")
+        expect(box).to_be_checked()
+        assert page.evaluate(FOCUSED) == run_id
+        assert page.evaluate("scrollY") == before
+        now = page.locator("tr[data-row]").evaluate_all("rows => rows.map(row => row.id)")
+        assert now == order
+
+
+def test_new_rows_wait_while_the_list_is_used(visitor: Visitor, site: Site) -> None:
+    page = settled(visitor.open("/runs"))
+    page.keyboard.press("j")
+    first = page.locator("tr[data-row]").first
+    before = first.get_attribute("id")
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+    button = page.get_by_role("button", name="1 new")
+    expect(button).to_be_visible()
+    expect(first).to_have_attribute("id", str(before))
+    button.click()
+    expect(first).to_have_attribute("id", f"run-{run_id}")
+    expect(button).to_have_count(0)
+
+
+def test_new_rows_come_by_themselves_while_nobody_is_there(visitor: Visitor, site: Site) -> None:
+    page = settled(visitor.open("/runs"))
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+    expect(page.locator("tr[data-row]").first).to_have_attribute("id", f"run-{run_id}")
+
+
+def test_nothing_changes_while_text_is_selected(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        reader, other = (settled(visitor.open("/runs")) for _ in range(2))
+        reader.evaluate(CHOSEN)
+        end(conn, run_id)
+        expect(row_of(other, run_id).locator(".state")).to_have_text("completed")
+        assert row_of(reader, run_id).locator(".state").inner_text() == "running"
+        reader.evaluate("getSelection().removeAllRanges()")
+        expect(row_of(reader, run_id).locator(".state")).to_have_text("completed")
+
+
+def test_nothing_changes_while_a_question_is_open(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        factories.node(conn, run_id, "work")
+        (job,) = transitions.claim(conn, transitions.who("cpu", "box-9:1:a", host="box-9"))
+        asked, other = (settled(visitor.open(f"/runs/{run_id}")) for _ in range(2))
+        asked.locator("summary", has_text="Cancel").click()
+        reason = asked.get_by_label("Reason")
+        reason.fill("not finished")
+        transitions.complete_node(conn, job)
+        expect(other.locator("#run-state")).to_contain_text("1 completed")
+        assert "1 completed" not in asked.locator("#run-state").inner_text()
+        expect(reason).to_have_value("not finished")
+        asked.keyboard.press("Escape")
+        expect(asked.locator("#run-state")).to_contain_text("1 completed")
+        expect(reason).to_have_value("not finished")
+
+
+def test_a_paused_page_waits(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        paused, other = (settled(visitor.open("/runs")) for _ in range(2))
+        paused.keyboard.press("p")
+        end(conn, run_id)
+        expect(row_of(other, run_id).locator(".state")).to_have_text("completed")
+        assert row_of(paused, run_id).locator(".state").inner_text() == "running"
+        paused.keyboard.press("p")
+        expect(row_of(paused, run_id).locator(".state")).to_have_text("completed")
+
+
+def test_what_is_open_stays_open(visitor: Visitor, site: Site) -> None:
+    """The menu, the chosen filter and an opened question outlast the updates of a page."""
+    page = settled(visitor.open("/runs"))
+    page.locator("header .menu > summary").click()
+    page.locator("input[name=workflow]").fill("half a na")
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        expect(row_of(page, run_id)).to_be_visible()
+    expect(page.locator("header .menu")).to_have_attribute("open", "")
+    expect(page.locator("input[name=workflow]")).to_have_value("half a na")
+
+
+def test_one_stream_serves_all_tabs_of_a_browser(visitor: Visitor, site: Site) -> None:
+    """A browser opens six connections to a site: a stream of each tab would leave none."""
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        visitor.streams.clear()  # of the page behind the login
+        tabs = [settled(visitor.open("/runs")) for _ in range(10)]
+        end(conn, run_id)
+        for tab in tabs:
+            expect(row_of(tab, run_id).locator(".state")).to_have_text("completed")
+    assert len(visitor.streams) == 1
+
+
+def test_another_tab_takes_the_stream_over(visitor: Visitor, site: Site) -> None:
+    first, second = (settled(visitor.open("/runs")) for _ in range(2))
+    first.close()
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        expect(row_of(second, run_id)).to_be_visible()
+        end(conn, run_id)
+        expect(row_of(second, run_id).locator(".state")).to_have_text("completed")
+
+
+def test_a_page_says_that_it_is_not_live_and_recovers(site: Site, chromium: Browser) -> None:
+    with site.visitor(chromium) as visitor:
+        page = settled(visitor.open("/machines"))
+        visitor.context.set_offline(True)
+        expect(page.locator("#live")).to_have_text("not live since")
+        expect(page.locator("table.rows").first).to_be_visible()
+        visitor.context.set_offline(False)
+        expect(page.locator("#live")).to_have_text("live")
+
+
+def test_the_title_has_the_number_of_needs(visitor: Visitor, site: Site) -> None:
+    page = settled(visitor.open("/queues"))
+
+    def number() -> int:
+        found = re.match(r"\((\d+)\) ", page.title())
+        return int(found[1]) if found else 0
+
+    before = number()
+    with site.database() as conn:
+        conn.execute("UPDATE schedules SET error = 'no zone' WHERE name = 'weekly'")
+        until(lambda: number() > before, timeout_s=60, every_s=0.2)
+        conn.execute("UPDATE schedules SET error = NULL WHERE name = 'weekly'")
