@@ -172,12 +172,6 @@ class Reader:
         return RunSnapshot(head, steps, nodes)
 
 
-def own_name(node_id: str) -> tuple[str, str]:
-    """Return the step of a node, and its name in the step: `cut` and `[clip-7]/encode`."""
-    step = re.split(r"[/\[]", node_id, maxsplit=1)[0]
-    return step, node_id[len(step) :].removeprefix("/")
-
-
 class View:
     """A way to show a running run; this one shows important lines alone."""
 
@@ -211,28 +205,22 @@ class Lines(View):
         if picture.run["status"] != self._status and not picture.over:
             self._status = picture.run["status"]
             self.print_message(picture.heading)
-        for step in picture.steps:
-            self._show_step(step)
-        for node in picture.nodes:
-            self._show_node(node)
-
-    def _show_step(self, step: Step) -> None:
-        state, done, printed_at = self._printed.get(step.name, ("waiting", 0, 0.0))
         now = self._now()
-        if step.state == state and (step.done == done or now - printed_at < AGAIN_S):
-            return
-        self._printed[step.name] = (step.state, step.done, now)
-        self.print_message(f"  {output.line(step.name)}: {step.text}")
-
-    def _show_node(self, node: Row) -> None:
-        taken_back = node["crash_count"] + node["lapse_count"]
-        mark = f"{node['status']} {taken_back} {node['attempts']}"
-        if self._nodes.get(node["node_id"], "") == mark:
-            return
-        self._nodes[node["node_id"]] = mark
-        failed = texts.again_text(node, node["attempts"])
-        if node["status"] == "failed" or taken_back or failed:
-            self.print_message(f"    {output.line(node['node_id'])}: {texts.node_text(node)}")
+        for step in picture.steps:
+            state, done, printed_at = self._printed.get(step.name, ("waiting", 0, 0.0))
+            if step.state == state and (step.done == done or now - printed_at < AGAIN_S):
+                continue
+            self._printed[step.name] = (step.state, step.done, now)
+            self.print_message(f"  {output.line(step.name)}: {step.text}")
+        for node in picture.nodes:
+            taken_back = node["crash_count"] + node["lapse_count"]
+            mark = f"{node['status']} {taken_back} {node['attempts']}"
+            if self._nodes.get(node["node_id"], "") == mark:
+                continue
+            self._nodes[node["node_id"]] = mark
+            failed = texts.again_text(node, node["attempts"])
+            if node["status"] == "failed" or taken_back or failed:
+                self.print_message(f"    {output.line(node['node_id'])}: {texts.node_text(node)}")
 
 
 # --- as a page ---------------------------------------------------------------------------------
