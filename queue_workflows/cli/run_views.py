@@ -507,13 +507,10 @@ def _trace_lines(trace: str | None, *, whole: bool) -> list[str]:
 def app_frames(lines: list[str]) -> list[str]:
     """Return a traceback from its first frame outside the engine; [] without such a frame."""
     for number, line in enumerate(lines):
-        match = _FRAME.match(line)
-        if match is not None and not _is_engine(match[1]):
+        if (match := _FRAME.match(line)) is None:
+            continue
+        # The path may be of another machine. The demo is an app.
+        _, package, name = match[1].rpartition(f"/{_PACKAGE.name}/")
+        if not package or name.startswith("demo/") or not (_PACKAGE / name).is_file():
             return lines[number:]
     return []
-
-
-def _is_engine(path: str) -> bool:
-    """Return whether a path, perhaps of another machine, is in this package but not its demo."""
-    _, package, name = path.rpartition(f"/{_PACKAGE.name}/")
-    return bool(package) and not name.startswith("demo/") and (_PACKAGE / name).is_file()

@@ -20,7 +20,7 @@ from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
 """Age in seconds at which a queued run counts as not started (it takes 2 s)."""
-_NOT_SERVING = frozenset({"dead", "stopped", "parked", "paused", "draining"})
+_NOT_SERVING = frozenset({"dead", "parked", "paused", "draining"})
 
 
 @define.command("status", reads=False)
@@ -253,7 +253,7 @@ def _judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> d
     found = dict.fromkeys(queues, SILENT)
     for row in rows:
         name: str = row["queue"]
-        reaped = row["state"] == "stopped" or row["death"] not in (None, _SILENT)
+        reaped = row["death"] not in (None, _SILENT)
         if row["host_label"] != label or reaped or (queues and name not in queues):
             continue
         alive = row["age_s"] <= within_s
