@@ -51,30 +51,27 @@ def _examine_all(purpose: str) -> Findings:
         yield Finding("psycopg", OK, text)
     try:
         with command.database(create=False) as words:
-            yield from _examine_database(words, purpose)
+            began = time.monotonic()
+            try:
+                conn = db.connect()
+            except db.OperationalError as error:
+                text = f"{words} does not answer: {checks.reason(error)}"
+                remedy = "is the server up, and are host, port, user and password right?"
+                yield Finding("database", ERROR, text, remedy)
+                return
+            with conn:
+                took_ms = (time.monotonic() - began) * 1000
+                yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
+                for check in checks.CHECKS:
+                    found = [*check.answer(conn, purpose)]
+                    yield from found
+                    if check.ask is checks.schema and any(each.level == ERROR for each in found):
+                        yield Finding("tables", WARNING, "not checked: the schema comes first")
+                        return
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:
         yield Finding("database", ERROR, f"the connection was lost: {checks.reason(error)}")
-
-
-def _examine_database(words: str, purpose: str) -> Findings:
-    began = time.monotonic()
-    try:
-        conn = db.connect()
-    except db.OperationalError as error:
-        remedy = "is the server up, and are host, port, user and password right?"
-        yield Finding("database", ERROR, f"{words} does not answer: {checks.reason(error)}", remedy)
-        return
-    with conn:
-        took_ms = (time.monotonic() - began) * 1000
-        yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
-        for check in checks.CHECKS:
-            found = [*check.answer(conn, purpose)]
-            yield from found
-            if check.ask is checks.schema and any(each.level == ERROR for each in found):
-                yield Finding("tables", WARNING, "not checked: the schema comes first")
-                return
 
 
 def _masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
