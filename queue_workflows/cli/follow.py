@@ -78,18 +78,15 @@ class _Output:
         while full:
             page = streams.read_page(job_id, after=self._after.get(job_id))
             for part in page.parts:
-                self._print(_part_text(part, label))
+                attempt = f"attempt {part.claim_no}"
+                if part.is_reset:
+                    name = f"{label}: {attempt}" if label else attempt
+                    self._print(f"{name}: its stream begins, what came before is of an earlier one")
+                    continue
+                text = part.value if isinstance(part.value, str) else json.dumps(part.value)
+                shown = output.line(text, PART_CHARACTERS)
+                self._print(f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip())
             full, self._after[job_id] = page.full, page.after
-
-
-def _part_text(part: streams.Part, label: str) -> str:
-    attempt = f"attempt {part.claim_no}"
-    if part.is_reset:
-        name = f"{label}: {attempt}" if label else attempt
-        return f"{name}: its stream begins, what came before is of an earlier one"
-    text = part.value if isinstance(part.value, str) else json.dumps(part.value)
-    shown = output.line(text, PART_CHARACTERS)
-    return f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip()
 
 
 class _RunOutput(_Output):
