@@ -417,7 +417,7 @@ def _tls(target: _Target, sslmode: str, timeout_s: float) -> Finding:
 
 def _refused(where: _Destination, message: str) -> Findings:
     """Yield the step that a refused connection failed at, and those before it that passed."""
-    user, dbname = where.user or "of this account", where.dbname or where.user
+    user, dbname = where.user or "of this account", where.dbname
     kind = refusal(message)
     remedies = {
         "tls": "see sslmode and sslrootcert in the DSN",

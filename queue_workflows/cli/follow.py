@@ -51,11 +51,8 @@ class _Output:
 
     def _show_log(self, label: str, log: Row, *, last: bool) -> None:
         """Print the new complete lines of an attempt's log; `last`: the incomplete last one too."""
-        head, tail, key = (
-            log["head"].encode(),
-            log["tail"].encode(),
-            (log["job_id"], log["claim_no"]),
-        )
+        key = log["job_id"], log["claim_no"]
+        head, tail = log["head"].encode(), log["tail"].encode()
         given, after_cut = self._given.get(key, 0), len(head) + log["cut_bytes"]
         fresh = head[given:]
         lost = after_cut - max(given, len(head))

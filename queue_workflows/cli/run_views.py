@@ -9,6 +9,7 @@ import contextlib
 import graphlib
 import itertools
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -251,15 +252,13 @@ class Page:
             self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts))
         nodes = iter(shown["nodes"])
         while some := [*itertools.islice(nodes, AT_ONCE)]:
-            detailed = [n for n in some if whole or n["status"] in _DETAILED]
-            history.add_logs(detailed)
-            ids = {id(node) for node in detailed}
+            history.add_logs(node for node in some if whole or node["status"] in _DETAILED)
             for node in some:
                 output.echo()
                 with_error = any(attempt["error"] == node["error"] for attempt in node["attempts"])
                 state = texts.state(node | {"error": None} if with_error else node)
                 self._line(f"{node['node_id']}{texts.after(node)}: {state}")
-                self._detail(node, detailed=id(node) in ids)
+                self._detail(node, detailed=whole or node["status"] in _DETAILED)
                 for attempt in node["attempts"]:
                     attempt["log"] = None
         if left:
@@ -384,8 +383,7 @@ class Page:
             self._line(text.rstrip(), "    ")
 
     def _line(self, text: str, indent: str = "") -> None:
-        limit = self._width - len(indent)
-        output.echo(indent + output.line(text, max(limit, 10)))
+        output.echo(indent + output.line(text, self._width - len(indent)))
 
 
 def _show(run_id: str) -> str:
@@ -477,11 +475,8 @@ def print_summary(found: Mapping[str, Any]) -> None:
         seconds = output.seconds(found["longest_chain"]["seconds"])
         nodes = output.counted(len(chain), "node")
         output.echo(f"longest chain: {nodes}, {seconds} ({output.line(ends, 120)})")
-    is_folder = False
-    # A name that is too long, or that this user may not access, raises.
-    with contextlib.suppress(OSError, ValueError):
-        is_folder = bool(found["out_dir"]) and Path(found["out_dir"]).is_dir()
-    if is_folder:
+    # `Path.is_dir` raises for a name that is too long, or that this user may not access.
+    if found["out_dir"] and os.path.isdir(found["out_dir"]):  # noqa: PTH112
         output.echo(f"files: {output.line(found['out_dir'], 1000)}")
     if found["error"]:
         output.echo(f"error: {output.line(found['error'], 2000)}")
