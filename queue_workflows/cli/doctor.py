@@ -11,7 +11,7 @@ import socket
 import statistics
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
@@ -257,13 +257,6 @@ class _Destination(NamedTuple):
     """Whether a client can request TLS from the server before the login."""
 
 
-class _Reply(NamedTuple):
-    """The answer to a probe: what was found, and a remedy, which is "" if nothing is wrong."""
-
-    text: str
-    remedy: str = ""
-
-
 def _destination(url: str) -> _Destination:
     """Return the servers of a DSN, with what PGHOST and the like add.
 
@@ -300,31 +293,30 @@ def refusal(message: str) -> str:
     return next((kind for kind, pattern in _REFUSALS if re.search(pattern, message)), "other")
 
 
-def _resolve(target: _Target) -> _Reply:
+def _resolve(target: _Target) -> Finding:
     """Return the addresses of a host's name, or whether the folder of a unix socket exists."""
     if target.local:
         if target.host.startswith("@") or os.path.isdir(target.host):  # noqa: PTH112
-            return _Reply(f"{target.host} is a folder of sockets")
-        return _Reply(
-            f"{target.host} is not a folder", "is the server on this machine, and its socket there?"
-        )
+            return Finding("name", OK, f"{target.host} is a folder of sockets")
+        remedy = "is the server on this machine, and its socket there?"
+        return Finding("name", ERROR, f"{target.host} is not a folder", remedy)
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         remedy = f"`getent hosts {target.host}` must answer: fix the name, DNS or /etc/hosts"
-        return _Reply(f"{target.host} has no address here ({why})", remedy)
+        return Finding("name", ERROR, f"{target.host} has no address here ({why})", remedy)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     if addresses == [target.host]:
-        return _Reply(f"{target.host} is an address")
-    return _Reply(f"{target.host} is {', '.join(addresses)}")
+        return Finding("name", OK, f"{target.host} is an address")
+    return Finding("name", OK, f"{target.host} is {', '.join(addresses)}")
 
 
-def _probe_port(target: _Target, timeout_s: float) -> _Reply:
+def _probe_port(target: _Target, timeout_s: float) -> Finding:
     """Return whether anything accepts a connection at a target, or why nothing does."""
     try:
         _connected(target, timeout_s).close()
-        return _Reply(f"{target} answers")
+        return Finding("port", OK, f"{target} answers")
     except OSError as error:
         failure = error
     text = f"{target} does not answer ({failure.strerror})"
@@ -345,7 +337,7 @@ def _probe_port(target: _Target, timeout_s: float) -> _Reply:
     elif failure.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
         text = f"no route to {target} ({failure.strerror})"
         remedy = "put both machines in one network, or route between theirs"
-    return _Reply(text, remedy)
+    return Finding("port", ERROR, text, remedy)
 
 
 def _connected(target: _Target, timeout_s: float) -> socket.socket:
@@ -366,26 +358,23 @@ def _network(where: _Destination, timeout_s: float) -> Findings:
     if not where.targets:
         yield Finding("name", OK, "no host is named: libpq's service or default socket")
         return
-    step, good = _of_all("name", where.targets, _resolve)
+    step, good = _of_all(where.targets, _resolve)
     yield step
-    step, good = _of_all("port", good, lambda each: _probe_port(each, timeout_s))
+    step, good = _of_all(good, lambda each: _probe_port(each, timeout_s))
     yield step
     if good and not good[0].local and where.probe_tls and where.sslmode != "disable":
         yield _tls(good[0], where.sslmode, timeout_s)
 
 
 def _of_all(
-    name: str,
-    targets: Iterable[_Target],
-    probe: Callable[[_Target], _Reply],
+    targets: Sequence[_Target], probe: Callable[[_Target], Finding]
 ) -> tuple[Finding, list[_Target]]:
     """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
-    replies = [(target, probe(target)) for target in targets]
-    good = [target for target, reply in replies if not reply.remedy]
-    text = "; ".join(reply.text for _, reply in replies)
-    remedy = next((reply.remedy for _, reply in replies if reply.remedy), "")
-    level = OK if not remedy else WARNING if good else ERROR
-    return Finding(name, level, text, remedy), good
+    found = [probe(target) for target in targets]
+    good = [target for target, each in zip(targets, found, strict=True) if each.level == OK]
+    step = next((each for each in found if each.level == ERROR), found[0])
+    level = WARNING if step.level == ERROR and good else step.level
+    return step._replace(level=level, text="; ".join(each.text for each in found)), good
 
 
 def _tls(target: _Target, sslmode: str, timeout_s: float) -> Finding:
