@@ -275,37 +275,29 @@ def demo(
             if not command.prepare(stop):
                 return _stopped_early()
             _refuse_company()
-            insert = functools.partial(submit, DEMO_WORKFLOW, {"folder": texts_of}, folder(out))
-            return _see_demo(insert, wanted, own, stop, yes=yes, as_json=as_json)
-
-
-def _see_demo(
-    insert: Callable[[], Run], wanted: fleet.Roles, own: fleet.Fleet, stop: signals.StopRequest, *,
-    yes: bool, as_json: bool,
-) -> int:  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        view, log = _view(stack, watch=True, as_json=as_json)
-        command.print_message(f"starting {wanted.describe()}")
-        own.start(fleet.specs(wanted, app=DEMO, log_level="warning"), log)
-        stack.callback(own.stop, stop)
-        if stop.requested.is_set():
-            return _stopped_early()
-        row = insert()
-        follower = follow.Follower(view, stop, own.check, yes=yes)
-        seen = follower.follow(row["id"])
-        if seen is None:
-            runs.cancel(row["id"])
-    if seen is None:
-        command.print_message(f"run {row['id']} is cancelled")
-        return follow.exit_code(None)
-    code = follow.finish(seen, as_json=as_json)
-    if not as_json and code == 0:
-        for what, name in RESULTS.items():
-            output.echo(f"{what}: {Path(seen.run['out_dir']) / name}")
-    if not as_json and config.database_url() is None:  # the database belongs to no folder
-        name = config.requested_database()
-        output.echo(f"what happened: {command.PROG} show {row['id']} --db {name}")
-    return code
+            out_dir = folder(out)
+            with contextlib.ExitStack() as stack:
+                view, log = _view(stack, watch=True, as_json=as_json)
+                command.print_message(f"starting {wanted.describe()}")
+                own.start(fleet.specs(wanted, app=DEMO, log_level="warning"), log)
+                stack.callback(own.stop, stop)
+                if stop.requested.is_set():
+                    return _stopped_early()
+                row = submit(DEMO_WORKFLOW, {"folder": texts_of}, out_dir)
+                seen = follow.Follower(view, stop, own.check, yes=yes).follow(row["id"])
+                if seen is None:
+                    runs.cancel(row["id"])
+            if seen is None:
+                command.print_message(f"run {row['id']} is cancelled")
+                return follow.exit_code(None)
+            code = follow.finish(seen, as_json=as_json)
+            if not as_json and code == 0:
+                for what, name in RESULTS.items():
+                    output.echo(f"{what}: {Path(seen.run['out_dir']) / name}")
+            if not as_json and config.database_url() is None:  # the database belongs to no folder
+                name = config.requested_database()
+                output.echo(f"what happened: {command.PROG} show {row['id']} --db {name}")
+            return code
 
 
 def _source(folder: Path) -> Path:
