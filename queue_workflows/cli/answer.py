@@ -218,8 +218,13 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
     prompt = output.line(spec.get("prompt") or f"{node['node_id']}: your answer?", 500)
     listed = [f"  {number}  {label}\n" for number, (label, _) in enumerate(options(spec), 1)]
     sys.stderr.write(f"{prompt}\n{''.join(listed)}")
+    try:
+        value = default(spec)
+        empty = f"Enter: {value if isinstance(value, str) else repr(value)}"
+    except errors.InputRefused:
+        empty = answers.other_type(spec)
     while True:
-        sys.stderr.write(f"[{output.line(_offered(spec), 60)}] > ")
+        sys.stderr.write(f"[{output.line(empty, 60)}] > ")
         sys.stderr.flush()
         text = _typed(stop)
         if text is None:
@@ -231,15 +236,6 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
             output.complain(output.line(error, 500))
         else:
             return True, found
-
-
-def _offered(spec: JsonDict) -> str:
-    """Return what an empty line answers, or the type of the answer if that is refused."""
-    try:
-        value = default(spec)
-    except errors.InputRefused:
-        return str(answers.other_type(spec))
-    return f"Enter: {value if isinstance(value, str) else repr(value)}"
 
 
 def read(text: str, spec: JsonDict) -> Any:

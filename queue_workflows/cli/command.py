@@ -140,7 +140,7 @@ def _refuse(
     `shared`: the user chose the database by name, so that it may serve other apps.
     """
     for each in running:
-        is_same = _module(each.app) == _module(app)
+        is_same = each.app.partition(":")[0] == app.partition(":")[0]
         if up and is_same:
             raise errors.InvalidConfig(
                 f"{each.app} runs already: `{PROG} up` with pid {each.pid}, since {each.since},"
@@ -154,10 +154,6 @@ def _refuse(
                 "this app a database of its own by --db NAME, or a folder of its own; "
                 f"--db {database} shares the one that is there"
             )
-
-
-def _module(app: str) -> str:
-    return app.partition(":")[0]
 
 
 @contextlib.contextmanager

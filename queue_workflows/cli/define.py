@@ -197,13 +197,11 @@ def _print(found: int | Shown, *, as_json: bool) -> int:
 
 
 class Group(TyperGroup):
-    """Subcommands of a noun; without one `list`, where it has that and `is_listed` is true.
+    """Subcommands of a noun; without one `list`, unless it prints the help then.
 
     Options may stand before the subcommand. A refusal is one line, which names the subcommand that
     an option belongs to.
     """
-
-    is_listed = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the subcommand first. Exits with 2 if there is none of that name."""
@@ -214,7 +212,7 @@ class Group(TyperGroup):
                 text = f"{word!r} is none of {', '.join(self.commands)}"
                 self._refuse("", f"{text}{errors.hint(word, self.commands)}")
             args = [word, *args]
-        elif args != ["--help"] and self.is_listed and "list" in self.commands:
+        elif args != ["--help"] and not self.no_args_is_help:
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
@@ -259,8 +257,7 @@ def _word(parameter: Any) -> str:
 
 
 def group(name: str, help_: str, *, is_listed: bool = True) -> typer.Typer:
-    """Return the app of a noun's subcommands."""
-    kind = Group if is_listed else type("Group", (Group,), {"is_listed": False})
+    """Return the app of a noun's subcommands; `is_listed`: without one it lists."""
     return typer.Typer(
-        name=name, cls=kind, help=help_, no_args_is_help=not is_listed, rich_markup_mode=None
+        name=name, cls=Group, help=help_, no_args_is_help=not is_listed, rich_markup_mode=None
     )

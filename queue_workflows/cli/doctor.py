@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import functools
 import os
 import platform
+import re
+import socket
+import statistics
+import struct
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from queue_workflows import __version__, config, db, errors
 from queue_workflows.admin import audit as invariants
 from queue_workflows.admin import checks, permissions
 from queue_workflows.admin.checks import ERROR, OK, WARNING, Finding, Findings
-from queue_workflows.cli import command, connectivity, define, output
-from queue_workflows.db import statements
+from queue_workflows.cli import command, define, output
+from queue_workflows.db import database_url, statements
 from queue_workflows.runtime import app_loading, clock, entry_point, masking
 from queue_workflows.types import JsonDict
 
@@ -46,30 +51,27 @@ def _examine_all(purpose: str) -> Findings:
         yield Finding("psycopg", OK, text)
     try:
         with command.database(create=False) as words:
-            yield from _examine_database(words, purpose)
+            began = time.monotonic()
+            try:
+                conn = db.connect()
+            except db.OperationalError as error:
+                text = f"{words} does not answer: {checks.reason(error)}"
+                remedy = "is the server up, and are host, port, user and password right?"
+                yield Finding("database", ERROR, text, remedy)
+                return
+            with conn:
+                took_ms = (time.monotonic() - began) * 1000
+                yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
+                for check in checks.CHECKS:
+                    found = [*check.answer(conn, purpose)]
+                    yield from found
+                    if check.ask is checks.schema and any(each.level == ERROR for each in found):
+                        yield Finding("tables", WARNING, "not checked: the schema comes first")
+                        return
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:
         yield Finding("database", ERROR, f"the connection was lost: {checks.reason(error)}")
-
-
-def _examine_database(words: str, purpose: str) -> Findings:
-    began = time.monotonic()
-    try:
-        conn = db.connect()
-    except db.OperationalError as error:
-        remedy = "is the server up, and are host, port, user and password right?"
-        yield Finding("database", ERROR, f"{words} does not answer: {checks.reason(error)}", remedy)
-        return
-    with conn:
-        took_ms = (time.monotonic() - began) * 1000
-        yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
-        for check in checks.CHECKS:
-            found = [*check.answer(conn, purpose)]
-            yield from found
-            if check.ask is checks.schema and any(each.level == ERROR for each in found):
-                yield Finding("tables", WARNING, "not checked: the schema comes first")
-                return
 
 
 def _masked(found: Findings, each: Callable[[Finding], object]) -> list[Finding]:
@@ -115,23 +117,17 @@ def connect(
         raise errors.InvalidConfig("--sql and --json cannot be used together")
     entry_point.setup_logging("error")
     app_loading.load_app(app)
-    with _named(dsn) as words:
-        if as_sql:
-            return _script(purpose)
-        url = db.db_url()
-        steps = examine(url, purpose, timeout, connectivity.destination(url))
-        return _report(words, steps, purpose, as_json=as_json)
-
-
-@contextlib.contextmanager
-def _named(dsn: str | None) -> Generator[str]:
-    """Yield the name of the database; use the given DSN from now on."""
     if dsn is not None:
         # Parse it before using it, so that an error names the argument and not a variable.
         db.describe(dsn)
         os.environ[config.db_url_variables()[0]] = dsn
     with command.database(create=False) as words:
-        yield words
+        if as_sql:
+            return _script(purpose)
+        url = db.db_url()
+        return _report(
+            words, examine(url, purpose, timeout, _destination(url)), purpose, as_json=as_json
+        )
 
 
 def _script(purpose: str) -> int:
@@ -173,17 +169,17 @@ def _report(words: str, steps: Findings, purpose: str, *, as_json: bool) -> defi
 
 
 def examine(
-    url: str, purpose: str, timeout_s: float, where: connectivity.Destination | None = None
+    url: str, purpose: str, timeout_s: float, where: _Destination | None = None
 ) -> Findings:
     """Yield the steps in order, up to the first with level `error`."""
-    for step in _steps(url, purpose, timeout_s, where or connectivity.destination(url)):
+    for step in _steps(url, purpose, timeout_s, where or _destination(url)):
         yield step
         if step.level == ERROR:
             return
 
 
-def _steps(url: str, purpose: str, timeout_s: float, where: connectivity.Destination) -> Findings:
-    yield from connectivity.network(where, timeout_s)
+def _steps(url: str, purpose: str, timeout_s: float, where: _Destination) -> Findings:
+    yield from _network(where, timeout_s)
     conn: db.Connection | None = None
     try:
         conn = db.connect(url=url, connect_s=max(2.0, timeout_s), timeout_s=max(1.0, timeout_s))
@@ -198,17 +194,260 @@ def _steps(url: str, purpose: str, timeout_s: float, where: connectivity.Destina
                 where_set = "on workers and orchestrators: runs keep files there"
                 yield Finding("files", OK, f"set {knob}=/folder[:/folder] {where_set}")
             yield checks.rights_of(conn, purpose)
-            for check in (checks.clock, checks.listen, connectivity.round_trip):
+            for check in (checks.clock, checks.listen, _round_trip):
                 yield check(conn)
     except errors.InvalidConfig as error:
         yield Finding("database", ERROR, str(error))
     except db.Error as error:
         if conn is None:
-            yield from connectivity.refused(where, " ".join(str(error).split()))
+            yield from _refused(where, " ".join(str(error).split()))
         else:
             remedy = "try again; see the server's log"
             yield Finding("server", ERROR, f"it broke off: {checks.reason(error)}", remedy)
 
+
+# --- the way to the server ---------------------------------------------------------------------
+
+TRIPS = 7
+SLOW_TRIP_MS = 50.0
+"""A worker needs two round trips or more per job, so 50 ms means less than ten jobs a second."""
+_DEFAULT_PORT = 5432
+_SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+"""PostgreSQL's SSLRequest message, which every server answers with one byte."""
+_REFUSALS = (
+    ("tls", r"SSL|certificate|GSSAPI negotiation"),
+    ("no_password", r"no password supplied|fe_sendauth"),
+    ("password", r"(?:password|PAM|LDAP|RADIUS|SASL) authentication failed|no such user"),
+    ("peer", r"(?:Peer|Ident|GSSAPI|certificate|trust) authentication failed"),
+    ("rule", r"no pg_hba\.conf entry|pg_hba\.conf rejects"),
+    ("role", r'role ".*" does not exist|is not permitted to log in'),
+    ("no_database", r'database ".*" does not exist|no such database|is not currently accepting'),
+    ("no_connect", r"permission denied for database"),
+    ("full", r"too many (?:clients|connections)|connection slots|no more connections allowed"),
+    ("starting", r"database system is|not yet accepting connections"),
+    ("session", r"session is (?:not )?read-only|server is (?:not )?in hot standby"),
+    ("silent", r"timeout expired|server closed the connection|could not receive data"),
+)
+
+
+class _Target(NamedTuple):
+    """A server of a DSN: host (a name, an address, or the folder of a unix socket), and port."""
+
+    host: str
+    port: int
+
+    @property
+    def local(self) -> bool:
+        """Return whether it is a unix socket."""
+        return self.host.startswith(("/", "@"))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.host}/.s.PGSQL.{self.port}" if self.local else f"{host}:{self.port}"
+
+
+class _Destination(NamedTuple):
+    """The targets of a DSN; none if only libpq knows them (a service, its default socket)."""
+
+    targets: list[_Target]
+    user: str
+    dbname: str
+    sslmode: str
+    probe_tls: bool
+    """Whether a client can request TLS from the server before the login."""
+
+
+def _destination(url: str) -> _Destination:
+    """Return the servers of a DSN, with what PGHOST and the like add.
+
+    Raises `InvalidConfig` for a DSN that cannot be read.
+    """
+    parts = database_url.options(url)
+    hosts = (parts.get("hostaddr") or parts.get("host") or "").split(",")
+    if any("@" in host[1:] for host in hosts):
+        # Such a host is part of a password and must not be printed.
+        raise errors.InvalidConfig(
+            "the DSN cannot be read: a password with an @ in it is written %40 there, a / as %2F"
+        )
+    ports = parts.get("port", "").split(",")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    each = zip(hosts, ports, strict=False)
+    targets = [_Target(host, int(port or _DEFAULT_PORT)) for host, port in each if host]
+    user = parts.get("user") or ""
+    return _Destination(
+        targets=targets if len(targets) == len(hosts) else [],
+        user=user,
+        dbname=parts.get("dbname") or user,
+        sslmode=parts.get("sslmode") or "prefer",
+        probe_tls=parts.get("sslnegotiation") != "direct",
+    )
+
+
+def refusal(message: str) -> str:
+    """Return the kind of a server's refusal to connect; `other` for an unknown message.
+
+    A failed connect has no SQLSTATE, so that its words are all there is. With several hosts the
+    last one's words count.
+    """
+    return next((kind for kind, pattern in _REFUSALS if re.search(pattern, message)), "other")
+
+
+def _resolve(target: _Target) -> Finding:
+    """Return the addresses of a host's name, or whether the folder of a unix socket exists."""
+    if target.local:
+        if target.host.startswith("@") or os.path.isdir(target.host):  # noqa: PTH112
+            return Finding("name", OK, f"{target.host} is a folder of sockets")
+        remedy = "is the server on this machine, and its socket there?"
+        return Finding("name", ERROR, f"{target.host} is not a folder", remedy)
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        remedy = f"`getent hosts {target.host}` must answer: fix the name, DNS or /etc/hosts"
+        return Finding("name", ERROR, f"{target.host} has no address here ({why})", remedy)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    if addresses == [target.host]:
+        return Finding("name", OK, f"{target.host} is an address")
+    return Finding("name", OK, f"{target.host} is {', '.join(addresses)}")
+
+
+def _probe_port(target: _Target, timeout_s: float) -> Finding:
+    """Return whether anything accepts a connection at a target, or why nothing does."""
+    try:
+        _connected(target, timeout_s).close()
+        return Finding("port", OK, f"{target} answers")
+    except OSError as error:
+        failure = error
+    text = f"{target} does not answer ({failure.strerror})"
+    remedy = "see the network between here and there"
+    if target.local:
+        remedy = "start the server, or name the folder of its socket and its port"
+        if failure.errno == errno.EACCES:
+            remedy = "let this user into the folder, or connect by TCP"
+    elif isinstance(failure, TimeoutError):
+        text = f"{target} does not answer within {timeout_s:g} s"
+        remedy = "a firewall drops it, or the machine is down: open the port from here to there"
+    elif failure.errno == errno.ECONNREFUSED:
+        text = f"{target} refuses: nothing listens there"
+        remedy = (
+            "start the server; set listen_addresses in its postgresql.conf and restart it; is the "
+            "port right?"
+        )
+    elif failure.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}:
+        text = f"no route to {target} ({failure.strerror})"
+        remedy = "put both machines in one network, or route between theirs"
+    return Finding("port", ERROR, text, remedy)
+
+
+def _connected(target: _Target, timeout_s: float) -> socket.socket:
+    if not target.local:
+        return socket.create_connection((target.host, target.port), timeout_s)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(f"{target.host}/.s.PGSQL.{target.port}".replace("@", "\0", 1))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _network(where: _Destination, timeout_s: float) -> Findings:
+    """Yield the steps before the login, about names and ports of the servers and TLS."""
+    if not where.targets:
+        yield Finding("name", OK, "no host is named: libpq's service or default socket")
+        return
+    step, good = _of_all(where.targets, _resolve)
+    yield step
+    step, good = _of_all(good, lambda each: _probe_port(each, timeout_s))
+    yield step
+    if good and not good[0].local and where.probe_tls and where.sslmode != "disable":
+        yield _tls(good[0], where.sslmode, timeout_s)
+
+
+def _of_all(
+    targets: Sequence[_Target], probe: Callable[[_Target], Finding]
+) -> tuple[Finding, list[_Target]]:
+    """Return one step for all servers of the DSN, and the good ones; it fails if none is good."""
+    found = [probe(target) for target in targets]
+    good = [target for target, each in zip(targets, found, strict=True) if each.level == OK]
+    step = next((each for each in found if each.level == ERROR), found[0])
+    level = WARNING if step.level == ERROR and good else step.level
+    return step._replace(level=level, text="; ".join(each.text for each in found)), good
+
+
+def _tls(target: _Target, sslmode: str, timeout_s: float) -> Finding:
+    """Ask a server by an SSLRequest whether it offers TLS."""
+    offered: bool | None = None
+    try:
+        with _connected(target, timeout_s) as sock:
+            sock.settimeout(timeout_s)
+            sock.sendall(_SSL_REQUEST)
+            offered = {b"S": True, b"N": False}.get(sock.recv(1))
+    except TimeoutError:
+        text = f"{target} accepts connections and sends nothing for {timeout_s:g} s"
+        return Finding("tls", ERROR, text, "the server hangs, or it is not PostgreSQL")
+    except OSError:
+        pass  # it has closed the connection
+    if offered is None:
+        text = f"the server at {target} is not PostgreSQL"
+        return Finding("tls", ERROR, text, "name the port of the server or of its pooler")
+    if offered:
+        return Finding("tls", OK, f"offered, sslmode={sslmode}")
+    if sslmode.startswith(("require", "verify")):
+        remedy = "set ssl = on in its postgresql.conf, or sslmode=prefer in the DSN"
+        return Finding("tls", ERROR, f"sslmode={sslmode}, and the server offers none", remedy)
+    if target.host in {"127.0.0.1", "::1", "localhost"}:
+        return Finding("tls", OK, "none, on this machine")
+    text = "none: what is sent and received can be read on the way"
+    return Finding("tls", WARNING, text, "set ssl = on in its postgresql.conf")
+
+
+def _refused(where: _Destination, message: str) -> Findings:
+    """Yield the step that a refused connection failed at, and those before it that passed."""
+    user, dbname = where.user or "of this account", where.dbname
+    kind = refusal(message)
+    remedies = {
+        "tls": "see sslmode and sslrootcert in the DSN",
+        "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
+        "password": f"as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)",
+        "peer": "its pg_hba.conf wants another kind of login; name a user with a password",
+        "rule": (
+            f"add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its "
+            "pg_hba.conf, and SELECT pg_reload_conf()"
+        ),
+        "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
+        "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
+        "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
+        "full": "raise max_connections there; a worker holds two connections",
+        "starting": "wait until it has started; see the server's log",
+        "session": "no server of the DSN is what target_session_attrs wants",
+        "silent": "it takes connections and does not answer: see the server's log",
+        "other": "see the server's log",
+    }
+    step = {"tls": "tls", "session": "server"}.get(kind, "login")
+    if kind in {"no_database", "no_connect"}:
+        yield Finding("login", OK, f"as {user}")
+        step = "database"
+    yield Finding(step, ERROR, message, remedies[kind])
+
+
+def _round_trip(conn: db.Connection) -> Finding:
+    took: list[float] = []
+    for _ in range(TRIPS):
+        began = time.monotonic()
+        statements.doctor.clock(conn)
+        took.append((time.monotonic() - began) * 1000)
+    median_ms = statistics.median(took)
+    text = f"{median_ms:.2f} ms (fastest {min(took):.2f}, slowest {max(took):.2f})"
+    if median_ms > SLOW_TRIP_MS:
+        remedy = "run workers nearer to the server; each job takes two round trips and more"
+        return Finding("round trip", WARNING, text, remedy)
+    return Finding("round trip", OK, text)
+
+
+# --- the invariants ----------------------------------------------------------------------------
 
 OFFENDERS = 5
 """Offenders shown of each invariant, enough to start from."""

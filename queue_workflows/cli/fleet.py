@@ -472,25 +472,22 @@ class RunProcesses(contextlib.ExitStack):
         """Check the processes; raise `InvalidConfig` if they refuse to start."""
         for own in self.started:
             own.check()
+        now = self.now_fn()
+        waiting = seen.run["status"] == "queued"
         # While the database is away no worker is visible, and the next check decides.
         with contextlib.suppress(db.OperationalError):
-            self._check(seen.run["status"])
-
-    def _check(self, status: str) -> None:
-        now = self.now_fn()
-        waiting = status == "queued"
-        if not waiting:
-            self._queued_since = now
-        elif not self.started and now - self._queued_since >= PATIENCE_S:
-            self._refuse_strangers()
-            self._start(self._missing())
-        if now - self._looked >= LOOK_EVERY_S:
-            self._looked = now
-            # The supervisor restarts workers of ours.
-            missing = self._missing() - self.served
-            if missing and not waiting:
+            if not waiting:
+                self._queued_since = now
+            elif not self.started and now - self._queued_since >= PATIENCE_S:
                 self._refuse_strangers()
-                self._start(missing)
+                self._start(self._missing())
+            if now - self._looked >= LOOK_EVERY_S:
+                self._looked = now
+                # The supervisor restarts workers of ours.
+                missing = self._missing() - self.served
+                if missing and not waiting:
+                    self._refuse_strangers()
+                    self._start(missing)
 
     def _missing(self) -> set[str]:
         """Return the queues that nobody serves; report once a switch that may be the reason."""

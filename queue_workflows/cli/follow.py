@@ -51,11 +51,8 @@ class _Output:
 
     def _show_log(self, label: str, log: Row, *, last: bool) -> None:
         """Print the new complete lines of an attempt's log; `last`: the incomplete last one too."""
-        head, tail, key = (
-            log["head"].encode(),
-            log["tail"].encode(),
-            (log["job_id"], log["claim_no"]),
-        )
+        key = log["job_id"], log["claim_no"]
+        head, tail = log["head"].encode(), log["tail"].encode()
         given, after_cut = self._given.get(key, 0), len(head) + log["cut_bytes"]
         fresh = head[given:]
         lost = after_cut - max(given, len(head))
@@ -78,18 +75,15 @@ class _Output:
         while full:
             page = streams.read_page(job_id, after=self._after.get(job_id))
             for part in page.parts:
-                self._print(_part_text(part, label))
+                attempt = f"attempt {part.claim_no}"
+                if part.is_reset:
+                    name = f"{label}: {attempt}" if label else attempt
+                    self._print(f"{name}: its stream begins, what came before is of an earlier one")
+                    continue
+                text = part.value if isinstance(part.value, str) else json.dumps(part.value)
+                shown = output.line(text, PART_CHARACTERS)
+                self._print(f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip())
             full, self._after[job_id] = page.full, page.after
-
-
-def _part_text(part: streams.Part, label: str) -> str:
-    attempt = f"attempt {part.claim_no}"
-    if part.is_reset:
-        name = f"{label}: {attempt}" if label else attempt
-        return f"{name}: its stream begins, what came before is of an earlier one"
-    text = part.value if isinstance(part.value, str) else json.dumps(part.value)
-    shown = output.line(text, PART_CHARACTERS)
-    return f"{label or attempt}: {output.line(part.name)}: {shown}".rstrip()
 
 
 class _RunOutput(_Output):

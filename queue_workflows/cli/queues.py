@@ -74,21 +74,17 @@ _QUEUES_HEAD = (
 )  # fmt: skip
 
 
-@define.command("list", "QUEUE  Only this queue; default: all.", app=queues)
 def list_queues(queue: str | None = None) -> define.Shown:
     """List queues with their depth, age, rates, state and limits."""
-    return _shown_queues(queue)
-
-
-def _shown_queues(queue: str | None) -> define.Shown:
-    """Show the named queue, used or not, or all queues that are used."""
+    # A queue that is named is listed also if it is not used.
     rows = [row for row in queue_api.list(used_only=queue is None) if queue in (None, row["queue"])]
     return define.Shown(rows, lambda: _print_queues(rows))
 
 
-_add(queues, "pause", catalog.PauseQueue, lambda asked: _shown_queues(asked.queue))
-_add(queues, "resume", catalog.ResumeQueue, lambda asked: _shown_queues(asked.queue))
-_add(queues, "limit", catalog.LimitQueue, lambda asked: _shown_queues(asked.queue))
+define.command("list", "QUEUE  Only this queue; default: all.", app=queues)(list_queues)
+_add(queues, "pause", catalog.PauseQueue, lambda asked: list_queues(asked.queue))
+_add(queues, "resume", catalog.ResumeQueue, lambda asked: list_queues(asked.queue))
+_add(queues, "limit", catalog.LimitQueue, lambda asked: list_queues(asked.queue))
 
 
 def _print_queues(rows: list[Row]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import graphlib
 import itertools
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -172,12 +173,6 @@ class Reader:
         return RunSnapshot(head, steps, nodes)
 
 
-def own_name(node_id: str) -> tuple[str, str]:
-    """Return the step of a node, and its name in the step: `cut` and `[clip-7]/encode`."""
-    step = re.split(r"[/\[]", node_id, maxsplit=1)[0]
-    return step, node_id[len(step) :].removeprefix("/")
-
-
 class View:
     """A way to show a running run; this one shows important lines alone."""
 
@@ -211,28 +206,22 @@ class Lines(View):
         if picture.run["status"] != self._status and not picture.over:
             self._status = picture.run["status"]
             self.print_message(picture.heading)
-        for step in picture.steps:
-            self._show_step(step)
-        for node in picture.nodes:
-            self._show_node(node)
-
-    def _show_step(self, step: Step) -> None:
-        state, done, printed_at = self._printed.get(step.name, ("waiting", 0, 0.0))
         now = self._now()
-        if step.state == state and (step.done == done or now - printed_at < AGAIN_S):
-            return
-        self._printed[step.name] = (step.state, step.done, now)
-        self.print_message(f"  {output.line(step.name)}: {step.text}")
-
-    def _show_node(self, node: Row) -> None:
-        taken_back = node["crash_count"] + node["lapse_count"]
-        mark = f"{node['status']} {taken_back} {node['attempts']}"
-        if self._nodes.get(node["node_id"], "") == mark:
-            return
-        self._nodes[node["node_id"]] = mark
-        failed = texts.again_text(node, node["attempts"])
-        if node["status"] == "failed" or taken_back or failed:
-            self.print_message(f"    {output.line(node['node_id'])}: {texts.node_text(node)}")
+        for step in picture.steps:
+            state, done, printed_at = self._printed.get(step.name, ("waiting", 0, 0.0))
+            if step.state == state and (step.done == done or now - printed_at < AGAIN_S):
+                continue
+            self._printed[step.name] = (step.state, step.done, now)
+            self.print_message(f"  {output.line(step.name)}: {step.text}")
+        for node in picture.nodes:
+            taken_back = node["crash_count"] + node["lapse_count"]
+            mark = f"{node['status']} {taken_back} {node['attempts']}"
+            if self._nodes.get(node["node_id"], "") == mark:
+                continue
+            self._nodes[node["node_id"]] = mark
+            failed = texts.again_text(node, node["attempts"])
+            if node["status"] == "failed" or taken_back or failed:
+                self.print_message(f"    {output.line(node['node_id'])}: {texts.node_text(node)}")
 
 
 # --- as a page ---------------------------------------------------------------------------------
@@ -263,15 +252,13 @@ class Page:
             self._line("nodes: " + ", ".join(f"{n} {status}" for status, n in counts))
         nodes = iter(shown["nodes"])
         while some := [*itertools.islice(nodes, AT_ONCE)]:
-            detailed = [n for n in some if whole or n["status"] in _DETAILED]
-            history.add_logs(detailed)
-            ids = {id(node) for node in detailed}
+            history.add_logs(node for node in some if whole or node["status"] in _DETAILED)
             for node in some:
                 output.echo()
                 with_error = any(attempt["error"] == node["error"] for attempt in node["attempts"])
                 state = texts.state(node | {"error": None} if with_error else node)
                 self._line(f"{node['node_id']}{texts.after(node)}: {state}")
-                self._detail(node, detailed=id(node) in ids)
+                self._detail(node, detailed=whole or node["status"] in _DETAILED)
                 for attempt in node["attempts"]:
                     attempt["log"] = None
         if left:
@@ -396,8 +383,7 @@ class Page:
             self._line(text.rstrip(), "    ")
 
     def _line(self, text: str, indent: str = "") -> None:
-        limit = self._width - len(indent)
-        output.echo(indent + output.line(text, max(limit, 10)))
+        output.echo(indent + output.line(text, self._width - len(indent)))
 
 
 def _show(run_id: str) -> str:
@@ -489,11 +475,8 @@ def print_summary(found: Mapping[str, Any]) -> None:
         seconds = output.seconds(found["longest_chain"]["seconds"])
         nodes = output.counted(len(chain), "node")
         output.echo(f"longest chain: {nodes}, {seconds} ({output.line(ends, 120)})")
-    is_folder = False
-    # A name that is too long, or that this user may not access, raises.
-    with contextlib.suppress(OSError, ValueError):
-        is_folder = bool(found["out_dir"]) and Path(found["out_dir"]).is_dir()
-    if is_folder:
+    # `Path.is_dir` raises for a name that is too long, or that this user may not access.
+    if found["out_dir"] and os.path.isdir(found["out_dir"]):  # noqa: PTH112
         output.echo(f"files: {output.line(found['out_dir'], 1000)}")
     if found["error"]:
         output.echo(f"error: {output.line(found['error'], 2000)}")
@@ -519,13 +502,10 @@ def _trace_lines(trace: str | None, *, whole: bool) -> list[str]:
 def app_frames(lines: list[str]) -> list[str]:
     """Return a traceback from its first frame outside the engine; [] without such a frame."""
     for number, line in enumerate(lines):
-        match = _FRAME.match(line)
-        if match is not None and not _is_engine(match[1]):
+        if (match := _FRAME.match(line)) is None:
+            continue
+        # The path may be of another machine. The demo is an app.
+        _, package, name = match[1].rpartition(f"/{_PACKAGE.name}/")
+        if not package or name.startswith("demo/") or not (_PACKAGE / name).is_file():
             return lines[number:]
     return []
-
-
-def _is_engine(path: str) -> bool:
-    """Return whether a path, perhaps of another machine, is in this package but not its demo."""
-    _, package, name = path.rpartition(f"/{_PACKAGE.name}/")
-    return bool(package) and not name.startswith("demo/") and (_PACKAGE / name).is_file()

@@ -20,7 +20,7 @@ from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
 """Age in seconds at which a queued run counts as not started (it takes 2 s)."""
-_NOT_SERVING = frozenset({"dead", "stopped", "parked", "paused", "draining"})
+_NOT_SERVING = frozenset({"dead", "parked", "paused", "draining"})
 
 
 @define.command("status", reads=False)
@@ -253,7 +253,7 @@ def _judge(rows: list[Row], label: str, queues: list[str], within_s: float) -> d
     found = dict.fromkeys(queues, SILENT)
     for row in rows:
         name: str = row["queue"]
-        reaped = row["state"] == "stopped" or row["death"] not in (None, _SILENT)
+        reaped = row["death"] not in (None, _SILENT)
         if row["host_label"] != label or reaped or (queues and name not in queues):
             continue
         alive = row["age_s"] <= within_s
@@ -285,7 +285,15 @@ def _asking(action: str, help_: str, doc: str) -> None:
         if action == "load" and not model:
             raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
         request = _send(action, host or config.host_label(), model, worker)
-        return _outcome(request, no_wait=no_wait)
+        if no_wait:
+            return define.listed(_requested_workers(request), _MODELS_HEAD, _model_cells)
+        with command.until_stopped() as stop:
+            rows = _answers(request, stop)
+            if stop.requested.is_set():
+                command.print_message("stopped waiting; the request remains")
+                return exit_codes.INTERRUPTED
+        is_done = all(row["answer"]["state"] == "done" for row in rows)
+        return define.Shown(rows, lambda: _print_answers(rows), 0 if is_done else 1)
 
     ask.__doc__ = doc
     lines = """--host H  Host label; default: this machine's.
@@ -305,19 +313,6 @@ _asking(
     "Its id; default: the loaded model.",
     "Unload a model, between two jobs of each worker; the exit codes are those of `load`.",
 )
-
-
-def _outcome(request: Row, *, no_wait: bool) -> int | define.Shown:
-    if no_wait:
-        rows = _requested_workers(request)
-        return define.listed(rows, _MODELS_HEAD, _model_cells)
-    with command.until_stopped() as stop:
-        rows = _answers(request, stop)
-        if stop.requested.is_set():
-            command.print_message("stopped waiting; the request remains")
-            return exit_codes.INTERRUPTED
-    is_done = all(_state(row) == "done" for row in rows)
-    return define.Shown(rows, lambda: _print_answers(rows), 0 if is_done else 1)
 
 
 def _send(action: str, host: str, model: str | None, worker: str | None) -> Row:
@@ -348,12 +343,13 @@ def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
         now = {row["worker_id"]: row for row in model_api.list(request["host_label"])}
         for worker_id, row in rows.items():
             seen = now.get(worker_id, row | {"state": "dead"})
-            rows[worker_id] = seen | {"answer": _answer(seen, number)}
-            waits = _state(rows[worker_id]) == "waiting"
+            answer = _answer(seen, number)
+            rows[worker_id] = seen | {"answer": answer}
+            waits = answer["state"] == "waiting"
             if seen["job_ids"] and waits and worker_id not in reported:
                 reported.add(worker_id)
                 command.print_message(f"{_name(seen)} obeys after job {', '.join(seen['job_ids'])}")
-        over = all(_state(row) in _OVER for row in rows.values())
+        over = all(row["answer"]["state"] in _OVER for row in rows.values())
         if over or stop.requested.wait(POLL_S):
             return list(rows.values())
 
@@ -368,10 +364,6 @@ def _answer(row: Row, number: int) -> Row:
     if row["state"] == "dead":
         return {"state": "failed", "error": "the worker is dead"}
     return {"state": "waiting"}
-
-
-def _state(row: Row) -> str:
-    return row["answer"]["state"]
 
 
 def _print_answers(rows: list[Row]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shlex
@@ -9,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 from queue_workflows import config, db, errors
 from queue_workflows.cli import command, define
@@ -53,7 +54,8 @@ def supervise(
     with signals.StopRequest() as stop, command.database(create=False) as words:
         queues = ", ".join(sorted(commands))
         command.print_message(f"{words}: watching the workers of {label} on {queues}")
-        restarter = Restarter(label, commands, run=Runner(stop.requested))
+        run = functools.partial(run_command, stopped=stop.requested)
+        restarter = Restarter(label, commands, run=run)
         task = service.Task("bounce", every, lambda: restarter.restart_due(stop.requested.is_set))
         loop = service.Loop("supervise", [task])
         loop.start()
@@ -96,31 +98,24 @@ def commands_of(bounces: list[str], units: list[str]) -> dict[str, list[str]]:
     return found
 
 
-@dataclass
-class Runner:
-    """Run a command to its end and log its output; `stopped` ends it early."""
+def run_command(
+    queue: str, words: list[str], *, stopped: signals.Flag, timeout_s: float = TIMEOUT_S
+) -> bool:
+    """Run a command and log its output; return whether it ended with exit code 0 in time.
 
-    stopped: signals.Flag
-    _: KW_ONLY
-    timeout_s: float = TIMEOUT_S
-
-    def __call__(self, queue: str, words: list[str]) -> bool:
-        """Return whether it ended with exit code 0 in time."""
-        command = external_tool.PipedCommand(words)
-        with tempfile.TemporaryFile() as printed:
-            problem = command.run(
-                b"",
-                timeout_s=self.timeout_s,
-                ends_early=self.stopped.is_set,
-                output=printed.fileno(),
-            )
-            at = max(0, os.fstat(printed.fileno()).st_size - OUTPUT_BYTES)
-            text = os.pread(printed.fileno(), OUTPUT_BYTES, at)
-        for line in text.decode(errors="replace").splitlines():
-            _log.info("%s: | %s", queue, line)
-        if problem is not None:
-            _log.error("%s: %s: %s", queue, shlex.join(words), problem)
-        return problem is None
+    `stopped` ends it early.
+    """
+    with tempfile.TemporaryFile() as printed:
+        problem = external_tool.PipedCommand(words).run(
+            b"", timeout_s=timeout_s, ends_early=stopped.is_set, output=printed.fileno()
+        )
+        at = max(0, os.fstat(printed.fileno()).st_size - OUTPUT_BYTES)
+        text = os.pread(printed.fileno(), OUTPUT_BYTES, at)
+    for line in text.decode(errors="replace").splitlines():
+        _log.info("%s: | %s", queue, line)
+    if problem is not None:
+        _log.error("%s: %s: %s", queue, shlex.join(words), problem)
+    return problem is None
 
 
 @dataclass

@@ -113,7 +113,9 @@ def place(worker_id: str | None) -> str:
 
 
 def progress_text(progress: Any) -> str:
-    """Return `40 %` for a number from 0 to 1, else the members of the dict; "" for none."""
+    """Return `40 %` for a number from 0 to 1, a text, or the members of a dict; "" for none."""
+    if isinstance(progress, str):
+        return output.line(progress, 60)
     if isinstance(progress, (int, float)) and not isinstance(progress, bool):
         return display.number(progress * 100, ".0f", " %")
     if isinstance(progress, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 from collections.abc import Generator
 from typing import TextIO, cast
@@ -91,7 +92,8 @@ class Tree(run_views.View):
         room = height - _RESERVED - len(picture.steps)
         shown: dict[str, list[tuple[str, Row]]] = {}
         for node in picture.nodes:
-            step, own = run_views.own_name(node["node_id"])
+            step = re.split(r"[/\[]", node["node_id"], maxsplit=1)[0]
+            own = node["node_id"].removeprefix(step).removeprefix("/")  # such as `[clip-7]/encode`
             wanted = picture.total <= texts.SMALL or node["status"] != "completed"
             if wanted and own and room > 0:
                 shown.setdefault(step, []).append((own, node))

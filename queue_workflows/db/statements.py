@@ -2,7 +2,8 @@
 
 A file `sql/queries/<noun>.sql` holds complete statements with parameters of psycopg. Each stands
 below a line `-- name: <name> <kind>` (see `KINDS`) and a comment. A further word `prepared` lets
-its first call prepare it; `unprepared` keeps connections from keeping a plan. A second line
+its first call prepare it; `unprepared` keeps connections from keeping a plan, and so does a `*`:
+the server refuses a prepared statement once one of its tables has another column. A second line
 `-- tables: ingest_jobs workflow_node_jobs` makes one statement for each job family, and its
 attribute a mapping by table name. `sql.written` says what else a text may stand for. Type checkers
 read the stub that `tests.support.stubgen` makes.
@@ -30,6 +31,7 @@ _PREPARED: Final[dict[tuple[str, ...], bool | None]] = {
     ("prepared",): True,
     ("unprepared",): False,
 }
+_ALL_COLUMNS: Final = re.compile(r"(?:\b(?:SELECT|RETURNING) |[,.] ?)\*(?!\))")
 
 
 def _first(rows: list[Row]) -> Row | None:
@@ -93,8 +95,8 @@ class Named:
 def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]:
     """Return the statements of a file by name, in the order of the file.
 
-    Raises ValueError for text before the first name, a name that is taken, an unknown kind, and a
-    statement that is empty or has no comment.
+    Raises ValueError for text before the first name, a name that is taken, an unknown kind, a
+    statement that is empty or has no comment, and a prepared one with a `*`.
     """
     before, *parts = _NAME.split(sql.written(source))
     if _COMMENT.sub("", before).strip():
@@ -113,10 +115,13 @@ def parse(source: str, file: str) -> dict[str, Named | dict[str, Named]]:
         lines = [line.removeprefix("--").strip() for line in comment[0].splitlines()]
         if name in found or not text or not any(lines):
             raise ValueError(f"{file}: {name} is there twice, or has no comment, or no text")
+        prepared = _PREPARED[prepare]
+        if _ALL_COLUMNS.search(text):
+            if prepared:
+                raise ValueError(f"{file}: {name} is prepared and returns all columns of a table")
+            prepared = False
         of_table = {
-            table: Named(
-                sql.of_table(text, table).encode(), "\n".join(lines), kind, _PREPARED[prepare]
-            )
+            table: Named(sql.of_table(text, table).encode(), "\n".join(lines), kind, prepared)
             for table in (JOB_TABLES if shared else JOB_TABLES[:1])
         }
         found[name] = of_table if shared else of_table[JOB_TABLES[0]]

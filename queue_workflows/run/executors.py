@@ -375,8 +375,7 @@ class Executors:
         elif kind == wire.PRINTED:
             # Its output belongs to the job whose outcome follows.
             place.drains += 1
-            while self._drain(place):
-                continue
+            self._drain_all(place)
             self._send(place, wire.frame(wire.DRAINED, key, b""))
         elif kind == wire.LOG:
             self._on_log(place, key, wire.checked(kind, body))
@@ -495,14 +494,20 @@ class Executors:
             if place.drains == drains:
                 self._drain(place, 1)
 
-    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> bool:
-        """Keep and print what waits in the pipes of an executor; return whether there was any."""
+    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> int:
+        """Keep and print what waits in the pipes of an executor; return the number of bytes."""
         found = place.out.drain(limit, closing=self._loop.forget)
         for number, data in found:
             if not place.shared and place.jobs:
                 self._keep(place, place.job, data)
             self._print(place, number, data)
-        return bool(found)
+        return sum(len(data) for _, data in found)
+
+    def _drain_all(self, place: Executor) -> None:
+        """Keep and print what waits now, and not what a child process goes on printing."""
+        waiting = place.out.waiting()
+        while waiting > 0 and (size := self._drain(place)):
+            waiting -= size
 
     def _keep(self, place: Executor, job: Any, data: bytes) -> None:
         place.tail = (place.tail + data)[-TAIL:]
@@ -539,8 +544,7 @@ class Executors:
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
         """End the jobs of an executor; `refused`: why they are handed back, uncounted."""
         place.packet = packet
-        while self._drain(place):
-            continue
+        self._drain_all(place)
         self._print(place, 0, None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}

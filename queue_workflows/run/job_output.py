@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import functools
 import logging
 import os
 import select
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -82,6 +84,11 @@ class Output:
     def ready(self) -> list[int]:
         """Return the descriptors that have something to read."""
         return [fd for fd, _ in self._poll.poll(0)]
+
+    def waiting(self) -> int:
+        """Return the number of bytes that wait to be read."""
+        held = (fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) for fd in self.fds)
+        return sum(int.from_bytes(each, sys.byteorder) for each in held)
 
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None

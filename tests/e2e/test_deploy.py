@@ -294,6 +294,18 @@ def test_every_file_is_named_on_the_page() -> None:
     assert files <= linked
 
 
+@pytest.mark.parametrize("page", ["deploy", "rolling-upgrade"])
+def test_pages_name_the_containers_whose_image_they_set(page: str) -> None:
+    text = (commands.ROOT / "docs" / f"{page}.md").read_text()
+    named = re.findall(r"kubectl set image deployment/([\w-]+) ([\w-]+)=", text)
+    parsed = [yaml.safe_load(path.read_text()) for path in DEPLOYMENTS]
+    containers = {
+        (each["metadata"]["name"], each["spec"]["template"]["spec"]["containers"][0]["name"])
+        for each in parsed
+    }
+    assert named and set(named) <= containers
+
+
 def test_the_page_on_new_code_restarts_the_workers_before_all_else() -> None:
     named = re.findall(r"deployment/([\w-]+)", (commands.ROOT / "docs" / "deploy.md").read_text())
     workers = [path.stem for path in MANIFESTS if path.stem.startswith("worker-")]

@@ -297,6 +297,19 @@ def test_lines_of_prose_have_at_most_100_characters(page: Path) -> None:
     ]
 
 
+def test_chapters_of_the_tutorial_name_the_database_of_their_python() -> None:
+    """Without one the library refuses; here a variable names one for every page."""
+    chapters = [
+        p for p in PAGES if p.name == "folder-of-files.md" or p.stem.startswith("tutorial-")
+    ]
+    assert len(chapters) == 7
+    for page in chapters:
+        typed = [b for b in BLOCKS[page] if b.language == "python" and not (b.file or b.no_run)]
+        named = ("export QUEUE_WORKFLOWS_EMBEDDED=1", "QUEUE_WORKFLOWS_DB_URL")
+        text = page.read_text(encoding="utf-8")
+        assert not typed or any(each in text for each in named), _name(page)
+
+
 def test_pages_show_the_schema_version_of_this_code() -> None:
     shown = re.compile(
         r"this code needs (\d+)|version 12 -> (\d+):|version (\d+) -> 12:"

@@ -255,6 +255,23 @@ def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, 
     assert "switched off" not in cli.run("queue-workflows", "status", cwd=base / "two").out
 
 
+def test_python_uses_the_database_of_its_folder_only_if_the_variable_requests_it(
+    cli: Commands, base: Path
+) -> None:
+    """The tutorial sets the variable; without it a new reader gets the error."""
+    made = run(cli, base / "one", "one")["id"]
+    code = (
+        "import queue_workflows as q\n"
+        "print([run['id'] for run in q.runs.list()])\n"
+        "q.db.close_pool()\n"
+    )
+    refused = cli.run("python", "-c", code, cwd=base / "one")
+    assert refused.process.returncode == 1
+    assert "DatabaseUrlMissing" in refused.err and "QUEUE_WORKFLOWS_EMBEDDED=1" in refused.err
+    done = cli.run("python", "-c", code, cwd=base / "one", QUEUE_WORKFLOWS_EMBEDDED="1")
+    assert made in done.out, done.err
+
+
 def test_the_demo_needs_no_server_and_has_a_database_of_its_own(cli: Commands, base: Path) -> None:
     (base / "anywhere").mkdir()
     for _ in range(2):

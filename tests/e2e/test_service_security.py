@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from psycopg import sql
 
 from queue_workflows import db
-from tests.support import commands, factories, http_service, tabled
+from tests.support import commands, database, factories, http_service, tabled
 from tests.support.commands import Commands, refused
 from tests.support.http_service import bearer
 from tests.support.wait import patience, until
@@ -440,6 +441,33 @@ def test_read_only_takes_no_changes(cli: Commands) -> None:
         assert service.get(JOBS).status_code == 200
         assert service.post(TRIGGER, BODY).status_code == 403
         assert service.get("/status").json()["read_only"] is True
+
+
+READS = (
+    JOBS, f"{JOBS}/j", f"{JOBS}/j/status", f"{JOBS}/j/events", f"{JOBS}/j/why", f"{JOBS}/j/parts",
+    "/api/v1/runs", "/api/v1/runs/r", "/api/v1/runs/r/nodes", "/api/v1/runs/r/why",
+    "/api/v1/workers", "/api/v1/queues", "/api/v1/schedules", "/api/v1/acts", "/metrics",
+)  # fmt: skip
+
+
+def test_read_only_needs_only_the_rights_of_a_reader(cli: Commands, migrated_database: str) -> None:
+    own = psycopg.conninfo.conninfo_to_dict(migrated_database)
+    name = f"{own['dbname']}_reads"
+    role, url = sql.Identifier(name), database.url({**own, "options": f"-c role={name}"})
+    with psycopg.connect(migrated_database, autocommit=True) as conn:
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(role))
+        try:
+            conn.execute("INSERT INTO ingest_jobs (id, task_name, queue) VALUES ('j', 't', 'q')")
+            conn.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('r', 'w')")
+            words = ("queue-workflows", "connect", "--for", "read", "--sql")
+            conn.execute(cli.run(*words, QUEUE_WORKFLOWS_DB_URL=url).out.encode())
+            env = {"QUEUE_WORKFLOWS_DB_URL": url}
+            with http_service.served(cli, "--read-only", workers="", **env) as service:
+                found = {path: service.get(path).status_code for path in READS}
+        finally:
+            conn.execute(sql.SQL("DROP OWNED BY {}").format(role))
+            conn.execute(sql.SQL("DROP ROLE {}").format(role))
+    assert found == dict.fromkeys(READS, 200)
 
 
 def test_a_token_is_made_and_its_path_is_printed(cli: Commands, tmp_path: Path) -> None:

@@ -122,6 +122,17 @@ def test_children_that_outlive_the_handler_hold_nothing_up(
         os.kill(child, signal.SIGKILL)
 
 
+def test_a_child_that_prints_for_ever_holds_nothing_up(worker: executors.Worker) -> None:
+    child = json.loads(worker.task("leaves_a_printing_child").result)["result"]
+    try:
+        assert worker.task("add", {"a": 1, "b": 1}).kind == "completed"
+        worker.executors.let_go(worker.place)
+        assert worker.death()["code"] == 0
+        assert is_running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 def test_a_forked_child_that_returns_from_the_handler_sends_nothing(
     worker: executors.Worker,
 ) -> None:

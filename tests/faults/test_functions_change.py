@@ -158,3 +158,17 @@ def test_a_worker_ends_jobs_as_before_after_a_column_was_added_to_their_table(
     assert ended("after") == ENDS[task]
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
+
+
+def test_a_pool_reads_jobs_as_before_after_a_column_was_added(altered: db.Connection) -> None:
+    """A connection prepares what it executes often, and the server refuses that afterwards."""
+    job = jobs.enqueue(task_name="fails", queue=slot_app.QUEUE)
+
+    def status() -> str:
+        row = jobs.get(job)
+        assert row is not None
+        return row["status"]
+
+    assert {status() for _ in range(10)} == {"queued"}
+    altered.execute("ALTER TABLE ingest_jobs ADD COLUMN of_the_app text")
+    assert {status() for _ in range(10)} == {"queued"}

@@ -91,6 +91,11 @@ def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in {"page", "warn"}
 
 
+def test_the_page_of_the_docs_lists_the_alerts() -> None:
+    listed = re.findall(r"^\| `(QueueWorkflows\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert listed == [rule["alert"] for rule in rules()]
+
+
 def test_the_dashboard_is_complete() -> None:
     board = json.loads(DASHBOARD.read_text())
     assert {"title", "uid", "schemaVersion", "templating", "panels"} <= set(board)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +185,9 @@ def test_an_outage_is_logged_once_and_survived(
 # --- how
 
 
-def runner(*, timeout_s: float = 30.0) -> tuple[supervise.Runner, signals.Flag]:
+def runner(*, timeout_s: float = 30.0) -> tuple[Callable[..., bool], signals.Flag]:
     flag = signals.Flag()
-    return supervise.Runner(flag, timeout_s=timeout_s), flag
+    return functools.partial(supervise.run_command, stopped=flag, timeout_s=timeout_s), flag
 
 
 def python(code: str) -> list[str]:

@@ -325,11 +325,11 @@ def exit_code_page() -> str:
                 own.append((link, " ".join(said)))
     return f"""{MADE}
 
-# Exit codes and limits
+# Exit codes and size limits
 
 After this page you know what the exit code of a command or process means, and how large things may
 be. The codes from 75 to 79 are of a worker that ends with its job: [which workers
-do](worker-exits.md).
+do](worker-exits.md), and how long a job may run.
 
 {_table(("code", "reason", "effect, remedy"), codes)}
 
@@ -341,11 +341,11 @@ A service manager should start a process again after each code but 2: [systemd](
 
 ## Limits
 
-What is beyond a limit is refused or fails, with a message that names the limit. [Value
-ranges](ranges.md) has the ranges of columns, [time limits](worker-exits.md#time-limits) has those
-of jobs.
+What is beyond a limit is refused or fails, with a message that names the limit. The last column
+links to the page about the thing. [Value ranges](ranges.md) has the ranges of columns, which also
+hold for plain SQL. [Time limits](worker-exits.md#time-limits) has those of jobs.
 
-{_table(("limit", "value", "more"), _limits())}
+{_table(("limit", "value", "about"), _limits())}
 
 {_next("job-events.md", "events of jobs and runs")}
 """
@@ -367,7 +367,8 @@ def _limits() -> list[tuple[str, ...]]:
          "[child runs](child-run-ends.md#limits)"),
         ("a result, the inputs of a node, an answer", config.MAX_PAYLOAD_KB.default, "KiB",
          f"`MAX_PAYLOAD_KB`, {setting}"),
-        ("levels of such JSON", payload.MAX_DEPTH, "", "[ranges](ranges.md)"),
+        ("levels of such JSON; in a plain INSERT 128", payload.MAX_DEPTH, "",
+         "[ranges](ranges.md)"),
         ("inputs of the nodes that one transaction queues",
          expansion.TRANSACTION_BYTES / mib, "MiB", "[nodes](nodes.md#large-inputs)"),
         ("a stored error", payload.ERROR_LIMIT, "characters", "[attempts](attempts.md)"),

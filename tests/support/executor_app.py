@@ -200,6 +200,15 @@ def forks_children(reason: str, args: dict[str, Any]) -> int:
     return pid
 
 
+def leaves_a_printing_child(reason: str) -> int:
+    """Leave a child behind that prints as fast as it can until it is killed."""
+    pid = os.fork()
+    if not pid:
+        while True:
+            os.write(1, b"x" * 4095 + b"\n")
+    return pid
+
+
 def terminates_child(reason: str) -> int:
     """Return the signal that ended a forked child to which SIGTERM was sent."""
     pid = os.fork()
@@ -276,7 +285,8 @@ TASKS = (
     stream, endless, endless_await, until_cancelled, fails, retries,
     snoozes, job_facts, prints, prints_and_logs, prints_much, logs, takes_memory, holds_gil,
     evil_regex, segfaults, exits, sys_exits, interrupts, closes_everything, writes_garbage,
-    forks_children, terminates_child, ignores_sigterm, replaces_json, alarms, alarm_later,
+    forks_children, leaves_a_printing_child, terminates_child, ignores_sigterm, replaces_json,
+    alarms, alarm_later,
     logs_from_threads,
 )  # fmt: skip
 

@@ -178,6 +178,7 @@ def a_picture(steps: list[Step], nodes: list[dict[str, Any]]) -> RunSnapshot:
     [
         (0.4, "40 %"),
         ({"files": 3, "of": "x\ny"}, r"files=3 of=x\ny"),
+        ("reads\nlear.txt", r"reads\nlear.txt"),
         (None, ""),
         ([1], ""),
         (True, ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queue_workflows.cli import connectivity
+from queue_workflows.cli import doctor
 from tests.support import tabled
 
 
@@ -24,7 +24,5 @@ def test_errors_of_the_server_are_recognised() -> None:
     ]
     for message, kind in cases:
         with tabled.case(message, kind):
-            assert (
-                connectivity.refusal(f'connection to server at "h", port 1 failed: {message}')
-                == kind
-            )
+            said = f'connection to server at "h", port 1 failed: {message}'
+            assert doctor.refusal(said) == kind

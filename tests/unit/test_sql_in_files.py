@@ -24,7 +24,7 @@ ALLOWED = {
     "admin/permissions.py": (3, "GRANT and REVOKE statements that `connect` prints for people"),
     "cli/migrate.py": (2, "BEGIN and COMMIT around the printed migrations"),
     "admin/checks.py": (4, "remedies for people"),
-    "cli/connectivity.py": (1, "a remedy for people"),
+    "cli/doctor.py": (1, "a remedy for people"),
     "db/__init__.py": (3, "names of `scripts` in __all__"),
     "db/databases.py": (2, "CREATE and COMMENT ON DATABASE take identifiers, not parameters"),
     "db/functions.py": (2, "LOCK TABLE takes identifiers; the triggers' text has the tables"),

@@ -92,6 +92,7 @@ def test_invalid_statement_files_are_refused() -> None:
         "-- name: one\n-- Return 1.\nSELECT 1;\n",
         "-- name: one rows\n-- Return 1.\nSELECT 1;\n",
         "-- name: one row quickly\n-- Return 1.\nSELECT 1;\n",
+        "-- name: one row prepared\n-- Return all columns.\nSELECT t.*, 1 FROM t;\n",
     ]
     for source in cases:
         with tabled.case(source), pytest.raises(ValueError, match=r"^x\.sql: "):

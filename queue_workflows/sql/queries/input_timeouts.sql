@@ -16,7 +16,7 @@ SELECT FROM workflow_input_timeouts WHERE job_id = %(job)s AND due_at <= now()
 -- Lock the row of a job. No row: another transaction has it locked, or there is no such job.
 SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
 
--- name: overdue one prepared
+-- name: overdue one
 -- Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
 -- `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
 -- is gone are NULL.

@@ -76,7 +76,7 @@ VALUES (%(host)s, %(worker)s, %(action)s, %(model)s, %(requested_by)s)
    SET action = excluded.action, model = excluded.model, requested_by = excluded.requested_by
 RETURNING *;
 
--- name: newest_request one prepared
+-- name: newest_request one
 -- Return the newest request for a worker past number `after`, and the stop policy by which its
 -- queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
 -- another process. No row: there is none.
