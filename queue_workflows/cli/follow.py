@@ -17,7 +17,7 @@ from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
 from queue_workflows.cli import answer, output, run_views, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import display, entry_point, exit_codes, signals
+from queue_workflows.runtime import display, entry_point, exit_codes, masking, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -333,14 +333,16 @@ def job(
             begun = time.monotonic()
             try:
                 shown = printed.show(kind, job_id)
+                if away:
+                    away = False
+                    _log.warning("the database is back")
                 if shown["status"] in TERMINAL_JOB_STATUSES:
                     _await_logs(stop, time.monotonic() - begun)
                     return printed.show(kind, job_id, last=True)
-                away = False
             except db.OperationalError as error:
                 if not away:
-                    _log.warning("waiting for the database: %s", str(error).strip())
-                away = True
+                    away = True
+                    _log.warning("waiting for the database: %s", masking.mask(str(error).strip()))
             stop.requested.wait(TICK_LARGE_S)
     except BrokenPipeError as error:
         entry_point.lost_output(error)

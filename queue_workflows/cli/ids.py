@@ -69,13 +69,10 @@ def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:
 def found(start: str, *, jobs_first: bool = False) -> tuple[str, str]:
     """Return kind and id of the run or job with this id or unique prefix.
 
-    Raises `command.Refused` if there is none, or several; `jobs_first` as in `resolve`.
+    Raises `command.Refused` if there is none, and what `resolve` raises, which has `jobs_first`.
     """
-    try:
-        with db.transaction() as conn:
-            any_id, row = resolve(conn, start, jobs_first=jobs_first)
-    except errors.InvalidConfig as error:
-        raise command.Refused(str(error)) from None
+    with db.transaction() as conn:
+        any_id, row = resolve(conn, start, jobs_first=jobs_first)
     if row is None:
         raise command.Refused(f"there is no run or job {start!r}")
     return row["kind"], any_id

@@ -44,15 +44,12 @@ def samples(
     """
     if now:
         return _now()
-    try:
-        past_s = float(past[:-1]) * clock.UNITS_S[past[-1:]]
-    except (ValueError, KeyError):
-        past_s = 0.0
-    if not 0 < past_s <= 86400:
+    span = clock.span(past) or timedelta()
+    if not timedelta() < span <= timedelta(days=1):
         text = f"--past {past[:20]} should be a time span up to 1d, such as 30s or 10m"
         raise errors.InvalidConfig(text)
     with command.reading(app):
-        rows = _of_job(job) if job else _of_host(host or config.host_label(), past_s)
+        rows = _of_job(job) if job else _of_host(host or config.host_label(), span.total_seconds())
     shown = rows if full else _merged(rows)
     return define.Shown(rows, lambda: output.table(_HEAD, map(_cells, shown)))
 

@@ -223,7 +223,7 @@ def test_the_start_of_an_id_will_do_when_only_one_has_it(db: ModuleType) -> None
     assert show("c").out.startswith(f"run {ids[2]} (w): queued")
     assert show("ab000002-1b").out.startswith(f"run {ids[1]} (w): queued")
     several = show("ab")
-    assert (several.code, several.out) == (1, "")
+    assert (several.code, several.out) == (2, "")
     assert several.err == (
         f"queue-workflows show: 'ab' is the start of several ids: run {ids[0]}, run {ids[1]}\n"
     )
