@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ import pytest
 
 from queue_workflows import acts, runs
 from queue_workflows import db as engine_db
-from tests.support import constants, factories, flow, pages
+from tests.support import constants, counting_cursor, factories, flow, pages
 from tests.support.pages import EVIL, Browser
 
 T0 = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(hours=1)
@@ -889,30 +889,32 @@ def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
 
 
 def test_a_page_takes_six_statements_at_most(
-    db: ModuleType, conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each page reads by one function on one connection, whose statements are counted."""
-    from queue_workflows.service.dashboard import map_page, run_page
-    from tests.support import counting_cursor
-
-    run_id = failed_run(conn)
-    mapped, large = map_of(conn), many_nodes(conn, 600)
-    chosen = {"state": None, "q": None, "error": None, "start": 0}
-    reads: list[Callable[[engine_db.Connection], Any]] = [
-        lambda own: run_page._run(own, run_id, True),
-        lambda own: run_page._run(own, large, True),
-        lambda own: run_page._run(own, large, True, "graph"),
-        lambda own: run_page._node(own, run_id, "b", None, True),
-        lambda own: run_page._node(own, run_id, "c", None, True),
-        lambda own: run_page._run(own, run_id, True, "graph", "b"),
-        lambda own: map_page._map(own, mapped, "cut", None, chosen, True),
-        lambda own: map_page._map(own, mapped, "cut", "clip-7", chosen, True),
-    ]  # fmt: skip
+    """Each page reads on one connection, whose statements are counted."""
+    run_id, mapped, large = failed_run(conn), map_of(conn), many_nodes(conn, 600)
     counts: list[int] = []
-    for read in reads:
-        with db.connect() as own:
-            counter = counting_cursor.Counter(own)
-            with own.transaction():
-                read(own)
-            counts.append(counter.statements)
-    assert max(counts) <= 6, counts
+    read_only = engine_db.read_only
+
+    @contextlib.contextmanager
+    def counted() -> Generator[engine_db.Connection]:
+        with read_only() as own:
+            factory, counter = own.cursor_factory, counting_cursor.Counter(own)
+            try:
+                yield own
+            finally:
+                own.cursor_factory = factory
+                counts.append(counter.statements)
+
+    monkeypatch.setattr(engine_db, "read_only", counted)
+
+    async def use(browser: Browser) -> None:
+        for below, query in (
+            (run_id, {}), (run_id, {"show": "graph", "lit": "b"}), (run_id, {"node": "b"}),
+            (run_id, {"node": "c"}), (large, {}), (large, {"show": "graph"}),
+            (f"{mapped}/map", {"node": "cut"}), (f"{mapped}/map", {"node": "cut", "key": "clip-7"}),
+        ):  # fmt: skip
+            await browser.open(f"/runs/{below}", **query)
+            assert 1 < counts[-1] <= 6, (below, query)
+
+    pages.browse(use)

@@ -69,9 +69,8 @@ def _map(
         conn, **where, buckets=max(1, min(strip.BUCKETS, own["total"])), total=max(1, own["total"])
     )
     worst = {row["bucket"]: row["state"] for row in buckets}
-    groups = statements.run_page.groups(
-        conn, run_id=run_id, map=name, most=min(GROUPED, own["failed"] if sees else 0), limit=PAGE
-    )
+    grouped = min(GROUPED, own["failed"]) if sees else 0
+    groups = statements.run_page.groups(conn, run_id=run_id, map=name, most=grouped, limit=PAGE)
     rows = statements.run_page.items(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
         signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
@@ -81,6 +80,7 @@ def _map(
     there = view.path("/runs/", run_id, "map")
     return found | {
         "rows": rows[:PAGE], "chosen": chosen | {"state": state}, "groups": groups,
+        "grouped": grouped,
         "pieces": strip.pieces(worst, own["total"]),
         "pages": view.Pager(there, query, following, chosen["start"] == 0),
     }  # fmt: skip

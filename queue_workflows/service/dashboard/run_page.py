@@ -120,8 +120,8 @@ def _with_attempts(
 ) -> tuple[list[JsonDict], bool]:
     """Return nodes with their `attempts` and the `spans` of these, and whether old ones are cut.
 
-    `names`: those of the nodes; None if these are all nodes of the run. `claim`: the attempt whose
-    traceback is read; None for attempts without details.
+    The nodes have these `names`; without names they are all nodes of the run. With a `claim` the
+    attempts have their errors and use, and the attempt of this claim has its traceback.
     """
     events = statements.run_page.events(
         conn, run_id=head["id"], nodes=names, claim=claim, limit=EVENTS
@@ -243,7 +243,7 @@ def _drawn(
 ) -> JsonDict:
     """Return the graph of a run with the states of its boxes, and how many of each are done.
 
-    `nodes` None: those of the graph are to be read.
+    Without `nodes` the states of the graph's nodes are read.
     """
     drawn = _graph(conn, head)
     deps: dict[str, list[str]] = drawn["deps"] if drawn else {}
