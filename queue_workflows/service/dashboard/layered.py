@@ -9,6 +9,7 @@ Barlow and others, "Statistical Inference under Order Restrictions", 1972).
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -25,7 +26,7 @@ _DUMMIES: Final = 4_000
 _STRAIGHT: Final = 8.0
 """Weight of a dummy point against a box: a bent long edge is worse than a box aside."""
 _SWEEPS: Final = 3
-"""Sweeps to and fro before the last."""
+"""Sweeps to and fro, of which the one with the fewest crossings counts."""
 _Edge = tuple[int, int]
 
 
@@ -155,46 +156,66 @@ class _Layout:
             self.passed[source, target] = chain[1:needed]
 
     def _arrange(self) -> None:
-        """Set the height of each point: sweep to and fro, to the middle of its neighbours."""
+        """Set the height of each point: sweep to and fro, to the middle of its neighbours.
+
+        The order is that of the last sweep with the fewest crossings. Two further ones keep it.
+        """
         layers: list[list[int]] = [[] for _ in range(max(self.ranks, default=-1) + 1)]
         for number, rank in enumerate(self.ranks):
             layers[rank].append(number)
         nowhere: list[list[int]] = [[] for _ in self.ranks]
         both = [before + behind for before, behind in zip(self.before, self.behind, strict=True)]
-        # The last sweep that changes the order goes forward: then a tree has no crossing.
-        ways = [nowhere, *(self.before, self.behind) * _SWEEPS, self.before, both, both]
-        for step, neighbours in enumerate(ways):
+        best, fewest = self.y, None
+        for step, neighbours in enumerate([nowhere, *(self.before, self.behind) * _SWEEPS]):
             for layer in layers if step % 2 else reversed(layers):
-                wanted = {number: self._middle(neighbours[number], number) for number in layer}
-                if neighbours is not both:
-                    layer.sort(key=wanted.__getitem__)
-                self._put(layer, [wanted[number] for number in layer])
+                self._place(layer, neighbours, sorts=True)
+            crossings = sum(map(self._crossings, layers))
+            if fewest is None or crossings <= fewest:
+                best, fewest = [*self.y], crossings
+        self.y = best
+        for step in range(2):
+            for layer in layers if step % 2 else reversed(layers):
+                layer.sort(key=self.y.__getitem__)
+                self._place(layer, both, sorts=False)
         top = min((at - self.half(n) for n, at in enumerate(self.y)), default=0.0)
         self.y = [round(at - top, 1) for at in self.y]
 
-    def _middle(self, numbers: Sequence[int], number: int) -> float:
-        """Return the mean height of some points; without any, the height of `number`."""
-        return sum(self.y[n] for n in numbers) / len(numbers) if numbers else self.y[number]
+    def _crossings(self, layer: Sequence[int]) -> int:
+        """Return how many edges from a layer to the next cross: the inversions of their ends."""
+        found, ends = 0, list[float]()
+        for number in layer:
+            targets = [self.y[target] for target in self.behind[number]]
+            found += sum(len(ends) - bisect.bisect_right(ends, target) for target in targets)
+            for target in targets:
+                bisect.insort(ends, target)
+        return found
 
-    def _put(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
-        """Put points nearest to the wanted heights, in this order, without overlap."""
+    def _place(self, layer: list[int], neighbours: Sequence[Sequence[int]], *, sorts: bool) -> None:
+        """Put each point of a layer to the middle of its neighbours, or next to it, apart."""
+        y = self.y
+        wanted = {
+            n: sum(y[m] for m in near) / len(near) if (near := neighbours[n]) else y[n]
+            for n in layer
+        }
+        if sorts:
+            layer.sort(key=wanted.__getitem__)
         offsets: list[float] = []
         offset = last_half = 0.0
         blocks: list[tuple[float, float, int]] = []
-        for number, at in zip(layer, wanted, strict=True):
+        for number in layer:
             half = self.half(number, GAP_Y)
             offset += last_half + half
             last_half = half
             offsets.append(offset)
             mass, count = 1.0 if number < self.boxes else _STRAIGHT, 1
-            total = (at - offset) * mass
+            total = (wanted[number] - offset) * mass
             while blocks and blocks[-1][0] * mass >= total * blocks[-1][1]:
                 other, other_mass, other_count = blocks.pop()
                 total, mass, count = total + other, mass + other_mass, count + other_count
             blocks.append((total, mass, count))
         means = [total / mass for total, mass, count in blocks for _ in range(count)]
         for number, mean, offset in zip(layer, means, offsets, strict=True):
-            self.y[number] = mean + offset
+            y[number] = mean + offset
 
 
 def _ranks(count: int, edges: Iterable[_Edge]) -> list[int]:

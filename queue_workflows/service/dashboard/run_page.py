@@ -237,8 +237,8 @@ def _drawn(
     conn: db.Connection,
     head: Row,
     nodes: Sequence[Row] | None,
-    steps: Iterable[Row],
-    maps: Iterable[Row],
+    steps: Sequence[Row],
+    maps: Sequence[Row],
     lit: str | None,
 ) -> JsonDict:
     """Return the graph of a run with the states of its boxes, and how many of each are done.

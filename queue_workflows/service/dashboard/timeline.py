@@ -113,7 +113,7 @@ def _load_s(attempt: JsonDict) -> float:
 def table(
     nodes: Iterable[JsonDict], steps: Iterable[Row], begin: datetime, now: datetime
 ) -> JsonDict:
-    """Return `lines` in the order of their start, and `marks` of the axis (percent, text).
+    """Return `lines` in the order of their start, and five `marks` of the axis.
 
     A node has its `spans`. A step has `step`, `counts`, `state`, `started_at`, and `finished_at`,
     which is None while it goes on. A line is a node or a step with `start_s`, the seconds that each
@@ -127,7 +127,7 @@ def table(
     lines = [node | _line(node, begin, end) for node in shown]
     lines.sort(key=lambda line: (line["start_s"] is None, line["start_s"] or 0.0))
     took_s = (end - begin).total_seconds()
-    marks = [(25.0 * n, display.duration(took_s * n / 4)) for n in range(5)]
+    marks = [display.duration(took_s * n / 4) for n in range(5)]
     return {"lines": lines, "marks": marks}
 
 
@@ -161,31 +161,29 @@ def _line(node: JsonDict, begin: datetime, end: datetime) -> JsonDict:
     }
 
 
-def cost(nodes: Iterable[JsonDict]) -> str:
+def cost(nodes: Sequence[JsonDict]) -> str:
     """Return the cost of attempts of nodes with `spans` that did not end well, and of loads again.
 
     `3 attempts, 41 min 00 s of GPU lost; 1 model load repeated, 25.0 s`, or "".
     """
-    attempts = loads = 0
-    lost_s = gpu_s = load_s = 0.0
+    lost, again = list[tuple[Span, str]](), list[Span]()
     for node in nodes:
         each: Sequence[Span] = node["spans"]
-        took_s = sum(span.seconds for span in each if span.lost)
-        attempts += sum(span.lost and span.kind == "run" for span in each)
-        lost_s += took_s
-        gpu_s += took_s if node["queue"] == "gpu" else 0.0
-        again = [span for span in each if span.kind == "load"][1:]
-        loads += sum(not span.lost for span in again)
-        load_s += sum(span.seconds for span in again if not span.lost)
+        lost += [(span, node["queue"]) for span in each if span.lost]
+        again += [span for span in each if span.kind == "load"][1:]
+    again = [span for span in again if not span.lost]
     parts: list[str] = []
-    if attempts:
-        lost, of_gpu = display.duration(lost_s), f"{display.duration(gpu_s)} of GPU"
+    if lost:
+        attempts = display.counted(sum(span.kind == "run" for span, _ in lost), "attempt")
+        lost_s = sum(span.seconds for span, _ in lost)
+        gpu_s = sum(span.seconds for span, queue in lost if queue == "gpu")
+        text, of_gpu = display.duration(lost_s), f"{display.duration(gpu_s)} of GPU"
         if gpu_s:
-            lost = of_gpu if gpu_s == lost_s else f"{lost} ({of_gpu})"
-        parts.append(f"{display.counted(attempts, 'attempt')}, {lost} lost")
-    if loads:
-        again_text = display.counted(loads, "model load")
-        parts.append(f"{again_text} repeated, {display.duration(load_s)}")
+            text = of_gpu if gpu_s == lost_s else f"{text} ({of_gpu})"
+        parts.append(f"{attempts}, {text} lost")
+    if again:
+        took = display.duration(sum(span.seconds for span in again))
+        parts.append(f"{display.counted(len(again), 'model load')} repeated, {took}")
     return "; ".join(parts)
 
 
