@@ -192,13 +192,23 @@ def test_why_a_node_waits_is_about_this_node(conn: engine_db.Connection) -> None
         link = re.search(r'href="/ui(/runs/[^"]*/why\?[^"]*)"', page)
         assert link is not None
         text = pages.words(await browser.open(html.unescape(link[1])))
-        assert "no live worker serves queue cpu" in text
+        assert "b queued" in text and "no live worker serves queue cpu" in text
         assert "queue gpu" not in text
         for odd in ("nothing", "\0"):
-            none = await browser.open(f"/runs/{run_id}/why", job=odd)
-            assert "No node waits." in pages.words(none)
+            none = await browser.open(f"/runs/{run_id}/why", node=odd)
+            assert "No node waits for a worker." in pages.words(none)
 
     pages.browse(use)
+
+
+def test_of_many_queued_nodes_the_first_are_explained(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn)
+    for number in range(12):
+        factories.node(conn, run_id, f"n{number:02d}")
+    text = pages.words(pages.opened(f"/runs/{run_id}/why"))
+    assert text.count("no live worker serves queue cpu") == 10
+    assert "n09 queued" in text
+    assert "and 2 more nodes" in text
 
 
 def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:
@@ -277,7 +287,7 @@ def test_a_run_that_has_not_started(conn: engine_db.Connection) -> None:
         assert "No node has started yet" in text
         assert "No graph yet" in pages.words(await browser.open(f"/runs/{run_id}", show="graph"))
         why = pages.words(await browser.open(f"/runs/{run_id}/why"))
-        assert "no orchestrator has started it yet" in why
+        assert "No node waits for a worker." in why
 
     pages.browse(use)
 

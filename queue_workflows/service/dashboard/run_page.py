@@ -390,18 +390,17 @@ async def live(
 
 
 @router.get("/runs/{run_id}/why")
-async def why(request: Request, run_id: view.Segment, job: view.Text = None) -> Response:
-    """Return why a job, or the first waiting nodes, wait, with the reason of each live worker."""
+async def why(request: Request, run_id: view.Segment, node: view.Text = None) -> Response:
+    """Return why the first queued nodes of a run wait, or one of them: each worker's reason."""
     check_values(request)
 
     def read(conn: db.Connection) -> JsonDict:
-        found = None
-        if job is not None and payload.is_storable(job):
-            found = waiting_reasons.of_job(conn, job)
-            found = found and {"detail": None, "nodes": [found], "left_out": 0}
-        elif job is None and payload.is_storable(run_id):
-            found = waiting_reasons.of_run(conn, run_id, EXPLAINED)
-        return {"why": found or {"detail": None, "nodes": [], "left_out": 0}}
+        rows: list[Row] = []
+        if payload.is_storable(run_id) and payload.is_storable(node or ""):
+            rows = statements.run_page.queued(conn, run_id=run_id, node=node, limit=EXPLAINED)
+        found = [waiting_reasons.of_job(conn, row["id"]) for row in rows]
+        left_out = rows[0]["total"] - len(rows) if rows else 0
+        return {"nodes": [*filter(None, found)], "left_out": left_out}
 
     return await view.fragment(request, "run_why.html", lambda: view.read(request, read))
 

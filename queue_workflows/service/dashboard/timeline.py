@@ -143,7 +143,7 @@ def _as_node(step: Row, now: datetime) -> JsonDict:
 
 def _line(node: JsonDict, begin: datetime, end: datetime) -> JsonDict:
     each: Sequence[Span] = node["spans"]
-    took: dict[str, float] = dict.fromkeys(("wait", "load", "run"), 0.0)
+    took = {"wait": 0.0, "load": 0.0, "run": 0.0}
     bars: list[tuple[Span, float, float]] = []
     for span in each:
         took[span.kind] += span.seconds
