@@ -10,10 +10,12 @@ const follow = () => {
   for (const log of document.querySelectorAll("pre.log[data-follow]")) {
     const box = document.querySelector(`[data-wrap="${log.id}"]`);
     log.classList.toggle("unwrapped", box?.checked === false);
+    if (!watched.has(log)) {
+      watched.add(log);
+      if (log.querySelector(":target")) left.add(log);
+      log.addEventListener("scroll", () => { left[atEnd(log) ? "delete" : "add"](log); }, {passive: true});
+    }
     if (!left.has(log)) log.scrollTop = log.scrollHeight;
-    if (watched.has(log)) continue;
-    watched.add(log);
-    log.addEventListener("scroll", () => { left[atEnd(log) ? "delete" : "add"](log); }, {passive: true});
   }
 };
 
