@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ import pytest
 
 from queue_workflows import acts, runs
 from queue_workflows import db as engine_db
-from tests.support import factories, flow, pages
+from tests.support import constants, counting_cursor, factories, flow, pages
 from tests.support.pages import EVIL, Browser
 
 T0 = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(hours=1)
@@ -120,6 +120,11 @@ def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
         assert "Retry from here" in text
         first = pages.words(await browser.open(f"/runs/{run_id}", node="b", attempt=1))
         assert "Log of attempt 1 No log." in first
+        for attempt, status in ((2, 200), (1, 404)):
+            query = {"name": "log", "node": "b", "attempt": attempt}
+            reply = await browser.http.get(f"/ui/runs/{run_id}/value", params=query)
+            assert reply.status_code == status
+            assert ("line 2 ValueError: no price\n" in reply.text) is (status == 200)
         waiting = pages.words(await browser.open(f"/runs/{run_id}", node="c"))
         assert "Not queued yet" in waiting
         assert "b failed" in waiting
@@ -127,6 +132,83 @@ def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
         assert f"run {run_id} has no node nothing" in unknown
 
     pages.browse(use)
+
+
+def test_the_panel_has_the_record_of_a_death_and_what_the_node_streamed(
+    conn: engine_db.Connection,
+) -> None:
+    run_id = failed_run(conn)
+    (row,) = conn.execute("SELECT id FROM workflow_node_jobs WHERE node_id = 'b'").fetchall()
+    for seq, part in enumerate(({"word": "tea", "password": "hidden6"}, {"big": "y" * 5000}), 1):
+        factories.insert(
+            conn, "job_parts", job_table="workflow_node_jobs", job_id=row["id"], claim_no=2,
+            seq=seq, name=EVIL, part=part,
+        )  # fmt: skip
+    factories.insert(
+        conn, "workflow_node_events", event_type="death", claim_no=2, run_id=run_id, node_id="b",
+        job_id=row["id"], created_at=T0 + timedelta(seconds=49), error="killed by SIGKILL",
+        detail={"signal": 9, "max_rss_mb": 812},
+    )  # fmt: skip
+
+    async def use(browser: Browser, sees: bool) -> None:
+        page = await browser.open(f"/runs/{run_id}", node="b")
+        text = pages.words(page)
+        for value in ("death: killed by SIGKILL", '"max_rss_mb": 812', '"word": "tea"', "5,011"):
+            assert (value in text) is sees, value
+        assert "hidden6" not in page
+        assert ("&lt;script&gt;" in page) is sees
+
+    for scope, sees in (("read", True), ("look", False)):
+        pages.browse(lambda browser, sees=sees: use(browser, sees), scope)
+
+
+def test_the_panel_of_a_node_follows_it(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, definition=definition(a="", b="a"), definition_hash="h-live")
+    over = failed_run(conn)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}", node="b")
+        link = re.search(r'hx-get="/ui(/runs/[^"]*/live\?[^"]*)"', page)
+        assert link is not None
+        fragment = await browser.open(html.unescape(link[1]))
+        assert "<html" not in fragment
+        assert "Not queued yet" in pages.words(fragment)
+        failed_node(conn, run_id, "b", "ValueError: no price")
+        # A fragment is kept for a second, by its address.
+        later = await browser.open(f"/runs/{run_id}/live", node="b", attempt=2)
+        assert "line 2 ValueError: no price" in pages.words(later)
+        assert f"{over}/live" not in await browser.open(f"/runs/{over}", node="b")
+
+    pages.browse(use)
+
+
+def test_why_a_node_waits_is_about_this_node(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, definition=definition(a="", b=""), definition_hash="h-why")
+    factories.node(conn, run_id, "a", queue="gpu")
+    factories.node(conn, run_id, "b")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}", node="b")
+        link = re.search(r'href="/ui(/runs/[^"]*/why\?[^"]*)"', page)
+        assert link is not None
+        text = pages.words(await browser.open(html.unescape(link[1])))
+        assert "b queued" in text and "no live worker serves queue cpu" in text
+        assert "queue gpu" not in text
+        for odd in ("nothing", "\0"):
+            none = await browser.open(f"/runs/{run_id}/why", node=odd)
+            assert "No node waits for a worker." in pages.words(none)
+
+    pages.browse(use)
+
+
+def test_of_many_queued_nodes_the_first_are_explained(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn)
+    for number in range(12):
+        factories.node(conn, run_id, f"n{number:02d}")
+    text = pages.words(pages.opened(f"/runs/{run_id}/why"))
+    assert text.count("no live worker serves queue cpu") == 10
+    assert "n09 queued" in text
+    assert "and 2 more nodes" in text
 
 
 def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:
@@ -168,10 +250,32 @@ def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> N
     page = pages.opened(f"/runs/{run_id}", show="graph")
     assert re.findall(r'class="box is-(\w+)"', page) == ["completed", "failed", "waiting"]
     assert page.count('<path d="M168 15') == 1
-    assert "b failed a" in pages.words(pages.opened(f"/runs/{run_id}", show="list"))
+    assert 'role="img"' not in page, "it has links"
+    assert "<title>b: failed</title>" in page
+    assert "b ✕ failed a" in pages.words(pages.opened(f"/runs/{run_id}", show="list"))
     lit = pages.opened(f"/runs/{run_id}", show="graph", lit="b")
     assert "Lit: 2 others before and behind b" in pages.words(lit)
     assert lit.count(' class="lit"') == 2
+
+
+def test_a_wide_graph_has_a_minimap_and_fits_on_request(conn: engine_db.Connection) -> None:
+    chain = {f"n{n}": f"n{n - 1}" if n else "" for n in range(12)}
+    run_id = factories.run(conn, definition=definition(**chain), definition_hash="h-wide")
+
+    async def use(browser: Browser) -> None:
+        for zoom, has_minimap in ((100, True), (25, False), (0, False)):
+            page = await browser.open(f"/runs/{run_id}", show="graph", zoom=zoom)
+            assert ('<use href="#picture"/>' in page) is has_minimap, zoom
+            assert page.count('id="picture"') == 1
+            assert ('<svg width="100%"' in page) is (zoom == 0)
+
+    pages.browse(use)
+
+
+def test_the_boxes_of_maps_have_counts(conn: engine_db.Connection) -> None:
+    page = pages.opened(f"/runs/{map_of(conn)}", show="graph")
+    assert "\N{WHITE CIRCLE} cut 1580/2000" in pages.words(page)
+    assert 'class="deep"' in page
 
 
 def test_a_run_that_has_not_started(conn: engine_db.Connection) -> None:
@@ -183,7 +287,7 @@ def test_a_run_that_has_not_started(conn: engine_db.Connection) -> None:
         assert "No node has started yet" in text
         assert "No graph yet" in pages.words(await browser.open(f"/runs/{run_id}", show="graph"))
         why = pages.words(await browser.open(f"/runs/{run_id}/why"))
-        assert "no orchestrator has started it yet" in why
+        assert "No node waits for a worker." in why
 
     pages.browse(use)
 
@@ -233,7 +337,7 @@ def test_the_scope_look_sees_no_values(conn: engine_db.Connection, tmp_path: Pat
             "again",
             "files",
             "file?path=a",
-            "log?node=b&attempt=2",
+            "value?name=log&node=b&attempt=2",
             "why",
         ):
             reply = await browser.http.get(f"/ui/runs/{run_id}/{below}")
@@ -322,6 +426,30 @@ def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
     assert asking["status"] == "awaiting_input"
 
 
+def test_names_that_are_long_or_hide_something(conn: engine_db.Connection) -> None:
+    names = ["\u202efdp.exe", "\u200bzero", "x" * 900, "../../etc", "a/b/c", "a[k]/b", "50%#?&"]
+    entries = [{"id": name, "module": "m", "deps": []} for name in names]
+    run_id = factories.run(conn, definition=definition(*entries), definition_hash="h-names")
+    for name in names:
+        factories.node(conn, run_id, name)
+
+    async def use(browser: Browser) -> None:
+        queries = [{}, {"show": "graph"}, {"show": "list"}, *({"node": name} for name in names)]
+        for query in queries:
+            page = await browser.open(f"/runs/{run_id}", **query)
+            text = pages.words(page)
+            assert "\u202e" not in text and "\u200b" not in text, query
+            assert len(page) < 60_000, query
+        page = await browser.open(f"/runs/{run_id}")
+        assert "\\u202efdp.exe" in pages.words(page)
+        links = {html.unescape(one) for one in re.findall(r'href="(\?node=[^"]*)"', page)}
+        assert len(links) == len(names)
+        for link in links:
+            assert (await browser.http.get(f"/ui/runs/{run_id}{link}")).status_code == 200, link
+
+    pages.browse(use)
+
+
 def many_nodes(conn: engine_db.Connection, count: int, **columns: Any) -> str:
     graph = definition(
         **{
@@ -375,6 +503,34 @@ def test_more_nodes_are_shown_by_step_and_failed_ones_alone(conn: engine_db.Conn
         assert graph.count('class="box') == 7
 
     pages.browse(use)
+
+
+def test_of_many_steps_the_first_are_shown(conn: engine_db.Connection) -> None:
+    run_id = factories.run(conn, queued_at=T0, created_at=T0)
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, status,"
+        " created_at, started_at, finished_at, claim_no, context_delta)"
+        " SELECT gen_random_uuid(), %(run)s, format('step%%s', n), 'm', 'cpu', 'completed',"
+        " %(at)s, %(at)s + n * interval '1 second', %(at)s + n * interval '2 seconds', 1, '{}'"
+        " FROM generate_series(0, 599) n",
+        {"run": run_id, "at": T0},
+    )
+    page = pages.opened(f"/runs/{run_id}")
+    assert "600/600 nodes: 600 completed" in pages.words(page)
+    assert "600 nodes: the first steps, and" in pages.words(page)
+    assert page.count('<tr><th scope="row">') == 250
+    assert "step249 " in pages.words(page)
+
+
+def test_attempts_beyond_the_newest_events_are_not_there_silently(
+    conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = failed_run(conn)
+    assert "older ones are not shown" not in pages.words(pages.opened(f"/runs/{run_id}"))
+    constants.put(monkeypatch, "service.dashboard.run_page.EVENTS", 2)
+    assert "older ones are not shown" in pages.words(pages.opened(f"/runs/{run_id}"))
+    text = pages.words(pages.opened(f"/runs/{run_id}", node="b"))
+    assert "The newest ones; older ones are not shown." in text
 
 
 def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Connection) -> None:
@@ -485,6 +641,24 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
         await browser.open(f"/runs/{run_id}/map", 404, node="gone")
 
     pages.browse(use)
+
+
+def test_a_map_whose_errors_all_differ_has_its_whole_strip(conn: engine_db.Connection) -> None:
+    run_id = map_of(conn, 22_000)
+    # Letters alone: numbers do not make an error another one.
+    conn.execute(
+        "UPDATE workflow_map_items SET state = 'done', error = NULL WHERE position >= 21000"
+    )
+    conn.execute(
+        "UPDATE workflow_map_items SET state = 'failed',"
+        " error = translate(md5(position::text), '0123456789', 'ghijklmnop') WHERE position < 21000"
+    )
+    conn.execute("UPDATE workflow_run_maps SET failed_items = 21000, done_items = 1000")
+    page = pages.opened(f"/runs/{run_id}/map", node="cut")
+    assert len(re.findall(r'<rect class="is-done"', page)) == 2
+    text = pages.words(page)
+    assert "and 9,950 more kinds of errors" in text
+    assert "Of the first 10,000 failed items." in text
 
 
 def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection) -> None:
@@ -725,28 +899,32 @@ def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
 
 
 def test_a_page_takes_six_statements_at_most(
-    db: ModuleType, conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each page reads by one function on one connection, whose statements are counted."""
-    from queue_workflows.service.dashboard import map_page, run_page
-    from tests.support import counting_cursor
-
-    run_id = failed_run(conn)
-    mapped = map_of(conn)
-    chosen = {"state": None, "q": None, "error": None, "start": 0}
-    reads: list[Callable[[engine_db.Connection], Any]] = [
-        lambda own: run_page._state(own, run_id, True),
-        lambda own: run_page._node(own, run_id, "b", None, True),
-        lambda own: run_page._node(own, run_id, "c", None, True),
-        lambda own: run_page._drawn(own, run_id, "b", True),
-        lambda own: map_page._map(own, mapped, "cut", None, chosen, True),
-        lambda own: map_page._map(own, mapped, "cut", "clip-7", chosen, True),
-    ]  # fmt: skip
+    """Each page reads on one connection, whose statements are counted."""
+    run_id, mapped, large = failed_run(conn), map_of(conn), many_nodes(conn, 600)
     counts: list[int] = []
-    for read in reads:
-        with db.connect() as own:
-            counter = counting_cursor.Counter(own)
-            with own.transaction():
-                read(own)
-            counts.append(counter.statements)
-    assert max(counts) <= 6, counts
+    read_only = engine_db.read_only
+
+    @contextlib.contextmanager
+    def counted() -> Generator[engine_db.Connection]:
+        with read_only() as own:
+            factory, counter = own.cursor_factory, counting_cursor.Counter(own)
+            try:
+                yield own
+            finally:
+                own.cursor_factory = factory
+                counts.append(counter.statements)
+
+    monkeypatch.setattr(engine_db, "read_only", counted)
+
+    async def use(browser: Browser) -> None:
+        for below, query in (
+            (run_id, {}), (run_id, {"show": "graph", "lit": "b"}), (run_id, {"node": "b"}),
+            (run_id, {"node": "c"}), (large, {}), (large, {"show": "graph"}),
+            (f"{mapped}/map", {"node": "cut"}), (f"{mapped}/map", {"node": "cut", "key": "clip-7"}),
+        ):  # fmt: skip
+            await browser.open(f"/runs/{below}", **query)
+            assert 1 < counts[-1] <= 6, (below, query)
+
+    pages.browse(use)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queue_workflows.service.dashboard import strip
+from queue_workflows.service.dashboard import strip, timeline
 from tests.support.examples import examples
 
 T0 = datetime(2026, 1, 31, 9, 0, tzinfo=timezone.utc)
@@ -60,30 +60,35 @@ def test_the_curves_of_a_machine() -> None:
                gpus=[card | {"use_pct": 10.0}]),
         sample(99, cpu_percent=100, gpus=[]),
     ]  # fmt: skip
-    found = {curve.name: curve for curve in strip.curves(samples, T0, T0 + timedelta(seconds=10))}
+    curves = strip.curves(samples, T0, T0 + timedelta(seconds=10))
+    found = {curve["name"]: curve for curve in curves}
     assert sorted(found) == ["CPU", "GPU memory", "GPU use", "RAM"]
-    assert (found["CPU"].peak, found["CPU"].mean, found["CPU"].most) == (70, 60, 100)
-    assert (found["RAM"].peak, found["RAM"].most, found["RAM"].unit) == (16, 64, "GB")
-    assert found["GPU use"].path == "M192 4L768 36"
-    assert found["GPU memory"].path == "M192 20L768 20"
+    cpu, ram = found["CPU"], found["RAM"]
+    assert (cpu["peak"], cpu["mean"], cpu["most"], cpu["unit"]) == (70, 60, 100, "%")
+    assert (ram["peak"], ram["most"], ram["unit"]) == (16, 64, "GB")
+    assert found["GPU use"]["path"] == "M192 4L768 36"
+    assert found["GPU memory"]["path"] == "M192 20L768 20"
 
 
 def test_several_cards_and_samples_of_any_shape() -> None:
     cards = [{"id": 0, "use_pct": 1}, {"id": 1, "use_pct": 2}, {"id": "x"}, 7]
     samples = [sample(1, cpu_percent="much", gpus=cards), sample(2, cpu_percent=-1, gpus=None)]
     found = strip.curves(samples, T0, T0 + timedelta(seconds=4))
-    assert [curve.name for curve in found] == ["GPU 0 use", "GPU 1 use"]
+    assert [curve["name"] for curve in found] == ["GPU 0 use", "GPU 1 use"]
+    assert found[0]["path"] == "M240 39.6L244 39.6"
     assert strip.curves([], T0, T0) == []
 
 
 def test_a_day_of_samples_is_some_hundred_points() -> None:
     many = [sample(2 * n, cpu_percent=n % 100) for n in range(43_200)]
     (curve,) = strip.curves(many, T0, T0 + timedelta(days=1))
-    assert curve.path.count("L") <= strip.POINTS
-    assert curve.peak == 99
+    assert curve["path"].count("L") <= strip.POINTS
+    assert curve["peak"] == 99
 
 
-def test_where_a_death_is() -> None:
+def test_the_place_of_a_time() -> None:
     end = T0 + timedelta(seconds=10)
-    assert strip.place(end, T0, end) == strip.WIDTH
-    assert strip.place(T0 - timedelta(seconds=1), T0, end) == 0
+    assert timeline.share(end, T0, end) == 1
+    assert timeline.share(T0 + timedelta(seconds=4), T0, end) == 0.4
+    assert timeline.share(T0 - timedelta(seconds=1), T0, end) == 0
+    assert timeline.share(end, T0, T0) == 1

@@ -45,8 +45,14 @@ def node(
     finished_at = None if status in ("queued", "running", "awaiting_input") else last
     return {
         "node_id": "a", "status": status, "queue": queue, "created_at": T0, "child_run_id": None,
-        "finished_at": finished_at, "blocked_reason": None, "attempts": [*attempts],
+        "finished_at": finished_at, "blocked_reason": None, "required_model": None,
+        "attempts": [*attempts],
     } | more  # fmt: skip
+
+
+def drawn(*nodes: dict[str, Any], now: datetime = T0) -> list[dict[str, Any]]:
+    """Return the nodes with the spans that a table and a cost are made of."""
+    return [each | {"spans": timeline.spans(each, now)} for each in nodes]
 
 
 def spans(one: dict[str, Any], now: float = 100.0) -> list[tuple[str, float, str, bool]]:
@@ -76,16 +82,24 @@ def test_what_a_node_waited_for_after_each_outcome() -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"status": "queued"}, "a worker"),
+        ({"status": "queued"}, "a cpu worker"),
+        ({"status": "queued", "required_model": "sdxl"}, "a cpu worker with sdxl"),
         ({"status": "queued", "blocked_reason": "locked"}, "a lock key"),
         ({"status": "queued", "blocked_reason": "items"}, "its items"),
-        ({"status": "queued", "blocked_reason": "of an app"}, "a worker"),
+        ({"status": "queued", "blocked_reason": "of an app"}, "a cpu worker"),
         ({"status": "awaiting_input"}, "an answer"),
-        ({"status": "awaiting_input", "child_run_id": "r2"}, "its run"),
+        ({"status": "awaiting_input", "child_run_id": "r2"}, "a child run"),
     ],
 )
 def test_what_a_node_waits_for_now(more: dict[str, Any], why: str) -> None:
     assert spans(node(**more)) == [("wait", 100, why, False)]
+    assert timeline.waits_for(node(**more)) == why
+
+
+def test_a_node_that_is_tried_again_waits_for_its_time_and_then_for_a_worker() -> None:
+    tried = node(attempt(0, 1, 2, "retried"), status="queued")
+    assert spans(tried | {"blocked_reason": "not_due"})[-1] == ("wait", 98, "its time", False)
+    assert spans(tried)[-1] == ("wait", 98, "a cpu worker", False)
 
 
 def test_a_node_that_never_ran() -> None:
@@ -96,6 +110,8 @@ def test_a_node_that_never_ran() -> None:
 def test_a_question_is_a_wait_after_the_attempt_that_asked() -> None:
     asked = node(attempt(0, 1, 2, "parked"), status="completed", finished_at=at(50))
     assert spans(asked)[-1] == ("wait", 48, "an answer", False)
+    child = node(attempt(0, 1, 2, "parked"), finished_at=at(50), child_run_id="r2")
+    assert spans(child)[-1] == ("wait", 48, "a child run", False)
 
 
 def test_running_and_unknown_ends() -> None:
@@ -115,15 +131,16 @@ def test_the_lines_are_in_the_order_of_their_start() -> None:
         "started_at": at(20), "finished_at": None,
     }  # fmt: skip
     now = T0 + timedelta(seconds=80)
-    table = timeline.table(nodes, [step], T0, now)
-    assert [line.name for line in table.lines] == ["early", "s", "late", "never"]
-    early, of_step = table.lines[:2]
-    assert (early.start_s, early.wait_s, early.run_s, early.where) == (5, 5, 5, "box-1")
-    assert [(bar.kind, bar.x, bar.width) for bar in early.bars] == [
+    table = timeline.table(drawn(*nodes, now=now), [step], T0, now)
+    assert [line["node_id"] for line in table["lines"]] == ["early", "s", "late", "never"]
+    early, of_step = table["lines"][:2]
+    assert (early["start_s"], early["where"]) == (5, "box-1")
+    assert early["took"] == {"wait": 5, "load": 0, "run": 5}
+    assert [(span.kind, x, width) for span, x, width in early["bars"]] == [
         ("wait", 0.0, 6.2), ("run", 6.2, 6.2)
     ]  # fmt: skip
-    assert (of_step.nodes, of_step.run_s, of_step.bars[0].x) == (8, 60, 25.0)
-    assert [text for _, text in table.marks] == [
+    assert (of_step["nodes"], of_step["took"]["run"], of_step["bars"][0][1]) == (8, 60, 25.0)
+    assert table["marks"] == [
         "0.0 s",
         "20.0 s",
         "40.0 s",
@@ -147,8 +164,8 @@ def test_bars_stay_inside_and_do_not_overlap(
         when = end + pause_s
     one = node(*attempts, status="queued" if goes_on else "completed")
     now = T0 + timedelta(seconds=when + 1)
-    (line,) = timeline.table([one], [], T0, now).lines
-    assert all(bar.x >= 0 and bar.x + bar.width <= 100.01 for bar in line.bars)
+    (line,) = timeline.table(drawn(one, now=now), [], T0, now)["lines"]
+    assert all(x >= 0 and x + width <= 100.01 for _, x, width in line["bars"])
     found = timeline.spans(one, now)
     assert all(a.end <= b.begin for a, b in itertools.pairwise(found))
 
@@ -158,8 +175,8 @@ def test_times_at_the_ends_of_the_calendar(odd: datetime) -> None:
     end = odd.replace(tzinfo=timezone.utc)
     one = attempt(0, 1, 2, "failed", load=1e300) | {"ended_at": end}
     for each in (node(one), node(one | {"claimed_at": end}), node(created_at=end, status="queued")):
-        table = timeline.table([each], [], T0, T0)
-        assert all(0 <= bar.x <= 100 for line in table.lines for bar in line.bars)
+        table = timeline.table(drawn(each), [], T0, T0)
+        assert all(0 <= x <= 100 for line in table["lines"] for _, x, _ in line["bars"])
 
 
 # --- cost --------------------------------------------------------------------------------------
@@ -167,18 +184,23 @@ def test_times_at_the_ends_of_the_calendar(odd: datetime) -> None:
 
 def test_what_failed_attempts_cost() -> None:
     good = node(attempt(0, 1, 2, "completed"), node_id="good")
-    assert timeline.cost([good]).text == ""
+    assert timeline.cost(drawn(good)) == ""
     bad = node(
         attempt(0, 0, 1200, "reclaimed", "claimed", "reclaimed"),
         attempt(1200, 1200, 2460, "retried"), attempt(2460, 2500, 2600, "completed"), queue="gpu",
     )  # fmt: skip
-    found = timeline.cost([good, bad])
-    assert (found.attempts, found.seconds, found.gpu_s) == (2, 2460, 2460)
-    assert found.text == "2 attempts, 41 min 00 s of GPU lost"
+    assert timeline.cost(drawn(good, bad)) == "2 attempts, 41 min 00 s of GPU lost"
     trip = node(attempt(0, 0, 60, "requeued", "stall_trip"), attempt(60, 60, 61, "completed"))
-    assert timeline.cost([trip]).text == "1 attempt, 1 min 00 s lost"
+    assert timeline.cost(drawn(trip)) == "1 attempt, 1 min 00 s lost"
+    both = "3 attempts, 42 min 00 s (41 min 00 s of GPU) lost"
+    assert timeline.cost(drawn(bad, trip)) == both
     handed_back = node(attempt(0, 0, 60, "requeued"), attempt(60, 60, 61, "completed"))
-    assert timeline.cost([handed_back]).text == ""
+    assert timeline.cost(drawn(handed_back)) == ""
+
+
+def test_an_attempt_that_runs_has_cost_nothing_yet() -> None:
+    runs = node(attempt(0, 0, None, "running", "stall_trip"), status="running")
+    assert timeline.cost(drawn(runs, now=T0 + timedelta(seconds=60))) == ""
 
 
 def test_a_load_that_is_made_again_counts_once() -> None:
@@ -187,8 +209,7 @@ def test_a_load_that_is_made_again_counts_once() -> None:
         attempt(50, 50, 90, "completed", load=25),
         queue="gpu",
     )
-    found = timeline.cost([again])
-    assert (found.loads, found.load_s, found.text) == (1, 25, "1 model load repeated, 25.0 s")
+    assert timeline.cost(drawn(again)) == "1 model load repeated, 25.0 s"
 
 
 def test_the_state_of_a_group_is_its_worst() -> None:

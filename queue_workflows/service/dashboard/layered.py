@@ -2,9 +2,9 @@
 
 After K. Sugiyama, S. Tagawa and M. Toda, "Methods for Visual Understanding of Hierarchical System
 Structures", IEEE Transactions on Systems, Man, and Cybernetics 11 (2), 1981: ranks, dummy points
-where an edge passes a rank, an order by barycentres, then coordinates. Those are the nearest to
-their neighbours by least squares that keep the order and the distances, found by pooling adjacent
-violators (R. E. Barlow and others, "Statistical Inference under Order Restrictions", 1972).
+where an edge passes a rank, then an order by barycentres. The heights are the nearest to these by
+least squares that keep the order and the distances, found by pooling adjacent violators (R. E.
+Barlow and others, "Statistical Inference under Order Restrictions", 1972).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _DUMMIES: Final = 4_000
 """Dummy points at most: the longest edges beyond are drawn straight."""
 _STRAIGHT: Final = 8.0
 """Weight of a dummy point against a box: a bent long edge is worse than a box aside."""
-_SWEEPS: Final = 8
-Point = tuple[float, float]
+_SWEEPS: Final = 3
+"""Sweeps to and fro, of which the one with the fewest crossings counts."""
+_Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
@@ -42,7 +43,7 @@ class Edge(NamedTuple):
 
     source: str
     target: str
-    points: tuple[Point, ...]
+    points: Sequence[tuple[float, float]]
 
     @property
     def path(self) -> str:
@@ -68,32 +69,6 @@ class Drawing(NamedTuple):
     edges: list[Edge]
 
 
-class _Points:
-    """The points of the layers: first the boxes, behind them the dummy points."""
-
-    def __init__(self, boxes: int) -> None:
-        self.boxes = boxes
-        self.ranks = [0] * boxes
-        self.before: list[list[int]] = [[] for _ in range(boxes)]
-        self.behind: list[list[int]] = [[] for _ in range(boxes)]
-
-    def add_dummy(self, rank: int, source: int) -> int:
-        number = len(self.ranks)
-        self.ranks.append(rank)
-        self.before.append([])
-        self.behind.append([])
-        self.connect(source, number)
-        return number
-
-    def half(self, number: int, gap: float = 0.0) -> float:
-        """Return half of the height of a point, a box with a gap."""
-        return (HEIGHT + gap) / 2 if number < self.boxes else _DUMMY
-
-    def connect(self, source: int, target: int) -> None:
-        self.behind[source].append(target)
-        self.before[target].append(source)
-
-
 def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
     """Return the drawing of a graph, given the dependencies of each box.
 
@@ -108,199 +83,173 @@ def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
         for name in dict.fromkeys(deps)
         if numbers.get(name, number) != number
     ]
-    points = _Points(len(names))
-    order = _linear_order(len(names), given)
-    edges = {edge: edge if order[edge[0]] < order[edge[1]] else edge[::-1] for edge in given}
-    distinct = list(dict.fromkeys(edges.values()))
-    _rank(points.ranks, order, distinct)
-    passed = _add_dummies(points, distinct)
-    layers = _ordered(points, len(distinct))
-    y = _coordinates(points, layers)
+    layout = _Layout(len(names), given)
     boxes = {
         name: Box(float(rank * (WIDTH + GAP_X)), round(middle - HEIGHT / 2, 1), rank)
-        for name, rank, middle in zip(names, points.ranks, y, strict=False)
+        for name, rank, middle in zip(names, layout.ranks, layout.y, strict=False)
     }
-    drawn: list[Edge] = []
-    for given_edge, (source, target) in edges.items():
-        line = _line(points, y, source, target, passed.get((source, target), ()))
-        if given_edge != (source, target):
-            line = line[::-1]
-        drawn.append(Edge(names[given_edge[0]], names[given_edge[1]], line))
+    edges = [Edge(names[s], names[t], layout.line(s, t)) for s, t in given]
     width = max((box.x + WIDTH for box in boxes.values()), default=0.0)
-    height = max((at + points.half(n) for n, at in enumerate(y)), default=0.0)
-    return Drawing(width, round(height, 1), boxes, drawn)
+    height = max((at + layout.half(n) for n, at in enumerate(layout.y)), default=0.0)
+    return Drawing(width, round(height, 1), boxes, edges)
 
 
-def _linear_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the place of each box in an order with as many edges forward as a search finds."""
+class _Layout:
+    """The points of the ranks by their numbers: first the boxes, behind them the dummy points."""
+
+    def __init__(self, boxes: int, given: Sequence[_Edge]) -> None:
+        self.boxes = boxes
+        self.ranks = _ranks(boxes, given)
+        self.before: list[list[int]] = [[] for _ in range(boxes)]
+        self.behind: list[list[int]] = [[] for _ in range(boxes)]
+        self.passed: dict[_Edge, list[int]] = {}
+        """The dummy points of each long edge."""
+        self._connect(dict.fromkeys(map(self._forward, given)))
+        self.y = [0.0] * len(self.ranks)
+        """The middle of each point from the top, which is 0."""
+        self._arrange()
+
+    def half(self, number: int, gap: float = 0.0) -> float:
+        """Return half of the height of a point, a box with a gap."""
+        return (HEIGHT + gap) / 2 if number < self.boxes else _DUMMY
+
+    def line(self, source: int, target: int) -> list[tuple[float, float]]:
+        """Return the points of an edge, from the right side of a box to the left of the other.
+
+        It passes the ranks between on the height of its dummy points, beside their boxes.
+        """
+        first, last = edge = self._forward((source, target))
+        line: list[tuple[float, float]] = []
+        for number in (first, *self.passed.get(edge, ()), last):
+            x, y = float(self.ranks[number] * (WIDTH + GAP_X)), self.y[number]
+            line += [(x, y), (x + WIDTH, y)]
+        # The left side of the first box and the right side of the last are no part of it.
+        return line[1:-1] if first == source else line[-2:0:-1]
+
+    def _forward(self, edge: _Edge) -> _Edge:
+        source, target = edge
+        return edge if self.ranks[source] < self.ranks[target] else (target, source)
+
+    def _connect(self, edges: Iterable[_Edge]) -> None:
+        """Connect the ranks by dummy points, which the edges of one source share.
+
+        Without a limit some hundred boxes that all depend on each other would have millions.
+        """
+        chains: dict[int, list[int]] = {}
+        left = _DUMMIES
+        by_length = sorted(edges, key=lambda edge: self.ranks[edge[1]] - self.ranks[edge[0]])
+        for source, target in by_length:
+            needed = self.ranks[target] - self.ranks[source]
+            chain = chains.setdefault(source, [source])
+            if needed - len(chain) > left:
+                continue
+            while len(chain) < needed:
+                number = len(self.ranks)
+                self.ranks.append(self.ranks[source] + len(chain))
+                self.before.append([chain[-1]])
+                self.behind.append([])
+                self.behind[chain[-1]].append(number)
+                chain.append(number)
+                left -= 1
+            self.before[target].append(chain[needed - 1])
+            self.behind[chain[needed - 1]].append(target)
+            self.passed[source, target] = chain[1:needed]
+
+    def _arrange(self) -> None:
+        """Set the height of each point: sweep to and fro, to the middle of its neighbours.
+
+        The order is that of the last sweep with the fewest crossings. Two further ones keep it.
+        """
+        layers: list[list[int]] = [[] for _ in range(max(self.ranks, default=-1) + 1)]
+        for number, rank in enumerate(self.ranks):
+            layers[rank].append(number)
+        nowhere: list[list[int]] = [[] for _ in self.ranks]
+        both = [before + behind for before, behind in zip(self.before, self.behind, strict=True)]
+        best, fewest = self.y, None
+        for step, neighbours in enumerate([nowhere, *(self.before, self.behind) * _SWEEPS]):
+            for layer in layers if step % 2 else reversed(layers):
+                self._place(layer, neighbours, sorts=True)
+            crossings = sum(map(self._crossings, layers))
+            if fewest is None or crossings <= fewest:
+                best, fewest = [*self.y], crossings
+        self.y = best
+        for step in range(2):
+            for layer in layers if step % 2 else reversed(layers):
+                layer.sort(key=self.y.__getitem__)
+                self._place(layer, both, sorts=False)
+        top = min((at - self.half(n) for n, at in enumerate(self.y)), default=0.0)
+        self.y = [round(at - top, 1) for at in self.y]
+
+    def _crossings(self, layer: Sequence[int]) -> int:
+        """Return how many edges from a layer to the next cross: the inversions of their ends."""
+        found, ends = 0, list[float]()
+        for number in layer:
+            targets = [self.y[target] for target in self.behind[number]]
+            found += sum(len(ends) - bisect.bisect_right(ends, target) for target in targets)
+            for target in targets:
+                bisect.insort(ends, target)
+        return found
+
+    def _place(self, layer: list[int], neighbours: Sequence[Sequence[int]], *, sorts: bool) -> None:
+        """Put each point of a layer to the middle of its neighbours, or next to it, apart."""
+        y = self.y
+        wanted = {
+            n: sum(y[m] for m in near) / len(near) if (near := neighbours[n]) else y[n]
+            for n in layer
+        }
+        if sorts:
+            layer.sort(key=wanted.__getitem__)
+        offsets: list[float] = []
+        offset = last_half = 0.0
+        blocks: list[tuple[float, float, int]] = []
+        for number in layer:
+            half = self.half(number, GAP_Y)
+            offset += last_half + half
+            last_half = half
+            offsets.append(offset)
+            mass, count = 1.0 if number < self.boxes else _STRAIGHT, 1
+            total = (wanted[number] - offset) * mass
+            while blocks and blocks[-1][0] * mass >= total * blocks[-1][1]:
+                other, other_mass, other_count = blocks.pop()
+                total, mass, count = total + other, mass + other_mass, count + other_count
+            blocks.append((total, mass, count))
+        means = [total / mass for total, mass, count in blocks for _ in range(count)]
+        for number, mean, offset in zip(layer, means, offsets, strict=True):
+            y[number] = mean + offset
+
+
+def _ranks(count: int, edges: Iterable[_Edge]) -> list[int]:
+    """Return the longest way to each box; sources are moved close to the boxes behind them.
+
+    A cycle begins with its first box, so that few edges lead backwards.
+    """
+    around: list[dict[int, None]] = [{} for _ in range(count)]
     behind: list[list[int]] = [[] for _ in range(count)]
     left = [0] * count
     for source, target in edges:
+        around[source][target] = around[target][source] = None
         behind[source].append(target)
         left[target] += 1
-    place = [-1] * count
+    ranks, order = [-1] * count, list[int]()
     ready = deque(number for number in range(count) if not left[number])
     rest = iter(range(count))
-    placed = 0
-    while placed < count:
+    while len(order) < count:
         if not ready:  # every box that is left waits for a cycle
-            ready.append(next(number for number in rest if place[number] < 0))
+            ready.append(next(number for number in rest if ranks[number] < 0))
         number = ready.popleft()
-        if place[number] >= 0:
+        if ranks[number] >= 0:
             continue
-        place[number] = placed
-        placed += 1
+        ranks[number] = 1 + max((ranks[other] for other in around[number]), default=-1)
+        order.append(number)
         for target in behind[number]:
             left[target] -= 1
             if not left[target]:
                 ready.append(target)
-    return place
-
-
-def _rank(ranks: list[int], order: Sequence[int], edges: Iterable[tuple[int, int]]) -> None:
-    """Set each rank to the longest way there; move sources close to the boxes behind them."""
-    before: list[list[int]] = [[] for _ in ranks]
-    behind: list[list[int]] = [[] for _ in ranks]
-    for source, target in edges:
-        before[target].append(source)
-        behind[source].append(target)
-    by_place = sorted(range(len(ranks)), key=order.__getitem__)
-    for number in by_place:
-        ranks[number] = max((ranks[other] + 1 for other in before[number]), default=0)
-    for number in reversed(by_place):
-        if len(behind[number]) > len(before[number]):
-            ranks[number] = min(ranks[other] for other in behind[number]) - 1
-
-
-def _add_dummies(
-    points: _Points, edges: Iterable[tuple[int, int]]
-) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Connect the layers; return the dummy points of each long edge.
-
-    The edges of one source share them. Without a limit some hundred boxes that all depend on each
-    other would have millions.
-    """
-    chains: dict[int, list[int]] = {}
-    passed: dict[tuple[int, int], tuple[int, ...]] = {}
-    left = _DUMMIES
-    by_length = sorted(edges, key=lambda edge: points.ranks[edge[1]] - points.ranks[edge[0]])
-    for source, target in by_length:
-        needed = points.ranks[target] - points.ranks[source] - 1
-        chain = chains.setdefault(source, [])
-        if needed - len(chain) > left:
-            continue
-        while len(chain) < needed:
-            rank = points.ranks[source] + len(chain) + 1
-            chain.append(points.add_dummy(rank, chain[-1] if chain else source))
-            left -= 1
-        points.connect(chain[needed - 1] if needed else source, target)
-        passed[source, target] = tuple(chain[:needed])
-    return passed
-
-
-# --- order -------------------------------------------------------------------------------------
-
-
-def _ordered(points: _Points, edges: int) -> list[list[int]]:
-    """Return the points of each rank in the order of the fewest crossings that the sweeps find."""
-    layers: list[list[int]] = [[] for _ in range(max(points.ranks, default=-1) + 1)]
-    for number, rank in enumerate(points.ranks):
-        layers[rank].append(number)
-    place = [0.0] * len(points.ranks)
-    for layer in layers:
-        _set_places(place, layer)
-    best, fewest = [[*layer] for layer in layers], None
-    for sweep in range(max(2, min(_SWEEPS, 20_000 // (edges + 1)))):
-        forward = sweep % 2 == 0
-        neighbours = points.before if forward else points.behind
-        for layer in layers if forward else reversed(layers):
-            centre = {number: _mean(place, neighbours[number], place[number]) for number in layer}
-            layer.sort(key=centre.__getitem__)
-            _set_places(place, layer)
-        crossings = sum(_crossings(points, place, layer) for layer in layers)
-        if fewest is None or crossings < fewest:
-            best, fewest = [[*layer] for layer in layers], crossings
-        if not crossings:
-            break
-    return best
-
-
-def _set_places(place: list[float], layer: Sequence[int]) -> None:
-    """Set the places from 0 to 1, so that layers of other lengths are beside each other."""
-    for index, number in enumerate(layer):
-        place[number] = (index + 0.5) / len(layer)
-
-
-def _mean(values: Sequence[float], numbers: Sequence[int], default: float) -> float:
-    return sum(values[number] for number in numbers) / len(numbers) if numbers else default
-
-
-def _crossings(points: _Points, place: Sequence[float], layer: Sequence[int]) -> int:
-    """Return how many edges from this layer to the next cross: the inversions of their ends."""
-    found, ends = 0, list[float]()
-    for number in layer:
-        targets = [place[target] for target in points.behind[number]]
-        found += sum(len(ends) - bisect.bisect_right(ends, target) for target in targets)
-        for target in targets:
-            bisect.insort(ends, target)
-    return found
-
-
-# --- coordinates -------------------------------------------------------------------------------
-
-
-def _coordinates(points: _Points, layers: Sequence[Sequence[int]]) -> list[float]:
-    """Return the middle of each point from the top, which is 0."""
-    half = [points.half(n, GAP_Y) for n in range(len(points.ranks))]
-    weight = [1.0 if n < points.boxes else _STRAIGHT for n in range(len(points.ranks))]
-    y = [0.0] * len(points.ranks)
-    both = [before + behind for before, behind in zip(points.before, points.behind, strict=True)]
-    for layer in layers:
-        at = 0.0
-        for number in layer:
-            y[number] = at + half[number]
-            at += 2 * half[number]
-    ways = [points.before, points.behind, points.before, points.behind, both, both]
-    for step, neighbours in enumerate(ways):
-        for layer in layers if step % 2 == 0 else reversed(layers):
-            wanted = [_mean(y, neighbours[number], y[number]) for number in layer]
-            found = _apart(wanted, [half[n] for n in layer], [weight[n] for n in layer])
-            for number, at in zip(layer, found, strict=True):
-                y[number] = at
-    top = min((at - points.half(n) for n, at in enumerate(y)), default=0.0)
-    return [round(at - top, 1) for at in y]
-
-
-def _apart(wanted: Sequence[float], half: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the places nearest to the wanted ones, in this order, without overlap."""
-    offsets: list[float] = []
-    offset = 0.0
-    blocks: list[tuple[float, float, int]] = []
-    for index, (at, weight) in enumerate(zip(wanted, weights, strict=True)):
-        offset += half[index - 1] + half[index] if index else 0.0
-        offsets.append(offset)
-        total, mass, count = (at - offset) * weight, weight, 1
-        while blocks and blocks[-1][0] * mass >= total * blocks[-1][1]:
-            other, other_mass, other_count = blocks.pop()
-            total, mass, count = total + other, mass + other_mass, count + other_count
-        blocks.append((total, mass, count))
-    means = [total / mass for total, mass, count in blocks for _ in range(count)]
-    return [mean + offset for mean, offset in zip(means, offsets, strict=True)]
-
-
-def _line(
-    points: _Points, y: Sequence[float], source: int, target: int, dummies: Sequence[int]
-) -> tuple[Point, ...]:
-    """Return the points of an edge, from the right side of its source to the left of its target.
-
-    It passes the ranks between on the height of its dummy points, beside their boxes.
-    """
-    step = WIDTH + GAP_X
-    line = [(float(points.ranks[source] * step + WIDTH), y[source])]
-    for number in dummies:
-        left = float(points.ranks[number] * step)
-        line += [(left, y[number]), (left + WIDTH, y[number])]
-    return (*line, (float(points.ranks[target] * step), y[target]))
+    for number in reversed(order):
+        later = [ranks[other] for other in around[number] if ranks[other] > ranks[number]]
+        if 2 * len(later) > len(around[number]):
+            ranks[number] = min(later) - 1
+    return ranks
 
 
 def path_of(depends_on: Mapping[str, Sequence[str]], name: str) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from typing import Annotated, Final, Literal
 
 import fastapi
@@ -16,10 +15,12 @@ from queue_workflows.dag import item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
 from queue_workflows.service.dashboard import forms, run_page, session, strip, view
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
 PAGE: Final = 50
+GROUPED: Final = 10_000
+"""Failed items that are grouped by their errors, the first ones."""
 
 
 @router.get("/runs/{run_id}/map")
@@ -38,9 +39,12 @@ async def one_map(
     chosen = {"state": state, "q": q or None, "error": error if sees else None, "start": start}
     found = await view.read(request, _map, run_id, node, key, chosen, sees)
     title = f"Map {node} of run {run_id}"
-    command = run_page.command("show", run_id) + (f" --item {shlex.quote(key)}" if key else "")
-    found["actions"] = _actions(found)
-    return view.page(request, "run_map.html", title=title, command=command, **found)
+    item = f" --item {shlex.quote(display.line(key, None))}" if key else ""
+    command = run_page.command("show", run_id) + item
+    actions = _actions(found) if found["run"]["over"] else []
+    return view.page(
+        request, "run_map.html", title=title, command=command, actions=actions, **found
+    )
 
 
 def _map(
@@ -56,20 +60,17 @@ def _map(
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
     own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
     where = {"run_id": run_id, "map": name, "opened": own["next_position"]}
+    found: JsonDict = {"run": head, "map": own, "key": key, "rows": []}
     if key is not None:
         item = statements.run_page.item(conn, **where, key=key, most=run_page.MOST_BYTES)
-        nodes = _item_nodes(conn, head, name, key)
-        return {"run": head, "map": own, "key": key, "item": item, "nodes": nodes, "rows": []}
+        return found | {"item": item, "nodes": _nodes(conn, run_id, name, key)}
     state = chosen["state"] or ("failed" if own["failed"] else "all")
     buckets = statements.run_page.buckets(
-        conn, **where, buckets=strip.BUCKETS, total=max(1, own["total"])
+        conn, **where, buckets=max(1, min(strip.BUCKETS, own["total"])), total=max(1, own["total"])
     )
-    worst: dict[int, int] = {}
-    groups: Counter[str] = Counter()
-    for row in buckets:
-        worst[row["bucket"]] = max(worst.get(row["bucket"], 0), row["state"])
-        if row["signature"] is not None and sees:
-            groups[row["signature"]] += row["n"]
+    worst = {row["bucket"]: row["state"] for row in buckets}
+    grouped = min(GROUPED, own["failed"]) if sees else 0
+    groups = statements.run_page.groups(conn, run_id=run_id, map=name, most=grouped, limit=PAGE)
     rows = statements.run_page.items(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
         signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
@@ -77,37 +78,32 @@ def _map(
     query = {"node": name, "state": state, "q": chosen["q"], "error": chosen["error"]}
     following = query | {"start": rows[PAGE]["position"]} if len(rows) > PAGE else None
     there = view.path("/runs/", run_id, "map")
-    return {
-        "run": head, "map": own, "key": None, "rows": rows[:PAGE],
-        "chosen": chosen | {"state": state}, "pieces": strip.pieces(worst, own["total"]),
+    return found | {
+        "rows": rows[:PAGE], "chosen": chosen | {"state": state}, "groups": groups,
+        "grouped": grouped,
+        "pieces": strip.pieces(worst, own["total"]),
         "pages": view.Pager(there, query, following, chosen["start"] == 0),
-        "groups": groups.most_common(PAGE), "groups_left": max(0, len(groups) - PAGE),
     }  # fmt: skip
 
 
-def _item_nodes(conn: db.Connection, head: Row, name: str, key: str) -> list[Row]:
+def _nodes(conn: db.Connection, run_id: str, name: str, key: str) -> list[JsonDict]:
     """Return the nodes of an item with their states, in the order of the map's body."""
-    entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=head["id"]))
+    entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=run_id))
     begin = f"{stored_graph.without_keys(name)[0]}[]/"
     inner = [each.removeprefix(begin) for each in entries if each.startswith(begin)]
-    names = [f"{item_ids.folder(name, key)}/{each}" for each in inner if "[" not in each][:PAGE]
-    rows = statements.history_rows.node_states(conn, run_id=head["id"], nodes=names)
-    states = {row["node_id"]: row["status"] for row in rows}
-    return [{"name": each, "state": states.get(each, "waiting")} for each in names]
+    names = [f"{item_ids.folder(name, key)}/{each}" for each in inner if "[" not in each]
+    return run_page.states_of(conn, run_id, names)
 
 
 def _actions(found: JsonDict) -> list[forms.Action]:
-    """Return the retry of an item, or of all failed items of a map."""
-    head, own = found["run"], found["map"]
-    if not head["over"]:
-        return []
-    where, name = view.path("/runs/", head["id"], "retry"), own["node_id"]
-    if found["key"] is not None and found["item"] is not None:
-        item = item_ids.folder(name, found["key"])
+    """Return the retry of an item, or of all failed items of a map, of a run that is over."""
+    head, own, key = found["run"], found["map"], found["key"]
+    if key is not None and found["item"] is not None:
+        item = item_ids.folder(own["node_id"], key)
         text = f"Run item {display.line(item, 120)} and all that depends on it again."
-        return [forms.Action(where, "Retry this item", "submit", {"node": item}, "makes", text)]
+        return [run_page.retried(head, "Retry this item", text, item)]
     if head["status"] == "completed" or not own["failed"]:
         return []
     shown, items = display.line(head["id"], 80), display.counted(own["failed"], "failed item")
     text = f"Run the failed nodes of run {shown} again, with {items} of this map."
-    return [forms.Action(where, "Retry failed items", "submit", {}, "makes", text)]
+    return [run_page.retried(head, "Retry failed items", text)]

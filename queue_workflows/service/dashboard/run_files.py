@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -29,7 +30,7 @@ IMAGES: Final = {
     ".gif": "image/gif",
 }  # fmt: skip
 """The types that a page shows as images. SVG and HTML are never opened, as they run scripts."""
-TABLES: Final = frozenset({".csv", ".tsv"})
+TABLES: Final = {".csv": ",", ".tsv": "\t"}
 TEXTS: Final = frozenset({".txt", ".log", ".md", ".json", ".jsonl", ".geojson", ".yaml", ".yml"})
 MOST_IMAGE: Final = 10 * 1024 * 1024
 BEGINNING: Final = 65_536
@@ -65,13 +66,14 @@ def _opened(out_dir: str, *parts: str) -> Any:
     return confinement.opened(os.fspath(top), *own.relative_to(top).parts, *parts)
 
 
-def _listed(out_dir: str, place: str) -> JsonDict:
+def _shown(out_dir: str, place: str) -> JsonDict:
     """Return the entries of a folder, or the beginning of a file as `text`, `table` or `image`."""
     parts = _parts(place)
     try:
         with _opened(out_dir, *parts) as fd, os.scandir(fd) as entries:
             first = [*islice(entries, ENTRIES + 1)]
-            found = sorted(filter(None, map(_entry, first[:ENTRIES])), key=_by_name)
+            found = [entry for each in first[:ENTRIES] if (entry := _entry(each)) is not None]
+            found.sort(key=lambda entry: (not entry["is_folder"], entry["name"]))
             return {"entries": found, "more": len(first) > ENTRIES}
     except (NotADirectoryError, errors.FolderRefused):
         if not parts:
@@ -79,24 +81,19 @@ def _listed(out_dir: str, place: str) -> JsonDict:
     suffix = Path(parts[-1]).suffix.lower()
     with _file(out_dir, place) as file:
         size = os.fstat(file.fileno()).st_size
-        shown: JsonDict = {"entries": None, "size": size, "cut": size > BEGINNING}
-        if suffix in IMAGES and size <= MOST_IMAGE:
-            return shown | {"image": True}
-        if suffix in TABLES | TEXTS:
-            text = file.read(BEGINNING).decode("utf-8", "replace")
-            if suffix in TEXTS:
-                return shown | {"text": display.block(text)}
-            delimiter = "\t" if suffix == ".tsv" else ","
-            rows = csv.reader(io.StringIO(text), delimiter=delimiter)
-            try:
-                return shown | {"table": [*map(_cells, islice(rows, ROWS + 1))]}
-            except csv.Error:
-                return shown | {"text": display.block(text)}
-        return shown
-
-
-def _cells(row: list[str]) -> list[str]:
-    return [display.line(cell) for cell in row[:50]]
+        text = file.read(BEGINNING).decode("utf-8", "replace")
+    shown: JsonDict = {"entries": None, "size": size, "cut": size > BEGINNING}
+    if suffix in IMAGES and size <= MOST_IMAGE:
+        shown["image"] = True
+    elif suffix in TABLES:
+        with contextlib.suppress(csv.Error):
+            rows = csv.reader(io.StringIO(text), delimiter=TABLES[suffix])
+            shown["table"] = [
+                [display.line(cell) for cell in row[:50]] for row in islice(rows, ROWS + 1)
+            ]
+    if suffix in TEXTS or (suffix in TABLES and "table" not in shown):
+        shown["text"] = display.block(text)
+    return shown
 
 
 def _entry(entry: os.DirEntry[str]) -> JsonDict | None:
@@ -110,10 +107,6 @@ def _entry(entry: os.DirEntry[str]) -> JsonDict | None:
     if not is_folder and not stat.S_ISREG(found.st_mode):
         return None
     return {"name": entry.name, "is_folder": is_folder, "size": found.st_size}
-
-
-def _by_name(entry: JsonDict) -> tuple[bool, str]:
-    return not entry["is_folder"], entry["name"]
 
 
 def _file(out_dir: str, place: str) -> BinaryIO:
@@ -156,7 +149,7 @@ async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[J
 @router.get("/runs/{run_id}/files")
 async def files(request: Request, run_id: view.Segment, path: Place = "") -> Response:
     """Show a folder below that of a run, or the beginning of a file."""
-    head, found = await _read(request, run_id, _listed, path)
+    head, found = await _read(request, run_id, _shown, path)
     parts = _parts(path)
     above = [(part, "/".join(parts[: n + 1])) for n, part in enumerate(parts)]
     title = f"Files of run {head['id']}"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
-import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
@@ -18,7 +15,7 @@ from starlette.responses import Response
 from queue_workflows import acts, config, db, errors, hw_metrics, runs, types
 from queue_workflows import check as workflow_check
 from queue_workflows.admin import attempt_history, stored_graph, waiting_reasons
-from queue_workflows.dag import answers, graph, item_ids, payload
+from queue_workflows.dag import graph, item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display, identity, stored_json
@@ -29,7 +26,10 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 router = fastapi.APIRouter()
 MOST_BYTES: Final = 262_144
 """Bytes of a value, beyond which a page only links to it."""
-EVENTS: Final = 20_000
+EVENTS: Final = 5_000
+"""Events that the attempts of a page are made from, the newest."""
+STEPS: Final = 250
+"""Steps in the time line of a large run."""
 GRAPHS: Final = 64
 EXPLAINED: Final = 10
 """Nodes whose reasons to wait are shown; each needs several queries."""
@@ -39,92 +39,17 @@ CHILDREN: Final = 20
 LOG_LINES: Final = 1_500
 """Lines of a log up to which each has a link."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
-
-
-# --- graphs ------------------------------------------------------------------------------------
-
-
-class Graph:
-    """A definition as far as pages need it: at most as many names as a drawing has boxes."""
-
-    def __init__(self, definition: Any) -> None:
-        entries = stored_graph.graph_nodes(definition)
-        self.total = len(entries)
-        entries.pop(graph.OUTPUT, None)
-        deps = {name: tuple(entry["deps"]) for name, entry in entries.items()}
-        self.note = ""
-        self.are_steps = len(deps) > layered.MOST or _count(deps) > layered.MOST_EDGES
-        if self.are_steps:
-            self.note = f"Steps only: the graph has {len(deps):,} nodes."
-            deps = _steps(deps)
-        if len(deps) > layered.MOST or _count(deps) > layered.MOST_EDGES:
-            self.note = f"Too large to draw: {len(deps):,} steps. The time line has them."
-            deps = {}
-        self.deps: dict[str, tuple[str, ...]] = deps
-        self.kinds = {name: _kind(entries.get(name, {})) for name in deps}
-
-    @functools.cached_property
-    def drawing(self) -> layered.Drawing:
-        """Return where the boxes and edges are."""
-        return layered.draw(self.deps)
-
-
-def _count(deps: Mapping[str, Iterable[str]]) -> int:
-    return sum(len({*each}) for each in deps.values())
-
-
-def _steps(deps: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = {}
-    for name, before in deps.items():
-        step = name.partition("/")[0]
-        own = found.setdefault(step, {})
-        own.update(dict.fromkeys(each.partition("/")[0] for each in before))
-        own.pop(step, None)
-    return {step: tuple(before) for step, before in found.items()}
-
-
-def _kind(entry: Row) -> str:
-    module = stored_json.text(entry.get("module")) or ""
-    if "map" in entry:
-        return "map"
-    return (
-        "run" if graph.workflow_of(module) else "ask" if module.startswith(answers.MODULE) else ""
-    )
-
-
-_graphs: dict[str, Graph] = {}
-"""By `definition_hash`, the last to be used last. A thread that reads takes a copy first."""
-_changing = threading.Lock()
-
-
-def _graph(head: Row, known: Mapping[str, Graph]) -> Graph | None:
-    """Return the graph of a run, or None before its first start.
-
-    `known` has the graphs whose definitions were not read.
-    """
-    digest: str | None = head["definition_hash"]
-    found = known.get(digest) if digest is not None else None
-    if found is None and head["definition"] is not None:
-        found = Graph(head["definition"])
-    if found is not None and digest is not None:
-        with _changing:
-            _graphs.pop(digest, None)
-            _graphs[digest] = found
-            while len(_graphs) > GRAPHS:
-                _graphs.pop(next(iter(_graphs)))
-    return found
+Attempt = Annotated[int | None, fastapi.Query(ge=0, le=2**62)]
+Show = Literal["time", "graph", "list"]
 
 
 # --- the run -----------------------------------------------------------------------------------
 
 
 def run_row(conn: db.Connection, run_id: str) -> Row:
-    """Return the row of a run with its `graph`; raise `NotFound` with the ids that begin so."""
-    known = dict(_graphs)
+    """Return the row of a run; raise `NotFound` with the ids that begin so."""
     is_id = payload.is_storable(run_id)
-    found = None
-    if is_id:
-        found = statements.run_page.head(conn, run_id=run_id, known=[*known], most=MOST_BYTES)
+    found = statements.run_page.head(conn, run_id=run_id, most=MOST_BYTES) if is_id else None
     if found is None:
         days = config.RUN_RETENTION_DAYS.read()
         text = f"no run {display.line(run_id, 80)}: it never was here, or it was deleted after its "
@@ -137,81 +62,83 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
             f"{text}{days:g} days", [(id_, view.path("/runs/", id_)) for id_ in ids]
         )
     over = found["status"] in TERMINAL_RUN_STATUSES
-    end = found["finished_at"] if over and found["finished_at"] else found["read_at"]
     begin = found["queued_at"] or found["created_at"]
+    end = (over and found["finished_at"]) or found["read_at"]
     took_s = max(0.0, (end - begin).total_seconds())
-    return found | {"graph": _graph(found, known), "over": over, "took_s": took_s}
+    return found | {"over": over, "begin": begin, "took_s": took_s}
+
+
+def _run(
+    conn: db.Connection, run_id: str, sees: bool, show: Show = "time", lit: str | None = None
+) -> JsonDict:
+    """Return the values of a run's page: its state, and its time line or its graph.
+
+    `lit`: the box whose path is marked.
+    """
+    head = run_row(conn, run_id)
+    empty: Row = {"counts": {}, "of_items": 0}
+    rows = statements.run_page.steps(conn, run_id=run_id, limit=layered.MOST + 1)
+    whole, *steps = rows or [empty]
+    for step in steps:
+        step["state"] = timeline.state_of(step["counts"])
+    queued = sum(whole["counts"].values())
+    waiting = max(0, head["graph_nodes"] - queued + whole["of_items"])
+    counts = whole["counts"] | ({"waiting": waiting} if waiting else {})
+    large = queued > timeline.MOST
+    nodes = statements.run_page.nodes(conn, run_id=run_id, active=large, limit=timeline.MOST)
+    maps = statements.overview.maps(conn, run=run_id)
+    found: JsonDict = {
+        "run": head, "show": show, "counts": counts, "done": _done(counts), "large": large,
+        "queued": queued, "total": queued + waiting, "maps": maps,
+        "sentence": sentence(head, counts, nodes, sees),
+    }  # fmt: skip
+    if show != "time":
+        return found | _drawn(conn, head, None if large else nodes, steps, maps, lit)
+    shown = steps[:STEPS] if large else []
+    nodes = nodes[: timeline.MOST - len(shown)]
+    names = [node["node_id"] for node in nodes] if large else None
+    nodes, is_cut = _with_attempts(conn, head, nodes, names)
+    return found | {
+        "table": timeline.table(nodes, shown, head["begin"], head["read_at"]),
+        "cost": timeline.cost(nodes),
+        "is_cut": is_cut,
+        "steps_cut": len(shown) < len(steps),
+        "acts": acts.list(kind="run", subject=run_id, limit=5, conn=conn) if sees else [],
+    }
+
+
+def _done(counts: Mapping[str, int]) -> int:
+    return counts.get("completed", 0) + counts.get("skipped", 0)
 
 
 def _with_attempts(
     conn: db.Connection,
     head: Row,
-    nodes: list[Row],
-    chosen: list[str] | None,
-    *,
-    whole: bool = False,
-) -> list[JsonDict]:
-    """Return the nodes with their attempts; `chosen` None: these are all nodes of the run."""
+    nodes: Iterable[Row],
+    names: list[str] | None,
+    claim: int | None = None,
+) -> tuple[list[JsonDict], bool]:
+    """Return nodes with their `attempts` and the `spans` of these, and whether old ones are cut.
+
+    The nodes have these `names`; without names they are all nodes of the run. With a `claim` the
+    attempts have their errors and use, and the attempt of this claim has its traceback.
+    """
     events = statements.run_page.events(
-        conn, run_id=head["id"], nodes=chosen, whole=whole, limit=EVENTS
+        conn, run_id=head["id"], nodes=names, claim=claim, limit=EVENTS
     )
     by_node: dict[str, list[Row]] = {}
     for event in reversed(events):
         by_node.setdefault(event["node_id"], []).append(event)
-    return [
-        node | {
-            "attempts_failed": node["attempts"],
-            "attempts": attempt_history.build(
-                node, by_node.get(node["node_id"], ()), (), reopened=head["queued_at"]
-            )
-        }
-        for node in nodes
-    ]  # fmt: skip
+    made: list[JsonDict] = []
+    for node in nodes:
+        own = by_node.get(node["node_id"], ())
+        found = attempt_history.build(node, own, (), reopened=head["queued_at"])
+        with_attempts = node | {"attempts": found}
+        made.append(with_attempts | {"spans": timeline.spans(with_attempts, head["read_at"])})
+    return made, len(events) == EVENTS
 
 
-def _counted(conn: db.Connection, head: Row) -> JsonDict:
-    """Return the run's `steps`, its nodes by state as `counts`, and how many are `done`."""
-    steps = statements.run_page.steps(conn, run_id=head["id"])
-    counts: Counter[str] = Counter()
-    for step in steps:
-        counts.update(step["counts"])
-        step["state"] = timeline.state_of(step["counts"])
-    queued = counts.total()
-    of_graph = queued - sum(step["of_items"] for step in steps)
-    waiting = max(0, (head["graph"].total if head["graph"] else 0) - of_graph)
-    done = counts["completed"] + counts["skipped"]
-    total = queued + waiting
-    return {
-        "steps": steps, "counts": counts | Counter(waiting=waiting), "done": done, "total": total,
-        "queued": queued,
-    }  # fmt: skip
-
-
-def _state(conn: db.Connection, run_id: str, sees: bool) -> JsonDict:
-    """Return the values of a run's state and time line."""
-    head = run_row(conn, run_id)
-    found = _counted(conn, head)
-    large = found["queued"] > timeline.MOST
-    rows = statements.run_page.nodes(conn, run_id=run_id, active=large, limit=timeline.MOST)
-    chosen = [row["node_id"] for row in rows] if large else None
-    nodes = _with_attempts(conn, head, rows, chosen)
-    steps = found["steps"] if large else []
-    return found | {
-        "run": head,
-        "large": large,
-        "table": timeline.table(
-            nodes, steps, head["queued_at"] or head["created_at"], head["read_at"]
-        ),
-        "cost": timeline.cost(nodes),
-        "sentence": sentence(head, found["counts"], nodes, sees=sees),
-        "maps": statements.overview.maps(conn, run=run_id),
-        "acts": acts.list(kind="run", subject=run_id, limit=5, conn=conn) if sees else [],
-    }
-
-
-def sentence(
-    head: Row, counts: Mapping[str, int], nodes: Iterable[JsonDict], *, sees: bool = True
-) -> str:
+def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: bool) -> str:
     """Return the state of a run in a sentence; without errors if they may not be seen."""
     status, took = head["status"], display.duration(head["took_s"])
     if status == "completed":
@@ -232,9 +159,8 @@ def sentence(
         return "waits: no orchestrator has started it yet"
     if status != "running":
         return f"{display.line(status, 40)} after {took}"
-    running = [node for node in nodes if node["status"] == "running"]
     waits = _waits(counts, nodes)
-    if running:
+    if running := [node for node in nodes if node["status"] == "running"]:
         hosts = sorted({node["claimed_by"] for node in running if node["claimed_by"]})
         on = f" on {', '.join(map(display.line, hosts[:3]))}" if hosts else ""
         more = f"; waits: {waits}" if waits else ""
@@ -242,26 +168,98 @@ def sentence(
     return f"waits: {waits}" if waits else f"runs for {took}"
 
 
-def _waits(counts: Mapping[str, int], nodes: Iterable[JsonDict]) -> str:
+def _waits(counts: Mapping[str, int], nodes: Sequence[Row]) -> str:
     """Return `4 nodes, 3 of them for a gpu worker with sdxl, 1 for an answer`, or ""."""
-    groups: Counter[str] = Counter()
-    for node in nodes:
-        if node["status"] == "awaiting_input":
-            groups["their runs" if node["child_run_id"] else "an answer"] += 1
-        elif node["status"] == "queued":
-            worker = f"a {node['queue']} worker"
-            if model := node["required_model"]:
-                worker += f" with {display.line(model, 60)}"
-            groups[timeline.CLAUSES.get(node["blocked_reason"] or "", worker)] += 1
-    total = counts.get("queued", 0) + counts.get("awaiting_input", 0)
-    if not total:
-        return ""
-    some = [f"{count} for {what}" for what, count in groups.most_common(3)]
-    if some and len(groups) > 1:
-        some[0] = some[0].replace(" for ", " of them for ", 1)
-    elif groups.total() == total:
-        return f"{display.counted(total, 'node')} for {groups.most_common(1)[0][0]}"
-    return ", ".join([display.counted(total, "node"), *some])
+    total = sum(counts.get(status, 0) for status in timeline.WAITS)
+    waiting = [node for node in nodes if node["status"] in timeline.WAITS]
+    causes = Counter(map(timeline.waits_for, waiting)).most_common(3)
+    if total and len(causes) == 1 and len(waiting) == total:
+        return f"{display.counted(total, 'node')} for {causes[0][0]}"
+    them = [" of them", "", ""] if len(causes) > 1 else [""]
+    some = [f"{n}{of} for {cause}" for (cause, n), of in zip(causes, them, strict=False)]
+    return ", ".join([display.counted(total, "node"), *some]) if total else ""
+
+
+# --- its graph ---------------------------------------------------------------------------------
+
+
+_graphs: dict[str | None, JsonDict] = {}
+"""By `definition_hash`."""
+
+
+def _graph(conn: db.Connection, head: Row) -> JsonDict | None:
+    """Return the graph of a run: `deps` of its boxes, the `deep` ones, their `drawing`, a `note`.
+
+    It is None before the first start. Boxes that are maps or child runs are deep. A graph that is
+    too large for a drawing has its steps as boxes (`are_steps`), or no boxes.
+    """
+    if (known := _graphs.get(head["definition_hash"])) is not None:
+        return known
+    definition = statements.runs.definition(conn, run_id=head["id"])
+    if definition is None:
+        return None
+    entries = stored_graph.graph_nodes(definition)
+    entries.pop(graph.OUTPUT, None)
+    nodes = {name: [*dict.fromkeys(entry["deps"])] for name, entry in entries.items()}
+    steps: dict[str, dict[str, None]] = {}
+    for name, deps in nodes.items():
+        own = steps.setdefault(name.partition("/")[0], {})
+        own.update(dict.fromkeys(dep.partition("/")[0] for dep in deps))
+    boxes: dict[str, list[str]] = nodes
+    note = ""
+    if not _fits(nodes):
+        boxes = {step: [dep for dep in own if dep != step] for step, own in steps.items()}
+        note = f"Steps only: the graph has {len(nodes):,} nodes."
+    if not _fits(boxes):
+        boxes = {}
+        note = f"Too large to draw: {len(steps):,} steps. The time line has the first."
+    deep = {
+        name
+        for name, entry in entries.items()
+        if "map" in entry or graph.workflow_of(stored_json.text(entry.get("module")) or "")
+    }
+    made: JsonDict = {
+        "deps": boxes, "note": note, "are_steps": boxes is not nodes, "deep": deep & {*boxes},
+        "drawing": layered.draw(boxes),
+    }  # fmt: skip
+    if head["definition_hash"] is not None:
+        if len(_graphs) >= GRAPHS:
+            _graphs.clear()
+        _graphs[head["definition_hash"]] = made
+    return made
+
+
+def _fits(deps: Mapping[str, Sequence[str]]) -> bool:
+    return len(deps) <= layered.MOST and sum(map(len, deps.values())) <= layered.MOST_EDGES
+
+
+def _drawn(
+    conn: db.Connection,
+    head: Row,
+    nodes: Sequence[Row] | None,
+    steps: Sequence[Row],
+    maps: Sequence[Row],
+    lit: str | None,
+) -> JsonDict:
+    """Return the graph of a run with the states of its boxes, and how many of each are done.
+
+    Without `nodes` the states of the graph's nodes are read.
+    """
+    drawn = _graph(conn, head)
+    deps: dict[str, list[str]] = drawn["deps"] if drawn else {}
+    done = {row["node_id"]: (row["done"], row["total"]) for row in maps}
+    if drawn and drawn["are_steps"]:
+        states = {step["step"]: step["state"] for step in steps}
+        counts = {step["step"]: step["counts"] for step in steps}
+        done = {name: (_done(each), sum(each.values())) for name, each in counts.items()}
+    else:
+        if nodes is None:
+            nodes = statements.history_rows.node_states(conn, run_id=head["id"], nodes=[*deps])
+        states = {row["node_id"]: row["status"] for row in nodes}
+    return {
+        "drawn": drawn, "states": states, "done_of": done, "chosen": lit,
+        "lit": layered.path_of(deps, lit) if lit in deps else set[str](),
+    }  # fmt: skip
 
 
 # --- one node ----------------------------------------------------------------------------------
@@ -274,21 +272,21 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
     if payload.is_storable(name):
         row = statements.run_page.node(conn, run_id=run_id, node=name, most=MOST_BYTES)
     if row is None:
-        return {"run": head, "node": None, "name": name, "waits_for": _waits_for(conn, head, name)}
-    (node,) = _with_attempts(conn, head, [row], [name], whole=True)
-    attempts = node["attempts"]
-    chosen = next((each for each in attempts if each["claim_no"] == claim), None)
-    chosen = chosen or (attempts[-1] if attempts else None)
-    spec = stored_json.mapping(row["input_spec"])
+        waits_for = _waits_for(conn, head, name)
+        return {"run": head, "node": None, "name": name, "attempt": claim, "waits_for": waits_for}
+    number = row["claim_no"] if claim is None else claim
+    (node,), is_cut = _with_attempts(conn, head, [row], [name], number)
+    attempts: Sequence[JsonDict] = node["attempts"]
+    last = attempts[-1] if attempts else None
+    chosen = next((each for each in attempts if each["claim_no"] == number), last)
+    prompt = stored_json.text(stored_json.mapping(row["input_spec"]).get("prompt"))
     found: JsonDict = {
-        "prompt": stored_json.text(spec.get("prompt")), "run": head, "name": name, "node": node,
-        "chosen": chosen, "curves": [], "log": None, "steps": [], "deaths": [],
-        "cost": timeline.cost([node]),
-        "asks": row["status"] == "awaiting_input" and not row["child_run_id"],
-        "parts": item_ids.split(name),
+        "run": head, "name": name, "node": node, "attempt": claim, "chosen": chosen,
+        "is_cut": is_cut, "prompt": prompt, "curves": [], "deaths": [], "log": None, "steps": [],
+        "cost": timeline.cost([node]), "parts": item_ids.split(name),
     }  # fmt: skip
     if chosen is not None:
-        found |= _machine(conn, chosen, head["read_at"])
+        found |= _machine(conn, chosen, head)
         if sees:
             found["log"] = _log(conn, run_id, name, chosen["claim_no"])
     if sees and row["steps"]:
@@ -307,24 +305,27 @@ def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
         meant = stored_graph.hint(conn, run_id, name)
         text = f"run {display.line(run_id, 80)} has no node {display.line(name, 120)}{meant}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
-    deps = [*entry["deps"]][:PAGE]
-    rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=deps)
+    return states_of(conn, run_id, entry["deps"])
+
+
+def states_of(conn: db.Connection, run_id: str, names: Sequence[str]) -> list[Row]:
+    """Return `name` and `state` of the first nodes of these; one without a job is `waiting`."""
+    rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=[*names[:PAGE]])
     states = {row["node_id"]: row["status"] for row in rows}
-    return [{"name": dep, "state": states.get(dep, "waiting")} for dep in deps]
+    return [{"name": name, "state": states.get(name, "waiting")} for name in names[:PAGE]]
 
 
-def _machine(conn: db.Connection, attempt: JsonDict, now: datetime) -> JsonDict:
+def _machine(conn: db.Connection, attempt: JsonDict, head: Row) -> JsonDict:
     """Return the curves of an attempt's machine, and where it died on them."""
     begin, host = attempt["claimed_at"], attempt["host_label"]
-    end = attempt["ended_at"] or now
+    end = attempt["ended_at"] or head["read_at"]
     if begin is None or not host or not types.is_name(host) or end <= begin:
         return {}
     samples = hw_metrics.look_back(host, since=begin, until=end, conn=conn)
-    kinds = attempt_history.DEATHS
-    deaths = [event for event in attempt["events"] if event["event_type"] in kinds]
+    deaths = [e["at"] for e in attempt["events"] if e["event_type"] in attempt_history.DEATHS]
     return {
         "curves": strip.curves(samples, begin, end),
-        "deaths": [strip.place(event["at"], begin, end) for event in deaths],
+        "deaths": [round(strip.WIDTH * timeline.share(at, begin, end), 1) for at in deaths],
     }
 
 
@@ -342,121 +343,95 @@ def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | 
 
 @router.get("/runs/{run_id}")
 async def run(
-    request: Request, run_id: view.Segment, node: view.Text = None, attempt: int | None = None,
-    show: Literal["time", "graph", "list"] = "time", lit: view.Text = None,
-    zoom: Annotated[int, fastapi.Query(ge=10, le=200)] = 100,
+    request: Request, run_id: view.Segment, node: view.Text = None, attempt: Attempt = None,
+    show: Show = "time", lit: view.Text = None,
+    zoom: Annotated[int, fastapi.Query(ge=0, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
     sees = session.of(request).sees_values
     shown = command("show", run_id)
     if node is not None:
         found = await view.read(request, _node, run_id, node, attempt, sees)
-        shown += f" --node {shlex.quote(node)}"
-        found["actions"] = _node_actions(found)
-        title = f"{node} of run {run_id}"
-        return view.page(request, "run_node.html", title=title, command=shown, **found)
-    if show != "time":
-        found = await view.read(request, _drawn, run_id, lit, sees) | {"zoom": zoom}
-        drawn: Graph | None = found["drawn"]
-        if drawn is not None and show == "graph":
-            # The first layout takes up to 0.3 s, for which the event loop would stand still.
-            await state.of(request).reads.run(lambda: drawn.drawing)
-    else:
-        found = await view.read(request, _state, run_id, sees)
-    found["actions"] = _run_actions(found["run"], found["counts"])
-    title = f"Run {run_id}"
-    return view.page(request, "run.html", title=title, command=shown, show=show, **found)
+        text = f"Run node {display.line(node, 120)} and all that depends on it again."
+        may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
+        actions = [retried(found["run"], "Retry from here", text, node)] if may else []
+        return view.page(
+            request, "run_node.html", title=f"{node} of run {run_id}", actions=actions,
+            command=f"{shown} --node {shlex.quote(display.line(node, None))}", **found,
+        )  # fmt: skip
+    found = await view.read(request, _run, run_id, sees, show, lit)
+    actions = _run_actions(found["run"], found["counts"])
+    return view.page(
+        request, "run.html", title=f"Run {run_id}", command=shown, zoom=zoom, actions=actions,
+        **found,
+    )  # fmt: skip
 
 
 def command(name: str, run_id: str) -> str:
     """Return the command for a run."""
     begins = "-- " if run_id.startswith("-") else ""
-    return f"queue-workflows {name} {begins}{shlex.quote(run_id)}"
+    return f"queue-workflows {name} {begins}{shlex.quote(display.line(run_id, None))}"
 
 
 @router.get("/runs/{run_id}/live")
-async def live(request: Request, run_id: view.Segment) -> Response:
-    """Return the part of a run's page that changes while it runs."""
+async def live(
+    request: Request, run_id: view.Segment, node: view.Text = None, attempt: Attempt = None
+) -> Response:
+    """Return the part of the page of a run, or of one of its nodes, that changes while it runs."""
     sees = session.of(request).sees_values
-    return await view.fragment(
-        request, "run_state.html", lambda: view.read(request, _state, run_id, sees)
-    )
+
+    async def make() -> JsonDict:
+        if node is None:
+            return await view.read(request, _run, run_id, sees)
+        return await view.read(request, _node, run_id, node, attempt, sees)
+
+    template = "run_state.html" if node is None else "run_node_state.html"
+    return await view.fragment(request, template, make)
 
 
 @router.get("/runs/{run_id}/why")
-async def why(request: Request, run_id: view.Segment) -> Response:
-    """Return why the first waiting nodes wait: for each, the reason of each live worker."""
+async def why(request: Request, run_id: view.Segment, node: view.Text = None) -> Response:
+    """Return why the first queued nodes of a run wait, or one of them: each worker's reason."""
     check_values(request)
 
     def read(conn: db.Connection) -> JsonDict:
-        is_id = payload.is_storable(run_id)
-        found = waiting_reasons.of_run(conn, run_id, EXPLAINED) if is_id else None
-        return found or {"detail": None, "nodes": [], "left_out": 0}
+        rows: list[Row] = []
+        if payload.is_storable(run_id) and payload.is_storable(node or ""):
+            rows = statements.run_page.queued(conn, run_id=run_id, node=node, limit=EXPLAINED)
+        found = [waiting_reasons.of_job(conn, row["id"]) for row in rows]
+        left_out = rows[0]["total"] - len(rows) if rows else 0
+        return {"nodes": [*filter(None, found)], "left_out": left_out}
 
-    async def make() -> JsonDict:
-        return {"why": await view.read(request, read)}
-
-    return await view.fragment(request, "run_why.html", make)
-
-
-def _drawn(conn: db.Connection, run_id: str, lit: str | None, sees: bool) -> JsonDict:
-    """Return the graph of a run with the states of its boxes; `lit`: whose path is marked."""
-    head = run_row(conn, run_id)
-    found = _counted(conn, head)
-    drawn: Graph | None = head["graph"]
-    states = {step["step"]: step["state"] for step in found["steps"]}
-    totals = {step["step"]: step["counts"] for step in found["steps"]}
-    if drawn is not None and not drawn.are_steps:
-        rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=[*drawn.deps])
-        states = {row["node_id"]: row["status"] for row in rows}
-    maps = {row["node_id"]: row for row in statements.overview.maps(conn, run=run_id)}
-    return found | {
-        "lit": layered.path_of(drawn.deps, lit) if drawn and lit in drawn.deps else set[str](),
-        "chosen": lit, "run": head, "drawn": drawn, "states": states, "by_step": totals,
-        "by_map": maps,
-        "sentence": sentence(head, found["counts"], (), sees=sees),
-    }  # fmt: skip
+    return await view.fragment(request, "run_why.html", lambda: view.read(request, read))
 
 
 # --- logs and values ---------------------------------------------------------------------------
-
-
-@router.get("/runs/{run_id}/log")
-async def log(
-    request: Request,
-    run_id: view.Segment,
-    node: Name,
-    attempt: Annotated[int, fastapi.Query(ge=0, le=2**62)],
-) -> Response:
-    """Return the stored log of an attempt as a download."""
-    check_values(request)
-
-    def read(conn: db.Connection) -> str:
-        is_id = payload.is_storable(run_id) and payload.is_storable(node)
-        found = _log(conn, run_id, node, attempt) if is_id else None
-        if found is None:
-            raise view.NotFound(f"no log of attempt {attempt} is stored")
-        return "\n".join(found["lines"]) + "\n"
-
-    return download(await view.read(request, read), f"attempt-{attempt}.log")
 
 
 @router.get("/runs/{run_id}/value")
 async def value(
     request: Request,
     run_id: view.Segment,
-    name: Literal["inputs", "output"],
+    name: Literal["inputs", "output", "log"],
     node: view.Text = None,
+    attempt: Attempt = None,
 ) -> Response:
-    """Return a whole value of a run or node as a download, redacted."""
+    """Return a value of a run or node, or the log of an attempt, whole and redacted."""
     check_values(request)
-    given = {"run_id": run_id, "node": node, "name": name}
-    storable = all(payload.is_storable(text) for text in given.values() if text is not None)
 
     def read(conn: db.Connection) -> Any:
-        return statements.run_page.value(conn, **given) if storable else None
+        found = None
+        if payload.is_storable(run_id) and payload.is_storable(node or ""):
+            if name != "log":
+                return statements.run_page.value(conn, run_id=run_id, node=node, name=name)
+            found = _log(conn, run_id, node or "", attempt or 0)
+        if found is None:
+            raise view.NotFound(f"no such {name} is stored")
+        return found
 
     found = await view.read(request, read)
+    if name == "log":
+        return download("\n".join(found["lines"]) + "\n", f"attempt-{attempt}.log")
     # A large value takes long, and the redactor is code of the app.
     text = await state.of(request).reads.run(lambda: display.strict_json(view.redacted(found)))
     return download(text, f"{name}.json")
@@ -486,38 +461,33 @@ def download(text: str, name: str) -> Response:
 
 def _run_actions(head: Row, counts: Mapping[str, int]) -> list[forms.Action]:
     """Return the actions on a run that work in its state."""
-    where, shown = view.path("/runs/", head["id"]), display.line(head["id"], 80)
-    if not head["over"]:
-        waiting = sum(counts.get(name, 0) for name in ("queued", "awaiting_input", "waiting"))
-        running, children = counts.get("running", 0), head["children"] or ()
-        live = sum(each["status"] not in TERMINAL_RUN_STATUSES for each in children)
-        text = (
-            f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and "
-            "are asked to stop"
-        )
-        if len(children) > CHILDREN:
-            text += ", the child runs that are not over too"
-        elif live:
-            text += f", {display.counted(live, 'child run')} too"
-        text += "."
-        to = f"{where}/cancel"
-        return [forms.Action(to, "Cancel", "submit", {}, "ends", text, asks_reason=True)]
+    shown = display.line(head["id"], 80)
     if head["status"] == "completed":
         return []
-    again = counts.get("failed", 0) + counts.get("cancelled", 0)
-    nodes = display.counted(again, "node")
-    text = f"Run {nodes} of run {shown} again; completed ones keep their outputs."
-    return [forms.Action(f"{where}/retry", "Retry failed nodes", "submit", {}, "makes", text)]
+    if head["over"]:
+        nodes = display.counted(counts.get("failed", 0) + counts.get("cancelled", 0), "node")
+        text = f"Run {nodes} of run {shown} again; completed ones keep their outputs."
+        return [retried(head, "Retry failed nodes", text)]
+    waiting = sum(counts.get(name, 0) for name in (*timeline.WAITS, "waiting"))
+    running, children = counts.get("running", 0), head["children"] or ()
+    live = sum(each["status"] not in TERMINAL_RUN_STATUSES for each in children)
+    text = (
+        f"Cancel run {shown}: {waiting} of its nodes wait and are cancelled, {running} run and "
+        "are asked to stop"
+    )
+    if len(children) > CHILDREN:
+        text += ", the child runs that are not over too"
+    elif live:
+        text += f", {display.counted(live, 'child run')} too"
+    to = view.path("/runs/", head["id"], "cancel")
+    return [forms.Action(to, "Cancel", "submit", {}, "ends", f"{text}.", asks_reason=True)]
 
 
-def _node_actions(found: JsonDict) -> list[forms.Action]:
-    head, node = found["run"], found["node"]
-    if node is None or not head["over"] or node["status"] == "running":
-        return []
-    fields = {"node": found["name"]}
-    text = f"Run node {display.line(found['name'], 120)} and all that depends on it again."
+def retried(head: Row, label: str, text: str, node: str | None = None) -> forms.Action:
+    """Return the action that runs failed nodes again, or `node` with all that depends on it."""
+    fields = {} if node is None else {"node": node}
     to = view.path("/runs/", head["id"], "retry")
-    return [forms.Action(to, "Retry from here", "submit", fields, "makes", text)]
+    return forms.Action(to, label, "submit", fields, "makes", text)
 
 
 @router.post("/runs/{run_id}/cancel")
@@ -544,7 +514,7 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     check_values(request)
     head = await view.read(request, run_row, run_id)
     inputs = view.editable(head["context"])
-    command = f"queue-workflows submit {shlex.quote(head['workflow_name'])}"
+    command = f"queue-workflows submit {shlex.quote(display.line(head['workflow_name'], None))}"
     title = f"Run {head['workflow_name']} again"
     return view.page(
         request, "run_again.html", title=title, command=command, run=head, inputs=inputs

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from queue_workflows.runtime import stored_json
+from queue_workflows.service.dashboard import timeline
 from queue_workflows.types import JsonDict
 
 BUCKETS: Final = 1_000
@@ -17,7 +19,7 @@ _LINKED: Final = 25
 POINTS: Final = 240
 """Points of a curve; of the samples that share one, the highest counts."""
 WIDTH, HEIGHT = 960, 40
-MB = 1024
+_CARDS: Final = 8
 
 
 class Piece(NamedTuple):
@@ -36,70 +38,62 @@ def pieces(worst: Mapping[int, int], total: int) -> list[Piece]:
     `worst`: by bucket the index in STATES of its worst item. A bucket without one is `waiting`.
     """
     buckets = min(BUCKETS, total)
+    states = [STATES[worst.get(bucket, 1)] for bucket in range(buckets)]
+    # The bucket of a position is `position * buckets // total`.
+    firsts = [-(-bucket * total // buckets) for bucket in range(buckets)] + [total]
     found: list[Piece] = []
-    for bucket in range(buckets):
-        state = STATES[worst.get(bucket, 1)]
-        first = _first(bucket, buckets, total)
-        last = _first(bucket + 1, buckets, total) - 1
-        before = found[-1] if found else None
-        if before is not None and before.state == state and before.width < _LINKED:
-            found[-1] = before._replace(width=before.width + 1, last=last)
-        else:
-            found.append(Piece(bucket, 1, state, first, last))
+    for state, group in itertools.groupby(range(buckets), key=states.__getitem__):
+        same = [*group]
+        for start in range(0, len(same), _LINKED):
+            x, width = same[start], len(same[start : start + _LINKED])
+            found.append(Piece(x, width, state, firsts[x], firsts[x + width] - 1))
     return found
-
-
-def _first(bucket: int, buckets: int, total: int) -> int:
-    """Return the first position of a bucket, which is `position * buckets // total`."""
-    return -(-bucket * total // buckets)
 
 
 # --- samples -----------------------------------------------------------------------------------
 
 
-class Curve(NamedTuple):
-    """One measure over the time of an attempt; `path` is the attribute `d` of SVG."""
+def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[JsonDict]:
+    """Return the curves of a machine's samples between two times, each measure with values.
 
-    name: str
-    unit: str
-    most: float
-    """The top of the scale."""
-    peak: float
-    mean: float
-    path: str
+    Each has `name`, `unit`, `most` (the top of its scale), `peak`, `mean`, and as `path` the
+    attribute `d` of SVG.
+    """
+    cards = sorted({number for row in samples for number in _cards(row)})[:_CARDS]
+    found: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
+    most: dict[tuple[str, str], float] = {}
+    for row in samples:
+        if not begin <= row["sampled_at"] <= end:
+            continue
+        for name, unit, value, top in _measures(row, cards):
+            points = found.setdefault((name, unit), [])
+            scale = 1024 if unit == "GB" else 1
+            number = stored_json.number(value)
+            if number is not None and number >= 0:
+                points.append((row["sampled_at"], number / scale))
+                highest = max(number, stored_json.number(top) or 0.0) / scale
+                most[name, unit] = max(most.get((name, unit), 0.0), highest)
+    return [
+        {
+            "name": name, "unit": unit, "most": most[name, unit],
+            "peak": max(value for _, value in points),
+            "mean": sum(value for _, value in points) / len(points),
+            "path": _path(points, most[name, unit] or 1.0, begin, end),
+        }
+        for (name, unit), points in found.items() if points
+    ]  # fmt: skip
 
 
-def _gb(value: Any) -> float | None:
-    number = stored_json.number(value)
-    return None if number is None else number / MB
-
-
-def _ram(row: JsonDict) -> float | None:
-    return _gb(row.get("ram_total_mb"))
-
-
-Read = Callable[[JsonDict], Any]
-_MEASURES: Final[tuple[tuple[str, str, Read, Read], ...]] = (
-    ("CPU", "%", lambda row: row.get("cpu_percent"), lambda _: 100.0),
-    ("CPU of queue_workflows", "%", lambda row: row.get("cpu_ours_percent"), lambda _: 100.0),
-    ("RAM", "GB", lambda row: _gb(row.get("ram_used_mb")), _ram),
-    ("RAM of queue_workflows", "GB", lambda row: _gb(row.get("ram_ours_used_mb")), _ram),
-)  # fmt: skip
-
-
-def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[Curve]:
-    """Return the curves of a machine's samples between two times; none without values."""
-    made = [
-        _curve(name, unit, samples, read, top, begin, end) for name, unit, read, top in _MEASURES
-    ]
-    cards = sorted({number for row in samples for number in _cards(row)})
-    for number in cards[:8]:
-        name = f"GPU {number}" if len(cards) > 1 else "GPU"
-        use, memory = f"{name} use", f"{name} memory"
-        made.append(_curve(use, "%", samples, _of(number, "use_pct"), lambda _: 100.0, begin, end))
-        read, top = _of(number, "vram_used_mb", _gb), _of(number, "vram_total_mb", _gb)
-        made.append(_curve(memory, "GB", samples, read, top, begin, end))
-    return [curve for curve in made if curve is not None]
+def _measures(row: JsonDict, cards: Sequence[int]) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield name, unit, value and top of the scale of what a sample has; memory is in MB."""
+    for owner, key in (("", ""), (" of queue_workflows", "_ours")):
+        yield f"CPU{owner}", "%", row.get(f"cpu{key}_percent"), 100.0
+        yield f"RAM{owner}", "GB", row.get(f"ram{key}_used_mb"), row.get("ram_total_mb")
+    own = _cards(row)
+    for number in cards:
+        name, card = f"GPU {number}" if len(cards) > 1 else "GPU", own.get(number, {})
+        yield f"{name} use", "%", card.get("use_pct"), 100.0
+        yield f"{name} memory", "GB", card.get("vram_used_mb"), card.get("vram_total_mb")
 
 
 def _cards(row: JsonDict) -> dict[int, JsonDict]:
@@ -107,43 +101,15 @@ def _cards(row: JsonDict) -> dict[int, JsonDict]:
     return {card["id"]: card for card in listed if isinstance(card.get("id"), int)}
 
 
-def _of(number: int, key: str, made: Read = lambda value: value) -> Read:
-    return lambda row: made(_cards(row).get(number, {}).get(key))
-
-
-def _curve(
-    name: str, unit: str, samples: Sequence[JsonDict], read: Read, top: Read,
-    begin: datetime, end: datetime,
-) -> Curve | None:  # fmt: skip
-    width_s = max((end - begin).total_seconds(), 0.001)
-    highest: dict[int, float] = {}
-    values: list[float] = []
-    most = 0.0
-    for row in samples:
-        value = stored_json.number(read(row))
-        at = (row["sampled_at"] - begin).total_seconds() / width_s
-        if value is None or value < 0 or not 0 <= at <= 1:
-            continue
-        values.append(float(value))
-        most = max(most, float(value), float(stored_json.number(top(row)) or 0.0))
-        place = round(at * POINTS)
-        highest[place] = max(highest.get(place, 0.0), float(value))
-    if not values:
-        return None
-    path = _path(highest.items(), most or 1.0)
-    return Curve(name, unit, most, max(values), sum(values) / len(values), path)
-
-
-def _path(points: Iterable[tuple[int, float]], most: float) -> str:
+def _path(
+    points: Sequence[tuple[datetime, float]], most: float, begin: datetime, end: datetime
+) -> str:
     """Return a line through the points; a single one becomes a short line."""
-    scale = WIDTH / POINTS
-    placed = [(x * scale, HEIGHT * (1 - min(value / most, 1.0))) for x, value in sorted(points)]
-    if len(placed) == 1:
-        placed.append((placed[0][0] + scale, placed[0][1]))
+    highest: dict[int, float] = {}
+    for at, value in points:
+        place = round(timeline.share(at, begin, end) * POINTS)
+        highest[place] = max(highest.get(place, 0.0), value)
+    if len(highest) == 1:
+        highest |= {place + 1: value for place, value in highest.items()}
+    placed = [(x * WIDTH / POINTS, HEIGHT * (1 - y / most)) for x, y in sorted(highest.items())]
     return "M" + "L".join(f"{x:g} {round(y, 1):g}" for x, y in placed)
-
-
-def place(at: datetime, begin: datetime, end: datetime) -> float:
-    """Return where a time is on the curves, as the moment of a death."""
-    width_s = max((end - begin).total_seconds(), 0.001)
-    return round(WIDTH * min(1.0, max(0.0, (at - begin).total_seconds() / width_s)), 1)

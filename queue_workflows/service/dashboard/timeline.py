@@ -17,11 +17,12 @@ _LEAST_PCT: Final = 0.25
 _LOST: Final = frozenset({"failed", "retried", "reclaimed", "unknown"})
 _AFTER: Final = {"retried": "its back-off", "parked": "an answer"}
 """The cause of a wait after an attempt with this outcome; after others it is a worker."""
-CLAUSES: Final = {
+_CLAUSES: Final = {
     "not_due": "its time", "locked": "a lock key", "limited": "a limit", "items": "its items",
     "unserved": "a worker of its queue",
 }  # fmt: skip
 """The cause of a queued node's wait by its `blocked_reason`; without one it is a worker."""
+WAITS: Final = ("queued", "awaiting_input")
 
 
 class Span(NamedTuple):
@@ -41,63 +42,10 @@ class Span(NamedTuple):
         return max(0.0, (self.end - self.begin).total_seconds())
 
 
-class Bar(NamedTuple):
-    """A span as a rectangle, in percent of the width; `lost`: it is hatched."""
-
-    kind: str
-    x: float
-    width: float
-    why: str
-    lost: bool
-
-
-class Line(NamedTuple):
-    """A row of the table; times in seconds, `start_s` since the begin of the table."""
-
-    name: str
-    state: str
-    nodes: int
-    """How many nodes a step has; 0 for a single node."""
-    attempts: int
-    start_s: float | None
-    wait_s: float
-    load_s: float
-    run_s: float
-    where: str
-    why: str
-    """The cause of its wait now, or ""."""
-    bars: Sequence[Bar]
-
-
-class Table(NamedTuple):
-    """The lines in the order of their start, and the marks of the axis (percent, text)."""
-
-    lines: list[Line]
-    marks: list[tuple[float, str]]
-
-
-class Cost(NamedTuple):
-    """The cost of attempts that did not end well, and of loads that were made again."""
-
-    attempts: int = 0
-    seconds: float = 0.0
-    gpu_s: float = 0.0
-    loads: int = 0
-    load_s: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """Return `3 attempts, 41 min 00 s of GPU lost`, or ""."""
-        parts: list[str] = []
-        if self.attempts:
-            lost = display.duration(self.seconds)
-            if self.gpu_s > self.seconds / 2:
-                lost = f"{display.duration(self.gpu_s)} of GPU"
-            parts.append(f"{display.counted(self.attempts, 'attempt')}, {lost} lost")
-        if self.loads:
-            again = display.counted(self.loads, "model load")
-            parts.append(f"{again} repeated, {display.duration(self.load_s)}")
-        return "; ".join(parts)
+def share(at: datetime, begin: datetime, end: datetime) -> float:
+    """Return the place of a time between two others, from 0 to 1."""
+    width_s = max((end - begin).total_seconds(), 0.001)
+    return min(1.0, max(0.0, (at - begin).total_seconds() / width_s))
 
 
 # --- one node ----------------------------------------------------------------------------------
@@ -106,121 +54,137 @@ class Cost(NamedTuple):
 def spans(node: JsonDict, now: datetime) -> list[Span]:
     """Return the waits, loads and runs of a node with its `attempts`, the oldest first."""
     found: list[Span] = []
-    why, at = "a worker", None
+    at: datetime = node["created_at"]
+    why = "a worker"
     attempts: Sequence[JsonDict] = node["attempts"]
     for number, attempt in enumerate(attempts):
         begin: datetime = attempt["claimed_at"] or node["created_at"]
         if (queued_at := attempt["queued_at"]) is not None and queued_at < begin:
             found.append(Span("wait", queued_at, begin, why))
+        outcome: str = attempt["outcome"]
         following = attempts[number + 1]["claimed_at"] if number + 1 < len(attempts) else None
-        runs = attempt["outcome"] == "running"
-        end = max(begin, attempt["ended_at"] or (now if runs else following or begin))
-        took_s, loading_s = (end - begin).total_seconds(), load_s(attempt)
-        loaded = end if loading_s >= took_s else begin + timedelta(seconds=loading_s)
-        outcome, lost = attempt["outcome"], is_lost(attempt)
+        at = max(
+            begin, attempt["ended_at"] or (now if outcome == "running" else following or begin)
+        )
+        loading_s, lost = _load_s(attempt), outcome != "running" and _is_lost(attempt)
+        # A load beyond the end is cut, as its sum with the begin may be no time at all.
+        is_cut = loading_s >= (at - begin).total_seconds()
+        loaded = at if is_cut else begin + timedelta(seconds=loading_s)
         if loaded > begin:
             found.append(Span("load", begin, loaded, outcome, lost))
-        found.append(Span("run", loaded, end, outcome, lost))
-        why, at = _AFTER.get(outcome, "a worker"), end
+        found.append(Span("run", loaded, at, outcome, lost))
+        why = _AFTER.get(outcome, "a worker")
     status = node["status"]
-    until = now if status in ("queued", "awaiting_input") else node["finished_at"]
-    at = at or node["created_at"]
-    waited = until is not None and until > at and status != "skipped"
-    if waited and (status in ("queued", "awaiting_input") or why == "an answer" or not attempts):
-        found.append(Span("wait", at, until, _waits_for(node, why)))
+    until: datetime | None = now if status in WAITS else node["finished_at"]
+    if status in WAITS:
+        why = waits_for(node)
+    elif status == "skipped" or (attempts and why != "an answer"):
+        until = None
+    elif node["child_run_id"]:
+        why = "a child run"
+    if until is not None and until > at:
+        found.append(Span("wait", at, until, why))
     return found
 
 
-def _waits_for(node: JsonDict, why: str) -> str:
-    if node["child_run_id"]:
-        return "its run"
+def waits_for(node: JsonDict) -> str:
+    """Return the cause for which a queued node, or one that waits for an answer, waits now."""
     if node["status"] == "awaiting_input":
-        return "an answer"
-    return CLAUSES.get(node["blocked_reason"] or "", why)
+        return "a child run" if node["child_run_id"] else "an answer"
+    model = node["required_model"]
+    worker = f"a {node['queue']} worker" + (f" with {display.line(model, 60)}" if model else "")
+    return _CLAUSES.get(node["blocked_reason"] or "", worker)
 
 
-def is_lost(attempt: JsonDict) -> bool:
+def _is_lost(attempt: JsonDict) -> bool:
     """Return whether an attempt did not end well: it failed, died, or a watchdog ended it."""
     kinds = {event["event_type"] for event in attempt["events"]}
     return attempt["outcome"] in _LOST or not kinds.isdisjoint(attempt_history.DEATHS)
 
 
-def load_s(attempt: JsonDict) -> float:
-    """Return how long an attempt loaded models."""
+def _load_s(attempt: JsonDict) -> float:
     loads = [event for event in attempt["events"] if event["event_type"] == "model_load_done"]
     return sum(max(0.0, stored_json.number(event["elapsed_s"]) or 0.0) for event in loads)
 
 
-# --- the table ---------------------------------------------------------------------------------
+# --- several nodes -----------------------------------------------------------------------------
 
 
-def table(nodes: Iterable[JsonDict], steps: Iterable[Row], begin: datetime, now: datetime) -> Table:
-    """Return the lines of these nodes and steps; of a step only its first start and last end.
+def table(
+    nodes: Iterable[JsonDict], steps: Iterable[Row], begin: datetime, now: datetime
+) -> JsonDict:
+    """Return `lines` in the order of their start, and five `marks` of the axis.
 
-    A step has `step`, `counts`, `state`, `started_at` and `finished_at` (None: it goes on).
+    A node has its `spans`. A step has `step`, `counts`, `state`, `started_at`, and `finished_at`,
+    which is None while it goes on. A line is a node or a step with `start_s`, the seconds that each
+    kind of span `took`, `why` it waits now, `where` it ran last, and `bars`: each span with its
+    place and width in percent.
     """
-    shown = [(node, spans(node, now)) for node in nodes]
-    for step in steps:
-        begun, end = step["started_at"], step["finished_at"] or now
-        as_node = {"node_id": step["step"], "status": step["state"], "attempts": ()}
-        of_step = [] if begun is None else [Span("run", begun, end, step["state"])]
-        shown.append((as_node | {"nodes": sum(step["counts"].values())}, of_step))
-    begin = min([begin, *(each[0].begin for _, each in shown if each)])
-    last = max((span.end for _, each in shown for span in each), default=begin)
-    width_s = max((last - begin).total_seconds(), 0.001)
-
-    def bar(span: Span) -> Bar:
-        width = max(_LEAST_PCT, 100 * span.seconds / width_s)
-        x = min(100 * (span.begin - begin).total_seconds() / width_s, 100 - width)
-        return Bar(span.kind, round(x, 1), round(width, 1), span.why, span.lost)
-
-    lines = [_line(node, each, begin, [*map(bar, each)]) for node, each in shown]
-    lines.sort(key=lambda line: (line.start_s is None, line.start_s or 0.0))
-    marks = [(25.0 * n, display.duration(width_s * n / 4)) for n in range(5)]
-    return Table(lines, marks)
+    shown = [*nodes, *(_as_node(step, now) for step in steps)]
+    times = [span for node in shown for span in node["spans"]]
+    begin = min([begin, *(span.begin for span in times)])
+    end = max([begin, *(span.end for span in times)])
+    lines = [node | _line(node, begin, end) for node in shown]
+    lines.sort(key=lambda line: (line["start_s"] is None, line["start_s"] or 0.0))
+    took_s = (end - begin).total_seconds()
+    marks = [display.duration(took_s * n / 4) for n in range(5)]
+    return {"lines": lines, "marks": marks}
 
 
-def _line(node: JsonDict, each: Sequence[Span], begin: datetime, bars: Sequence[Bar]) -> Line:
-    sums = dict.fromkeys(("wait", "load", "run"), 0.0)
+def _as_node(step: Row, now: datetime) -> JsonDict:
+    """Return a step as a node that ran from its first start to its last end."""
+    begin, end = step["started_at"], step["finished_at"] or now
+    return {
+        "node_id": step["step"], "status": step["state"], "attempts": (),
+        "nodes": sum(step["counts"].values()),
+        "spans": [] if begin is None else [Span("run", begin, end, step["state"])],
+    }  # fmt: skip
+
+
+def _line(node: JsonDict, begin: datetime, end: datetime) -> JsonDict:
+    each: Sequence[Span] = node["spans"]
+    took = {"wait": 0.0, "load": 0.0, "run": 0.0}
+    bars: list[tuple[Span, float, float]] = []
     for span in each:
-        sums[span.kind] += span.seconds
+        took[span.kind] += span.seconds
+        left, right = (100 * share(at, begin, end) for at in (span.begin, span.end))
+        width = max(_LEAST_PCT, right - left)
+        bars.append((span, round(min(left, 100 - width), 1), round(width, 1)))
     first = next((span for span in each if span.kind != "wait"), each[0] if each else None)
-    waits = bool(each) and node["status"] in ("queued", "awaiting_input")
-    return Line(
-        name=node["node_id"],
-        state=node["status"],
-        nodes=node.get("nodes", 0),
-        attempts=len(node["attempts"]),
-        start_s=None if first is None else (first.begin - begin).total_seconds(),
-        wait_s=sums["wait"],
-        load_s=sums["load"],
-        run_s=sums["run"],
-        where=node["attempts"][-1]["host_label"] or "" if node["attempts"] else "",
-        why=each[-1].why if waits and each[-1].kind == "wait" else "",
-        bars=bars,
-    )
+    waits = each and each[-1].kind == "wait" and node["status"] in WAITS
+    return {
+        "start_s": None if first is None else (first.begin - begin).total_seconds(),
+        "took": took,
+        "why": each[-1].why if waits else "",
+        "where": node["attempts"][-1]["host_label"] if node["attempts"] else None,
+        "bars": bars,
+    }
 
 
-def cost(nodes: Iterable[JsonDict]) -> Cost:
-    """Return the cost of failed attempts of these nodes, and of their second and later loads."""
-    attempts = loads = 0
-    seconds = gpu_s = repeated_s = 0.0
+def cost(nodes: Sequence[JsonDict]) -> str:
+    """Return the cost of attempts of nodes with `spans` that did not end well, and of loads again.
+
+    `3 attempts, 41 min 00 s of GPU lost; 1 model load repeated, 25.0 s`, or "".
+    """
+    lost, again = list[tuple[Span, str]](), list[Span]()
     for node in nodes:
-        has_loaded = False
-        for attempt in node["attempts"]:
-            loaded_s = load_s(attempt)
-            if attempt["outcome"] != "running" and is_lost(attempt):
-                took_s = max(0.0, attempt["ran_s"] or 0.0)
-                if attempt["claimed_at"] and attempt["ended_at"]:
-                    took_s = max(0.0, (attempt["ended_at"] - attempt["claimed_at"]).total_seconds())
-                attempts += 1
-                seconds += took_s
-                gpu_s += took_s if node["queue"] == "gpu" else 0.0
-            elif has_loaded and loaded_s:
-                loads += 1
-                repeated_s += loaded_s
-            has_loaded = has_loaded or loaded_s > 0
-    return Cost(attempts, seconds, gpu_s, loads, repeated_s)
+        each: Sequence[Span] = node["spans"]
+        lost += [(span, node["queue"]) for span in each if span.lost]
+        again += [span for span in each if span.kind == "load"][1:]
+    again = [span for span in again if not span.lost]
+    parts: list[str] = []
+    if lost:
+        attempts = display.counted(sum(span.kind == "run" for span, _ in lost), "attempt")
+        lost_s = sum(span.seconds for span, _ in lost)
+        gpu_s = sum(span.seconds for span, queue in lost if queue == "gpu")
+        text, of_gpu = display.duration(lost_s), f"{display.duration(gpu_s)} of GPU"
+        if gpu_s:
+            text = of_gpu if gpu_s == lost_s else f"{text} ({of_gpu})"
+        parts.append(f"{attempts}, {text} lost")
+    if again:
+        took = display.duration(sum(span.seconds for span in again))
+        parts.append(f"{display.counted(len(again), 'model load')} repeated, {took}")
+    return "; ".join(parts)
 
 
 def state_of(counts: Mapping[str, Any]) -> str:

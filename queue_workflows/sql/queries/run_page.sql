@@ -1,12 +1,13 @@
 -- Read one run for its page of the dashboard: few rows, few columns, and values only up to a size.
 
 -- name: head one
--- Return a run with its output, its schedule and its first child runs; values over `most` bytes are NULL.
--- `definition` is NULL if its hash is `known`. No row: there is no such run.
+-- Return a run with its output, its schedule and its first child runs, and the number of nodes of its graph. Values over
+-- `most` bytes are NULL. No row: there is no such run.
 SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.priority, r.generation,
        r.created_at, r.queued_at, r.started_at, r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id,
        r.definition_hash, now() AS read_at, left(r.headers ->> 'again_of', 1000) AS again_of,
-       CASE WHEN r.definition_hash = ANY (%(known)s::text[]) THEN NULL ELSE r.definition END AS definition,
+       CASE WHEN jsonb_typeof(r.definition -> 'nodes') = 'array' THEN jsonb_array_length(r.definition -> 'nodes')
+            ELSE 0 END AS graph_nodes,
        {small(r.context)} AS context,
        (SELECT jsonb_build_object('bytes', pg_column_size(o.context_delta), 'value', {small(o.context_delta)})
           FROM workflow_node_jobs o
@@ -18,53 +19,67 @@ SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.ou
   FROM workflow_runs r WHERE r.id = %(run_id)s LIMIT 1;
 
 -- name: steps many unprepared
--- Count the nodes of a run by status, for each step: the node id up to its first slash or bracket. `of_items`: how many
--- belong to items of maps. `finished_at` is NULL while a node has not ended.
-SELECT step, json_object_agg(status, n) AS counts, sum(items)::bigint AS of_items, min(first_start) AS started_at,
+-- Count the nodes of a run by status, for each step in the order of their start: the node id up to its first slash or
+-- bracket. The first row counts all of them and has no step; a run without nodes has no row. `of_items`: how many belong
+-- to items of maps. `finished_at` is NULL while a node has not ended.
+SELECT step, json_object_agg(status, n ORDER BY status) AS counts, sum(items)::bigint AS of_items,
+       min(first_start) AS started_at,
        CASE WHEN bool_and(are_over) THEN max(last_end) END AS finished_at
   FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
                count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items,
                bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,
                min(started_at) AS first_start
-          FROM workflow_node_jobs WHERE run_id = %(run_id)s GROUP BY 1, 2) c
- GROUP BY step ORDER BY min(first_start), step LIMIT 10000;
+          FROM workflow_node_jobs WHERE run_id = %(run_id)s GROUP BY GROUPING SETS ((1, 2), (2))) c
+ GROUP BY step ORDER BY step IS NOT NULL, min(first_start), step LIMIT %(limit)s;
 
 -- name: nodes many unprepared
 -- Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
 -- for an answer or failed.
-SELECT id, node_id, queue::text, status::text, required_model, claim_no, attempts, max_attempts, claimed_by, worker_id,
-       blocked_reason, queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, child_run_id,
-       CASE WHEN pg_column_size(progress) <= 200 THEN progress END AS progress, left(error, 300) AS error, seconds,
-       created_at, started_at, finished_at, now() AS read_at
+SELECT node_id, queue::text, status::text, required_model, claim_no, attempts AS attempts_failed, max_attempts,
+       claimed_by, worker_id, blocked_reason, child_run_id, left(error, 300) AS error, seconds, created_at, started_at,
+       finished_at, now() AS read_at
   FROM workflow_node_jobs
  WHERE run_id = %(run_id)s
    AND (NOT %(active)s::boolean OR status IN ('running', 'awaiting_input', 'failed'))
  ORDER BY started_at NULLS LAST, seq LIMIT %(limit)s;
 
+-- name: queued many unprepared
+-- Return the first queued nodes of a run, or the one of this id, in the order of the queue, and how many there are.
+SELECT id, count(*) OVER () AS total FROM workflow_node_jobs
+ WHERE run_id = %(run_id)s AND status = 'queued' AND (%(node)s::text IS NULL OR node_id = %(node)s::text)
+ ORDER BY seq LIMIT %(limit)s;
+
 -- name: events many unprepared
--- Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. `whole`: with
--- their details, of which tracebacks are large.
-SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
-       left(error, 4000) AS error, created_at,
-       CASE WHEN %(whole)s::boolean THEN detail ELSE jsonb_build_object('used', detail -> 'used') END AS detail
+-- Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
+-- they have their errors and details, and the traceback of this claim.
+SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s, created_at,
+       CASE WHEN %(claim)s::bigint IS NOT NULL THEN left(error, 1000) END AS error,
+       CASE WHEN %(claim)s::bigint IS NULL THEN NULL
+            WHEN event_type = 'death' AND pg_column_size(detail) <= 4000 THEN detail
+            ELSE jsonb_build_object('used', detail -> 'used', 'traceback',
+                 CASE WHEN claim_no = %(claim)s::bigint THEN detail ->> 'traceback' END) END AS detail
   FROM {of_nodes(workflow_node_events)} e
  WHERE event_type IN ('claimed', 'completed', 'failed', 'cancelled', 'parked', 'retried', 'requeued', 'reclaimed',
                       'model_load_done', 'budget_trip', 'stall_trip', 'gpu_health_trip', 'death')
  ORDER BY created_at DESC, id DESC LIMIT %(limit)s;
 
 -- name: node one
--- Return one node with its values up to `most` bytes, and their sizes as stored. No row: it is not queued yet.
-SELECT id, node_id, run_id, node_module, pipeline_name, queue::text, status::text, required_model, priority, claim_no,
-       attempts, max_attempts, crash_count, lapse_count, claimed_by, worker_id, blocked_reason,
-       queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, child_run_id, seconds,
-       CASE WHEN pg_column_size(progress) <= 2000 THEN progress END AS progress, left(error, 8000) AS error,
-       created_at, started_at, finished_at, now() AS read_at,
+-- Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed. No
+-- row: it is not queued yet.
+SELECT id, node_id, node_module, queue::text, status::text, required_model, claim_no, attempts AS attempts_failed,
+       max_attempts, claimed_by, worker_id, blocked_reason, child_run_id, seconds, left(error, 8000) AS error, created_at,
+       started_at, finished_at, now() AS read_at,
        {small(coalesce(resolved_inputs, inputs))} AS inputs,
        {small(context_delta)} AS output,
        {small(input_spec)} AS input_spec,
        pg_column_size(coalesce(resolved_inputs, inputs)) AS inputs_bytes, pg_column_size(context_delta) AS output_bytes,
        (SELECT count(*) FROM (SELECT FROM job_steps s WHERE s.job_table = 'workflow_node_jobs' AND s.job_id = n.id
-                               LIMIT 1000) c) AS steps
+                               LIMIT 1000) c) AS steps,
+       (SELECT jsonb_agg(to_jsonb(p)) FROM (
+               SELECT s.claim_no, s.seq, s.name, octet_length(s.part::text) AS bytes,
+                      CASE WHEN octet_length(s.part::text) <= 4096 THEN s.part END AS part
+                 FROM job_parts s WHERE s.job_table = 'workflow_node_jobs' AND s.job_id = n.id
+                ORDER BY s.claim_no DESC, s.seq DESC LIMIT 20) p) AS streamed
   FROM workflow_node_jobs n WHERE run_id = %(run_id)s AND node_id = %(node)s LIMIT 1;
 
 -- name: log one
@@ -74,9 +89,8 @@ SELECT head, tail, cut_bytes, updated_at FROM job_attempt_logs
    AND job_id = (SELECT id FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node)s) LIMIT 1;
 
 -- name: job_steps many
--- Return the first steps of a node's job, in the order in which they began first, with the beginnings of their values.
-SELECT kind, name, key, state, left(output::text, 300) AS output, left(error, 300) AS error, position, claim_no,
-       attempts, crashes, due_at, started_at, ended_at
+-- Return the first steps of a node's job, in the order in which they began first, without their values.
+SELECT name, key, state, left(error, 300) AS error, attempts, ended_at
   FROM job_steps WHERE job_table = 'workflow_node_jobs' AND job_id = %(job)s ORDER BY id LIMIT %(limit)s;
 
 -- name: map one
@@ -86,17 +100,24 @@ SELECT m.node_id, m.total, m.done_items AS done, m.failed_items AS failed, m.ope
   FROM workflow_run_maps m WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s LIMIT 1;
 
 -- name: buckets many
--- Count the items of a map by bucket and state: 0 done, 1 waiting, 2 open, 3 failed. Failed ones are also apart by the
--- beginning of their error with its numbers replaced. It reads the items once.
-SELECT bucket, state, signature, count(*) AS n, min(position) AS first
-  FROM (SELECT i.position,
-               i.position::bigint * least(%(buckets)s::integer, %(total)s::integer) / %(total)s::integer AS bucket,
-               CASE i.state WHEN 'done' THEN 0 WHEN 'failed' THEN 3
-                            ELSE CASE WHEN i.position < %(opened)s::integer THEN 2 ELSE 1 END END AS state,
-               CASE WHEN i.state = 'failed' THEN {error_signature(i.error)} END AS signature
+-- Return the worst state of the items in each of so many `buckets` of a map, by position: 0 done, 1 waiting, 2 open,
+-- 3 failed. It reads the items once.
+SELECT least(i.position::bigint * %(buckets)s::integer / %(total)s::integer, %(buckets)s::integer - 1) AS bucket,
+       max(CASE i.state WHEN 'done' THEN 0 WHEN 'failed' THEN 3
+                        ELSE CASE WHEN i.position < %(opened)s::integer THEN 2 ELSE 1 END END) AS state
+  FROM workflow_map_items i
+ WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.position >= 0
+ GROUP BY 1 LIMIT %(buckets)s;
+
+-- name: groups many
+-- Count the first `most` failed items of a map by the beginning of their error with its numbers replaced, the largest
+-- group first. `kinds`: how many groups there are.
+SELECT signature, count(*) AS n, count(*) OVER () AS kinds
+  FROM (SELECT {error_signature(i.error)} AS signature
           FROM workflow_map_items i
-         WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.position >= 0) b
- GROUP BY bucket, state, signature ORDER BY state DESC, bucket LIMIT 20000;
+         WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.position >= 0 AND i.state = 'failed'
+         ORDER BY i.position LIMIT %(most)s) f
+ GROUP BY signature ORDER BY n DESC, signature LIMIT %(limit)s;
 
 -- name: items many
 -- Return items of a map from a position on, in the order of the source. A filter that is NULL matches every item.
