@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import fastapi
 from starlette.requests import Request
@@ -10,40 +11,52 @@ from starlette.responses import Response
 
 from queue_workflows import config, db, queues
 from queue_workflows.runtime import clock, display
-from queue_workflows.service.dashboard import forms, view
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.service.dashboard import forms, lists, view
+from queue_workflows.types import JsonDict, Row, Rows
 
 router = fastapi.APIRouter()
-QUEUES: Final = 200
-PARTITIONS: Final = 50
-"""Partitions of a queue that have settings of their own."""
 LIMITS: Final = ("max_running", "rate", "partition_max_running", "partition_rate")
 
 
 @router.get("/queues")
-async def listed(request: Request) -> Response:
-    """Show all queues that are used."""
-    found = await view.read(request, _read)
+async def listed(request: Request, queue: view.Text = None, start: lists.Start = 0) -> Response:
+    """Show the queues that are used, or one with its limits and partitions."""
+    title = "Queues" if queue is None else f"Queue {display.line(queue, 120)}"
     command = "queue-workflows queues list"
-    return view.page(request, "queues.html", title="Queues", command=command, **found)
+    return await lists.live(
+        request, "queues.html", _read, queue, start, title=title, command=command
+    )
 
 
-@router.get("/queues-rows")
-async def rows(request: Request) -> Response:
-    """Return the queues alone."""
-    return await view.fragment(request, "queues_rows.html", lambda: view.read(request, _read))
+def used(conn: db.Connection) -> Rows:
+    """Return the queues that are used, each with all that waits, and how long that takes.
+
+    `empty_s`: at the rate of now; None if nothing waits, or more comes than goes.
+    """
+    found = queues.list(used_only=True, conn=conn)
+    for row in found:
+        rate = row["out_per_min"] - row["in_per_min"]
+        waiting = sum(row[name] for name in ("ready", "limited", "locked", "not_due"))
+        row["waiting"] = waiting
+        row["empty_s"] = waiting / rate * 60 if waiting and rate > 0 else None
+    return found
 
 
-def _read(conn: db.Connection) -> JsonDict:
-    every = queues.list(used_only=True, conn=conn)
-    for row in every[:QUEUES]:
-        row["is_dag"] = row["queue"] in config.DAG_QUEUES
-        row["action"] = _switch(row["queue"], None, row)
-        row["left_out"] = max(0, len(row["partitions"]) - PARTITIONS)
-        row["partitions"] = row["partitions"][:PARTITIONS]
-        for part in row["partitions"]:
-            part["action"] = _switch(row["queue"], part["partition"], part)
-    return {"queues": every[:QUEUES], "left_out": max(0, len(every) - QUEUES)}
+def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
+    """Return a page of the queues that are used; or one as `chosen`, with a page of partitions."""
+    found = used(conn)
+    if queue is None:
+        page, pages = lists.paged(found, start, "/queues")
+        return {"queues": page, "queue_pages": pages, "chosen": None, "action": forms.Action}
+    one = next((row for row in found if row["queue"] == queue), None)
+    if one is None:
+        text = f"no queue {display.line(queue, 80)} has jobs, settings or workers"
+        raise view.NotFound(text, near=[("all queues", "/queues")])
+    parts, pages = lists.paged(one["partitions"], start, "/queues", queue=queue)
+    return {
+        "queues": [one], "partitions": parts, "queue_pages": pages, "chosen": queue,
+        "is_limited": queue not in config.DAG_QUEUES, "action": forms.Action,
+    }  # fmt: skip
 
 
 def _words(queue: str, partition: str | None) -> str:
@@ -51,12 +64,8 @@ def _words(queue: str, partition: str | None) -> str:
     return words if partition is None else f"{words}, partition {display.line(partition, 80)}"
 
 
-def _switch(queue: str, partition: str | None, row: Row) -> forms.Action:
-    """Return the action that resumes a paused queue or partition, or pauses an open one."""
-    to, label = ("open", "Resume") if row["state"] == "paused" else ("paused", "Pause")
-    fields = {"queue": queue, "partition": partition or "", "to": to}
-    text = f"{label} {_words(queue, partition)}. Running jobs continue."
-    return forms.Action("/queues/switch", label, "operate", fields, text=text, asks_reason=True)
+def _path(queue: str) -> str:
+    return f"/queues?{urlencode({'queue': queue})}"
 
 
 @router.post("/queues/switch")
@@ -85,19 +94,17 @@ async def switch(request: Request) -> Response:
         fields["until"] = ends_at.isoformat()
     undo = forms.Action("/queues/switch", "Undo", "operate", fields)
     did = "Paused" if to == "paused" else "Resumed"
-    return form.done(f"{did} {_words(queue, partition)}.", back="/queues", undo=undo)
+    return form.done(f"{did} {_words(queue, partition)}.", back=_path(queue), undo=undo)
 
 
 @router.post("/queues/limit")
 async def limit(request: Request) -> Response:
     """Set the limits of a queue that its form has; an empty field removes a limit."""
     form = await forms.act(request, "operate")
-    queue, texts = (
-        form.values.get("queue", ""),
-        [form.values.get(each, "").strip() for each in LIMITS],
-    )
-    values: list[Any] = [
-        int(text) if text.isdecimal() and len(text) < 10 else text or None for text in texts
-    ]
-    await form.run(queues.limit, queue, **dict(zip(LIMITS, values, strict=True)))
-    return form.done(f"Set the limits of {_words(queue, None)}.", back="/queues")
+    queue = form.values.get("queue", "")
+    given: dict[str, Any] = {}
+    for name in LIMITS:
+        text = form.values.get(name, "").strip()
+        given[name] = int(text) if text.isdecimal() and len(text) < 10 else text or None
+    await form.run(queues.limit, queue, **given)
+    return form.done(f"Set the limits of {_words(queue, None)}.", back=_path(queue))

@@ -73,10 +73,10 @@ SELECT id, node_id, status::text, input_spec, child_run_id
  ORDER BY seq;
 
 -- name: workers many
--- Return the live workers of these queues. `current_model` is the model that is warm when the worker
--- claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
--- jobs. `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out,
--- `model` (it does not know it), `vram` (too little GPU memory) or null, and the GPU memory that it needs.
+-- Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
+-- worker claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs.
+-- `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out, `model` (it does not know it),
+-- `vram` (too little GPU memory) or null, and the GPU memory that it needs.
 SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
        coalesce((SELECT j.required_model
                    FROM workflow_node_jobs j
@@ -100,11 +100,13 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
                       'misfit', queue_workflows_gpu_misfit(w.host_label, w.known_models, w.vram_total_mb, m.model),
                       'needs_gb', queue_workflows_gpu_needs(w.host_label, m.model)))
              FROM unnest(%(models)s::text[]) AS m (model)) END AS misfits
-  FROM workers w
- WHERE w.queue = ANY (%(queues)s::text[]) AND w.state NOT IN ('stopped', 'dead')
-   AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+  FROM (SELECT v.*, row_number() OVER (PARTITION BY v.queue ORDER BY v.host_label, v.started_at, v.worker_id) AS place
+          FROM workers v
+         WHERE v.queue = ANY (%(queues)s::text[]) AND v.state NOT IN ('stopped', 'dead')
+           AND v.last_seen > now() - %(stale_s)s::float8 * interval '1 second') w
+ WHERE w.place <= 1000
  ORDER BY w.host_label, w.started_at, w.worker_id
- LIMIT 1000;
+ LIMIT 10000;
 
 -- name: jobs_ahead row
 -- tables: ingest_jobs workflow_node_jobs
