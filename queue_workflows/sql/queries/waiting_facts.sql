@@ -45,7 +45,7 @@ SELECT j.*,
          LEFT JOIN queue_partitions q ON q.queue = j.queue AND q.partition_key = j.partition_key) p
     ON j.partition_key IS NOT NULL
  WHERE j.id = ANY (%(ids)s::text[])
- LIMIT 1000;
+ LIMIT 10000;
 
 -- name: buckets many
 -- Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
