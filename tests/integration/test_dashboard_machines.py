@@ -15,7 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queue_workflows import acts, queues, runs, workers
-from tests.support import factories, pages, transitions
+from tests.support import factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
@@ -294,9 +294,10 @@ def sample(conn: Any, host: str, minute: int, **more: Any) -> None:
     found = {"cpu_percent": 10.0 * minute, "ram_percent": 50.0, "ram_used_mb": 1024,
              "ram_total_mb": 4096, "gpus": [{"id": 0, "use_pct": 63.0, "vram_used_mb": 2048,
                                              "vram_total_mb": 8192}]}  # fmt: skip
+    at = NOW - timedelta(minutes=minute)
     factories.insert(
-        conn, "hw_samples", host_label=host, every_s=60, slot=minute, sample=found | more,
-        sampled_at=NOW - timedelta(minutes=minute),
+        conn, "hw_samples", host_label=host, every_s=60, slot=int(at.timestamp() // 60 % 1440),
+        sample=found | more, sampled_at=at,
     )  # fmt: skip
 
 
@@ -492,6 +493,20 @@ def test_machines_and_schedules_of_any_name_are_opened_by_their_links(conn: Any)
     assert factories.one(conn, "SELECT bool_and(paused) FROM schedules")
 
 
+def test_a_running_node_without_a_start_leaves_now_open(conn: Any) -> None:
+    """An app may write its own rows; the node has ended before, so its usual time is known."""
+    for claim in ({"status": "completed", "seconds": 5.0, "finished_at": NOW}, CLAIM):
+        factories.node(conn, factories.run(conn, workflow_name="w"), "cut", **claim)
+    words = pages.words(pages.opened("/"))
+    assert "cut w cpu box - 5.0 s" in words
+
+
+CLAIM = {
+    "status": "running", "worker_id": "w", "claim_no": 1, "claimed_by": "box",
+    "lease_expires_at": NOW + timedelta(minutes=5),
+}  # fmt: skip
+
+
 def test_hostile_machines(conn: Any) -> None:
     hosts = [EVIL[:100], "x" * 400, "a/b?c#d%00", "..a", "\u202e\x1b"]
     for n, host in enumerate(hosts):
@@ -584,6 +599,35 @@ def large(conn: Any) -> None:
         "INSERT INTO schedules (name, expression, task_name, queue)"
         " SELECT 'schedule-' || n, '0 3 * * *', 't', 'load' FROM generate_series(1, 120) n"
     )
+
+
+def test_the_use_of_machines_is_read_by_its_slots(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO hw_samples (host_label, every_s, slot, sampled_at, sample)"
+        " SELECT 'machine-' || h, 60, s, now() - interval '1 day',"
+        " jsonb_build_object('x', repeat('x', 1000))"
+        " FROM generate_series(1, 5) h, generate_series(0, 1439) s"
+    )
+    for cpu, ago_s in ((10, 120), (20, 60), (30, 0)):
+        conn.execute(
+            "UPDATE hw_samples SET sampled_at = t.at,"
+            " sample = jsonb_build_object('cpu_percent', %(cpu)s::int)"
+            " FROM (SELECT now() - %(ago)s * interval '1 second' AS at) t"
+            " WHERE host_label = 'machine-3'"
+            " AND slot = mod(floor(extract(epoch FROM t.at) / 60), 1440)",
+            {"ago": ago_s, "cpu": cpu},
+        )
+    conn.execute("ANALYZE hw_samples")
+    given: dict[str, Any] = {
+        "hosts": [f"machine-{number}" for number in range(1, 6)], "past_s": 300.0, "limit": 1,
+    }  # fmt: skip
+    text = named_statements.texts()["samples.of_hosts"]
+    (row,) = conn.execute(text, given).fetchall()
+    assert (row["host_label"], row["sample"]) == ("machine-3", {"cpu_percent": 30})
+    read = conn.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + text, given).fetchone()
+    (plan,) = next(iter((read or {}).values()))
+    # Six slots of each, by an index of a few levels; a machine's day has 360 blocks.
+    assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 5 * 50
 
 
 @pytest.mark.usefixtures("large")

@@ -76,7 +76,7 @@ def _trouble(machine: tuple[str, Rows]) -> tuple[int, bool, str]:
 
 def _samples(conn: db.Connection, hosts: list[str], past_s: float, limit: int) -> Rows:
     """Return samples of machines, a minute each, with the host and the time among their keys."""
-    rows = statements.samples.of_hosts(conn, hosts=hosts, every_s=60, past_s=past_s, limit=limit)
+    rows = statements.samples.of_hosts(conn, hosts=hosts, past_s=past_s, limit=limit)
     return [
         stored_json.mapping(row["sample"])
         | {"host_label": row["host_label"], "sampled_at": row["sampled_at"]}
