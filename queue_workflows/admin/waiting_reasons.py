@@ -511,33 +511,36 @@ def _jobs(number: int, word: str = "") -> str:
 
 def _of_gpu(conn: db.Connection, row: Row, worker: Row, counts: _Counts) -> tuple[str, str]:
     """Return the jobs that the worker's claim policy takes before this one."""
-    can: list[str] = statements.waiting_facts.models(conn, **worker) or []
     claim = stored_json.mapping(worker["claim"])
     grace_s = stored_json.number(claim.get("grace_s"))
     bound_s = stored_json.number(claim.get("bound_s"))
     given: Row = worker | {
-        "models": [*can, ""],
+        "required_model": row["required_model"],
+        "priority": row["priority"],
+        "seq": row["seq"],
         "newest": claim.get("newest") is True,
         "policy": stored_json.text(claim.get("policy")) or "strict",
         "grace_s": 300.0 if grace_s is None else grace_s,
         "bound_s": 2400.0 if bound_s is None else bound_s,
         "versions": stored_json.texts(claim.get("versions")),
     }
-    choice = statements.waiting_facts.choice(conn, **given)
-    own, chosen = row["required_model"] or "", choice["model"]
-    reason = _REASONS.get(choice["why"], choice["why"])
-    if chosen == own and _is_it(conn, row, choice):
+    choice = statements.waiting_facts.gpu_place(conn, **given)
+    own, chosen, why = row["required_model"] or "", choice["model"], choice["why"]
+    reason = _REASONS.get(why, why)
+    if choice["is_it"]:
         return "next", f"it is what the worker takes next ({reason})"
-    if own and choice["why"] in ("worth", "left") and (left := _left(conn, given, own)):
-        return "left", left
+    if choice["holders"] is not None:
+        hosts = ", ".join(choice["holders"])
+        reach, load = (display.number(choice[name], ".0f") for name in ("reach_s", "load_s"))
+        return "left", f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
     if chosen is None:
         return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]
-    if choice["why"] == "first" or better:
-        return _by_place(conn, row, worker, counts, can)
+    if why == "first" or better:
+        return _by_place(conn, row, worker, counts, choice["can"])
     if chosen == own:
         return "line", f"behind other jobs of {_line(own)}"
-    return choice["why"], f"behind {_line(chosen)}: {reason}"
+    return why, f"behind {_line(chosen)}: {reason}"
 
 
 _REASONS: dict[str, Any] = {
@@ -547,26 +550,6 @@ _REASONS: dict[str, Any] = {
     "worth": "it ends the most waiting per second of load and work",
     "overdue": "it has waited too much longer than the others",
 }
-
-
-def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
-    if choice["how"] != "newest":
-        return row["seq"] == choice["seq"]
-    given = {key: row[key] for key in ("required_model", "priority", "seq")}
-    newer = statements.waiting_facts.newer_gpu_job
-    return row["priority"] == choice["band"] and newer(conn, **given) is None
-
-
-def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
-    """Return whom the model is left to, and why, or None; `worker` has its `versions`."""
-    given: Row = worker | {"model": model}
-    line = statements.waiting_facts.weighed(conn, **given)
-    if not line["is_left"]:
-        return None
-    hosts = ", ".join(line["holders"] or ())
-    reach_s, load_s = line["reach_s"], line["load_s"]
-    reach, load = display.number(reach_s, ".0f"), display.number(load_s, ".0f")
-    return f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
 
 
 def _line(model: str) -> str:

@@ -125,36 +125,34 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
                 OR j.required_model = ANY (%(models)s::text[]))  -- nodes only
          LIMIT %(most)s) ahead;
 
--- name: newer_gpu_job one
--- Return a due gpu job of this model and priority that came later. No row: this one is the newest.
-SELECT
-  FROM workflow_node_jobs j
-  JOIN workflow_runs r
-    ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
- WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-   AND j.required_model IS NOT DISTINCT FROM %(required_model)s::text
-   AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint
- LIMIT 1;
-
--- name: models value
--- Return the models in the queue of which a worker can take jobs.
-SELECT queue_workflows_gpu_can(%(host_label)s, %(known_models)s::text[],
-           %(vram_total_mb)s::integer) AS models;
-
--- name: choice row
--- Return what a gpu worker would claim next: the model, how and why, the priority and the job.
-SELECT *
-  FROM queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,
-           %(models)s::text[], %(newest)s, %(policy)s, %(grace_s)s::float8, %(bound_s)s::float8,
-           %(versions)s::text[]);
-
--- name: weighed row
--- Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
--- the hosts that have loaded it.
-SELECT g.*,
-       (SELECT array_agg(DISTINCT f.host_label)
-          FROM queue_workflows_gpu_fleet(%(worker_id)s) f
-         WHERE f.model = %(model)s) AS holders
-  FROM queue_workflows_gpu_weigh(
-           ARRAY(SELECT f FROM queue_workflows_gpu_fleet(%(worker_id)s) f),
-           %(host_label)s, %(model)s, %(versions)s::text[]) g;
+-- name: gpu_place row
+-- Return what a gpu worker would claim next while a job waits: the model (`can`: all of which it can take jobs), why, and
+-- the priority (`band`). `is_it`: it is this job. `holders`: if the job's model is left to workers that hold it, their
+-- hosts, with the seconds until one is free for it (`reach_s`) and of a load by this worker (`load_s`); else NULL.
+SELECT can.models AS can, c.model, c.why, c.band, l.holders, l.reach_s, l.load_s,
+       c.model = coalesce(%(required_model)s::text, '')
+       AND CASE WHEN c.how = 'newest'
+                THEN c.band = %(priority)s::smallint AND NOT EXISTS (
+                     SELECT FROM workflow_node_jobs j
+                       JOIN workflow_runs r
+                         ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+                      WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                        AND j.required_model IS NOT DISTINCT FROM %(required_model)s::text
+                        AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint)
+                ELSE c.seq = %(seq)s::bigint END AS is_it
+  FROM queue_workflows_gpu_can(%(host_label)s, %(known_models)s::text[],
+           %(vram_total_mb)s::integer) AS can (models)
+ CROSS JOIN LATERAL queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,
+           array_append(can.models, ''), %(newest)s, %(policy)s, %(grace_s)s::float8,
+           %(bound_s)s::float8, %(versions)s::text[]) c
+  LEFT JOIN LATERAL (
+       SELECT g.reach_s, g.load_s,
+              ARRAY(SELECT DISTINCT f.host_label
+                      FROM queue_workflows_gpu_fleet(%(worker_id)s) f
+                     WHERE f.model = %(required_model)s::text
+                     ORDER BY f.host_label) AS holders
+         FROM queue_workflows_gpu_weigh(
+                  CASE WHEN c.why IN ('worth', 'left')  -- otherwise the fleet is not read, and nothing is left to it
+                       THEN ARRAY(SELECT f FROM queue_workflows_gpu_fleet(%(worker_id)s) f) END,
+                  %(host_label)s, %(required_model)s::text, %(versions)s::text[]) g
+        WHERE g.is_left) l ON true;
