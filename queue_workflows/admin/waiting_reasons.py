@@ -478,7 +478,7 @@ _Counts: TypeAlias = dict[tuple[Any, ...], Row]
 
 
 def _of_place(conn: db.Connection, row: Row, worker: Row, counts: _Counts) -> tuple[str, str]:
-    """Return the clause and text of what the worker takes before this job, or of it."""
+    """Return the clause and text of the place at which the worker takes this job."""
     is_gpu = row["queue"] == "gpu" and row["kind"] == "node job"
     return (_of_gpu if is_gpu else _by_place)(conn, row, worker, counts)
 

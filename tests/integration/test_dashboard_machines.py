@@ -15,6 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queue_workflows import acts, queues, runs, workers
+from queue_workflows.db import statements
 from tests.support import factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
@@ -674,6 +675,35 @@ def test_pages_of_a_large_fleet_are_small() -> None:
         waiting = small(await browser.open("/waiting"))
         assert waiting.count('id="group-') == 50
         assert "And 450 jobs that wait for other reasons." in pages.words(waiting)
+
+    pages.browse(use)
+
+
+@pytest.mark.usefixtures("large")
+def test_the_pages_of_a_large_fleet_need_few_statements(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(conn, transitions.who("gpu", "g", host="box"))
+    workers.disable("box", "gpu", stop_policy="pause")
+    calls: list[bytes] = []
+    real = statements.Named.__call__
+
+    def counted(self: Any, own: Any, /, **given: Any) -> Any:
+        calls.append(self.text)
+        return real(self, own, **given)
+
+    async def use(browser: Browser) -> None:
+        await browser.open("/")  # reads what is in the head of each page
+        monkeypatch.setattr(statements.Named, "__call__", counted)
+        for path, most in (
+            ("/machines", 6), ("/machines?host=machine-1.example", 6), ("/machines?host=box", 7),
+            ("/queues", 6), ("/schedules", 6), ("/schedules?name=schedule-1", 6), ("/waiting", 6),
+            ("/health", 6),
+        ):  # fmt: skip
+            calls.clear()
+            await browser.part(path) if path != "/health" else await browser.open(path)
+            own = [text for text in calls if b"set_config" not in text and b"SET " not in text]
+            assert len(own) <= most, (path, own)
 
     pages.browse(use)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlencode
 
 import fastapi
 from starlette.requests import Request
@@ -33,6 +34,11 @@ async def live(
         return await view.fragment(request, part, make)
     found = await make()
     return view.page(request, "live.html", title=title, command=command, part=part, **found)
+
+
+def link(path: str, **query: str) -> str:
+    """Return where the page of one thing is, whatever its name is."""
+    return f"{path}?{urlencode(query)}"
 
 
 def paged(

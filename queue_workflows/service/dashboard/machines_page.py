@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from datetime import datetime, timedelta, timezone
 from typing import Final
-from urllib.parse import urlencode
 
 import fastapi
 from starlette.requests import Request
@@ -20,7 +19,7 @@ from queue_workflows.types import JsonDict, Row, Rows
 
 router = fastapi.APIRouter()
 SWITCHES: Final = 11
-"""Switches of a machine that are shown: that of every queue, and those of ten."""
+"""Switches of a machine that are shown, the first for every queue."""
 CARDS: Final = 8
 """GPUs of a machine whose use is shown."""
 RECENT_S: Final = 300.0
@@ -33,7 +32,7 @@ _DOWN: Final = frozenset({"dead", workers.ABSENT})
 
 @router.get("/machines")
 async def listed(request: Request, host: view.Text = None, start: lists.Start = 0) -> Response:
-    """Show all machines, or one of any name: a browser would resolve `..` in a path."""
+    """Show all machines, or the one of a name, which may be `..`, as no path can have it."""
     if host is not None:
         return await one(request, host, start)
     return await lists.live(
@@ -52,7 +51,7 @@ async def one(request: Request, host: view.Segment, start: lists.Start = 0) -> R
 
 
 def shown(conn: db.Connection, start: int = 0, most: int = lists.PAGE) -> JsonDict:
-    """Return a page of `machines`, each with its workers, dead ones first, then those that are off.
+    """Return a page of `machines` with their workers; dead ones, then switched-off ones come first.
 
     `use`: in words how busy each of them is.
     """
@@ -68,7 +67,7 @@ def shown(conn: db.Connection, start: int = 0, most: int = lists.PAGE) -> JsonDi
 
 
 def _trouble(machine: tuple[str, Rows]) -> tuple[int, bool, str]:
-    """Return by what machines are sorted."""
+    """Return the key by which machines are sorted."""
     host, rows = machine
     is_on = all(row["desired_state"] == "on" for row in rows)
     return -sum(row["state"] in _DOWN for row in rows), is_on, host
@@ -131,7 +130,7 @@ def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
 def _switches(conn: db.Connection, host: str, rows: Rows) -> list[tuple[str, Rows, Row | None]]:
     """Return every queue of a machine as `all`, then each, with its workers and its switch if off.
 
-    A worker's row has the switch that is in force for it, its queue's or that of every queue.
+    A worker's row has the switch in force, which is its queue's own or the one for every queue.
     """
     off = [row for row in rows if row["desired_state"] == "off"]
     control = statements.controls.get(conn, host=host, queue=workers.ALL) if off else None
@@ -174,7 +173,7 @@ async def switch(request: Request) -> Response:
     how = {"on": "on", "hard": "off at once"}.get(to, f"off ({to})")
     text = f"{what[0].upper()}{what[1:]} of {display.line(host, 80)} is switched {how}."
     undo = None if to == "hard" else _undo(host, queue, before)
-    return form.done(text, back=_path(host), undo=undo)
+    return form.done(text, back=lists.link("/machines", host=host), undo=undo)
 
 
 def _is_off(control: Row) -> bool:
@@ -198,10 +197,6 @@ def _undo(host: str, queue: str, before: Row | None) -> forms.Action | None:
     return forms.Action("/machines/switch", "Undo", "operate", fields)
 
 
-def _path(host: str) -> str:
-    return f"/machines?{urlencode({'host': host})}"
-
-
 @router.post("/machines/models")
 async def model(request: Request) -> Response:
     """Request that gpu workers of a machine load or unload a model."""
@@ -217,4 +212,4 @@ async def model(request: Request) -> Response:
     else:
         raise errors.InvalidConfig("choose a model: nothing was changed")
     text = f"Model {display.line(name, 120)}: {display.line(host, 80)} {done}."
-    return form.done(text, back=_path(host))
+    return form.done(text, back=lists.link("/machines", host=host))

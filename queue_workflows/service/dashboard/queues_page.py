@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import fastapi
 from starlette.requests import Request
@@ -31,7 +30,7 @@ async def listed(request: Request, queue: view.Text = None, start: lists.Start =
 def used(conn: db.Connection) -> Rows:
     """Return the queues that are used, each with all that waits, and how long that takes.
 
-    `empty_s`: at the rate of now; None if nothing waits, or more comes than goes.
+    `empty_s` is by the rates of now, and None if no job waits or more come than go.
     """
     found = queues.list(used_only=True, conn=conn)
     for row in found:
@@ -64,10 +63,6 @@ def _words(queue: str, partition: str | None) -> str:
     return words if partition is None else f"{words}, partition {display.line(partition, 80)}"
 
 
-def _path(queue: str) -> str:
-    return f"/queues?{urlencode({'queue': queue})}"
-
-
 @router.post("/queues/switch")
 async def switch(request: Request) -> Response:
     """Pause or resume a queue or a partition; Undo restores its state."""
@@ -93,8 +88,8 @@ async def switch(request: Request) -> Response:
     if ends_at := before.get("paused_until"):
         fields["until"] = ends_at.isoformat()
     undo = forms.Action("/queues/switch", "Undo", "operate", fields)
-    did = "Paused" if to == "paused" else "Resumed"
-    return form.done(f"{did} {_words(queue, partition)}.", back=_path(queue), undo=undo)
+    text = f"{'Paused' if to == 'paused' else 'Resumed'} {_words(queue, partition)}."
+    return form.done(text, back=lists.link("/queues", queue=queue), undo=undo)
 
 
 @router.post("/queues/limit")
@@ -107,4 +102,5 @@ async def limit(request: Request) -> Response:
         text = form.values.get(name, "").strip()
         given[name] = int(text) if text.isdecimal() and len(text) < 10 else text or None
     await form.run(queues.limit, queue, **given)
-    return form.done(f"Set the limits of {_words(queue, None)}.", back=_path(queue))
+    text = f"Set the limits of {_words(queue, None)}."
+    return form.done(text, back=lists.link("/queues", queue=queue))

@@ -6,7 +6,6 @@ import contextlib
 import shlex
 from datetime import timezone
 from typing import Literal
-from urllib.parse import urlencode
 
 import fastapi
 from starlette.requests import Request
@@ -23,7 +22,7 @@ router = fastapi.APIRouter()
 
 @router.get("/schedules")
 async def listed(request: Request, name: view.Text = None, start: lists.Start = 0) -> Response:
-    """Show all schedules, the next to fire first, or one of any name."""
+    """Show all schedules, the next to fire first, or the one of a name, which may be `..`."""
     if name is not None:
         return await one(request, name)
     command = "queue-workflows schedules list"
@@ -67,7 +66,7 @@ async def change(request: Request, verb: Literal["pause", "resume", "run"]) -> R
     """Pause, resume or fire a schedule; Undo of the first two does the other."""
     form = await forms.act(request, "operate")
     name = form.values.get("name", "")
-    back = f"/schedules?{urlencode({'name': name})}"
+    back = lists.link("/schedules", name=name)
     shown = f"Schedule {display.line(name, 120)}"
     if verb != "run":
         await form.run(schedules.pause if verb == "pause" else schedules.resume, name)
@@ -77,5 +76,5 @@ async def change(request: Request, verb: Literal["pause", "resume", "run"]) -> R
     fired = await form.run(schedules.fire_now, name)
     if fired.id is None:
         return form.done(f"{shown} made nothing: {fired.skipped}.", back=back)
-    links = [(fired.id, f"/search?{urlencode({'q': fired.id})}")]
+    links = [(fired.id, lists.link("/search", q=fired.id))]
     return form.done(f"{shown} has fired.", back=back, links=links)
