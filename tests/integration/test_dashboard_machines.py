@@ -15,7 +15,6 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queue_workflows import acts, queues, runs, workers
-from queue_workflows.db import statements
 from tests.support import factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
@@ -685,15 +684,9 @@ def test_the_pages_of_a_large_fleet_need_few_statements(
 ) -> None:
     report(conn, transitions.who("gpu", "g", host="box"))
     workers.disable("box", "gpu", stop_policy="pause")
-    calls: list[bytes] = []
-    real = statements.Named.__call__
-
-    def counted(self: Any, own: Any, /, **given: Any) -> Any:
-        calls.append(self.text)
-        return real(self, own, **given)
 
     async def use(browser: Browser) -> None:
-        monkeypatch.setattr(statements.Named, "__call__", counted)
+        calls = named_statements.executed(monkeypatch)
         for path, most in (
             ("/machines", 6), ("/machines?host=machine-1.example", 6), ("/machines?host=box", 7),
             ("/queues", 6), ("/schedules", 6), ("/schedules?name=schedule-1", 6), ("/waiting", 6),

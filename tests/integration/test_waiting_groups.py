@@ -10,7 +10,6 @@ import pytest
 from queue_workflows import db, jobs, queues, runs
 from queue_workflows import workers as workers_api
 from queue_workflows.admin import waiting_reasons
-from queue_workflows.db import statements
 from tests.support import console, database, factories, named_statements, transitions
 from tests.support.worker_reports import report
 
@@ -197,15 +196,7 @@ def test_a_run_is_explained_as_before(conn: Any) -> None:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the texts of the statements that were executed."""
-    found: list[bytes] = []
-    real = statements.Named.__call__
-
-    def counted(self: Any, own: Any, /, **given: Any) -> Any:
-        found.append(self.text)
-        return real(self, own, **given)
-
-    monkeypatch.setattr(statements.Named, "__call__", counted)
-    return found
+    return named_statements.executed(monkeypatch)
 
 
 def test_workers_of_a_queue_share_the_count_of_the_jobs_before_one(

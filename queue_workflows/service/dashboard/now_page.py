@@ -9,9 +9,9 @@ import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import db
+from queue_workflows import db, queues
 from queue_workflows.db import statements
-from queue_workflows.service.dashboard import forms, lists, machines_page, queues_page, view
+from queue_workflows.service.dashboard import forms, lists, machines_page, view
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
@@ -24,7 +24,8 @@ _PAGES: Final[Mapping[str, str]] = {
     "machine": "/machines", "queue": "/waiting", "schedule": "/schedules", "alert": "/health",
     "orchestrator": "/health",
 }  # fmt: skip
-"""Where the needs of each kind are seen to, if the application has the page."""
+"""Where the needs of each kind are seen to."""
+_WAITING: Final = ("ready", "limited", "locked", "not_due")
 
 
 @router.get("/")
@@ -32,18 +33,16 @@ async def now(request: Request) -> Response:
     """Show the needs for a person, machines, queues, and the jobs that run longest."""
     pages: view.Pages = request.app.state.pages
     head = await pages.head(request)
-    served = {path for path, _, _ in pages.navigation}
 
     def read(conn: db.Connection) -> JsonDict:
-        links = {kind: path for kind, path in _PAGES.items() if path in served}
-        return _read(conn) | {"needs": head.needs, "links": links}
+        return _read(conn) | {"needs": head.needs, "links": _PAGES}
 
     command = "queue-workflows status"
     return await lists.live(request, "now.html", read, title="Now", command=command)
 
 
 def _read(conn: db.Connection) -> JsonDict:
-    found = queues_page.used(conn)
+    found = queues.list(used_only=True, conn=conn)
     found.sort(key=lambda row: (-(row["oldest_s"] or 0.0), -row["running"], row["queue"]))
     oldest = [row["oldest_s"] for row in found if row["oldest_s"] is not None]
     last = statements.pages.failures(conn, within_s=0.0, most=1)
@@ -55,7 +54,7 @@ def _read(conn: db.Connection) -> JsonDict:
         "running": statements.pages.running(conn, limit=RUNNING),
         "last_failure_at": last["last_at"],
         "runs": sum(row["running"] for row in found),
-        "waits": sum(row["waiting"] for row in found),
+        "waits": sum(row[name] for row in found for name in _WAITING),
         "oldest_s": max(oldest, default=None),
         "any_run": statements.pages.any_run(conn),
         "database": db.describe(),

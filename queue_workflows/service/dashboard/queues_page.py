@@ -11,7 +11,7 @@ from starlette.responses import Response
 from queue_workflows import config, db, queues
 from queue_workflows.runtime import clock, display
 from queue_workflows.service.dashboard import forms, lists, view
-from queue_workflows.types import JsonDict, Row, Rows
+from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
 LIMITS: Final = ("max_running", "rate", "partition_max_running", "partition_rate")
@@ -27,23 +27,9 @@ async def listed(request: Request, queue: view.Text = None, start: lists.Start =
     )
 
 
-def used(conn: db.Connection) -> Rows:
-    """Return the queues that are used, each with all that waits, and how long that takes.
-
-    `empty_s` is by the rates of now, and None if no job waits or more come than go.
-    """
-    found = queues.list(used_only=True, conn=conn)
-    for row in found:
-        rate = row["out_per_min"] - row["in_per_min"]
-        waiting = sum(row[name] for name in ("ready", "limited", "locked", "not_due"))
-        row["waiting"] = waiting
-        row["empty_s"] = waiting / rate * 60 if waiting and rate > 0 else None
-    return found
-
-
 def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
     """Return a page of the queues that are used; or one as `chosen`, with a page of partitions."""
-    found = used(conn)
+    found = queues.list(used_only=True, conn=conn)
     if queue is None:
         page, pages = lists.paged(found, start, "/queues")
         return {"queues": page, "queue_pages": pages, "chosen": None, "action": forms.Action}
