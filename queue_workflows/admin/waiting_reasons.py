@@ -6,8 +6,11 @@ reasons of all queued jobs by the same rules, but for a job's place among others
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from queue_workflows import config, db
 from queue_workflows.admin import stored_graph
@@ -204,18 +207,18 @@ def _explained(conn: db.Connection, rows: list[Row], *, has_place: bool = True) 
     live = statements.waiting_facts.workers(conn, queues=queues, models=models, stale_s=stale_s)
     settings = statements.queues.waiting(conn, queue=None if queues[1:] else queues[0])
     limits = {row["queue"]: row for row in settings}
-    counts: _Counts | None = {} if has_place else None
+    places = _Places(conn, live, models) if has_place else None
     return [
         _of_one(
             conn, row, limits.get(row["queue"]),
-            [worker for worker in live if worker["queue"] == row["queue"]], counts,
+            [worker for worker in live if worker["queue"] == row["queue"]], places,
         )
         for row in rows
     ]  # fmt: skip
 
 
 def _of_one(
-    conn: db.Connection, row: Row, limits: Row | None, workers: list[Row], counts: _Counts | None
+    conn: db.Connection, row: Row, limits: Row | None, workers: list[Row], places: _Places | None
 ) -> JsonDict:
     """Return why a job waits, from the settings and the live workers of its queue."""
     clause, detail = _of_job(conn, row, limits)
@@ -230,8 +233,8 @@ def _of_one(
         own = _kept_out(row, worker)
         if own is None and clause is None:
             own = _held_up(worker)
-            if own is None and counts is not None:
-                own = _of_place(conn, row, worker, counts)
+            if own is None and places is not None:
+                own = _of_place(places, row, worker)
         found.append(
             {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
             | {"running": worker["node"] or worker["ingest"]}
@@ -473,29 +476,64 @@ def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:
     return "unknown_node", f"it does not know node module {module}"
 
 
-_Counts: TypeAlias = dict[tuple[Any, ...], Row]
-"""Counts of the jobs before a job, by all that they depend on: workers of a kind share one."""
+class _Places:
+    """The places of jobs among others, each read once for all workers and jobs that share it."""
+
+    def __init__(self, conn: db.Connection, workers: list[Row], models: list[str]) -> None:
+        self._conn, self._workers, self._models = conn, workers, models
+        self._ahead: dict[tuple[Any, ...], Row] = {}
+
+    def ahead(self, row: Row, *, newest: bool, models: list[str] | None) -> Row:
+        """Return how many jobs are before one, of any model or of these and without one."""
+        key = row["kind"], row["id"], newest, None if models is None else (*models,)
+        if key not in self._ahead:
+            is_node = row["kind"] == "node job"
+            table = job_tables.NODE_JOBS if is_node else job_tables.INGEST_JOBS
+            given: Row = {name: row[name] for name in ("queue", "priority", "seq")}
+            given |= {"newest": newest, "models": models, "most": COUNTED}
+            count = statements.waiting_facts.jobs_ahead[table.name]
+            self._ahead[key] = count(self._conn, **given)
+        return self._ahead[key]
+
+    @functools.cached_property
+    def choices(self) -> dict[str, Row]:
+        """Return the next claim of each gpu worker by its id."""
+        gpu = [_chooser(worker) for worker in self._workers if worker["queue"] == "gpu"]
+        rows = statements.waiting_facts.gpu_choices(
+            self._conn, workers=json.dumps(gpu), models=self._models
+        )
+        return {row["worker_id"]: row for row in rows}
 
 
-def _of_place(conn: db.Connection, row: Row, worker: Row, counts: _Counts) -> tuple[str, str]:
+def _chooser(worker: Row) -> JsonDict:
+    """Return the settings by which a gpu worker claims."""
+    names = ("worker_id", "host_label", "current_model", "known_models", "vram_total_mb")
+    claim = stored_json.mapping(worker["claim"])
+    found: JsonDict = {
+        "newest": claim.get("newest") is True,
+        "policy": stored_json.text(claim.get("policy")) or "strict",
+        "versions": stored_json.texts(claim.get("versions")),
+    }
+    for name, usual_s in (("grace_s", 300.0), ("bound_s", 2400.0)):
+        seconds = stored_json.number(claim.get(name))
+        found[name] = usual_s if seconds is None or not math.isfinite(seconds) else seconds
+    return found | {name: worker[name] for name in names}
+
+
+def _of_place(places: _Places, row: Row, worker: Row) -> tuple[str, str]:
     """Return the clause and text of the place at which the worker takes this job."""
-    is_gpu = row["queue"] == "gpu" and row["kind"] == "node job"
-    return (_of_gpu if is_gpu else _by_place)(conn, row, worker, counts)
+    if row["queue"] == "gpu" and row["kind"] == "node job":
+        return _of_gpu(places, row, worker)
+    return _by_place(places, row, worker)
 
 
 def _by_place(
-    conn: db.Connection, row: Row, worker: Row, counts: _Counts, models: list[str] | None = None
+    places: _Places, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
     """Return its place in the queue; `models`: among jobs of these and such without one."""
-    is_node = row["kind"] == "node job"
-    newest = is_node and bool(stored_json.mapping(worker["claim"]).get("newest"))
-    key = row["kind"], row["id"], newest, None if models is None else (*models,)
-    if key not in counts:
-        table = job_tables.NODE_JOBS if is_node else job_tables.INGEST_JOBS
-        given: Row = {name: row[name] for name in ("queue", "priority", "seq")}
-        given |= {"newest": newest, "models": models, "most": COUNTED}
-        counts[key] = statements.waiting_facts.jobs_ahead[table.name](conn, **given)
-    ahead = counts[key]
+    newest = bool(stored_json.mapping(worker["claim"]).get("newest"))
+    newest = newest and row["kind"] == "node job"
+    ahead = places.ahead(row, newest=newest, models=models)
     if not ahead["every"]:
         return "next", "it is next in line"
     if ahead["better"]:
@@ -509,35 +547,22 @@ def _jobs(number: int, word: str = "") -> str:
     return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
 
 
-def _of_gpu(conn: db.Connection, row: Row, worker: Row, counts: _Counts) -> tuple[str, str]:
+def _of_gpu(places: _Places, row: Row, worker: Row) -> tuple[str, str]:
     """Return the jobs that the worker's claim policy takes before this one."""
-    claim = stored_json.mapping(worker["claim"])
-    grace_s = stored_json.number(claim.get("grace_s"))
-    bound_s = stored_json.number(claim.get("bound_s"))
-    given: Row = worker | {
-        "required_model": row["required_model"],
-        "priority": row["priority"],
-        "seq": row["seq"],
-        "newest": claim.get("newest") is True,
-        "policy": stored_json.text(claim.get("policy")) or "strict",
-        "grace_s": 300.0 if grace_s is None else grace_s,
-        "bound_s": 2400.0 if bound_s is None else bound_s,
-        "versions": stored_json.texts(claim.get("versions")),
-    }
-    choice = statements.waiting_facts.gpu_place(conn, **given)
+    choice = places.choices[worker["worker_id"]]
     own, chosen, why = row["required_model"] or "", choice["model"], choice["why"]
     reason = _REASONS.get(why, why)
-    if choice["is_it"]:
+    if chosen == own and choice["seq"] == row["seq"]:
         return "next", f"it is what the worker takes next ({reason})"
-    if choice["holders"] is not None:
-        hosts = ", ".join(choice["holders"])
-        reach, load = (display.number(choice[name], ".0f") for name in ("reach_s", "load_s"))
+    if held := stored_json.mapping(choice["held"]).get(own):
+        hosts = ", ".join(held["holders"])
+        reach, load = (display.number(held[name], ".0f") for name in ("reach_s", "load_s"))
         return "left", f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
     if chosen is None:
         return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]
     if why == "first" or better:
-        return _by_place(conn, row, worker, counts, choice["can"])
+        return _by_place(places, row, worker, choice["can"])
     if chosen == own:
         return "line", f"behind other jobs of {_line(own)}"
     return why, f"behind {_line(chosen)}: {reason}"

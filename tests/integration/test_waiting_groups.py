@@ -241,6 +241,28 @@ def test_the_nodes_of_a_run_are_explained_by_one_reading_of_the_workers(
     assert explained["nodes"][2]["workers"][0]["detail"] == "behind 1 older job of its priority"
 
 
+def test_the_choices_of_gpu_workers_are_read_once_for_all_jobs(
+    conn: Any, calls: list[bytes]
+) -> None:
+    for number, policy in enumerate(["strict", "balanced"] * 3):
+        who = transitions.who("gpu", f"g{number}", host=f"h{number}", policy=policy)
+        report(conn, who, {"claim": {"grace_s": "x", "bound_s": -1, "policy": policy}})
+    report(conn, transitions.who("gpu", "warm", host="den", model="m", policy="balanced"))
+    run_id = factories.run(conn)
+    for number, model in enumerate(["m", "m", "other", None]):
+        factories.node(conn, run_id, f"n{number}", queue="gpu", required_model=model)
+    with conn.transaction():  # the same now() for all
+        calls.clear()
+        explained = runs.explain(run_id, conn=conn)
+        assert calls.count(named_statements.texts()["waiting_facts.gpu_choices"]) == 1
+        assert len(calls) <= 12
+        assert explained is not None and len(explained["nodes"]) == 4
+        for node in explained["nodes"]:
+            one = jobs.explain(node["id"], conn=conn)
+            assert one is not None and one.pop("lost") is False
+            assert node == one
+
+
 def test_the_many_workers_of_a_queue_hide_no_others(conn: Any) -> None:
     conn.execute(
         "INSERT INTO workers (worker_id, host_label, queue, pid)"

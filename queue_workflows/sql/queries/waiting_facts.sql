@@ -125,34 +125,36 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
                 OR j.required_model = ANY (%(models)s::text[]))  -- nodes only
          LIMIT %(most)s) ahead;
 
--- name: gpu_place row
--- Return what a gpu worker would claim next while a job waits: the model (`can`: all of which it can take jobs), why, and
--- the priority (`band`). `is_it`: it is this job. `holders`: if the job's model is left to workers that hold it, their
--- hosts, with the seconds until one is free for it (`reach_s`) and of a load by this worker (`load_s`); else NULL.
-SELECT can.models AS can, c.model, c.why, c.band, l.holders, l.reach_s, l.load_s,
-       c.model = coalesce(%(required_model)s::text, '')
-       AND CASE WHEN c.how = 'newest'
-                THEN c.band = %(priority)s::smallint AND NOT EXISTS (
-                     SELECT FROM workflow_node_jobs j
-                       JOIN workflow_runs r
-                         ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
-                      WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-                        AND j.required_model IS NOT DISTINCT FROM %(required_model)s::text
-                        AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint)
-                ELSE c.seq = %(seq)s::bigint END AS is_it
-  FROM queue_workflows_gpu_can(%(host_label)s, %(known_models)s::text[],
-           %(vram_total_mb)s::integer) AS can (models)
- CROSS JOIN LATERAL queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,
-           array_append(can.models, ''), %(newest)s, %(policy)s, %(grace_s)s::float8,
-           %(bound_s)s::float8, %(versions)s::text[]) c
-  LEFT JOIN LATERAL (
-       SELECT g.reach_s, g.load_s,
-              ARRAY(SELECT DISTINCT f.host_label
-                      FROM queue_workflows_gpu_fleet(%(worker_id)s) f
-                     WHERE f.model = %(required_model)s::text
-                     ORDER BY f.host_label) AS holders
-         FROM queue_workflows_gpu_weigh(
-                  CASE WHEN c.why IN ('worth', 'left')  -- otherwise the fleet is not read, and nothing is left to it
-                       THEN ARRAY(SELECT f FROM queue_workflows_gpu_fleet(%(worker_id)s) f) END,
-                  %(host_label)s, %(required_model)s::text, %(versions)s::text[]) g
-        WHERE g.is_left) l ON true;
+-- name: gpu_choices many
+-- Return for each of these gpu workers, a JSON array, the choice of its next claim: the model (`can` has each of which it
+-- can take jobs), why, the priority (`band`) and the job (`seq`). `held`: by each of `models` that its policy leaves to
+-- workers that hold it, their hosts (`holders`), the seconds until one is free (`reach_s`) and of a load here (`load_s`).
+SELECT w.worker_id, can.models AS can, c.model, c.why, c.band,
+       CASE WHEN c.how <> 'newest' THEN c.seq
+            ELSE (SELECT j.seq
+                    FROM workflow_node_jobs j
+                    JOIN workflow_runs r
+                      ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+                   WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                     AND j.required_model IS NOT DISTINCT FROM nullif(c.model, '')
+                     AND j.priority = c.band
+                   ORDER BY j.seq DESC LIMIT 1) END AS seq,
+       CASE WHEN c.why IN ('worth', 'left') THEN (
+            SELECT jsonb_object_agg(m.model, jsonb_build_object(
+                       'reach_s', g.reach_s, 'load_s', g.load_s, 'holders', ARRAY(
+                           SELECT DISTINCT f.host_label FROM unnest(fleet.holders) f
+                            WHERE f.model = m.model ORDER BY f.host_label)))
+              FROM (SELECT ARRAY(SELECT f FROM queue_workflows_gpu_fleet(w.worker_id) f) AS holders) fleet
+             CROSS JOIN unnest(%(models)s::text[]) AS m (model)
+             CROSS JOIN LATERAL queue_workflows_gpu_weigh(
+                        fleet.holders, w.host_label, m.model, w.versions) g
+             WHERE g.is_left) END AS held
+  FROM jsonb_to_recordset(%(workers)s::jsonb) AS w (
+           worker_id text, host_label text, current_model text, known_models text[],
+           vram_total_mb integer, newest boolean, policy text, grace_s double precision,
+           bound_s double precision, versions text[])
+ CROSS JOIN LATERAL queue_workflows_gpu_can(
+            w.host_label, w.known_models, w.vram_total_mb) AS can (models)
+ CROSS JOIN LATERAL queue_workflows_gpu_next(
+            w.worker_id, w.host_label, w.current_model, array_append(can.models, ''), w.newest,
+            w.policy, w.grace_s, w.bound_s, w.versions) c;
