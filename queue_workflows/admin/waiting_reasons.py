@@ -228,50 +228,44 @@ def _of_one(
         stale_s = config.STALE_WORKER_AFTER_S.read()
         met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
     row = row | {"met": met["workers"] if met else []}
+    place = _of_gpu if row["queue"] == "gpu" and row["kind"] == "node job" else _by_place
     found: list[JsonDict] = []
     for worker in () if clause in _NO_WORKER_MATTERS else workers:
         own = _kept_out(row, worker)
         if own is None and clause is None:
             own = _held_up(worker)
             if own is None and places is not None:
-                own = _of_place(places, row, worker)
+                own = place(places, row, worker)
         found.append(
             {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
             | {"running": worker["node"] or worker["ingest"]}
             | dict(zip(("clause", "detail"), own or (None, None), strict=True))
         )
-    clause, detail = _of_all(row, clause, detail, [worker["clause"] for worker in found])
+    clause, detail = _of_all(row, clause, detail, {worker["clause"] for worker in found})
     return _shown(row, clause, detail, found)
 
 
 def _of_all(
-    row: Row, clause: str | None, detail: str | None, of_workers: list[str | None]
+    row: Row, clause: str | None, detail: str | None, of_workers: set[str | None]
 ) -> tuple[str | None, str | None]:
     """Return the clause and text of a job, where the clauses of all its live workers make it."""
-    clauses = {*of_workers}
-    if not of_workers and clause is None:
-        return "no_worker", f"no live worker serves queue {row['queue']}"
-    if clauses == {"unknown_node"} or (clause is None and clauses == {"version"}):
-        (own,) = of_workers[:1]
-        return own, _without_code(row, str(own))
-    return clause, detail
-
-
-def _without_code(row: Row, clause: str) -> str:
-    """Return that no live worker has the code of a node, or its version, and the remedy."""
     where = f"no live worker of queue {row['queue']}"
-    if clause == "unknown_node":
+    if of_workers == {"unknown_node"}:
         met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
         fails_s = display.number(job_tables.UNKNOWN_NODE_S)
-        return (
+        return "unknown_node", (
             f"{where} knows node module {row['node_module']}{met}; start a worker with that code, "
             f"or it fails {fails_s} s after the first worker met it"
         )
-    name, _, number = row["required_version"].rpartition("@")
-    return (
-        f"{where} has version {number} of node {name}: start a worker with that code, or move the "
-        f"run to today's code by `queue-workflows upgrade {row['run_id']}`"
-    )
+    if clause is None and of_workers == {"version"}:
+        name, _, number = row["required_version"].rpartition("@")
+        return "version", (
+            f"{where} has version {number} of node {name}: start a worker with that code, or move "
+            f"the run to today's code by `queue-workflows upgrade {row['run_id']}`"
+        )
+    if clause is None and not of_workers:
+        return "no_worker", f"no live worker serves queue {row['queue']}"
+    return clause, detail
 
 
 def _of_time(row: Row) -> tuple[str, str]:
@@ -518,13 +512,6 @@ def _chooser(worker: Row) -> JsonDict:
         seconds = stored_json.number(claim.get(name))
         found[name] = usual_s if seconds is None or not math.isfinite(seconds) else seconds
     return found | {name: worker[name] for name in names}
-
-
-def _of_place(places: _Places, row: Row, worker: Row) -> tuple[str, str]:
-    """Return the clause and text of the place at which the worker takes this job."""
-    if row["queue"] == "gpu" and row["kind"] == "node job":
-        return _of_gpu(places, row, worker)
-    return _by_place(places, row, worker)
 
 
 def _by_place(
