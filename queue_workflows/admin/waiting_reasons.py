@@ -6,6 +6,10 @@ reasons of all queued jobs by the same rules, but for a job's place among others
 
 from __future__ import annotations
 
+import functools
+import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from queue_workflows import config, db
@@ -32,7 +36,7 @@ def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
     """Return the result of `jobs.explain`, or None without such a job."""
     for table in reversed(statements.JOB_TABLES):
         for row in _read_jobs(conn, table, [job_id]):
-            return _explained(conn, table, row) | {"lost": row["lost"]}
+            return _explained(conn, [row])[0] | {"lost": row["lost"]}
     return None
 
 
@@ -40,23 +44,6 @@ def _read_jobs(conn: db.Connection, table: str, ids: list[str]) -> list[Row]:
     """Return jobs with the facts that keep them waiting."""
     stale_s = config.STALE_WORKER_AFTER_S.read()
     return statements.waiting_facts.jobs[table](conn, ids=ids, stale_s=stale_s)
-
-
-def _workers(conn: db.Connection, rows: list[Row]) -> list[Row]:
-    """Return the live workers of the queues of these jobs."""
-    return statements.waiting_facts.workers(
-        conn,
-        queues=sorted({row["queue"] for row in rows}),
-        models=sorted({row["required_model"] for row in rows if row.get("required_model")}),
-        stale_s=config.STALE_WORKER_AFTER_S.read(),
-    )
-
-
-def _met(conn: db.Connection, row: Row) -> list[str]:
-    """Return the workers that were given a node and did not know it."""
-    stale_s = config.STALE_WORKER_AFTER_S.read()
-    met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
-    return met["workers"] if met else []
 
 
 # --- all jobs ----------------------------------------------------------------------------------
@@ -75,18 +62,18 @@ def groups(conn: db.Connection) -> JsonDict:
     rows: dict[tuple[str, str], Row] = {}
     for table in statements.JOB_TABLES:
         ids = [each["first_id"] for each in buckets if each["jobs"] == table]
-        for row in _read_jobs(conn, table, ids):
-            rows[table, row["id"]] = row
-    limits = {row["queue"]: row for row in statements.queues.waiting(conn, queue=None)}
-    workers = _workers(conn, [*rows.values()])
+        found = _read_jobs(conn, table, ids)
+        # A worker has claimed the others since.
+        rows |= {(table, row["id"]): row for row in found if row["status"] == "queued"}
+    explained = dict(zip(rows, _explained(conn, [*rows.values()], has_place=False), strict=True))
     made: dict[str, JsonDict] = {}
     for bucket in buckets:
-        row = rows.get((bucket["jobs"], bucket["first_id"]))
-        if row is None or row["status"] != "queued":
-            continue  # a worker has claimed it since
-        group = _group(conn, bucket, row, limits.get(row["queue"]), workers)
-        key = repr([group[name] for name in ("queue", "kind", "clause", "detail", "workers")])
-        first = made.setdefault(key, group)
+        key = bucket["jobs"], bucket["first_id"]
+        if key not in rows:
+            continue
+        group = _group(bucket, rows[key], explained[key])
+        same = repr([group[name] for name in ("queue", "kind", "clause", "detail", "workers")])
+        first = made.setdefault(same, group)
         if first is not group:
             first["count"] += group["count"]
             first["is_more"] |= group["is_more"]
@@ -99,33 +86,20 @@ def groups(conn: db.Connection) -> JsonDict:
     }
 
 
-def _group(
-    conn: db.Connection, bucket: Row, row: Row, limits: Row | None, workers: list[Row]
-) -> JsonDict:
-    """Return a group of `groups` from a bucket and its first job."""
-    # The next claim of a node that was handed back as unknown takes its error away.
-    is_node = bucket["jobs"] == job_tables.NODE_JOBS.name
-    row = row | {"met": _met(conn, row) if is_node and row["error"] else []}
-    clause, detail = _of_job(conn, row, limits)
+def _group(bucket: Row, row: Row, found: JsonDict) -> JsonDict:
+    """Return a group of `groups` from a bucket, its first job and why that waits."""
     reasons: dict[tuple[str | None, str | None], list[str]] = {}
-    if clause not in _NO_WORKER_MATTERS:
-        for worker in workers:
-            if worker["queue"] == row["queue"]:
-                own = _kept_out(row, worker) or (None if clause else _held_up(worker))
-                reasons.setdefault(own or (None, None), []).append(worker["host_label"])
-        clause, detail = _of_all(row, clause, detail, [own for own, _ in reasons])
+    for worker in found["workers"]:
+        own = worker["clause"], worker["detail"]
+        reasons.setdefault(own, []).append(worker["host_label"])
     return {
-        "queue": row["queue"],
-        "kind": row["kind"],
-        "model": row.get("required_model"),
+        key: found[key] for key in ("queue", "kind", "model", "clause", "detail", "can_run")
+    } | {
         "count": bucket["n"],
         "is_more": bucket["is_more"],
         "since": bucket["since"],
         "job": row["id"],
         "run_id": row.get("run_id"),
-        "clause": clause,
-        "detail": detail,
-        "can_run": any(own not in CANNOT for own, _ in reasons),
         "workers": [
             {"clause": own[0], "detail": own[1], "count": len(hosts), "machines": sorted({*hosts})}
             for own, hosts in reasons.items()
@@ -146,7 +120,12 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     jobs = {job["node_id"]: job for job in rows}
     waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
     later = [] if over else _not_queued(row, jobs)
-    found = [_waiting_node(conn, job) for job in waiting[:limit]]
+    queued = [job["id"] for job in waiting[:limit] if job["status"] == "queued"]
+    explained = {
+        each["id"]: each
+        for each in _explained(conn, _read_jobs(conn, job_tables.NODE_JOBS.name, queued))
+    }
+    found = [explained.get(job["id"]) or _asks(conn, job) for job in waiting[:limit]]
     found += later[: limit - len(found)]
     return {
         "id": row["id"],
@@ -170,19 +149,14 @@ def _of_run(row: Row) -> str | None:
     return "no orchestrator has started it yet"
 
 
-def _waiting_node(conn: db.Connection, job: Row) -> JsonDict:
-    table = job_tables.NODE_JOBS.name
-    if job["status"] == "queued":
-        for found in _read_jobs(conn, table, [job["id"]]):
-            return _explained(conn, table, found)
+def _asks(conn: db.Connection, job: Row) -> JsonDict:
+    """Return a node that waits for an answer or for its child run."""
     if job["child_run_id"] is not None:
         child = statements.waiting_facts.run(conn, run=job["child_run_id"])
         state = child["status"] if child else "gone"
-        detail = f"it waits for its run {job['child_run_id']} ({state})"
-        return _node(job["id"], job["node_id"], job["status"], "child", detail)
+        return _shown(job, "child", f"it waits for its run {job['child_run_id']} ({state})")
     prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
-    detail = f"it waits for an answer: {prompt}" if prompt else "it waits for an answer"
-    return _node(job["id"], job["node_id"], job["status"], "answer", detail)
+    return _shown(job, "answer", "it waits for an answer" + (f": {prompt}" if prompt else ""))
 
 
 def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
@@ -195,81 +169,103 @@ def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
         open_ = [f"{dep} ({state})" for dep, state in states.items() if state not in _DONE]
         more = f" and {len(open_) - DEPENDENCIES} more" if len(open_) > DEPENDENCIES else ""
         what = ", ".join(open_[:DEPENDENCIES]) + more or "an orchestrator, which queues it"
-        found.append(_node(None, node_id, "waiting", "dependencies", f"it waits for {what}"))
+        node = {"node_id": node_id, "status": "waiting"}
+        found.append(_shown(node, "dependencies", f"it waits for {what}"))
     return found
 
 
-def _node(job_id: str | None, node_id: str, status: str, clause: str, detail: str) -> JsonDict:
-    """Return a node that no worker can take now, with the keys of `jobs.explain`."""
+def _shown(
+    row: Row, clause: str | None, detail: str | None, workers: Sequence[JsonDict] = ()
+) -> JsonDict:
+    """Return a job, or a node without one, as `jobs.explain` does."""
     return {
-        "id": job_id, "kind": "node job", "name": node_id, "queue": None, "model": None,
-        "priority": None, "status": status, "clause": clause, "detail": detail, "can_run": False,
-        "workers": [],
-    }  # fmt: skip
+        "id": row.get("id"),
+        "kind": row.get("kind", "node job"),
+        "name": row.get("node_id") or row.get("task_name"),
+        "queue": row.get("queue"),
+        "model": row.get("required_model"),
+        "priority": row.get("priority"),
+        "status": row["status"],
+        "clause": clause,
+        "detail": detail,
+        "can_run": any(worker["clause"] not in CANNOT for worker in workers),
+        "workers": [*workers],
+    }
 
 
 _NO_WORKER_MATTERS = frozenset({"status", "run_over", "items"})
 """Clauses of jobs that no worker could take."""
 
 
-def _explained(conn: db.Connection, table: str, row: Row) -> JsonDict:
-    limits = statements.queues.waiting(conn, queue=row["queue"])
-    clause, detail = _of_job(conn, row, limits[0] if limits else None)
-    is_node = table == job_tables.NODE_JOBS.name
-    row = row | {"met": _met(conn, row) if is_node else []}
+def _explained(conn: db.Connection, rows: list[Row], *, has_place: bool = True) -> list[JsonDict]:
+    """Return why each of these jobs waits; `has_place`: also for its place among others."""
+    if not rows:
+        return []
+    queues = sorted({row["queue"] for row in rows})
+    models = sorted({row["required_model"] for row in rows if row.get("required_model")})
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    live = statements.waiting_facts.workers(conn, queues=queues, models=models, stale_s=stale_s)
+    settings = statements.queues.waiting(conn, queue=None if queues[1:] else queues[0])
+    limits = {row["queue"]: row for row in settings}
+    places = _Places(conn, live, models) if has_place else None
+    return [
+        _of_one(
+            conn, row, limits.get(row["queue"]),
+            [worker for worker in live if worker["queue"] == row["queue"]], places,
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _of_one(
+    conn: db.Connection, row: Row, limits: Row | None, workers: list[Row], places: _Places | None
+) -> JsonDict:
+    """Return why a job waits, from the settings and the live workers of its queue."""
+    clause, detail = _of_job(conn, row, limits)
+    met = None
+    if row["kind"] == "node job" and row["error"]:
+        # A hand-back as unknown leaves an error, which the next claim takes away.
+        stale_s = config.STALE_WORKER_AFTER_S.read()
+        met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
+    row = row | {"met": met["workers"] if met else []}
+    place = _of_gpu if row["queue"] == "gpu" and row["kind"] == "node job" else _by_place
     found: list[JsonDict] = []
-    if clause not in _NO_WORKER_MATTERS:
-        for worker in _workers(conn, [row]):
-            own = _of_worker(conn, table, row, worker, blocked=bool(clause))
-            found.append(
-                {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
-                | {"running": worker["node"] or worker["ingest"]}
-                | {"clause": own[0], "detail": own[1]}
-            )
-        clause, detail = _of_all(row, clause, detail, [worker["clause"] for worker in found])
-    return {
-        "id": row["id"],
-        "kind": row["kind"],
-        "name": row.get("node_id") or row.get("task_name"),
-        "queue": row["queue"],
-        "model": row.get("required_model"),
-        "priority": row["priority"],
-        "status": row["status"],
-        "clause": clause,
-        "detail": detail,
-        "can_run": any(worker["clause"] not in CANNOT for worker in found),
-        "workers": found,
-    }
+    for worker in () if clause in _NO_WORKER_MATTERS else workers:
+        own = _kept_out(row, worker)
+        if own is None and clause is None:
+            own = _held_up(worker)
+            if own is None and places is not None:
+                own = place(places, row, worker)
+        found.append(
+            {key: worker[key] for key in ("worker_id", "host_label", "pid", "state")}
+            | {"running": worker["node"] or worker["ingest"]}
+            | dict(zip(("clause", "detail"), own or (None, None), strict=True))
+        )
+    clause, detail = _of_all(row, clause, detail, {worker["clause"] for worker in found})
+    return _shown(row, clause, detail, found)
 
 
 def _of_all(
-    row: Row, clause: str | None, detail: str | None, of_workers: list[str | None]
+    row: Row, clause: str | None, detail: str | None, of_workers: set[str | None]
 ) -> tuple[str | None, str | None]:
     """Return the clause and text of a job, where the clauses of all its live workers make it."""
-    clauses = {*of_workers}
-    if not of_workers and clause is None:
-        return "no_worker", f"no live worker serves queue {row['queue']}"
-    if clauses == {"unknown_node"} or (clause is None and clauses == {"version"}):
-        (own,) = of_workers[:1]
-        return own, _without_code(row, str(own))
-    return clause, detail
-
-
-def _without_code(row: Row, clause: str) -> str:
-    """Return that no live worker has the code of a node, or its version, and the remedy."""
     where = f"no live worker of queue {row['queue']}"
-    if clause == "unknown_node":
+    if of_workers == {"unknown_node"}:
         met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
         fails_s = display.number(job_tables.UNKNOWN_NODE_S)
-        return (
+        return "unknown_node", (
             f"{where} knows node module {row['node_module']}{met}; start a worker with that code, "
             f"or it fails {fails_s} s after the first worker met it"
         )
-    name, _, number = row["required_version"].rpartition("@")
-    return (
-        f"{where} has version {number} of node {name}: start a worker with that code, or move the "
-        f"run to today's code by `queue-workflows upgrade {row['run_id']}`"
-    )
+    if clause is None and of_workers == {"version"}:
+        name, _, number = row["required_version"].rpartition("@")
+        return "version", (
+            f"{where} has version {number} of node {name}: start a worker with that code, or move "
+            f"the run to today's code by `queue-workflows upgrade {row['run_id']}`"
+        )
+    if clause is None and not of_workers:
+        return "no_worker", f"no live worker serves queue {row['queue']}"
+    return clause, detail
 
 
 def _of_time(row: Row) -> tuple[str, str]:
@@ -424,23 +420,6 @@ def _until(instant: Any) -> str:
 # --- one worker --------------------------------------------------------------------------------
 
 
-def _of_worker(
-    conn: db.Connection, table: str, row: Row, worker: Row, *, blocked: bool
-) -> tuple[str | None, str | None]:
-    """Return the clause and text that keep a worker from a job; None for neither.
-
-    `blocked`: the job waits for every worker, so its place among others does not matter.
-    """
-    if (found := _kept_out(row, worker)) is not None:
-        return found
-    if blocked:
-        return None, None
-    if (found := _held_up(worker)) is not None:
-        return found
-    is_gpu = row["queue"] == "gpu"
-    return _of_gpu(conn, row, worker) if is_gpu else _by_place(conn, table, row, worker)
-
-
 def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
     """Return the clause and text of a worker that will not take the job as things are, or None."""
     claim = stored_json.mapping(worker["claim"])
@@ -491,15 +470,57 @@ def _of_code(row: Row, worker: Row, claim: JsonDict) -> tuple[str, str] | None:
     return "unknown_node", f"it does not know node module {module}"
 
 
+class _Places:
+    """The places of jobs among others, each read once for all workers and jobs that share it."""
+
+    def __init__(self, conn: db.Connection, workers: list[Row], models: list[str]) -> None:
+        self._conn, self._workers, self._models = conn, workers, models
+        self._ahead: dict[tuple[Any, ...], Row] = {}
+
+    def ahead(self, row: Row, *, newest: bool, models: list[str] | None) -> Row:
+        """Return how many jobs are before one, of any model or of these and without one."""
+        key = row["kind"], row["id"], newest, None if models is None else (*models,)
+        if key not in self._ahead:
+            is_node = row["kind"] == "node job"
+            table = job_tables.NODE_JOBS if is_node else job_tables.INGEST_JOBS
+            given: Row = {name: row[name] for name in ("queue", "priority", "seq")}
+            given |= {"newest": newest, "models": models, "most": COUNTED}
+            count = statements.waiting_facts.jobs_ahead[table.name]
+            self._ahead[key] = count(self._conn, **given)
+        return self._ahead[key]
+
+    @functools.cached_property
+    def choices(self) -> dict[str, Row]:
+        """Return the next claim of each gpu worker by its id."""
+        gpu = [_chooser(worker) for worker in self._workers if worker["queue"] == "gpu"]
+        rows = statements.waiting_facts.gpu_choices(
+            self._conn, workers=json.dumps(gpu), models=self._models
+        )
+        return {row["worker_id"]: row for row in rows}
+
+
+def _chooser(worker: Row) -> JsonDict:
+    """Return the settings by which a gpu worker claims."""
+    names = ("worker_id", "host_label", "current_model", "known_models", "vram_total_mb")
+    claim = stored_json.mapping(worker["claim"])
+    found: JsonDict = {
+        "newest": claim.get("newest") is True,
+        "policy": stored_json.text(claim.get("policy")) or "strict",
+        "versions": stored_json.texts(claim.get("versions")),
+    }
+    for name, usual_s in (("grace_s", 300.0), ("bound_s", 2400.0)):
+        seconds = stored_json.number(claim.get(name))
+        found[name] = usual_s if seconds is None or not math.isfinite(seconds) else seconds
+    return found | {name: worker[name] for name in names}
+
+
 def _by_place(
-    conn: db.Connection, table: str, row: Row, worker: Row, models: list[str] | None = None
+    places: _Places, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
     """Return its place in the queue; `models`: among jobs of these and such without one."""
-    in_run = table == job_tables.NODE_JOBS.name
-    newest = bool(stored_json.mapping(worker["claim"]).get("newest")) and in_run
-    given: Row = {key: row[key] for key in ("queue", "priority", "seq")}
-    given |= {"newest": newest, "models": models, "most": COUNTED}
-    ahead = statements.waiting_facts.jobs_ahead[table](conn, **given)
+    newest = bool(stored_json.mapping(worker["claim"]).get("newest"))
+    newest = newest and row["kind"] == "node job"
+    ahead = places.ahead(row, newest=newest, models=models)
     if not ahead["every"]:
         return "next", "it is next in line"
     if ahead["better"]:
@@ -513,35 +534,25 @@ def _jobs(number: int, word: str = "") -> str:
     return " ".join(filter(None, (count, word, "job" if number == 1 else "jobs")))
 
 
-def _of_gpu(conn: db.Connection, row: Row, worker: Row) -> tuple[str, str]:
+def _of_gpu(places: _Places, row: Row, worker: Row) -> tuple[str, str]:
     """Return the jobs that the worker's claim policy takes before this one."""
-    can: list[str] = statements.waiting_facts.models(conn, **worker) or []
-    claim = stored_json.mapping(worker["claim"])
-    grace_s = stored_json.number(claim.get("grace_s"))
-    bound_s = stored_json.number(claim.get("bound_s"))
-    given: Row = worker | {
-        "models": [*can, ""],
-        "newest": claim.get("newest") is True,
-        "policy": stored_json.text(claim.get("policy")) or "strict",
-        "grace_s": 300.0 if grace_s is None else grace_s,
-        "bound_s": 2400.0 if bound_s is None else bound_s,
-        "versions": stored_json.texts(claim.get("versions")),
-    }
-    choice = statements.waiting_facts.choice(conn, **given)
-    own, chosen = row["required_model"] or "", choice["model"]
-    reason = _REASONS.get(choice["why"], choice["why"])
-    if chosen == own and _is_it(conn, row, choice):
+    choice = places.choices[worker["worker_id"]]
+    own, chosen, why = row["required_model"] or "", choice["model"], choice["why"]
+    reason = _REASONS.get(why, why)
+    if chosen == own and choice["seq"] == row["seq"]:
         return "next", f"it is what the worker takes next ({reason})"
-    if own and choice["why"] in ("worth", "left") and (left := _left(conn, given, own)):
-        return "left", left
+    if held := stored_json.mapping(choice["held"]).get(own):
+        hosts = ", ".join(held["holders"])
+        reach, load = (display.number(held[name], ".0f") for name in ("reach_s", "load_s"))
+        return "left", f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
     if chosen is None:
         return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]
-    if choice["why"] == "first" or better:
-        return _by_place(conn, job_tables.NODE_JOBS.name, row, worker, can)
+    if why == "first" or better:
+        return _by_place(places, row, worker, choice["can"])
     if chosen == own:
         return "line", f"behind other jobs of {_line(own)}"
-    return choice["why"], f"behind {_line(chosen)}: {reason}"
+    return why, f"behind {_line(chosen)}: {reason}"
 
 
 _REASONS: dict[str, Any] = {
@@ -551,26 +562,6 @@ _REASONS: dict[str, Any] = {
     "worth": "it ends the most waiting per second of load and work",
     "overdue": "it has waited too much longer than the others",
 }
-
-
-def _is_it(conn: db.Connection, row: Row, choice: Row) -> bool:
-    if choice["how"] != "newest":
-        return row["seq"] == choice["seq"]
-    given = {key: row[key] for key in ("required_model", "priority", "seq")}
-    newer = statements.waiting_facts.newer_gpu_job
-    return row["priority"] == choice["band"] and newer(conn, **given) is None
-
-
-def _left(conn: db.Connection, worker: Row, model: str) -> str | None:
-    """Return whom the model is left to, and why, or None; `worker` has its `versions`."""
-    given: Row = worker | {"model": model}
-    line = statements.waiting_facts.weighed(conn, **given)
-    if not line["is_left"]:
-        return None
-    hosts = ", ".join(line["holders"] or ())
-    reach_s, load_s = line["reach_s"], line["load_s"]
-    reach, load = display.number(reach_s, ".0f"), display.number(load_s, ".0f")
-    return f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
 
 
 def _line(model: str) -> str:

@@ -527,10 +527,11 @@ def test_hostile_values_run_nothing_and_every_page_opens(conn: psycopg.Connectio
     )
 
     async def use(browser: Browser) -> None:
-        for path in ("/", "/now", "/runs", "/runs-rows", "/head"):
-            page = await browser.open(path)
-            assert page.status == 200, (path, page.text)
-            assert not inner_scripts(page.response.text), path
+        for path in ("/", "/runs", "/runs-rows", "/head"):
+            for headers in ({}, {"hx-request": "true"}):
+                page = await browser.open(path, headers=headers)
+                assert page.status == 200, (path, page.text)
+                assert not inner_scripts(page.response.text), path
         for text in HOSTILE:
             with tabled.case(text):
                 query = {"workflow": text, "text": text[:200], "since": "90d"}
@@ -573,8 +574,9 @@ def test_the_scope_look_sees_states_and_no_values(conn: psycopg.Connection[Any])
     factories.run(conn, workflow_name="nightly", status="failed", error="value 4711 is wrong")
 
     async def use(browser: Browser) -> None:
-        for path in ("/", "/now", "/runs", "/runs-rows"):
-            assert "4711" not in (await browser.open(path)).response.text
+        for path in ("/", "/runs", "/runs-rows"):
+            for headers in ({}, {"hx-request": "true"}):
+                assert "4711" not in (await browser.open(path, headers=headers)).response.text
         assert "nightly" in browser.page.text
         for query in ("text=4711", "input=a%3D1"):
             assert (await browser.open(f"/runs?{query}")).status == 403
@@ -846,7 +848,8 @@ def test_now_is_not_calm_when_its_needs_cannot_be_read(
     async def use(browser: Browser) -> None:
         with psycopg.connect(dsn) as other:
             other.execute("LOCK TABLE workflow_input_submissions IN ACCESS EXCLUSIVE MODE")
-            for page in (await browser.login(), await browser.open("/now")):
+            whole = await browser.login()
+            for page in (whole, await browser.open("/", headers={"hx-request": "true"})):
                 assert page.status == 503, page.text
                 assert "Nothing needs you" not in page.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import html
 import json
 import re
@@ -13,8 +14,8 @@ from urllib.parse import quote
 import pytest
 from psycopg.types.json import Jsonb
 
-from queue_workflows import acts, runs, workers
-from tests.support import factories, pages, transitions
+from queue_workflows import acts, queues, runs, workers
+from tests.support import factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
@@ -293,9 +294,10 @@ def sample(conn: Any, host: str, minute: int, **more: Any) -> None:
     found = {"cpu_percent": 10.0 * minute, "ram_percent": 50.0, "ram_used_mb": 1024,
              "ram_total_mb": 4096, "gpus": [{"id": 0, "use_pct": 63.0, "vram_used_mb": 2048,
                                              "vram_total_mb": 8192}]}  # fmt: skip
+    at = NOW - timedelta(minutes=minute)
     factories.insert(
-        conn, "hw_samples", host_label=host, every_s=60, slot=minute, sample=found | more,
-        sampled_at=NOW - timedelta(minutes=minute),
+        conn, "hw_samples", host_label=host, every_s=60, slot=int(at.timestamp() // 60 % 1440),
+        sample=found | more, sampled_at=at,
     )  # fmt: skip
 
 
@@ -304,6 +306,7 @@ def test_machines_with_what_runs_where(conn: Any) -> None:
     report(
         conn, transitions.who("gpu", "w2", host="box-2"),
         {"model": {"id": "sdxl", "held_s": 60.0, "load_s": 41.0}}, known_models=["sdxl", "flux"],
+        current_model="sdxl",
     )  # fmt: skip
     run_id = factories.run(conn)
     factories.node(conn, run_id, "cut")
@@ -320,9 +323,9 @@ def test_machines_with_what_runs_where(conn: Any) -> None:
         words = pages.words(page)
         assert words.index("box-3") < words.index("box-1"), "what is dead comes first"
         assert "killed by SIGKILL" in words
-        assert "sdxl for" in words
+        assert "sdxl CPU 10 %" in words
         assert "CPU 10 %" in words and "GPU 0 63 %, 2.0 GB" in words
-        assert "<html" not in await browser.open("/machines-rows")
+        assert "killed by SIGKILL" in await browser.part("/machines")
         one = await browser.open("/machines/box-1")
         assert f'href="/ui/runs/{run_id}?node=cut"' in one
         assert "No samples" in one
@@ -330,7 +333,10 @@ def test_machines_with_what_runs_where(conn: Any) -> None:
         assert "Loaded: sdxl." in gpu
         assert "CPU: mean 20.0, peak 30.0 of 100.0 %" in gpu
         assert "GPU memory: mean 2.0" in gpu
-        assert "sdxl for" in await browser.open("/machines/box-2/workers")
+        assert "sdxl for" in gpu
+        assert "sdxl for" in await browser.part("/machines/box-2")
+        now = pages.words(await browser.open("/"))
+        assert "sdxl CPU 10 %" in now, "the machines of Now are the same list"
         await browser.open("/machines/nothing", 404)
         await browser.open("/machines/" + quote("a/b\x01", safe=""), 404)
 
@@ -344,19 +350,19 @@ def test_a_queue_is_switched_and_undo_restores_it(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open(where)
         page = await browser.follow(
-            await browser.send(page, f"{where}/switch", label="Pause", queue="cpu")
+            await browser.send(page, "/machines/switch", label="Pause", queue="cpu")
         )
         assert "Queue cpu of a/b is switched off (pause)." in page
         assert workers.policy_in_force("a/b", "cpu") == "pause"
         page = await browser.follow(
-            await browser.send(page, f"{where}/switch", label="Drain", queue="cpu")
+            await browser.send(page, "/machines/switch", label="Drain", queue="cpu")
         )
         assert workers.policy_in_force("a/b", "cpu") == "drain"
-        page = await browser.follow(await browser.send(page, f"{where}/switch", label="Undo"))
+        page = await browser.follow(await browser.send(page, "/machines/switch", label="Undo"))
         assert workers.policy_in_force("a/b", "cpu") == "pause"
-        page = await browser.follow(await browser.send(page, f"{where}/switch", label="Undo"))
+        page = await browser.follow(await browser.send(page, "/machines/switch", label="Undo"))
         assert workers.policy_in_force("a/b", "cpu") == "drain", "an Undo can be undone"
-        await browser.follow(await browser.send(page, f"{where}/switch", label="On", queue="cpu"))
+        await browser.follow(await browser.send(page, "/machines/switch", label="On", queue="cpu"))
         assert workers.policy_in_force("a/b", "cpu") is None
 
     pages.browse(use)
@@ -378,7 +384,7 @@ def test_off_at_once_names_the_effect_and_takes_a_reason(conn: Any) -> None:
         ) in pages.words(page)
         page = await browser.follow(
             await browser.send(
-                page, "/machines/box/switch", label="Off at once", queue="cpu", reason="new disk"
+                page, "/machines/switch", label="Off at once", queue="cpu", reason="new disk"
             )
         )
         assert "Undo</button>" not in page
@@ -388,7 +394,7 @@ def test_off_at_once_names_the_effect_and_takes_a_reason(conn: Any) -> None:
             "hard", "ann", "new disk",
         )  # fmt: skip
         page = await browser.follow(
-            await browser.send(page, "/machines/box/switch", label="On", queue="cpu")
+            await browser.send(page, "/machines/switch", label="On", queue="cpu")
         )
         assert "Queue cpu of box is switched on." in page
         assert "Undo</button>" not in page, "an Undo ends no jobs"
@@ -406,13 +412,13 @@ def test_models_are_loaded_and_unloaded(conn: Any) -> None:
         page = await browser.open("/machines/box")
         assert "Unload sdxl from process 7 of box between two jobs." in pages.words(page)
         page = await browser.follow(
-            await browser.send(page, "/machines/box/models", label="Unload sdxl")
+            await browser.send(page, "/machines/models", label="Unload sdxl")
         )
         page = await browser.follow(
-            await browser.send(page, "/machines/box/models", label="Load", model="flux")
+            await browser.send(page, "/machines/models", label="Load", model="flux")
         )
         assert "Model flux: box loads it between two jobs." in page
-        reply = await browser.send(page, "/machines/box/models", label="Load", model="no")
+        reply = await browser.send(page, "/machines/models", label="Load", model="no")
         assert reply.status_code == 404
 
     pages.browse(use)
@@ -429,36 +435,290 @@ def test_a_wrong_switch_is_refused(conn: Any) -> None:
             {"to": "x"}, {"to": "pause", "queue": ""}, {"to": "pause", "until": "x"},
         ]  # fmt: skip
         for values in wrong:
-            reply = await browser.send(page, "/machines/box/switch", **values)
+            reply = await browser.send(page, "/machines/switch", **values)
             assert reply.status_code == 422, reply.text
 
     pages.browse(use)
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
+def test_a_switch_is_shown_where_it_was_set(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box"))
+    report(conn, transitions.who("load", "w2", host="box"))
+
+    async def use(browser: Browser) -> None:
+        workers.disable("box", "cpu", stop_policy="pause")
+        page = await browser.open("/machines/box")
+        words = pages.words(page)
+        assert "every queue on 0 - Pause Drain" in words, "ON for every queue would change nothing"
+        assert "queue cpu off pause 0" in words and "queue load on 0" in words
+        workers.disable("box", workers.ALL, stop_policy="drain")
+        words = pages.words(await browser.part("/machines/box"))
+        assert "every queue off drain 0" in words and "queue load off with every queue 0" in words
+        page = await browser.follow(
+            await browser.send(page, "/machines/switch", label="Off at once")
+        )
+        assert "Every queue of box is switched off at once." in page
+
+    pages.browse(use)
+    assert workers.policy_in_force("box", "load") == "hard"
+
+
+NAMES = ("..", ".", "a/b", "%2e%2e", "x?y#z&host=w", "new\nline", "\u202e\x1b")
+
+
+def test_machines_and_schedules_of_any_name_are_opened_by_their_links(conn: Any) -> None:
+    """A browser would resolve `..` in a path, and some proxies an escaped slash."""
+    for number, name in enumerate(NAMES):
+        report(conn, transitions.who("cpu", f"w{number}", host=name))
+        factories.insert(
+            conn, "schedules", name=name, expression="0 3 * * *", task_name="t", queue="load"
+        )
+
+    async def use(browser: Browser) -> None:
+        for of, act, label in (
+            ("machines?host", "switch", "Pause"),
+            ("schedules?name", "pause", "Pause"),
+        ):
+            page = await browser.open("/" + of.partition("?")[0])
+            links = re.findall(rf'href="(/ui/{re.escape(of)}=[^"]+)"', page)
+            assert len(links) == len(NAMES)
+            for link in links:
+                page = await browser.open(html.unescape(link).removeprefix("/ui"))
+                action = f"/{of.partition('?')[0]}/{act}"
+                await browser.follow(await browser.send(page, action, label=label))
+
+    pages.browse(use)
+    assert {workers.policy_in_force(name, "cpu") for name in NAMES} == {"pause"}
+    assert factories.one(conn, "SELECT bool_and(paused) FROM schedules")
+
+
+def test_a_running_node_without_a_start_leaves_now_open(conn: Any) -> None:
+    """An app may write its own rows; the node has ended before, so its usual time is known."""
+    for claim in ({"status": "completed", "seconds": 5.0, "finished_at": NOW}, CLAIM):
+        factories.node(conn, factories.run(conn, workflow_name="w"), "cut", **claim)
+    words = pages.words(pages.opened("/"))
+    assert "cut w cpu box - 5.0 s" in words
+
+
+CLAIM = {
+    "status": "running", "worker_id": "w", "claim_no": 1, "claimed_by": "box",
+    "lease_expires_at": NOW + timedelta(minutes=5),
+}  # fmt: skip
+
+
 def test_hostile_machines(conn: Any) -> None:
-    for n, host in enumerate([EVIL[:100], "x" * 400, "a/b?c#d%00", "..a", "\u202e\x1b"]):
+    hosts = [EVIL[:100], "x" * 400, "a/b?c#d%00", "..a", "\u202e\x1b"]
+    for n, host in enumerate(hosts):
         factories.insert(
             conn, "workers", worker_id=f"w{n}{EVIL}", host_label=host, queue="gpu", pid=7,
+            current_model=EVIL,
             detail=Jsonb({
                 "model": {"id": EVIL, "held_s": "x", "load_s": [], "loading": EVIL},
                 "throttle": EVIL, "card": EVIL, "claim": [],
             }),
         )  # fmt: skip
+        for model in ([EVIL], {EVIL: EVIL}, 7, True, ""):
+            factories.insert(
+                conn, "workers", worker_id=f"{n}{model}", host_label=host, queue="gpu", pid=7,
+                detail=Jsonb({"model": {"id": model}, "card": {EVIL: 1}}),
+            )  # fmt: skip
         factories.insert(
             conn, "worker_controls", host_label=host, queue="gpu", desired_state="off",
             stop_policy="hard", requested_by=EVIL, reason=EVIL,
         )  # fmt: skip
         sample(conn, host, 1, cpu_percent=EVIL, gpus=[EVIL, {"id": EVIL}, None, 7])
+    # It is a float that is infinite, and an integer that no float can hold.
+    conn.execute(
+        "UPDATE hw_samples SET sample = sample || jsonb_build_object("
+        "'ram_percent', '1e400'::numeric + 0.5, 'cpu_percent', '1e400'::numeric)"
+        " WHERE host_label = '..a'"
+    )
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/machines")
-        links = {html.unescape(one) for one in re.findall(r'href="(/ui/machines/[^"]+)"', page)}
-        assert len(links) == 5
+        links = {
+            html.unescape(one) for one in re.findall(r'href="(/ui/machines\?host=[^"]+)"', page)
+        }
+        assert len(links) == len(hosts)
         for link in links:
             await browser.open(link.removeprefix("/ui"))
+        for host in hosts:
+            await browser.open("/machines/" + quote(host, safe=""))
+        for host in ("a\x00b", "", "x" * 900):
+            if "\x00" not in host:  # the guard of the service refuses it
+                await browser.open("/machines", 404, host=host)
+            reply = await browser.send(
+                await browser.open(link.removeprefix("/ui")), "/machines/switch",
+                host=host, queue="gpu", to="pause",
+            )  # fmt: skip
+            assert reply.status_code == 422, host
 
     pages.browse(use)
+
+
+# --- a large fleet -----------------------------------------------------------------------------
+
+
+def small(page: str) -> str:
+    """Return a page that is as small as each has to be, in bytes raw and compressed."""
+    assert len(page.encode()) <= 150 * 1024
+    assert len(gzip.compress(page.encode())) <= 30 * 1024
+    return page
+
+
+def whole(page: str, link: str) -> set[str]:
+    return {
+        html.unescape(one) for one in re.findall(rf'<td[^>]*><a href="(/ui{link}=[^"&]+)"', page)
+    }
+
+
+@pytest.fixture
+def large(conn: Any) -> None:
+    """Insert 200 machines with eight workers each, and 500 queues of which each has a job."""
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid, state)"
+        " SELECT format('w-%s-%s', h, n), format('machine-%s.example', h), 'queue-' || mod(h, 9),"
+        " n,"
+        " CASE WHEN h = 150 THEN 'dead' WHEN mod(n, 2) = 0 THEN 'busy' ELSE 'idle' END"
+        " FROM generate_series(1, 200) h, generate_series(1, 8) n"
+    )
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid)"
+        " SELECT 'v-' || n, 'machine-1.example', 'queue-' || n, n FROM generate_series(10, 130) n"
+    )
+    conn.execute(
+        "INSERT INTO ingest_jobs (task_name, queue, created_at)"
+        " SELECT 't', 'queue-' || n, now() - interval '1 hour' FROM generate_series(1, 500) n"
+    )
+    conn.execute(
+        "INSERT INTO queue_partitions (queue, partition_key, max_running)"
+        " SELECT 'queue-1', 'partition-' || n, n FROM generate_series(1, 120) n"
+    )
+    conn.execute(
+        "INSERT INTO schedules (name, expression, task_name, queue)"
+        " SELECT 'schedule-' || n, '0 3 * * *', 't', 'load' FROM generate_series(1, 120) n"
+    )
+
+
+def test_the_use_of_machines_is_read_by_its_slots(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO hw_samples (host_label, every_s, slot, sampled_at, sample)"
+        " SELECT 'machine-' || h, 60, s, now() - interval '1 day',"
+        " jsonb_build_object('x', repeat('x', 1000))"
+        " FROM generate_series(1, 5) h, generate_series(0, 1439) s"
+    )
+    for cpu, ago_s in ((10, 120), (20, 60), (30, 0)):
+        conn.execute(
+            "UPDATE hw_samples SET sampled_at = t.at,"
+            " sample = jsonb_build_object('cpu_percent', %(cpu)s::int)"
+            " FROM (SELECT now() - %(ago)s * interval '1 second' AS at) t"
+            " WHERE host_label = 'machine-3'"
+            " AND slot = mod(floor(extract(epoch FROM t.at) / 60), 1440)",
+            {"ago": ago_s, "cpu": cpu},
+        )
+    conn.execute("ANALYZE hw_samples")
+    given: dict[str, Any] = {
+        "hosts": [f"machine-{number}" for number in range(1, 6)], "past_s": 300.0, "limit": 1,
+    }  # fmt: skip
+    text = named_statements.texts()["samples.of_hosts"]
+    (row,) = conn.execute(text, given).fetchall()
+    assert (row["host_label"], row["sample"]) == ("machine-3", {"cpu_percent": 30})
+    read = conn.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + text, given).fetchone()
+    (plan,) = next(iter((read or {}).values()))
+    # Six slots of each, by an index of a few levels; a machine's day has 360 blocks.
+    assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 5 * 50
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize(
+    ("path", "name"), [("/machines", "host"), ("/queues", "queue"), ("/schedules", "name")]
+)
+def test_a_long_list_has_pages_with_all_of_it(path: str, name: str) -> None:
+    counts = {"host": 200, "queue": len(queues.list(used_only=True)), "name": 120}
+    count = counts[name]
+
+    async def use(browser: Browser) -> None:
+        found: set[str] = set()
+        for start in range(0, count, 50):
+            page = small(await browser.open(path, start=start))
+            shown = whole(page, rf"{path}\?{name}")
+            assert len(shown) == min(50, count - start) and not shown & found
+            found |= shown
+            following = re.search(r'rel="next" href="/ui([^"]+)"', page)
+            more = f"{path}?start={start + 50}" if start + 50 < count else None
+            assert (following and html.unescape(following[1])) == more
+            assert (">first page</a>" in page) == (start > 0)
+        assert len(found) == count
+        beyond = await browser.open(path, start=100_000)
+        assert len(whole(beyond, rf"{path}\?{name}")) == 50, "the list has become shorter"
+
+    pages.browse(use)
+
+
+@pytest.mark.usefixtures("large")
+def test_pages_of_a_large_fleet_are_small() -> None:
+    async def use(browser: Browser) -> None:
+        now = small(await browser.open("/"))
+        assert "more: queue-workflows doctor lists them" in pages.words(now)
+        assert now.count('id="machine-') == now.count('id="queue-') == 20
+        assert now.index("machine-150.example") < now.index("machine-1.example")
+        more = len(queues.list(used_only=True)) - 20
+        assert f"All queues, {more} more" in pages.words(now)
+        one = small(await browser.open("/machines", host="machine-1.example"))
+        assert "129 workers, 0 jobs running." in pages.words(one)
+        assert "And 112 more queues" in pages.words(one)
+        assert 'href="/ui/machines?host=machine-1.example&amp;start=50"' in one
+        queue = small(await browser.open("/queues", queue="queue-1"))
+        assert queue.count("partition-") > 50 and "partition-60<" not in queue
+        waiting = small(await browser.open("/waiting"))
+        assert waiting.count('id="group-') == 50
+        assert "And 450 jobs that wait for other reasons." in pages.words(waiting)
+
+    pages.browse(use)
+
+
+@pytest.mark.usefixtures("large")
+def test_the_pages_of_a_large_fleet_need_few_statements(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(conn, transitions.who("gpu", "g", host="box"))
+    workers.disable("box", "gpu", stop_policy="pause")
+
+    async def use(browser: Browser) -> None:
+        calls = named_statements.executed(monkeypatch)
+        for path, most in (
+            ("/machines", 6), ("/machines?host=machine-1.example", 6), ("/machines?host=box", 7),
+            ("/queues", 6), ("/schedules", 6), ("/schedules?name=schedule-1", 6), ("/waiting", 6),
+        ):  # fmt: skip
+            calls.clear()
+            await browser.part(path)
+            own = [text for text in calls if b"set_config" not in text and b"SET " not in text]
+            assert len(own) <= most, (path, own)
+
+    pages.browse(use)
+
+
+def test_a_group_that_waits_for_many_reasons_names_some(conn: Any) -> None:
+    for number in range(12):
+        detail = {"throttle": f"RAM at {number} %"}
+        report(conn, transitions.who("load", f"l{number}"), detail, state="throttled")
+    job = factories.ingest(conn, queue="load")
+
+    async def use(browser: Browser) -> None:
+        words = pages.words(await browser.open("/waiting"))
+        assert words.count("it waits for memory: RAM at") == 5
+        assert "and 7 workers for other reasons" in words
+        one = pages.words(await browser.open("/waiting", job=job["id"]))
+        assert one.count("it waits for memory: RAM at") == 12
+
+    pages.browse(use)
+
+
+def test_the_command_that_starts_a_worker_can_be_pasted(conn: Any) -> None:
+    factories.ingest(conn, queue="x; rm -rf $HOME")
+    words = pages.words(pages.opened("/waiting"))
+    assert "queue-claim-worker --queue 'x; rm -rf $HOME' --app" in words
 
 
 def test_the_scope_look_switches_nothing(conn: Any) -> None:

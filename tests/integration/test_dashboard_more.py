@@ -17,7 +17,7 @@ from tests.support.pages import EVIL, Browser
 
 NOW = datetime.now(timezone.utc)
 Row = dict[str, Any]
-PAGES = ("/jobs", "/queues", "/queues-rows", "/schedules", "/acts", "/health")
+PAGES = ("/jobs", "/queues", "/schedules", "/acts", "/health")
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +116,8 @@ def test_hostile_values_run_nothing_and_every_page_opens(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         for path in PAGES:
             await browser.open(path)
+        for queue in ("load", EVIL):
+            await browser.open("/queues", queue=queue)
         where = quote(job, safe="")
         await browser.open(f"/jobs/{where}")
         await browser.open(f"/jobs/{where}/again")
@@ -138,7 +140,7 @@ def test_the_scope_look_sees_states_and_no_values(conn: Any) -> None:
     conn.execute("UPDATE schedules SET error = 'error hush'")
 
     async def use(browser: Browser) -> None:
-        for path in (*PAGES, f"/jobs/{job}", "/schedules/nightly"):
+        for path in (*PAGES, f"/jobs/{job}", "/queues?queue=load", "/schedules/nightly"):
             page = await browser.open(path)
             assert "hush" not in page, path
             assert not re.search(r'action="/ui/(jobs|queues|schedules|health)/', page), path
@@ -159,8 +161,8 @@ def test_a_scope_that_may_not_act_is_refused(conn: Any, scope: str) -> None:
         (csrf,) = set(re.findall(r'name="csrf" value="([^"]*)"', page))
         form = re.findall(r'name="form" value="([^"]*)"', page)[0]
         for path in (
-            f"/jobs/{job}/delete", "/queues/switch", "/queues/limit", "/schedules/nightly/pause",
-            "/schedules/nightly/run", "/health/doctor", "/health/audit",
+            f"/jobs/{job}/delete", "/queues/switch", "/queues/limit", "/schedules/pause",
+            "/schedules/run", "/health/doctor", "/health/audit",
         ):  # fmt: skip
             data = {"csrf": csrf, "form": form, "queue": "load", "to": "paused"}
             reply = await browser.http.post(f"/ui{path}", data=data)
@@ -324,7 +326,7 @@ def test_a_queue_shows_what_waits_and_is_paused_and_resumed_with_undo(conn: Any)
     async def use(browser: Browser) -> None:
         page = await browser.open("/queues")
         assert re.search(r"load open 0 2 0 0 1 ", pages.words(page))
-        assert "<html" not in await browser.open("/queues-rows")
+        assert 'action="/ui/queues/switch"' in await browser.part("/queues")
         reply = await browser.send(page, "/queues/switch", label="Pause", queue="load", reason="x")
         page = await browser.follow(reply)
         assert "Paused queue load." in page
@@ -350,8 +352,8 @@ def test_the_limits_of_a_queue_are_set_and_removed(conn: Any) -> None:
     queues.limit("load", partition="p", max_running=2)
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/queues")
-        assert "load, partition p" in pages.words(page)
+        page = await browser.open("/queues", queue="load")
+        assert re.search(r"Partition State Limits Act p open Jobs at once: 2 ", pages.words(page))
         page = await browser.follow(
             await browser.send(
                 page, "/queues/limit", label="Set the limits", queue="load", max_running="3",
@@ -419,14 +421,14 @@ def test_a_schedule_is_paused_resumed_and_fired(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open(where)
         assert "Start t now, beside the instants of the schedule." in pages.words(page)
-        page = await browser.follow(await browser.send(page, f"{where}/pause", label="Pause"))
+        page = await browser.follow(await browser.send(page, "/schedules/pause", label="Pause"))
         assert is_paused()
         assert "It is paused: instants of the pause never fire." in page
-        page = await browser.follow(await browser.send(page, f"{where}/resume", label="Undo"))
+        page = await browser.follow(await browser.send(page, "/schedules/resume", label="Undo"))
         assert not is_paused()
-        page = await browser.follow(await browser.send(page, f"{where}/run", label="Run now"))
+        page = await browser.follow(await browser.send(page, "/schedules/run", label="Run now"))
         assert "Schedule a/b has fired." in page
-        page = await browser.follow(await browser.send(page, f"{where}/run", label="Run now"))
+        page = await browser.follow(await browser.send(page, "/schedules/run", label="Run now"))
         assert "Schedule a/b made nothing: overlap." in page
         assert "<h2>Error</h2>" not in page
 

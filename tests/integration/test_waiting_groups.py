@@ -190,6 +190,109 @@ def test_a_run_is_explained_as_before(conn: Any) -> None:
     assert [node["id"] for node in explained["nodes"]] == [job["id"]]
 
 
+# --- a large fleet -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return the texts of the statements that were executed."""
+    return named_statements.executed(monkeypatch)
+
+
+def test_workers_of_a_queue_share_the_count_of_the_jobs_before_one(
+    conn: Any, calls: list[bytes]
+) -> None:
+    for number in range(30):
+        report(conn, transitions.who("load", f"l{number}"))
+    *_, job = [factories.ingest(conn, queue="load") for _ in range(3)]
+    calls.clear()
+    explained = jobs.explain(job["id"], conn=conn)
+    assert len(calls) <= 6
+    assert explained is not None and len(explained["workers"]) == 30
+    reasons = {(worker["clause"], worker["detail"]) for worker in explained["workers"]}
+    assert reasons == {("age", "behind 2 older jobs of its priority")}
+
+
+def test_workers_count_the_jobs_before_one_in_the_order_of_their_own_claims(conn: Any) -> None:
+    run_id = factories.run(conn)
+    report(conn, transitions.who("cpu", "oldest"))
+    report(conn, transitions.who("cpu", "newest", newest=True))
+    first, *_ = [factories.node(conn, run_id, f"n{number}") for number in range(3)]
+    explained = jobs.explain(first["id"], conn=conn)
+    assert explained is not None
+    assert {worker["worker_id"]: worker["detail"] for worker in explained["workers"]} == {
+        "oldest": "it is next in line", "newest": "behind 2 newer jobs of its priority",
+    }  # fmt: skip
+
+
+def test_the_nodes_of_a_run_are_explained_by_one_reading_of_the_workers(
+    conn: Any, calls: list[bytes]
+) -> None:
+    run_id = factories.run(conn)
+    for number in range(20):
+        factories.node(conn, run_id, f"n{number}", queue="gpu" if number % 2 else "cpu")
+    report(conn, transitions.who("cpu", "c"))
+    calls.clear()
+    explained = runs.explain(run_id, conn=conn)
+    assert calls.count(named_statements.texts()["waiting_facts.workers"]) == 1
+    assert explained is not None
+    clauses = [(node["queue"], node["clause"], len(node["workers"])) for node in explained["nodes"]]
+    assert clauses == [("cpu", None, 1), ("gpu", "no_worker", 0)] * 10
+    assert explained["nodes"][2]["workers"][0]["detail"] == "behind 1 older job of its priority"
+
+
+def test_the_choices_of_gpu_workers_are_read_once_for_all_jobs(
+    conn: Any, calls: list[bytes]
+) -> None:
+    for number, policy in enumerate(["strict", "balanced"] * 3):
+        who = transitions.who("gpu", f"g{number}", host=f"h{number}", policy=policy)
+        report(conn, who, {"claim": {"grace_s": "x", "bound_s": -1, "policy": policy}})
+    report(conn, transitions.who("gpu", "warm", host="den", model="m", policy="balanced"))
+    run_id = factories.run(conn)
+    for number, model in enumerate(["m", "m", "other", None]):
+        factories.node(conn, run_id, f"n{number}", queue="gpu", required_model=model)
+    with conn.transaction():  # the same now() for all
+        calls.clear()
+        explained = runs.explain(run_id, conn=conn)
+        assert calls.count(named_statements.texts()["waiting_facts.gpu_choices"]) == 1
+        assert len(calls) <= 12
+        assert explained is not None and len(explained["nodes"]) == 4
+        for node in explained["nodes"]:
+            one = jobs.explain(node["id"], conn=conn)
+            assert one is not None and one.pop("lost") is False
+            assert node == one
+
+
+def test_the_many_workers_of_a_queue_hide_no_others(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid)"
+        " SELECT 'm' || n, 'a', 'many', n FROM generate_series(1, 1100) n"
+    )
+    report(conn, transitions.who("few", "f", host="z"))
+    for queue in ("many", "few"):
+        factories.ingest(conn, queue=queue)
+    found = {group["queue"]: group for group in waiting_reasons.groups(conn)["groups"]}
+    assert {queue: group["clause"] for queue, group in found.items()} == {"many": None, "few": None}
+    assert [(each["count"], each["machines"]) for each in found["few"]["workers"]] == [(1, ["z"])]
+
+
+def test_jobs_of_many_queues_are_counted(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO ingest_jobs (task_name, queue)"
+        " SELECT 't', 'queue-' || n FROM generate_series(1, 500) n"
+    )
+    found = waiting_reasons.groups(conn)
+    assert sum(group["count"] for group in found["groups"]) + found["left_out"] == 500
+
+
+def test_an_ingest_job_in_a_queue_of_nodes_is_explained(conn: Any) -> None:
+    report(conn, transitions.who("gpu", "g"))
+    job = factories.ingest(conn, queue="gpu")
+    explained = jobs.explain(job["id"], conn=conn)
+    assert explained is not None
+    assert [worker["clause"] for worker in explained["workers"]] == ["next"]
+
+
 # --- the plan ----------------------------------------------------------------------------------
 
 MANY = 30_000

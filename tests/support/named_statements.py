@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from queue_workflows import sql
 from queue_workflows.db import statements
 
@@ -21,4 +25,17 @@ def every() -> dict[str, statements.Named]:
                 continue
             for table, own in one.items():
                 found[f"{path.stem}.{name}[{table}]"] = own
+    return found
+
+
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return the list to which the text of each statement is added when it is executed."""
+    found: list[bytes] = []
+    real = statements.Named.__call__
+
+    def call(self: statements.Named, conn: Any, /, **given: Any) -> Any:
+        found.append(self.text)
+        return real(self, conn, **given)
+
+    monkeypatch.setattr(statements.Named, "__call__", call)
     return found

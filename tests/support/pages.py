@@ -26,6 +26,13 @@ class Browser:
         """Return the page at this path below the mount, which has to have this status."""
         return _checked(await self.http.get(f"/ui{path}", params=query or None), status)
 
+    async def part(self, path: str, /, **query: Any) -> str:
+        """Return the live part of the page at this path, as htmx fetches it again."""
+        headers = {"hx-request": "true"}
+        found = await self.http.get(f"/ui{path}", params=query or None, headers=headers)
+        assert "<html" not in found.text
+        return _checked(found, 200)
+
     async def send(
         self, page: str, action: str, place: int = 0, *, label: str = "", **values: str
     ) -> httpx.Response:

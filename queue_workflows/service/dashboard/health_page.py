@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Final, Literal
 
@@ -27,14 +27,11 @@ async def shown(request: Request) -> Response:
     """Show the health of the installation, and the last results of doctor and audit."""
     found = await view.read(request, _read)
     version, kind, _ = checks.driver()
-    text = "It only reads the live system, and may take a minute."
     return view.page(
         request, "health.html", title="Health", command="queue-workflows doctor",
-        results=request.app.state.results, python=platform.python_version(), package=__version__,
-        driver=f"{version} ({kind})", **found,
-        retention=[(name, config.KNOBS[name].read()) for name in KNOBS],
-        actions=[forms.Action(f"/health/{name}", f"Run {name}", "operate", {}, "makes", text)
-                 for name in _CHECKS],
+        results=request.app.state.results, action=forms.Action, package=__version__,
+        python=platform.python_version(), driver=f"{version} ({kind})",
+        retention=[(name, config.KNOBS[name].read()) for name in KNOBS], **found,
     )  # fmt: skip
 
 
@@ -54,34 +51,32 @@ async def check(request: Request, name: Literal["doctor", "audit"]) -> Response:
 
     def run() -> None:
         with db.connect() as conn:
-            results[name] = datetime.now(timezone.utc), _CHECKS[name](conn)
+            found = [*(_doctor(conn) if name == "doctor" else _audit(conn))]
+            results[name] = datetime.now(timezone.utc), found
 
     await form.run(run)
     return form.done(f"The result of {name} is below.", back="/health")
 
 
-def _doctor(conn: db.Connection) -> list[checks.Finding]:
-    found = list[checks.Finding]()
+def _doctor(conn: db.Connection) -> Iterator[checks.Finding]:
     for each in checks.CHECKS:
-        found += each.answer(conn, "work")
+        found = [*each.answer(conn, "work")]
+        yield from found
         if each.ask is checks.schema and found[-1].level == checks.ERROR:
-            break  # the others need the tables
-    return found
+            return  # the others need the tables
 
 
-def _audit(conn: db.Connection) -> list[checks.Finding]:
-    values, found = audit.parameters(conn, since_s=86_400.0, limit=5), list[checks.Finding]()
+def _audit(conn: db.Connection) -> Iterator[checks.Finding]:
+    values = audit.parameters(conn, since_s=86_400.0, limit=5)
     for each in audit.INVARIANTS:
-        if each.statement is not None:
-            outcome = audit.check(conn, each, values)
+        if each.statement is None:
+            continue
+        outcome = audit.check(conn, each, values)
+        if isinstance(outcome, str):
+            yield checks.Finding(
+                each.name, checks.WARNING, each.sentence, f"not finished: {outcome}"
+            )
+        else:
             level = checks.ERROR if outcome else checks.OK
-            if isinstance(outcome, str):
-                level, outcome = checks.WARNING, [audit.Offender("not finished", outcome)]
             rows = "; ".join(f"{one.id}: {one.text}" for one in outcome)
-            found.append(checks.Finding(each.name, level, each.sentence, rows))
-    return found
-
-
-_CHECKS: Final[Mapping[str, Callable[[db.Connection], list[checks.Finding]]]] = {
-    "doctor": _doctor, "audit": _audit,
-}  # fmt: skip
+            yield checks.Finding(each.name, level, each.sentence, rows)

@@ -3,83 +3,79 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final
+from typing import Final
 
 import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
 from queue_workflows import db, errors, models, types, workers
+from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock, display, stored_json
-from queue_workflows.service.dashboard import forms, strip, view
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.service.dashboard import forms, lists, strip, view
+from queue_workflows.types import JsonDict, Row, Rows
 
 router = fastapi.APIRouter()
-HOSTS: Final = 100
-"""Machines on a page."""
+SWITCHES: Final = 11
+"""Switches of a machine that are shown, the first for every queue."""
+CARDS: Final = 8
+"""GPUs of a machine whose use is shown."""
 RECENT_S: Final = 300.0
 """Age of a sample up to which it shows a machine as it is now."""
 STRIPS: Final = (("The last hour", timedelta(hours=1)), ("The last day", timedelta(days=1)))
 MOST: Final = 1440
 """Samples of a machine: one a minute for a day."""
 _DOWN: Final = frozenset({"dead", workers.ABSENT})
-_OFF: Final = {
-    "pause": "Running jobs end, and models stay loaded.",
-    "drain": "Running jobs end, then the models are unloaded.",
-}
 
 
 @router.get("/machines")
-async def listed(request: Request) -> Response:
-    """Show all machines."""
-    found = await view.read(request, _read)
-    command = "queue-workflows workers"
-    return view.page(request, "machines.html", title="Machines", command=command, **found)
-
-
-@router.get("/machines-rows")
-async def rows(request: Request) -> Response:
-    """Return the machines alone."""
-    return await view.fragment(request, "machines_rows.html", lambda: view.read(request, _read))
+async def listed(request: Request, host: view.Text = None, start: lists.Start = 0) -> Response:
+    """Show all machines, or the one of a name, which may be `..`, as no path can have it."""
+    if host is not None:
+        return await one(request, host, start)
+    return await lists.live(
+        request, "machines.html", shown, start, title="Machines", command="queue-workflows workers"
+    )
 
 
 @router.get("/machines/{host}")
-async def one(request: Request, host: view.Segment) -> Response:
+async def one(request: Request, host: view.Segment, start: lists.Start = 0) -> Response:
     """Show a machine: its workers, its models, its use in the last hour and day, its switches."""
-    found = await view.read(request, _one, host)
     title = f"Machine {display.line(host, 200)}"
     command = f"queue-workflows samples --host {shlex.quote(host)} --past 1d"
-    found["switches"] = [_switch(host, queue, of) for queue, of in found["queues"].items()]
-    return view.page(request, "machine.html", title=title, command=command, **found)
+    return await lists.live(
+        request, "machine.html", _one, host, start, title=title, command=command
+    )
 
 
-@router.get("/machines/{host}/workers")
-async def live(request: Request, host: view.Segment) -> Response:
-    """Return the workers of a machine alone."""
+def shown(conn: db.Connection, start: int = 0, most: int = lists.PAGE) -> JsonDict:
+    """Return a page of `machines` with their workers; dead ones, then switched-off ones come first.
 
-    def read(conn: db.Connection) -> JsonDict:
-        return {"machine": {"host": host, "workers": _machines(conn, host).get(host, [])}}
-
-    return await view.fragment(request, "machine_workers.html", lambda: view.read(request, read))
-
-
-def _machines(conn: db.Connection, host: str | None = None) -> dict[str, list[Row]]:
-    """Return the workers of each machine, or of one; `gpu` of each is its row of `models.list`."""
-    by_worker = {row["worker_id"]: row for row in models.list(conn=conn)}
-    found: dict[str, list[Row]] = {}
+    `use`: in words how busy each of them is.
+    """
+    found: dict[str, Rows] = {}
     for row in workers.list(conn=conn):
-        if host in (None, row["host_label"]):
-            own = row | {"gpu": by_worker.get(row["worker_id"])}
-            found.setdefault(row["host_label"], []).append(own)
-    return found
+        found.setdefault(row["host_label"], []).append(row)
+    machines, pages = lists.paged(
+        sorted(found.items(), key=_trouble), start, "/machines", most=most
+    )
+    samples = _samples(conn, [host for host, _ in machines], RECENT_S, 1)
+    use = {sample["host_label"]: _use(sample) for sample in samples}
+    return {"machines": machines, "use": use, "pages": pages}
 
 
-def _samples(conn: db.Connection, hosts: list[str], past_s: float, limit: int) -> list[Row]:
+def _trouble(machine: tuple[str, Rows]) -> tuple[int, bool, str]:
+    """Return the key by which machines are sorted."""
+    host, rows = machine
+    is_on = all(row["desired_state"] == "on" for row in rows)
+    return -sum(row["state"] in _DOWN for row in rows), is_on, host
+
+
+def _samples(conn: db.Connection, hosts: list[str], past_s: float, limit: int) -> Rows:
     """Return samples of machines, a minute each, with the host and the time among their keys."""
-    rows = statements.samples.of_hosts(conn, hosts=hosts, every_s=60, past_s=past_s, limit=limit)
+    rows = statements.samples.of_hosts(conn, hosts=hosts, past_s=past_s, limit=limit)
     return [
         stored_json.mapping(row["sample"])
         | {"host_label": row["host_label"], "sampled_at": row["sampled_at"]}
@@ -87,105 +83,80 @@ def _samples(conn: db.Connection, hosts: list[str], past_s: float, limit: int) -
     ]
 
 
-def _read(conn: db.Connection) -> JsonDict:
-    """Return `machines`, the ones with dead workers first: each with its workers and its use."""
-    found = _machines(conn)
-    names = [*found][:HOSTS]
-    use = {row["host_label"]: row for row in _samples(conn, names, RECENT_S, 1)}
-    machines: list[JsonDict] = [
-        {
-            "host": name,
-            "workers": found[name],
-            "use": use.get(name),
-            "running": sum(len(row["jobs"]) for row in found[name]),
-            "down": sum(row["state"] in _DOWN for row in found[name]),
-            "is_off": any(row["desired_state"] == "off" for row in found[name]),
-        }
-        for name in names
-    ]
-    machines.sort(key=lambda each: (-each["down"], not each["is_off"], each["host"]))
-    return {"machines": machines, "left_out": len(found) - len(names)}
+def _use(sample: JsonDict) -> str:
+    """Return in words how busy a machine is."""
+    words: list[str] = []
+    for name, key in (("CPU", "cpu_percent"), ("RAM", "ram_percent")):
+        share = stored_json.number(sample.get(key))
+        words += [] if share is None else [f"{name} {share:.0f} %"]
+    for card in map(stored_json.mapping, stored_json.sequence(sample.get("gpus"))[:CARDS]):
+        share, used_mb = (stored_json.number(card.get(key)) for key in ("use_pct", "vram_used_mb"))
+        if share is not None and used_mb is not None:
+            name = display.line(card.get("id"), 20)
+            words.append(f"GPU {name} {share:.0f} %, {used_mb / strip.MB:.1f} GB")
+    return "; ".join(words)
 
 
-def _one(conn: db.Connection, host: str) -> JsonDict:
-    """Return a machine: its workers, by queue too, its strips, and the models that it may load."""
-    rows = _machines(conn, host).get(host, [])
-    is_name = types.is_name(host)
-    taken = _samples(conn, [host], STRIPS[-1][1].total_seconds(), MOST) if is_name else []
-    if not rows and not taken:
+def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
+    """Return a machine: `every` worker, a page of them, its models, switches and strips."""
+    every = [row for row in workers.list(conn=conn) if row["host_label"] == host]
+    page, pages = lists.paged(every, start, "/machines", host=host)
+    day_s = STRIPS[-1][1].total_seconds()
+    taken = _samples(conn, [host], day_s, MOST) if payload.is_storable(host) else []
+    if not every and not taken:
         text = f"no machine {display.line(host, 80)}: it has had no worker within a day"
         raise view.NotFound(text, near=[("all machines", "/machines")])
     now = datetime.now(timezone.utc)
-    queues: dict[str, list[Row]] = {workers.ALL: rows}
-    for row in rows:
-        if row["queue"] != workers.ALL:
-            queues.setdefault(row["queue"], []).append(row)
-    gpus = [row["gpu"] for row in rows if row["gpu"] and row["state"] != "dead"]
+    has_gpus = types.is_name(host) and any(row["queue"] == "gpu" for row in every)
+    gpus = models.list(host, conn=conn) if has_gpus else []
+    live = [gpu for gpu in gpus if gpu["state"] != "dead"]
+    switches = _switches(conn, host, every)
     return {
-        "machine": {"host": host, "workers": rows},
-        "queues": queues,
+        "host": host,
+        "every": every,
+        "workers": page,
+        "pages": pages,
+        "gpus": {gpu["worker_id"]: gpu for gpu in gpus},
+        "loaded": [gpu for gpu in live if stored_json.text(gpu["model"])][:CARDS],
+        "known": sorted({name for gpu in live for name in gpu["known_models"]})[:200],
+        "has_gpu": bool(live),
+        "switches": switches[:SWITCHES],
+        "left_out": len(switches[SWITCHES:]),
         "strips": [(title, strip.curves(taken, now - past, now)) for title, past in STRIPS],
-        "known": sorted({name for gpu in gpus for name in gpu["known_models"]})[:200],
-        "loaded": sorted({gpu["model"] for gpu in gpus if gpu["model"]}),
-        "unload": [_unload(host, gpu) for gpu in gpus if gpu["model"]],
-        "has_gpu": bool(gpus),
+        "action": forms.Action,
     }
+
+
+def _switches(conn: db.Connection, host: str, rows: Rows) -> list[tuple[str, Rows, Row | None]]:
+    """Return every queue of a machine as `all`, then each, with its workers and its switch if off.
+
+    A worker's row has the switch in force, which is its queue's own or the one for every queue.
+    """
+    off = [row for row in rows if row["desired_state"] == "off"]
+    control = statements.controls.get(conn, host=host, queue=workers.ALL) if off else None
+    at = control["updated_at"] if control and _is_off(control) else None
+    of_all = control | {"switched_at": at} if control and at else None
+    own = {row["queue"]: row for row in off if row["switched_at"] != at}
+    found: dict[str, Rows] = {}
+    for row in rows:
+        found.setdefault(row["queue"], []).append(row)
+    found.pop(workers.ALL, None)
+    queues = sorted(found, key=lambda queue: (queue not in own, queue))
+    return [(workers.ALL, rows, of_all), *((name, found[name], own.get(name)) for name in queues)]
 
 
 # --- actions -----------------------------------------------------------------------------------
 
 
-def _switch(host: str, queue: str, rows: Iterable[Row]) -> JsonDict:
-    """Return a queue of a machine with its switch and the actions that change it."""
-    own = [row for row in rows if row["state"] not in _DOWN]
-    jobs = sum(len(row["jobs"]) for row in own)
-    off = next((row for row in rows if row["desired_state"] == "off"), None)
-    what = _named(queue)
-
-    def action(to: str, label: str, kind: Any, text: str) -> forms.Action:
-        fields = {"queue": queue, "to": to}
-        where, asks = view.path("/machines/", host, "switch"), kind == "ends"
-        return forms.Action(where, label, "operate", fields, kind, text, asks_reason=asks)
-
-    actions = [action("on", "On", "now", "")] if off else []
-    if off is None or off["stop_policy"] != "hard":
-        actions += [
-            action(policy, label, "now", text)
-            for policy, label, text in (
-                ("pause", "Pause", _OFF["pause"]), ("drain", "Drain", _OFF["drain"]),
-            )
-            if off is None or off["stop_policy"] != policy
-        ]  # fmt: skip
-        back = "goes back to its queue" if jobs == 1 else "go back to their queues"
-        ends = "1 process ends" if len(own) == 1 else f"{len(own)} processes end"
-        text = (
-            f"Switch {what} of {display.line(host, 80)} off at once: "
-            f"{display.counted(jobs, 'running job')} {back}, {ends}, and loaded models are lost."
-        )
-        actions.append(action("hard", "Off at once", "ends", text))
-    return {"queue": queue, "off": off, "running": jobs, "actions": actions}
-
-
-def _unload(host: str, gpu: Row) -> forms.Action:
-    name = display.line(gpu["model"], 60)
-    load = f" (it took {display.duration(gpu['load_s'])})" if gpu["load_s"] else ""
-    text = (
-        f"Unload {name} from process {gpu['pid']} of {display.line(host, 80)} between two jobs. "
-        f"The next job that needs it loads it again{load}."
-    )
-    fields = {"act": "unload", "model": gpu["model"], "worker": gpu["worker_id"]}
-    to = view.path("/machines/", host, "models")
-    return forms.Action(to, f"Unload {name}", "operate", fields, "ends", text)
-
-
-@router.post("/machines/{host}/switch")
-async def switch(request: Request, host: view.Segment) -> Response:
+@router.post("/machines/switch")
+async def switch(request: Request) -> Response:
     """Switch a queue of a machine, or all of them, on or off; Undo restores the switch."""
     form = await forms.act(request, "operate")
-    queue, to = form.values.get("queue", ""), form.values.get("to", "")
-    if to not in ("on", *workers.STOP_POLICIES):
+    host, queue, to, until = (
+        form.values.get(name, "") for name in ("host", "queue", "to", "until")
+    )
+    if to not in ("on", *workers.STOP_POLICIES) or not payload.is_storable(host + queue):
         raise forms.Refused(422, "Choose on, pause, drain or off at once. Nothing was changed.")
-    until = form.values.get("until") or None
 
     def change() -> Row | None:
         with db.transaction() as conn:
@@ -193,43 +164,45 @@ async def switch(request: Request, host: view.Segment) -> Response:
             if to == "on":
                 workers.enable(host, queue, conn=conn)
             else:
-                ends = None if until is None else clock.parse_until(until)
+                ends = clock.parse_until(until) if until else None
                 workers.disable(host, queue, stop_policy=to, until=ends, conn=conn)
             return before
 
     before = await form.run(change)
-    undo = None if to == "hard" else _undo(host, queue, before)
-    what = _named(queue)
+    what = "every queue" if queue == workers.ALL else f"queue {display.line(queue, 80)}"
     how = {"on": "on", "hard": "off at once"}.get(to, f"off ({to})")
     text = f"{what[0].upper()}{what[1:]} of {display.line(host, 80)} is switched {how}."
-    return form.done(text, back=view.path("/machines/", host), undo=undo)
+    undo = None if to == "hard" else _undo(host, queue, before)
+    return form.done(text, back=lists.link("/machines", host=host), undo=undo)
 
 
-def _named(queue: str) -> str:
-    return "every queue" if queue == workers.ALL else f"queue {display.line(queue, 80)}"
+def _is_off(control: Row) -> bool:
+    """Return whether a switch is off. One whose time has passed is on."""
+    until = control["until_at"]
+    is_over = until is not None and until <= datetime.now(timezone.utc)
+    return control["desired_state"] == "off" and not is_over
 
 
 def _undo(host: str, queue: str, before: Row | None) -> forms.Action | None:
-    """Return the action that restores a switch. One whose time has passed is on.
+    """Return the action that restores a switch.
 
     Returns None for one that was off at once, which would end running jobs without a question.
     """
-    fields = {"queue": queue, "to": "on"}
-    if before is not None and before["desired_state"] == "off":
-        until = before["until_at"]
-        if until is None or until > datetime.now(timezone.utc):
-            if before["stop_policy"] == "hard":
-                return None
-            fields["to"] = before["stop_policy"]
-            fields |= {} if until is None else {"until": until.isoformat()}
-    return forms.Action(view.path("/machines/", host, "switch"), "Undo", "operate", fields)
+    fields = {"host": host, "queue": queue, "to": "on"}
+    if before is not None and _is_off(before):
+        if before["stop_policy"] == "hard":
+            return None
+        fields["to"] = before["stop_policy"]
+        fields |= {"until": before["until_at"].isoformat()} if before["until_at"] else {}
+    return forms.Action("/machines/switch", "Undo", "operate", fields)
 
 
-@router.post("/machines/{host}/models")
-async def model(request: Request, host: view.Segment) -> Response:
+@router.post("/machines/models")
+async def model(request: Request) -> Response:
     """Request that gpu workers of a machine load or unload a model."""
     form = await forms.act(request, "operate")
-    name, worker = form.values.get("model", ""), form.values.get("worker") or None
+    host, name = form.values.get("host", ""), form.values.get("model", "")
+    worker = form.values.get("worker") or None
     if form.values.get("act") == "unload":
         await form.run(models.unload, host, name or None, worker_id=worker)
         done = "unloads it between two jobs"
@@ -239,4 +212,4 @@ async def model(request: Request, host: view.Segment) -> Response:
     else:
         raise errors.InvalidConfig("choose a model: nothing was changed")
     text = f"Model {display.line(name, 120)}: {display.line(host, 80)} {done}."
-    return form.done(text, back=view.path("/machines/", host))
+    return form.done(text, back=lists.link("/machines", host=host))

@@ -10,53 +10,43 @@ from starlette.responses import Response
 
 from queue_workflows import config, db, queues
 from queue_workflows.runtime import clock, display
-from queue_workflows.service.dashboard import forms, view
+from queue_workflows.service.dashboard import forms, lists, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
-QUEUES: Final = 200
-PARTITIONS: Final = 50
-"""Partitions of a queue that have settings of their own."""
 LIMITS: Final = ("max_running", "rate", "partition_max_running", "partition_rate")
 
 
 @router.get("/queues")
-async def listed(request: Request) -> Response:
-    """Show all queues that are used."""
-    found = await view.read(request, _read)
+async def listed(request: Request, queue: view.Text = None, start: lists.Start = 0) -> Response:
+    """Show the queues that are used, or one with its limits and partitions."""
+    title = "Queues" if queue is None else f"Queue {display.line(queue, 120)}"
     command = "queue-workflows queues list"
-    return view.page(request, "queues.html", title="Queues", command=command, **found)
+    return await lists.live(
+        request, "queues.html", _read, queue, start, title=title, command=command
+    )
 
 
-@router.get("/queues-rows")
-async def rows(request: Request) -> Response:
-    """Return the queues alone."""
-    return await view.fragment(request, "queues_rows.html", lambda: view.read(request, _read))
-
-
-def _read(conn: db.Connection) -> JsonDict:
-    every = queues.list(used_only=True, conn=conn)
-    for row in every[:QUEUES]:
-        row["is_dag"] = row["queue"] in config.DAG_QUEUES
-        row["action"] = _switch(row["queue"], None, row)
-        row["left_out"] = max(0, len(row["partitions"]) - PARTITIONS)
-        row["partitions"] = row["partitions"][:PARTITIONS]
-        for part in row["partitions"]:
-            part["action"] = _switch(row["queue"], part["partition"], part)
-    return {"queues": every[:QUEUES], "left_out": max(0, len(every) - QUEUES)}
+def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
+    """Return a page of the queues that are used; or one as `chosen`, with a page of partitions."""
+    found = queues.list(used_only=True, conn=conn)
+    if queue is None:
+        page, pages = lists.paged(found, start, "/queues")
+        return {"queues": page, "queue_pages": pages, "chosen": None, "action": forms.Action}
+    one = next((row for row in found if row["queue"] == queue), None)
+    if one is None:
+        text = f"no queue {display.line(queue, 80)} has jobs, settings or workers"
+        raise view.NotFound(text, near=[("all queues", "/queues")])
+    parts, pages = lists.paged(one["partitions"], start, "/queues", queue=queue)
+    return {
+        "queues": [one], "partitions": parts, "queue_pages": pages, "chosen": queue,
+        "is_limited": queue not in config.DAG_QUEUES, "action": forms.Action,
+    }  # fmt: skip
 
 
 def _words(queue: str, partition: str | None) -> str:
     words = f"queue {display.line(queue, 80)}"
     return words if partition is None else f"{words}, partition {display.line(partition, 80)}"
-
-
-def _switch(queue: str, partition: str | None, row: Row) -> forms.Action:
-    """Return the action that resumes a paused queue or partition, or pauses an open one."""
-    to, label = ("open", "Resume") if row["state"] == "paused" else ("paused", "Pause")
-    fields = {"queue": queue, "partition": partition or "", "to": to}
-    text = f"{label} {_words(queue, partition)}. Running jobs continue."
-    return forms.Action("/queues/switch", label, "operate", fields, text=text, asks_reason=True)
 
 
 @router.post("/queues/switch")
@@ -84,20 +74,19 @@ async def switch(request: Request) -> Response:
     if ends_at := before.get("paused_until"):
         fields["until"] = ends_at.isoformat()
     undo = forms.Action("/queues/switch", "Undo", "operate", fields)
-    did = "Paused" if to == "paused" else "Resumed"
-    return form.done(f"{did} {_words(queue, partition)}.", back="/queues", undo=undo)
+    text = f"{'Paused' if to == 'paused' else 'Resumed'} {_words(queue, partition)}."
+    return form.done(text, back=lists.link("/queues", queue=queue), undo=undo)
 
 
 @router.post("/queues/limit")
 async def limit(request: Request) -> Response:
     """Set the limits of a queue that its form has; an empty field removes a limit."""
     form = await forms.act(request, "operate")
-    queue, texts = (
-        form.values.get("queue", ""),
-        [form.values.get(each, "").strip() for each in LIMITS],
-    )
-    values: list[Any] = [
-        int(text) if text.isdecimal() and len(text) < 10 else text or None for text in texts
-    ]
-    await form.run(queues.limit, queue, **dict(zip(LIMITS, values, strict=True)))
-    return form.done(f"Set the limits of {_words(queue, None)}.", back="/queues")
+    queue = form.values.get("queue", "")
+    given: dict[str, Any] = {}
+    for name in LIMITS:
+        text = form.values.get(name, "").strip()
+        given[name] = int(text) if text.isdecimal() and len(text) < 10 else text or None
+    await form.run(queues.limit, queue, **given)
+    text = f"Set the limits of {_words(queue, None)}."
+    return form.done(text, back=lists.link("/queues", queue=queue))

@@ -12,7 +12,7 @@ from queue_workflows import db, jobs
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.dag import payload
 from queue_workflows.runtime import display
-from queue_workflows.service.dashboard import view
+from queue_workflows.service.dashboard import lists, view
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
@@ -21,29 +21,23 @@ router = fastapi.APIRouter()
 @router.get("/waiting")
 async def listed(request: Request, job: view.Text = None) -> Response:
     """Show the queued jobs in groups by the reasons of their waits, or the reasons of one."""
-    if job:
-        return await _one(request, job)
-    found = await view.read(request, waiting_reasons.groups)
-    command = "queue-workflows why"
-    return view.page(request, "waiting.html", title="Waiting", command=command, **found)
+    if not job:
+        return await lists.live(
+            request, "waiting.html", _groups, title="Waiting", command="queue-workflows why"
+        )
+    found = await view.read(request, _one, job)
+    title = f"Why {display.line(found['name'], 120)} waits"
+    command = f"queue-workflows why {shlex.quote(job)}"
+    return view.page(request, "waiting_job.html", title=title, command=command, job=found)
 
 
-@router.get("/waiting/groups")
-async def groups(request: Request) -> Response:
-    """Return the groups alone."""
-    return await view.fragment(
-        request, "waiting_groups.html", lambda: view.read(request, waiting_reasons.groups)
-    )
+def _groups(conn: db.Connection) -> JsonDict:
+    return waiting_reasons.groups(conn) | {"quote": shlex.quote}
 
 
-async def _one(request: Request, job_id: str) -> Response:
-    def read(conn: db.Connection) -> JsonDict | None:
-        return jobs.explain(job_id, conn=conn) if payload.is_storable(job_id) else None
-
-    found = await view.read(request, read)
+def _one(conn: db.Connection, job_id: str) -> JsonDict:
+    found = jobs.explain(job_id, conn=conn) if payload.is_storable(job_id) else None
     if found is None:
         text = f"no job {display.line(job_id, 80)}: it never was here, or it was deleted"
         raise view.NotFound(text, near=[("all that waits", "/waiting")])
-    title = f"Why {display.line(found['name'], 120)} waits"
-    command = f"queue-workflows why {shlex.quote(job_id)}"
-    return view.page(request, "waiting_job.html", title=title, command=command, job=found)
+    return found

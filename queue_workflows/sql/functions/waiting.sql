@@ -2,7 +2,7 @@
 
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the queued jobs of a family in buckets. It reads p_most of the blocked jobs with a time, and of those without one,
--- and of each of the first 200 queues p_most of the jobs that a worker may claim, fewer where there are over 20 queues.
+-- and of each of the first 500 queues p_most of the jobs that a worker may claim, fewer where there are over 20 queues.
 -- is_more: of these there are more. reason: the blocked_reason, or 'run_over'. about: the lock key, the partition if its
 -- limits count, the event that is awaited, or the host for which a job is kept. first_id: the job that is due or claimed
 -- first.
@@ -18,10 +18,10 @@ RETURNS TABLE (queue text, reason text, about text, model text, version text, mo
                  WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > w.queue
                  ORDER BY j.queue LIMIT 1)
           FROM walk w WHERE w.queue IS NOT NULL),
-    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 200),
+    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 500),
     chosen AS (
         SELECT c.*, q.queue AS scan, row_number() OVER (PARTITION BY q.queue) >= b.most AS is_last
-          FROM (SELECT greatest(50, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
+          FROM (SELECT greatest(40, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
          CROSS JOIN queues q
          CROSS JOIN LATERAL (
                SELECT {waiting(j)} FROM ingest_jobs j

@@ -16,14 +16,17 @@ SELECT every_s, sampled_at, sample FROM hw_samples
  ORDER BY sampled_at, every_s;
 
 -- name: of_hosts many
--- Return the newest samples of hosts in the ring of this interval, up to `limit` of each within `past_s` seconds, the
--- oldest first.
+-- Return the newest samples of hosts, a minute each, up to `limit` of each within `past_s` seconds, the oldest first.
+-- Only the slots of that time are read, as queue_workflows_put_sample() counts them.
 SELECT h.host_label, s.sampled_at, s.sample
   FROM unnest(%(hosts)s::text[]) AS h (host_label)
  CROSS JOIN LATERAL (
        SELECT sampled_at, sample FROM hw_samples
-        WHERE host_label = h.host_label AND every_s = %(every_s)s
-          AND sampled_at > now() - %(past_s)s * interval '1 second'
+        WHERE host_label = h.host_label AND every_s = 60
+          AND slot = ANY (ARRAY(
+              SELECT mod(floor(extract(epoch FROM now()) / 60)::bigint - n, 1440)::smallint
+                FROM generate_series(0, least(1439, ceil(%(past_s)s::float8 / 60)::integer)) AS n))
+          AND sampled_at > now() - %(past_s)s::float8 * interval '1 second'
         ORDER BY sampled_at DESC LIMIT %(limit)s) s
  ORDER BY h.host_label, s.sampled_at
  LIMIT 10000;

@@ -45,7 +45,7 @@ SELECT j.*,
          LEFT JOIN queue_partitions q ON q.queue = j.queue AND q.partition_key = j.partition_key) p
     ON j.partition_key IS NOT NULL
  WHERE j.id = ANY (%(ids)s::text[])
- LIMIT 1000;
+ LIMIT 10000;
 
 -- name: buckets many
 -- Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
@@ -73,10 +73,10 @@ SELECT id, node_id, status::text, input_spec, child_run_id
  ORDER BY seq;
 
 -- name: workers many
--- Return the live workers of these queues. `current_model` is the model that is warm when the worker
--- claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
--- jobs. `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out,
--- `model` (it does not know it), `vram` (too little GPU memory) or null, and the GPU memory that it needs.
+-- Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
+-- worker claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs.
+-- `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out, `model` (it does not know it),
+-- `vram` (too little GPU memory) or null, and the GPU memory that it needs.
 SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
        coalesce((SELECT j.required_model
                    FROM workflow_node_jobs j
@@ -100,11 +100,13 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
                       'misfit', queue_workflows_gpu_misfit(w.host_label, w.known_models, w.vram_total_mb, m.model),
                       'needs_gb', queue_workflows_gpu_needs(w.host_label, m.model)))
              FROM unnest(%(models)s::text[]) AS m (model)) END AS misfits
-  FROM workers w
- WHERE w.queue = ANY (%(queues)s::text[]) AND w.state NOT IN ('stopped', 'dead')
-   AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+  FROM (SELECT v.*, row_number() OVER (PARTITION BY v.queue ORDER BY v.host_label, v.started_at, v.worker_id) AS place
+          FROM workers v
+         WHERE v.queue = ANY (%(queues)s::text[]) AND v.state NOT IN ('stopped', 'dead')
+           AND v.last_seen > now() - %(stale_s)s::float8 * interval '1 second') w
+ WHERE w.place <= 1000
  ORDER BY w.host_label, w.started_at, w.worker_id
- LIMIT 1000;
+ LIMIT 10000;
 
 -- name: jobs_ahead row
 -- tables: ingest_jobs workflow_node_jobs
@@ -123,36 +125,36 @@ SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, coun
                 OR j.required_model = ANY (%(models)s::text[]))  -- nodes only
          LIMIT %(most)s) ahead;
 
--- name: newer_gpu_job one
--- Return a due gpu job of this model and priority that came later. No row: this one is the newest.
-SELECT
-  FROM workflow_node_jobs j
-  JOIN workflow_runs r
-    ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
- WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-   AND j.required_model IS NOT DISTINCT FROM %(required_model)s::text
-   AND j.priority = %(priority)s::smallint AND j.seq > %(seq)s::bigint
- LIMIT 1;
-
--- name: models value
--- Return the models in the queue of which a worker can take jobs.
-SELECT queue_workflows_gpu_can(%(host_label)s, %(known_models)s::text[],
-           %(vram_total_mb)s::integer) AS models;
-
--- name: choice row
--- Return what a gpu worker would claim next: the model, how and why, the priority and the job.
-SELECT *
-  FROM queue_workflows_gpu_next(%(worker_id)s, %(host_label)s, %(current_model)s,
-           %(models)s::text[], %(newest)s, %(policy)s, %(grace_s)s::float8, %(bound_s)s::float8,
-           %(versions)s::text[]);
-
--- name: weighed row
--- Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
--- the hosts that have loaded it.
-SELECT g.*,
-       (SELECT array_agg(DISTINCT f.host_label)
-          FROM queue_workflows_gpu_fleet(%(worker_id)s) f
-         WHERE f.model = %(model)s) AS holders
-  FROM queue_workflows_gpu_weigh(
-           ARRAY(SELECT f FROM queue_workflows_gpu_fleet(%(worker_id)s) f),
-           %(host_label)s, %(model)s, %(versions)s::text[]) g;
+-- name: gpu_choices many
+-- Return for each of these gpu workers, a JSON array, the choice of its next claim: the model (`can` has each of which it
+-- can take jobs), why, the priority (`band`) and the job (`seq`). `held`: by each of `models` that its policy leaves to
+-- workers that hold it, their hosts (`holders`), the seconds until one is free (`reach_s`) and of a load here (`load_s`).
+SELECT w.worker_id, can.models AS can, c.model, c.why, c.band,
+       CASE WHEN c.how <> 'newest' THEN c.seq
+            ELSE (SELECT j.seq
+                    FROM workflow_node_jobs j
+                    JOIN workflow_runs r
+                      ON r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status)
+                   WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
+                     AND j.required_model IS NOT DISTINCT FROM nullif(c.model, '')
+                     AND j.priority = c.band
+                   ORDER BY j.seq DESC LIMIT 1) END AS seq,
+       CASE WHEN c.why IN ('worth', 'left') THEN (
+            SELECT jsonb_object_agg(m.model, jsonb_build_object(
+                       'reach_s', g.reach_s, 'load_s', g.load_s, 'holders', ARRAY(
+                           SELECT DISTINCT f.host_label FROM unnest(fleet.holders) f
+                            WHERE f.model = m.model ORDER BY f.host_label)))
+              FROM (SELECT ARRAY(SELECT f FROM queue_workflows_gpu_fleet(w.worker_id) f) AS holders) fleet
+             CROSS JOIN unnest(%(models)s::text[]) AS m (model)
+             CROSS JOIN LATERAL queue_workflows_gpu_weigh(
+                        fleet.holders, w.host_label, m.model, w.versions) g
+             WHERE g.is_left) END AS held
+  FROM jsonb_to_recordset(%(workers)s::jsonb) AS w (
+           worker_id text, host_label text, current_model text, known_models text[],
+           vram_total_mb integer, newest boolean, policy text, grace_s double precision,
+           bound_s double precision, versions text[])
+ CROSS JOIN LATERAL queue_workflows_gpu_can(
+            w.host_label, w.known_models, w.vram_total_mb) AS can (models)
+ CROSS JOIN LATERAL queue_workflows_gpu_next(
+            w.worker_id, w.host_label, w.current_model, array_append(can.models, ''), w.newest,
+            w.policy, w.grace_s, w.bound_s, w.versions) c;
