@@ -77,13 +77,25 @@ SELECT j.*, {age_s(j.started_at)} AS elapsed_s, u.usual_s
  ORDER BY j.started_at, j.seq;
 
 -- name: last_runs many
--- Return the last runs of a workflow, the newest first, each with how long it took, or has taken so far.
-SELECT id, status, created_at, started_at, finished_at,
-       extract(epoch FROM coalesce(finished_at, now()))::float8 - extract(epoch FROM started_at)::float8 AS elapsed_s
-  FROM workflow_runs
- WHERE workflow_name = %(workflow)s
- ORDER BY created_at DESC
- LIMIT %(limit)s;
+-- Return the last runs of a workflow, the oldest first, each with how long it took, or has taken so far. Each also has
+-- figures of them all: the median and the 95th percentile of the completed runs, the longest of the ended runs, NULL
+-- without any, and how many failed.
+WITH last AS (
+       SELECT id, status, created_at, started_at, finished_at,
+              extract(epoch FROM coalesce(finished_at, now()))::float8 - extract(epoch FROM started_at)::float8 AS elapsed_s
+         FROM workflow_runs
+        WHERE workflow_name = %(workflow)s
+        ORDER BY created_at DESC
+        LIMIT %(limit)s)
+SELECT last.*, f.p50_s, f.p95_s, f.longest_s, f.failures
+  FROM last
+ CROSS JOIN (
+       SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY elapsed_s) FILTER (WHERE status = 'completed') AS p50_s,
+              percentile_cont(0.95) WITHIN GROUP (ORDER BY elapsed_s) FILTER (WHERE status = 'completed') AS p95_s,
+              max(elapsed_s) FILTER (WHERE finished_at IS NOT NULL) AS longest_s,
+              count(*) FILTER (WHERE status = 'failed') AS failures
+         FROM last) f
+ ORDER BY last.created_at;
 
 -- name: nodes_of_runs many
 -- Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
