@@ -194,10 +194,10 @@ async def change(request: Request, verb: Literal["cancel", "retry"]) -> Response
     return form.done(summed_up(done, outcome), back=form.back, links=links)
 
 
-def summed_up(done: Sequence[Row], outcome: str) -> str:
-    """Return how many have this outcome, how many were refused, and why the first one was."""
+def summed_up(done: Sequence[Row], outcome: str, words: str = "") -> str:
+    """Return how many have this outcome, in these `words`, how many were refused, and why."""
     refused = [one for one in done if one["outcome"] != outcome]
-    text = f"{len(done) - len(refused):,} {outcome}"
+    text = f"{len(done) - len(refused):,} {words or outcome}"
     if not refused:
         return text
     return f"{text}, {len(refused):,} refused: {display.line(refused[0]['reason'])}"
