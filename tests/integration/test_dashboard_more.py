@@ -403,6 +403,37 @@ def test_another_job_is_queued_with_changed_args(conn: Any) -> None:
     assert made["headers"] == {"again_of": job}
 
 
+# --- runs --------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_by_schedule_and_machine(conn: Any) -> None:
+    one, two = factories.run(conn), factories.run(conn)
+    factories.insert(conn, "schedule_fires", name="night/ly", fire_at=NOW, run_id=one)
+    factories.node(conn, two, status="completed", host_label=EVIL)
+
+    async def use(browser: Browser) -> None:
+        for query, has_one, has_two in (
+            ("schedule=night%2Fly", True, False), (f"machine={quote(EVIL)}", False, True),
+            (f"machine={quote(EVIL)}&schedule=night%2Fly", False, False), ("machine=", True, True),
+        ):  # fmt: skip
+            with tabled.case(query):
+                page = await browser.open(f"/runs?{query}")
+                assert (f"run-{one}" in page, f"run-{two}" in page) == (has_one, has_two)
+        page = await browser.open("/runs?schedule=night%2Fly")
+        assert "queue-workflows runs --schedule night/ly</code>" in page
+        assert 'name="schedule" value="night/ly"' in page
+
+    for scope in ("operate", "look"):
+        pages.browse(use, scope)
+
+
+def test_the_error_of_a_run_may_be_very_long(conn: Any) -> None:
+    factories.run(conn, status="failed", error="E: " + "x" * 1_000_000)
+    page = pages.opened("/runs")
+    assert "E: xxx" in page
+    assert len(page) < 150_000
+
+
 # --- queues ------------------------------------------------------------------------------------
 
 

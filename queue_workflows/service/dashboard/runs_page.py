@@ -35,7 +35,9 @@ LINKS: Final = 20
 LONGEST: Final = 1_000
 """Characters of a filter."""
 STATES: Final = ("queued", "running", "completed", "failed", "cancelled")
-_FILTERS: Final = ("workflow", "status", "text", "input", "since", "until")
+_FILTERS: Final = (
+    "workflow", "status", "text", "input", "since", "until", "schedule", "machine",
+)  # fmt: skip
 _BY_VALUE: Final = frozenset({"text", "input", "key"})
 """Filters that would show values by guesses."""
 _ACTS: Final[Mapping[str, tuple[Callable[..., list[JsonDict]], str]]] = {
