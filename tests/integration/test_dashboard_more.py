@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 import queue_workflows
-from queue_workflows import acts, jobs, queues, schedules
+from queue_workflows import acts, failures, jobs, queues, schedules
 from tests.support import constants, factories, named_statements, pages, tabled, transitions
 from tests.support.pages import EVIL, Browser
 
@@ -138,6 +138,7 @@ def test_the_scope_look_sees_states_and_no_values(conn: Any) -> None:
     queues.limit("load", partition="key-hush", max_running=1)
     schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
     conn.execute("UPDATE schedules SET error = 'error hush'")
+    failures.mark_seen("ValueError: hush", NOW)
 
     async def use(browser: Browser) -> None:
         for path in (*PAGES, f"/jobs/{job}", "/schedules/nightly"):
