@@ -9,13 +9,13 @@ import re
 import unicodedata
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from queue_workflows import acts, db, errors
 from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock
-from queue_workflows.types import JsonDict, Row
+from queue_workflows.types import JsonDict, Row, Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,7 +32,6 @@ EXAMINED: Final = 400
 SHOWN: Final = 200
 """Characters of a signature."""
 NO_ERROR: Final = "no error was given"
-_FILTERS: Final = ("queue", "workflow", "machine", "text")
 
 # --- signatures --------------------------------------------------------------------------------
 
@@ -123,8 +122,7 @@ class Found(NamedTuple):
     groups: builtins.list[JsonDict]
     now: datetime
     begin: datetime
-    end: datetime
-    """Where the first bar begins, and the last one ends: at `until`, or now."""
+    """Where the first bar begins; the last one ends at `until`, or now."""
     examined: int
     """Failed jobs that were read; if these are as many as were asked for, there may be more."""
     back_to: datetime | None
@@ -139,137 +137,68 @@ def list(  # noqa: A001  the verb that users look for
     *,
     since: datetime | timedelta | None = None,
     until: datetime | timedelta | None = None,
+    queue: str | None = None,
+    workflow: str | None = None,
+    machine: str | None = None,
+    text: str | None = None,
     newest: int = NEWEST,
     seen: bool = False,
     conn: db.Connection | None = None,
-    **filters: str | None,
 ) -> Found:
     """Return the newest failures of jobs and schedules in groups, the group that failed last first.
 
     Of a group: `id`, `signature`, `count`, `first_at`, `last_at`, `bars`, `names` (its workflows,
-    tasks and schedules), `queues`, `machines`, `jobs` (how many of them are jobs),
-    `seen_at`, `seen_by`, `last` (its newest failure, as in `members`). `filters`: `queue`,
-    `workflow` (or task), `machine`, and `text`, which the error contains. They choose among the
-    `newest` failures, 10,000 at most. `seen`: also groups that were marked as seen, and have not
-    failed since. Raises `InvalidConfig` (a ValueError).
+    tasks and schedules), `queues`, `machines`, `seen_at`, `seen_by`, and `members`, its failures,
+    the newest first: each with `kind` (`node job`, `ingest job` or `schedule`), `id`, `at`, `error`
+    (400 characters), `name`, `queue`, `host_label`, `run_id`, `node_id`. The filters (`workflow`:
+    or a task; `text`: in the error) choose among the `newest`, 10,000 at most. `seen`: also groups
+    that were marked as seen, and have not failed since. Raises `InvalidConfig` (a ValueError).
     """
-    with db.transaction(conn) as own:
-        read = _read(own, since, until, newest, filters)
-        by_signature: dict[str, builtins.list[Row]] = {}
-        for row in read.rows:
-            by_signature.setdefault(row["signature"], []).append(row)
-        marks = {
-            row["signature"]: row
-            for row in statements.failures.seen(own, signatures=[*by_signature])
-        }
-    begin = read.begin or min((row["at"] for row in read.rows), default=read.now)
-    end = max(begin, read.end)
-    groups = [
-        _group(name, rows, marks.get(name), begin, end) for name, rows in by_signature.items()
-    ]
-    shown = [group for group in groups if seen or group["seen_at"] is None]
-    shown.sort(key=lambda group: (group["last_at"], group["id"]), reverse=True)
-    return Found(
-        shown, read.now, begin, end, read.examined, read.back_to, read.is_whole,
-        len(groups) - len(shown),
-    )  # fmt: skip
-
-
-def members(
-    group: str,
-    *,
-    since: datetime | timedelta | None = None,
-    until: datetime | timedelta | None = None,
-    newest: int = NEWEST,
-    conn: db.Connection | None = None,
-    **filters: str | None,
-) -> builtins.list[Row]:
-    """Return the failures of a group, the newest first; [] if there is no such group.
-
-    Of each: `kind` (`node job`, `ingest job` or `schedule`), `id`, `at`, `error` (its first 400
-    characters), `signature`, `name` (its workflow, task or schedule), `queue`, `host_label`,
-    `run_id`, `node_id`. The other arguments are those of `list`.
-    """
-    with db.transaction(conn) as own:
-        rows = _read(own, since, until, newest, filters).rows
-    return [row for row in rows if group_id(row["signature"]) == group]
-
-
-def traceback(failure: Row, *, conn: db.Connection | None = None) -> str | None:
-    """Return the traceback of a job's failure, one of `members`; None if none was recorded."""
-    if failure["kind"] == "schedule":
-        return None
-    with db.transaction(conn) as own:
-        return statements.failures.traceback(
-            own, job=failure["id"], run=failure["run_id"], node=failure["node_id"]
-        )
-
-
-class _Read(NamedTuple):
-    rows: builtins.list[Row]
-    now: datetime
-    begin: datetime | None
-    end: datetime
-    examined: int
-    back_to: datetime | None
-    is_whole: bool
-
-
-def _read(
-    conn: db.Connection,
-    since: datetime | timedelta | None,
-    until: datetime | timedelta | None,
-    newest: int,
-    filters: dict[str, str | None],
-) -> _Read:
-    """Read failures with their signatures, the newest first."""
     clock.check_since(since)
     clock.check_since(until, "until")
     if type(newest) is not int or not 1 <= newest <= MOST:
         raise errors.InvalidConfig(f"newest {newest!r:.40}: a whole number from 1 to {MOST:,}")
-    if unknown := sorted(filters.keys() - {*_FILTERS}):
-        raise errors.InvalidConfig(f"{unknown[0]!r:.80} is none of {', '.join(_FILTERS)}")
-    given: dict[str, Any] = dict.fromkeys(_FILTERS) | {
-        name: value for name, value in filters.items() if value is not None
-    }
+    given = {"queue": queue, "workflow": workflow, "machine": machine, "text": text}
     # A text that no row can hold matches none; a row never holds an empty queue.
     if not all(payload.is_storable(value or "") for value in given.values()):
-        given = dict.fromkeys(_FILTERS) | {"queue": ""}
-    times: dict[str, Any] = {
-        "since": since if isinstance(since, datetime) else None,
-        "since_ago": since if isinstance(since, timedelta) else None,
-        "until": until if isinstance(until, datetime) else None,
-        "until_ago": until if isinstance(until, timedelta) else None,
-    }
-    found = statements.failures.newest(conn, **given, **times, most=newest, cut=EXAMINED + 1)
-    now = found[0]["now"]
-    begin, end = (_instant(one, now) for one in (since, until))
-    jobs = [row for row in found if row["place"] is not None]
-    examined, back_to = (jobs[-1]["place"], jobs[-1]["at"]) if jobs else (0, None)
-    is_whole = examined < newest
-    oldest = begin if is_whole else back_to
-    rows = [row for row in jobs if row["fits"]]
-    for row in statements.failures.of_schedules(conn, **given):
-        if (oldest is None or row["at"] >= oldest) and (end is None or row["at"] <= end):
-            rows.append(row)
-    rows.sort(key=lambda row: row["at"], reverse=True)
-    for row in rows:
-        row["signature"] = signature(row["error"] or NO_ERROR)
-    # Bars begin where the search did, unless it ended before.
-    start = begin if is_whole or begin is None or back_to is None else max(begin, back_to)
-    return _Read(rows, now, start, end or now, examined, back_to, is_whole)
+        given = {"queue": "", "workflow": None, "machine": None, "text": None}
+    with db.transaction(conn) as own:
+        read = statements.failures.newest(
+            own, **given, most=newest, cut=EXAMINED,
+            since=since if isinstance(since, datetime) else None,
+            since_ago=since if isinstance(since, timedelta) else None,
+            until=until if isinstance(until, datetime) else None,
+            until_ago=until if isinstance(until, timedelta) else None,
+        )  # fmt: skip
+        now, jobs = read[0]["now"], [row for row in read if row["place"] is not None]
+        examined, back_to = (jobs[-1]["place"], jobs[-1]["at"]) if jobs else (0, None)
+        is_whole = examined < newest
+        begin, end = (now - at if isinstance(at, timedelta) else at for at in (since, until))
+        if not is_whole:
+            begin = back_to
+        rows = [row for row in jobs if row["fits"]]
+        for row in statements.failures.of_schedules(own, **given):
+            if (begin is None or row["at"] >= begin) and (end is None or row["at"] <= end):
+                rows.append(row)
+        rows.sort(key=lambda row: row["id"])
+        rows.sort(key=lambda row: row["at"], reverse=True)
+        by_signature: dict[str, Rows] = {}
+        for row in rows:
+            by_signature.setdefault(signature(row["error"] or NO_ERROR), []).append(row)
+        marked = statements.failures.seen(own, signatures=[*by_signature])
+    marks = {row["signature"]: row for row in marked}
+    begin = begin or (rows[-1]["at"] if rows else now)
+    end = max(begin, end or now)
+    groups = [_group(name, of, marks.get(name), begin, end) for name, of in by_signature.items()]
+    shown = [group for group in groups if seen or group["seen_at"] is None]
+    return Found(shown, now, begin, examined, back_to, is_whole, len(groups) - len(shown))
 
 
-def _instant(given: datetime | timedelta | None, now: datetime) -> datetime | None:
-    return now - given if isinstance(given, timedelta) else given
-
-
-def _group(
-    name: str, rows: builtins.list[Row], mark: Row | None, begin: datetime, end: datetime
-) -> JsonDict:
+def _group(name: str, rows: Rows, mark: Row | None, begin: datetime, end: datetime) -> JsonDict:
     """Return a group of `list`; `rows` are its failures, the newest first."""
     last_at = rows[0]["at"]
-    is_seen = mark is not None and last_at <= mark["until"]
+    if mark is None or last_at > mark["until"]:
+        mark = {"seen_at": None, "seen_by": None}
     span_s = (end - begin).total_seconds() / BARS
     bars = [0] * BARS
     for row in rows:
@@ -285,52 +214,54 @@ def _group(
         "names": _ordered(rows, "name"),
         "queues": _ordered(rows, "queue"),
         "machines": _ordered(rows, "host_label"),
-        "jobs": sum(row["kind"] != "schedule" for row in rows),
-        "seen_at": mark["seen_at"] if mark and is_seen else None,
-        "seen_by": mark["seen_by"] if mark and is_seen else None,
-        "last": rows[0],
+        "seen_at": mark["seen_at"],
+        "seen_by": mark["seen_by"],
+        "members": rows,
     }
 
 
-def _ordered(rows: builtins.list[Row], key: str) -> builtins.list[str]:
+def _ordered(rows: Rows, key: str) -> builtins.list[str]:
     """Return the values of a column, the most frequent one first."""
     counts = Counter(row[key] for row in rows if row[key] is not None)
     return [value for value, _ in counts.most_common()]
+
+
+def traceback(failure: Row, *, conn: db.Connection | None = None) -> str | None:
+    """Return the traceback of a job's failure, a member of a group; None if none was recorded."""
+    if failure["kind"] == "schedule":
+        return None
+    with db.transaction(conn) as own:
+        return statements.failures.traceback(
+            own, job=failure["id"], run=failure["run_id"], node=failure["node_id"]
+        )
 
 
 # --- marks -------------------------------------------------------------------------------------
 
 
 def mark_seen(
-    signature: str, until: datetime, *, conn: db.Connection | None = None, **who: Unpack[Who]
-) -> None:
+    signature: str,
+    until: datetime | None,
+    *,
+    conn: db.Connection | None = None,
+    **who: Unpack[Who],
+) -> bool:
     """Hide the group of this signature from `list` until it fails after `until`.
 
-    `until`: when the last failure failed that was seen. `by`, `reason`: who does it and why, for
-    the record, see `acts`. Raises `InvalidConfig` (a ValueError) for a time without a time zone,
-    and for a text that is no signature.
+    `until`: when the last failure failed that was seen. With None the group is shown again; returns
+    False if it was not marked. `by`, `reason`: who does it and why, for the record, see `acts`.
+    Raises `InvalidConfig` (a ValueError) for a text that is no signature, and for anything but a
+    time with its zone.
     """
-    clock.check_since(until, "until")
-    _check_signature(signature)
-    subject, at = ("failures", signature), until.isoformat()
-    with (
-        db.transaction(conn) as own,
-        acts.recorded(own, "mark seen", subject, until=at, **who) as act,
-    ):
-        statements.failures.mark_seen(own, signature=signature, until=until, by=act.actor)
-
-
-def unmark_seen(signature: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> bool:
-    """Show the group of this signature again; return False if it was not marked as seen."""
-    _check_signature(signature)
-    subject = ("failures", signature)
-    with db.transaction(conn) as own, acts.recorded(own, "mark unseen", subject, **who) as act:
-        is_done = bool(statements.failures.unmark_seen(own, signature=signature))
-        if not is_done:
+    if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidConfig(f"until {until!r:.80}: a datetime with a time zone")
+    if not 1 <= len(signature) <= SHOWN or not payload.is_storable(signature):
+        raise errors.InvalidConfig(f"{signature!r:.80} is no signature of `failures.list`")
+    action, subject = "mark seen" if until else "mark unseen", ("failures", signature)
+    at = until and until.isoformat()
+    with db.transaction(conn) as own, acts.recorded(own, action, subject, until=at, **who) as act:
+        if until is not None:
+            statements.failures.mark_seen(own, signature=signature, until=until, by=act.actor)
+        elif not statements.failures.unmark_seen(own, signature=signature):
             act.subjects.clear()
-        return is_done
-
-
-def _check_signature(text: str) -> None:
-    if not 1 <= len(text) <= SHOWN or not payload.is_storable(text):
-        raise errors.InvalidConfig(f"{text!r:.80} is no signature of `failures.list`")
+        return bool(act.subjects)

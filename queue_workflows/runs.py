@@ -199,15 +199,18 @@ def list(  # noqa: A001  the usual verb
     until: datetime | timedelta | None = None,
     text: str | None = None,
     input: Mapping[str, Any] | None = None,  # noqa: A002  as the command and HTTP name it
+    schedule: str | None = None,
+    machine: str | None = None,
     before: tuple[datetime, str] | None = None,
 ) -> Rows:
     """Return the newest runs, each with its node counts by status as `nodes`, and `nodes_total`.
 
     `nodes_total` is None before a run's first start. A filter that is None matches every run.
     `since`, `until`: created from then on, up to then, or so long ago. `text`: the beginning of an
-    id, or a part of an error. `input`: members that the inputs have. `before`: `created_at` and
-    `id` of the last run of the page before. It reads page after page, as `page` returns them, until
-    it has `limit` runs; a text or an input that few runs have may take seconds. Raises as `page`.
+    id, or a part of an error. `input`: members that the inputs have. `schedule`: it started the
+    run. `machine`: a node of the run was there. `before`: `created_at` and `id` of the last run of
+    the page before. It reads pages, as `page` returns them, until it has `limit` runs, which may
+    take seconds for a filter that few runs fit. Raises as `page`.
     """
     found: Rows = []
     while len(found) < limit:
@@ -219,6 +222,8 @@ def list(  # noqa: A001  the usual verb
             until=until,
             text=text,
             input=input,
+            schedule=schedule,
+            machine=machine,
             before=before,
         )
         found += items
@@ -236,6 +241,8 @@ def page(
     until: datetime | timedelta | None = None,
     text: str | None = None,
     input: Mapping[str, Any] | None = None,  # noqa: A002  as the command and HTTP name it
+    schedule: str | None = None,
+    machine: str | None = None,
     before: tuple[datetime, str] | None = None,
     conn: Any = None,
 ) -> types.RunPage:
@@ -251,8 +258,8 @@ def page(
     clock.check_since(since)
     clock.check_since(until, "until")
     inputs = None if input is None else payload.encode({**input}, "input")
-    texts = [one for one in (status, workflow_name, text, before and before[1]) if one is not None]
-    if not all(map(payload.is_storable, texts)):
+    texts = (status, workflow_name, text, schedule, machine, before and before[1])
+    if not all(payload.is_storable(one) for one in texts if one is not None):
         return types.RunPage([], None)
     among = identity.uuid_range(text) if text and len(text) >= ID_CHARACTERS else None
     low, high = among or (None, None)
@@ -268,6 +275,8 @@ def page(
         "low": low,
         "high": high,
         "inputs": inputs,
+        "schedule": schedule,
+        "machine": machine,
         "before": at,
         "before_id": run_id,
     }

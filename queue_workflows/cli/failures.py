@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from queue_workflows import errors
 from queue_workflows import failures as api
 from queue_workflows.cli import define, output
@@ -24,16 +22,16 @@ _HEAD = ("group", "failed", "last (UTC)", "where", "what", "error")
 _MEMBERS = ("job", "failed (UTC)", "of", "queue", "machine")
 
 
-def _given(
+def _found(
     since: str | None, until: str | None, queue: str | None, workflow: str | None,
-    machine: str | None, text: str | None, newest: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the arguments of `failures.list` that the options of `_FILTER` give."""
-    return {
-        "since": define.parsed("--since", clock.parse_since, since),
-        "until": define.parsed("--until", clock.parse_since, until),
-        "queue": queue, "workflow": workflow, "machine": machine, "text": text, "newest": newest,
-    }  # fmt: skip
+    machine: str | None, text: str | None, newest: int, *, seen: bool,
+) -> api.Found:  # fmt: skip
+    """Return the groups that the options of `_FILTER` choose."""
+    return api.list(
+        since=define.parsed("--since", clock.parse_since, since),
+        until=define.parsed("--until", clock.parse_since, until),
+        queue=queue, workflow=workflow, machine=machine, text=text, newest=newest, seen=seen,
+    )  # fmt: skip
 
 
 @define.command(
@@ -49,8 +47,7 @@ def list_(
     newest: int = api.NEWEST, all: bool = False, limit: int = 50,  # noqa: A002
 ) -> define.Shown:  # fmt: skip
     """List failures of jobs and schedules in groups of one cause, the last one first."""
-    given = _given(since, until, queue, workflow, machine, text, newest)
-    found = api.list(seen=all, **given)
+    found = _found(since, until, queue, workflow, machine, text, newest, seen=all)
     groups = found.groups[:limit]
 
     def show() -> None:
@@ -63,7 +60,8 @@ def list_(
             far = f"back to {display.moment(found.back_to)}; --newest {api.MOST} reads more"
             output.complain(f"these are of the newest {found.examined:,} failed jobs, {far}")
 
-    return define.Shown(groups, show)
+    listed = [{key: group[key] for key in group if key != "members"} for group in groups]
+    return define.Shown(listed, show)
 
 
 @define.command(
@@ -78,48 +76,39 @@ def show_(
 
     `queue-workflows jobs retry` takes their ids.
     """
-    given = _given(since, until, queue, workflow, machine, text, newest)
-    chosen = _group(group, given)
-    rows = api.members(chosen["id"], **given)
-    trace = api.traceback(rows[0]) if rows else None
-    shown = chosen | {"traceback": trace, "members": rows[:limit]}
+    found = _found(since, until, queue, workflow, machine, text, newest, seen=True)
+    chosen = _chosen(group, found, newest)
+    rows = chosen["members"]
+    trace = api.traceback(rows[0])
 
     def show() -> None:
         output.echo(f"{output.counted(len(rows), 'failure')} of {output.line(chosen['signature'])}")
-        for text in display.lines(trace or chosen["last"]["error"] or api.NO_ERROR):
-            output.echo(f"  {text}")
+        for each in display.lines(trace or rows[0]["error"] or api.NO_ERROR):
+            output.echo(f"  {each}")
         output.table(_MEMBERS, map(_member_cells, rows[:limit]))
         if len(rows) > limit:
             output.complain(f"and {len(rows) - limit} more: --limit N shows them")
 
-    return define.Shown(shown, show)
+    return define.Shown(chosen | {"traceback": trace, "members": rows[:limit]}, show)
 
 
-@define.command("seen", _GROUP, _FILTER, "--undo  Show it again.", takes=define.ACT, app=app)
-def seen(
-    group: str, since: str | None = None, until: str | None = None, queue: str | None = None,
-    workflow: str | None = None, machine: str | None = None, text: str | None = None,
-    newest: int = api.NEWEST, undo: bool = False,
-) -> define.Shown:  # fmt: skip
+@define.command("seen", _GROUP, "--undo  Show it again.", takes=define.ACT, app=app)
+def seen(group: str, undo: bool = False) -> define.Shown:
     """Hide a group from the list until it fails again."""
-    chosen = _group(group, _given(since, until, queue, workflow, machine, text, newest))
+    chosen = _chosen(group, api.list(newest=api.MOST, seen=True), api.MOST)
     name = chosen["signature"]
-    if undo:
-        api.unmark_seen(name)
-    else:
-        api.mark_seen(name, chosen["last_at"])
+    api.mark_seen(name, None if undo else chosen["last_at"])
     done = {"id": chosen["id"], "signature": name, "seen": not undo}
     how = "it is listed" if undo else "it is hidden until it fails again"
     return define.Shown(done, lambda: output.echo(f"{output.line(name)}: {how}"))
 
 
-def _group(word: str, given: dict[str, Any]) -> JsonDict:
-    groups = api.list(seen=True, **given).groups
-    chosen = [each for each in groups if word and each["id"].startswith(word)]
+def _chosen(word: str, found: api.Found, newest: int) -> JsonDict:
+    chosen = [each for each in found.groups if word and each["id"].startswith(word)]
     if len(chosen) != 1:
         what = "no group" if not chosen else f"{len(chosen)} groups"
         raise errors.InvalidConfig(
-            f"{what} of the newest {given['newest']:,} failures begin with {word!r:.40}: "
+            f"{what} of the newest {newest:,} failures begin with {word!r:.40}: "
             "`queue-workflows failures` lists them"
         )
     return chosen[0]

@@ -42,13 +42,16 @@ def _option(name: str) -> str:
 
 @define.command(
     "runs",
-    *map(_option, ("status", "workflow_name", "since", "until", "text", "input")),
+    *map(
+        _option,
+        ("status", "workflow_name", "since", "until", "text", "input", "schedule", "machine"),
+    ),
     "--limit N 1..10000  How many at most.",
 )
 def runs(
     status: str | None = None, workflow: str | None = None, since: str | None = None,
     until: str | None = None, text: str | None = None, input: list[str] | None = None,  # noqa: A002
-    limit: int = 20,
+    schedule: str | None = None, machine: str | None = None, limit: int = 20,
 ) -> define.Shown:  # fmt: skip
     """List the newest runs with their nodes by state.
 
@@ -63,7 +66,7 @@ def runs(
         "status": status, "workflow_name": workflow,
         "since": define.parsed("--since", clock.parse_since, since),
         "until": define.parsed("--until", clock.parse_since, until),
-        "text": text, "input": _inputs(input or []),
+        "text": text, "input": _inputs(input or []), "schedule": schedule, "machine": machine,
     }  # fmt: skip
     page = api.page(limit=limit, **given)
     rows = page.items

@@ -485,8 +485,8 @@ class ListRuns(Pages[JsonDict]):
 
     Each has its node counts as `nodes`. `since`, `until`: when they were created; a time span means
     so long ago. `text`: the beginning of an id, or a part of an error. `input`: members that the
-    inputs have. The service searches 10,000 runs for each request, so a text or an input that few
-    runs have may take many requests.
+    inputs have. The service searches 10,000 runs for each request, so a text, an input or a machine
+    that few runs have may take many requests.
     """
 
     _: KW_ONLY
@@ -512,6 +512,14 @@ class ListRuns(Pages[JsonDict]):
               send=json.dumps, take=_taken, metavar="NAME=VALUE|JSON",
               bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
     ] = None  # fmt: skip
+    schedule: Annotated[
+        str | None,
+        Field("only runs that this schedule started", metavar="NAME", bounds={"max_length": 1000}),
+    ] = None
+    machine: Annotated[
+        str | None,
+        Field("only runs with a node on this machine", metavar="HOST", bounds={"max_length": 400}),
+    ] = None
     limit: FirstPage = 50
 
 

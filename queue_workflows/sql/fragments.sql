@@ -451,8 +451,14 @@ unnest(ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.
 (p_id IS NULL OR r.created_at < p_at OR {listed_id(r)} > p_id)
 
 -- fragment: fits(r)
--- The run has the status, the workflow, the inputs and the text that are searched.
+-- The run has the status, the workflow, the schedule, the machine, the inputs and the text that are searched. OFFSET 0
+-- keeps the tests of other tables look-ups for each run.
 ((p_status IS NULL OR r.status = p_status) AND (p_workflow IS NULL OR r.workflow_name = p_workflow)
+AND (p_schedule IS NULL
+     OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = r.id AND f.name = p_schedule OFFSET 0))
+AND (p_machine IS NULL
+     OR EXISTS (SELECT FROM workflow_node_jobs n
+                 WHERE n.run_id = r.id AND p_machine IN (n.claimed_by, n.host_label) OFFSET 0))
 AND (p_input IS NULL OR r.context @> p_input)
 AND (p_text IS NULL OR starts_with(r.id, p_text) OR strpos(lower(r.error), v_text) > 0)) IS TRUE
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+import string
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -63,7 +65,7 @@ def test_a_group_has_its_members_and_the_last_traceback(conn: Any) -> None:
         words = pages.words(await browser.open(f"/failures/{name}"))
         assert "File x.py, line 7" in words
         assert words.index(last) < words.index(first)
-        ids = await browser.http.get(f"/ui/failures/{name}/ids")
+        ids = await browser.http.get(f"/ui/failures/{name}?ids=1")
         assert ids.text.split() == [last, first]
         assert "attachment" in ids.headers["content-disposition"]
         await browser.open("/failures/0000000000000000", 404)
@@ -72,54 +74,85 @@ def test_a_group_has_its_members_and_the_last_traceback(conn: Any) -> None:
     pages.browse(use)
 
 
-def test_all_jobs_of_a_group_are_retried_but_none_that_failed_since(conn: Any) -> None:
+GROUP = f"/failures/{failures.group_id(PRICE)}"
+
+
+@pytest.mark.parametrize("path", ["/failures", GROUP])
+def test_the_jobs_that_a_page_names_are_retried_and_none_that_failed_since(
+    conn: Any, path: str
+) -> None:
     old = [failed(conn, f"ValueError: row {n} has no price", n + 1) for n in range(3)]
     other = failed(conn, "KeyError: 'x'", 9)
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/failures")
+        page = await browser.open(path)
         assert re.search(r"Retry 3 jobs of `ValueError: row # has no price`, as of \d\d:\d\d", page)
         new = failed(conn, "ValueError: row 9 has no price", -1)
+        earlier = failed(conn, "ValueError: row 8 has no price", 5)  # it became visible later
         reply = await browser.send(page, "/failures/retry", label="Retry 3")
         shown = await browser.follow(reply)
         assert "3 queued again." in shown
-        assert states(conn) == dict.fromkeys(old, "queued") | {other: "failed", new: "failed"}
+        left = {other: "failed", new: "failed", earlier: "failed"}
+        assert states(conn) == dict.fromkeys(old, "queued") | left
         again = await browser.send(page, "/failures/retry", label="Retry 3")
         assert again.headers["location"] == reply.headers["location"], "a form acts once"
         other_form = re.findall(r'name="form" value="([^"]+)"', shown)[-1]
         again = await browser.send(page, "/failures/retry", label="Retry 3", form=other_form)
-        assert "0 queued again." in await browser.follow(again)
-        assert states(conn)[new] == "failed"
+        assert "0 queued again, 3 refused: " in await browser.follow(again)
+        assert states(conn) == dict.fromkeys(old, "queued") | left
 
     pages.browse(use)
-    assert {(act["action"], act["actor"], act["via"]) for act in acts.list()} == {
-        ("retry", "ann", "http")
+    assert {(act["actor"], act["action"], act["via"]) for act in acts.list()} == {
+        ("ann", "retry", "http")
     }
 
 
-def test_one_job_of_a_group_is_retried_as_a_sample(conn: Any) -> None:
+def test_of_many_jobs_the_newest_are_retried(conn: Any) -> None:
+    """The groups of a list name 500 jobs together, and so does the page of a group."""
+    for letter in string.ascii_lowercase[:24]:
+        failed(conn, f"{letter}: x", 60)
+    conn.execute(
+        "INSERT INTO ingest_jobs (id, task_name, queue, status, error, finished_at)"
+        " SELECT 'j' || n, 't', 'fetch', 'failed', 'ValueError: row ' || n || ' has no price',"
+        " %s::timestamptz - n * interval '1 second' FROM generate_series(1, 530) n",
+        [NOW],
+    )
+
+    async def use(browser: Browser) -> None:
+        for path, count, failed, done in (("/failures", 20, 530, 20), (GROUP, 500, 510, 520)):
+            page = await browser.open(path)
+            assert f"Retry the newest {count} of {failed} jobs of" in page
+            reply = await browser.send(page, "/failures/retry", label=f"Retry {count}")
+            await browser.follow(reply)
+            queued = {name for name, state in states(conn).items() if state == "queued"}
+            assert queued == {f"j{n}" for n in range(1, done + 1)}
+
+    pages.browse(use)
+
+
+@pytest.mark.parametrize("path", ["/failures", GROUP])
+def test_one_job_of_a_group_is_retried_as_a_sample(conn: Any, path: str) -> None:
     ids = [failed(conn, f"ValueError: row {n} has no price", n + 1) for n in range(3)]
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/failures")
+        page = await browser.open(path)
         await browser.follow(await browser.send(page, "/failures/retry", label="Retry 1"))
 
     pages.browse(use)
     assert states(conn) == dict.fromkeys(ids, "failed") | {ids[0]: "queued"}
 
 
-def test_a_selection_that_found_more_jobs_is_refused(conn: Any) -> None:
-    failed(conn, "ValueError: row 1 has no price", 1)
+def test_a_group_of_a_schedule_has_no_job_to_retry(conn: Any) -> None:
+    factories.insert(
+        conn, "schedules", name="nightly", expression="0 3 * * *", task_name="t", error="E: x"
+    )
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/failures")
-        failed(conn, "ValueError: row 2 has no price", 0.5)  # its transaction has begun earlier
-        reply = await browser.send(page, "/failures/retry", label="Retry 1")
-        assert reply.status_code == 409
-        assert "More jobs failed than the page showed" in pages.words(reply.text)
+        page = await browser.open(f"/failures/{failures.group_id('E: x')}")
+        assert "/failures/retry" not in page
+        assert 'href="/ui/schedules/nightly"' in page
 
     pages.browse(use)
-    assert {*states(conn).values()} == {"failed"}
 
 
 def test_a_forged_selection_is_refused(conn: Any) -> None:
@@ -127,14 +160,16 @@ def test_a_forged_selection_is_refused(conn: Any) -> None:
     failed(conn, "KeyError: 'x'", 2)
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/failures")
+        page = await browser.open(GROUP)
         for text in ("", "x", "e30.x"):
             reply = await browser.send(page, "/failures/retry", selection=text)
             assert reply.status_code == 403
-        seen = re.findall(r'name="selection" value="([^"]+)"', page)
-        for text in seen:
-            reply = await browser.send(page, "/failures/retry", selection=text[:-1] + "x")
+        retry, mark = dict.fromkeys(re.findall(r'name="selection" value="([^"]+)"', page))
+        for text in (retry[:-1] + "x", mark):
+            reply = await browser.send(page, "/failures/retry", selection=text)
             assert reply.status_code == 403
+        reply = await browser.send(page, "/failures/retry", id="another job")
+        assert reply.status_code == 403
 
     pages.browse(use)
     assert {*states(conn).values()} == {"failed"}
@@ -212,45 +247,104 @@ def test_filters_are_kept_and_bad_ones_refused(conn: Any) -> None:
         assert "--since 1h --queue fetch --text x" in page
         link = re.search(r'href="(/ui/failures/[0-9a-f]{16}\?[^"]*)"', page)
         assert link is not None and "queue=fetch" in link[1]
-        for query in ({"since": "x"}, {"since": "2026-01-01"}, {"newest": "0"}, {"newest": "x"}):
+        for query in (
+            {"since": "x"}, {"since": "2026-01-01"}, {"newest": "0"}, {"newest": "x"},
+            {"newest": "10001"}, {"newest": "9" * 900}, {"queue": "x" * 1001}, {"at": "x"},
+        ):  # fmt: skip
             assert (await browser.http.get("/ui/failures", params=query)).status_code == 422
+        everything = await browser.open("/failures", seen="1", newest="10000")
+        assert "queue-workflows failures list --newest 10000 --all" in everything
+        link = re.search(r'href="/ui(/failures/[0-9a-f]{16}\?[^"]*)"', everything)
+        assert link is not None
+        one = await browser.open(html.unescape(link[1]))
+        assert f"failures show {failures.group_id('A: x')} --newest 10000</code>" in one
 
     pages.browse(use)
 
 
-def test_many_groups_come_in_pages(conn: Any) -> None:
-    for n in range(30):
-        failed(conn, f"E{n}: x", n + 1)
+def next_page(page: str) -> str | None:
+    """Return the address of the next page."""
+    link = re.search(r'rel="next" href="/ui([^"]+)"', page)
+    return link and html.unescape(link[1])
+
+
+def test_many_groups_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
+    letters = string.ascii_lowercase + "äëïö"
+    for letter in letters:
+        failed(conn, f"{letter}: x")  # all at the same time
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/failures")
+        page = await browser.open("/failures", queue="fetch")
         assert page.count('<tr>\n<td class="n"') == 25
-        link = re.search(r'rel="next" href="([^"]+)"', page)
-        assert link is not None
-        rest = (await browser.http.get(link[1].replace("&amp;", "&"))).text
+        address = next_page(page)
+        assert address is not None
+        failed(conn, "later: x", -1)
+        rest = await browser.open(address)
         assert rest.count('<tr>\n<td class="n"') == 5
-        assert "E29: x" in rest
+        assert 'name="queue" value="fetch"' in rest
+        assert next_page(rest) is None
+        shown = re.findall(r">(.): x</a>", page + rest)
+        assert sorted(shown) == sorted(letters)
 
     pages.browse(use)
+
+
+def test_the_members_of_a_group_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
+    ids = [failed(conn, f"ValueError: row {n} has no price", n // 2) for n in range(30)]
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(GROUP)
+        address = next_page(page)
+        assert address is not None
+        failed(conn, "ValueError: row 31 has no price", -1)
+        rest = await browser.open(address)
+        shown = re.findall(r'<tr>\n<td><span class="ident"><a href="/ui/jobs/([^"]+)"', page + rest)
+        assert sorted(shown) == sorted(ids)
+        assert rest.count('<span class="ident">') == 5
+        assert next_page(rest) is None
+
+    pages.browse(use)
+
+
+HOSTILE = [
+    EVIL, "x" * 1_000_000, "\u202e\x1b[31m", "'" * 300, "%s {0} {{x}} {% y %}",
+    "\u2067rtl\u2069 \u200f", "\U0001f600" * 100,
+]  # fmt: skip
 
 
 def test_hostile_values(conn: Any) -> None:
-    for n, text in enumerate(
-        [EVIL, "x" * 8000, "\u202e\x1b[31m", "'" * 300, "%s {0} {{x}} {% y %}"]
-    ):
-        failed(conn, text, n + 1, queue="q", task_name=text[:300] or "t", claimed_by=text[:100],
+    for n, text in enumerate(HOSTILE):
+        failed(conn, text, n + 1, queue="q", task_name=text[:200] or "t", claimed_by=text[:100],
                id=f"{text[:50]}/?#{n}")  # fmt: skip
+    run_id = factories.run(conn, id=f"{EVIL}/?#", workflow_name=EVIL)
+    ended = {"status": "failed", "error": "E", "finished_at": NOW}
+    factories.node(conn, run_id, EVIL, node_module=EVIL, **ended)
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/failures")
-        for link in re.findall(r'href="(/ui/failures/[0-9a-f]{16})"', page):
-            one = await browser.open(link.removeprefix("/ui"))
+        links = re.findall(r'href="/ui(/failures/[0-9a-f]{16})"', page)
+        assert len(links) == len(HOSTILE) + 1
+        for link in links:
+            one = await browser.open(link)
             assert "Export the ids" in one
+            await browser.open(f"{link}?ids=1")
+            await browser.follow(await browser.send(one, "/failures/retry"))
+        failed(conn, EVIL, 1)
+        page = await browser.open("/failures", seen="1")
         await browser.follow(await browser.send(page, "/failures/seen"))
-        await browser.follow(await browser.send(page, "/failures/retry"))
         for query in ({"text": EVIL}, {"queue": EVIL}, {"machine": "\x01"}, {"after": EVIL}):
             given: Row = query
             await browser.open("/failures", **given)
+
+    pages.browse(use)
+
+
+@pytest.mark.parametrize("name", ["since", "text", "queue", "newest", "after", "other"])
+def test_a_lone_surrogate_in_an_address_is_refused(name: str) -> None:
+    async def use(browser: Browser) -> None:
+        for text in ("%ED%A0%80", "a%ff", "%ED%B0%80x"):
+            for path in ("/failures", f"/failures/{'0' * 16}", "/jobs", "/runs", "/search"):
+                await browser.open(f"{path}?{name}={text}", 400)
 
     pages.browse(use)
 
@@ -259,20 +353,43 @@ def test_the_scope_look_sees_the_type_alone(conn: Any) -> None:
     secret = "the price of Ann"
     failed(conn, f"ValueError: {secret}", 1)
     failed(conn, "Ann", 2)
+    failed(conn, "Ann: lost", 2)
     failures.mark_seen("Ann", NOW, by="bob")
-    name = failures.group_id(f"ValueError: {secret}")
+    ids = [failures.group_id(text) for text in (f"ValueError: {secret}", "Ann", "Ann: lost")]
 
     async def use(browser: Browser) -> None:
-        for path in ("/failures", f"/failures/{name}"):
-            page = await browser.open(path)
-            assert secret not in page
+        for query in ({}, {"seen": "1"}):
+            given: Row = query
+            page = await browser.open("/failures", **given)
             assert "ValueError" in page
-            everything = await browser.open(path, seen="1")
-            assert "Ann" not in everything
-            assert "bob" not in everything
+            assert "an error" in page
+            assert secret not in page
+            assert "Ann" not in page
+            assert "bob" not in page
             assert "/failures/retry" not in page
             assert "/failures/seen" not in page
+            assert not [name for name in ids if name in page], "a guess has the same id"
+        for name in ids:
+            await browser.open(f"/failures/{name}", 403)
+            await browser.open(f"/failures/{name}?ids=1", 403)
         await browser.open("/failures", 403, text="Ann")
+        await browser.open("/failures/news", 403, text="Ann", at=NOW.isoformat())
+
+    pages.browse(use, "look")
+
+
+def test_the_scope_look_pages_through_groups(conn: Any) -> None:
+    texts = [f"{letter}: x" for letter in string.ascii_lowercase]
+    for n, text in enumerate(texts):
+        failed(conn, text, n + 1)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        address = next_page(page)
+        assert address is not None
+        rest = await browser.open(address)
+        assert rest.count('<tr>\n<td class="n"') == 1
+        assert not [text for text in texts if failures.group_id(text) in page + rest]
 
     pages.browse(use, "look")
 
@@ -281,7 +398,10 @@ def test_a_read_only_service_offers_no_act(conn: Any) -> None:
     failed(conn, "A: x", 1)
 
     async def use(browser: Browser) -> None:
-        assert "/failures/retry" not in await browser.open("/failures")
+        for path in ("/failures", f"/failures/{failures.group_id('A: x')}"):
+            page = await browser.open(path)
+            assert "/failures/retry" not in page
+            assert "/failures/seen" not in page
 
     pages.browse(use, app_read_only=True)
 
@@ -302,14 +422,13 @@ def test_a_page_needs_few_statements(conn: Any, monkeypatch: pytest.MonkeyPatch)
     async def use(browser: Browser) -> None:
         await browser.open("/")  # reads what is in the head of each page
         monkeypatch.setattr(statements.Named, "__call__", counted)
-        name = failures.group_id("E#: x #")
-        for path in ("/failures", "/waiting", "/inbox", "/machines"):
+        group = f"/failures/{failures.group_id('E1: x #')}"
+        for path in ("/failures", group, "/jobs", "/runs", "/waiting", "/inbox", "/machines"):
             calls.clear()
             await browser.open(path)
             own = [text for text in calls if b"set_config" not in text and b"SET " not in text]
             assert len(own) <= 6, (path, own)
             assert all(b"LIMIT" in text or b"FROM" not in text for text in own), path
-        assert name
 
     pages.browse(use)
 

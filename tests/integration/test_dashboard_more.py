@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 
 import queue_workflows
-from queue_workflows import acts, jobs, queues, schedules
-from tests.support import factories, named_statements, pages, tabled, transitions
+from queue_workflows import acts, failures, jobs, queues, schedules
+from tests.support import constants, factories, named_statements, pages, tabled, transitions
 from tests.support.pages import EVIL, Browser
 
 NOW = datetime.now(timezone.utc)
@@ -83,7 +83,9 @@ def test_hostile_filters_are_refused_in_a_sentence() -> None:
         for path, status in (
             ("/jobs?status=nothing", 422), ("/jobs?before=x", 422), (f"/jobs?before={2**63}", 422),
             (f"/jobs?queue={quote(EVIL)}", 200), (f"/jobs?key={quote(EVIL)}", 200),
-            ("/jobs?task=%ED%A0%80&status=failed", 200), ("/jobs?queue=" + "x" * 2000, 422),
+            ("/jobs?task=%ED%A0%80&status=failed", 400), ("/jobs?queue=" + "x" * 2000, 422),
+            ("/jobs?node=x", 422), ("/jobs?node=1", 422), (f"/jobs?node=1.{10**18}", 422),
+            ("/jobs?node=-1.7", 200), ("/jobs?at=x", 422), ("/jobs?at=2026-01-01T00:00Z", 200),
             ("/acts?since=never", 422), (f"/acts?actor={quote(EVIL)}", 200),
             ("/acts?subject=%ED%A0%80", 200), (f"/acts?before={2**63}", 422),
         ):  # fmt: skip
@@ -138,6 +140,7 @@ def test_the_scope_look_sees_states_and_no_values(conn: Any) -> None:
     queues.limit("load", partition="key-hush", max_running=1)
     schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
     conn.execute("UPDATE schedules SET error = 'error hush'")
+    failures.mark_seen("ValueError: hush", NOW)
 
     async def use(browser: Browser) -> None:
         for path in (*PAGES, f"/jobs/{job}", "/queues?queue=load", "/schedules/nightly"):
@@ -226,8 +229,99 @@ def test_live_nodes_are_read_by_the_indexes_of_their_states(conn: Any) -> None:
     text = b"EXPLAIN " + named_statements.texts()["pages.node_jobs"]
     given: Row = {"queue": None, "task": None, "key": None, "limit": 50}
     for status, index in (("running", "_running_idx"), ("queued", "_claim_idx")):
-        plan = str(conn.execute(text, given | {"status": status}).fetchall())
-        assert f"workflow_node_jobs{index}" in plan, plan
+        for place in ({"priority": None, "seq": None}, {"priority": 100, "seq": 7}):
+            plan = str(conn.execute(text, given | place | {"status": status}).fetchall())
+            assert f"workflow_node_jobs{index}" in plan, plan
+            assert "Seq Scan" not in plan, plan
+
+
+def next_page(page: str) -> str | None:
+    """Return the address of the next page."""
+    link = re.search(r'rel="next" href="/ui([^"]+)"', page)
+    return link and html.unescape(link[1])
+
+
+async def rows_of_pages(browser: Browser, address: str | None) -> list[list[str]]:
+    """Return the ids of the jobs of each page, from an address on."""
+    found: list[list[str]] = []
+    while address is not None:
+        page = await browser.open(address)
+        found.append(re.findall(r'<tr id="job-([^"]*)"', page))
+        address = next_page(page)
+    return found
+
+
+def test_nodes_come_in_pages_in_the_order_of_the_claim(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, priority)"
+        " SELECT 'j' || n, %s, 'n' || n, 'm', 'cpu', n % 3 FROM generate_series(1, 120) n",
+        [factories.run(conn)],
+    )
+    ids = [f"j{n}" for n in sorted(range(1, 121), key=lambda n: n % 3)]
+
+    async def use(browser: Browser) -> None:
+        found = await rows_of_pages(browser, "/jobs?status=queued&queue=cpu")
+        assert [len(page) for page in found] == [50, 50, 20]
+        assert [one for page in found for one in page] == ids
+        page = await browser.open("/jobs?status=queued")
+        assert '<code class="command">queue-workflows why</code>' in page
+
+    pages.browse(use)
+
+
+def test_failed_jobs_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
+    ids = [failed(conn) for _ in range(30)]  # all at the same time
+    run_id = factories.run(conn)
+    nodes = [
+        factories.node(conn, run_id, f"n{n}", status="failed", finished_at=NOW - timedelta(hours=n))
+        for n in range(30)
+    ]
+
+    async def use(browser: Browser) -> None:
+        found = await rows_of_pages(browser, "/jobs?status=failed")
+        assert [len(page) for page in found] == [25, 25, 10]
+        wanted = sorted([*ids, nodes[0]["id"]]) + [row["id"] for row in nodes[1:]]
+        assert [one for page in found for one in page] == wanted
+
+    pages.browse(use)
+
+
+def test_a_search_for_jobs_says_how_far_it_went(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants.put(monkeypatch, "service.dashboard.jobs_page.EXAMINED", 10)
+    constants.put(monkeypatch, "failures.NEWEST", 10)
+    old = load(conn, lock_key="sought")
+    ends = [{"status": "failed", "finished_at": NOW - timedelta(minutes=n)} for n in range(16)]
+    lost = load(conn, queue="fetch", **ends.pop())
+    for end in ends:
+        load(conn)
+        load(conn, **end)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/jobs?key=sought")
+        assert "No job matches" in pages.words(page)
+        assert "searched 10 jobs, back to 20" in pages.words(page)
+        assert await rows_of_pages(browser, "/jobs?key=sought") == [[], [], [], [old]]
+        page = await browser.open("/jobs?status=failed&queue=fetch")
+        assert "searched 10 failed jobs" in pages.words(page)
+        assert await rows_of_pages(browser, "/jobs?status=failed&queue=fetch") == [[], [lost]]
+
+    pages.browse(use)
+
+
+def test_a_search_for_jobs_reads_the_newest_by_their_index(conn: Any) -> None:
+    conn.execute(
+        "INSERT INTO ingest_jobs (task_name, queue, status, finished_at)"
+        " SELECT 't', 'load', 'completed', now() FROM generate_series(1, 5000) n"
+    )
+    conn.execute("ANALYZE ingest_jobs")
+    text = b"EXPLAIN (ANALYZE) " + named_statements.texts()["pages.task_jobs"]
+    given: Row = {
+        "queue": "none", "task": None, "key": None, "statuses": ["queued"], "before": None,
+        "most": 100, "limit": 50,
+    }  # fmt: skip
+    for before in (None, 4000):
+        plan = str(conn.execute(text, given | {"before": before}).fetchall())
+        assert "ingest_jobs_seq_idx" in plan, plan
         assert "Seq Scan" not in plan, plan
 
 
@@ -253,7 +347,7 @@ def test_a_job_shows_its_attempts_args_and_log(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/jobs/{job}")
         words = pages.words(page)
-        assert "running 0 of" in words and "box-1" in words
+        assert "running 0 of 1 attempts failed" in words and "box-1" in words
         assert '"row": 7' in words and "hidden5" not in page
         assert "/delete" not in page, "a running job is not deleted"
         assert f"queue-workflows jobs show {job}" in page
@@ -310,6 +404,37 @@ def test_another_job_is_queued_with_changed_args(conn: Any) -> None:
     )  # fmt: skip
     assert (made["partition_key"], made["lock_key"]) == ("p", "l")
     assert made["headers"] == {"again_of": job}
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_by_schedule_and_machine(conn: Any) -> None:
+    one, two = factories.run(conn), factories.run(conn)
+    factories.insert(conn, "schedule_fires", name="night/ly", fire_at=NOW, run_id=one)
+    factories.node(conn, two, status="completed", host_label=EVIL)
+
+    async def use(browser: Browser) -> None:
+        for query, has_one, has_two in (
+            ("schedule=night%2Fly", True, False), (f"machine={quote(EVIL)}", False, True),
+            (f"machine={quote(EVIL)}&schedule=night%2Fly", False, False), ("machine=", True, True),
+        ):  # fmt: skip
+            with tabled.case(query):
+                page = await browser.open(f"/runs?{query}")
+                assert (f"run-{one}" in page, f"run-{two}" in page) == (has_one, has_two)
+        page = await browser.open("/runs?schedule=night%2Fly")
+        assert "queue-workflows runs --schedule night/ly</code>" in page
+        assert 'name="schedule" value="night/ly"' in page
+
+    for scope in ("operate", "look"):
+        pages.browse(use, scope)
+
+
+def test_the_error_of_a_run_may_be_very_long(conn: Any) -> None:
+    factories.run(conn, status="failed", error="E: " + "x" * 1_000_000)
+    page = pages.opened("/runs")
+    assert "E: xxx" in page
+    assert len(page) < 150_000
 
 
 # --- queues ------------------------------------------------------------------------------------

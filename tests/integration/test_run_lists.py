@@ -42,6 +42,12 @@ def put_several(conn: Any) -> None:
     put(conn, IDS[1], 2, workflow_name="w", status="running", context={"tenant": "7"})
     put(conn, IDS[2], 3, workflow_name="v", status="queued", context={"tenant": 7, "n": [2]})
     put(conn, "c", 4, workflow_name="w", status="failed", error=f"run {IDS[2]} has NO PRICE")
+    for hours, fired in enumerate((IDS[1], None, "a", "deleted")):
+        at = NEW_YEAR + hours * HOUR
+        factories.insert(conn, "schedule_fires", name="nightly", fire_at=at, run_id=fired)
+    factories.insert(conn, "schedule_fires", name="other", fire_at=NEW_YEAR, run_id="b")
+    for run_id, node_id, machine in (("a", "n", "box-1"), ("a", "m", "box-2"), ("c", "n", "box-2")):
+        factories.node(conn, run_id, node_id, status="completed", host_label=machine)
 
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -73,7 +79,16 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "several inputs": ({"input": {"tenant": 7, "n": [1]}}, [IDS[0]]),
     "any input": ({"input": {}, "status": "queued"}, [IDS[2]]),
     "an input and a text": ({"input": {"tenant": 7}, "text": "1234abcd"}, [IDS[0]]),
+    "a schedule": ({"schedule": "nightly"}, [IDS[1], "a"]),
+    "a schedule and a status": ({"schedule": "nightly", "status": "failed"}, ["a"]),
+    "a schedule and an input": ({"schedule": "nightly", "input": {"tenant": 7}}, []),
+    "a schedule until": ({"schedule": "nightly", "until": NEW_YEAR}, ["a"]),
+    "a schedule that started none": ({"schedule": "daily"}, []),
+    "a machine": ({"machine": "box-2"}, ["c", "a"]),
+    "a machine and a text": ({"machine": "box-1", "text": "price"}, ["a"]),
+    "a schedule and a machine": ({"machine": "box-1", "schedule": "other"}, []),
     "what no text of the database is": ({"text": "\0"}, []),
+    "no machine": ({"machine": "\ud800"}, []),
 }  # fmt: skip
 
 
@@ -101,6 +116,24 @@ def test_an_index_of_inputs_changes_no_list(
     for name, (given, wanted) in CASES.items():
         with tabled.case(name):
             assert found(**given) == wanted
+
+
+def test_a_schedule_with_many_runs_is_searched_among_the_newest(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "runs.EXAMINED", 3)
+    for number in range(6):
+        put(conn, f"r{number}", number)
+    conn.execute(
+        "INSERT INTO schedule_fires (name, fire_at, run_id)"
+        " SELECT 'nightly', %s::timestamptz + n * interval '1 second',"
+        " CASE n WHEN 1 THEN 'r1' WHEN 2 THEN 'r4' ELSE 'deleted' || n END"
+        " FROM generate_series(1, 2001) n",
+        [NEW_YEAR],
+    )
+    page = runs.page(schedule="nightly")
+    assert ([row["id"] for row in page.items], page.next) == (["r4"], (NEW_YEAR + 3 * HOUR, "r3"))
+    assert found(schedule="nightly") == ["r4", "r1"]
 
 
 def test_times_may_be_so_long_ago(conn: db.Connection) -> None:
@@ -218,6 +251,9 @@ LISTS: dict[str, dict[str, Any]] = {
     "a text of a status": {"text": "nowhere", "status": "failed"},
     "an id": {"text": "00000000"},
     "an input that no run has": {"input": {"n": 0}},
+    "a schedule that no run has": {"schedule": "none"},
+    "a machine that no run has": {"machine": "none"},
+    "a machine of a workflow": {"machine": "none", "workflow_name": "w3"},
 }
 
 
@@ -282,7 +318,7 @@ def test_the_last_pages_read_as_little_as_the_first(
 def _explained(at: datetime, **given: Any) -> tuple[bytes, dict[str, Any]]:
     names = (
         "status", "workflow", "since", "since_ago", "until", "until_ago", "text", "low", "high",
-        "inputs",
+        "inputs", "schedule", "machine",
     )  # fmt: skip
     given["workflow"] = given.pop("workflow_name", None)
     values = dict.fromkeys(names) | given

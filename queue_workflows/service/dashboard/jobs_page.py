@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 import fastapi
@@ -16,75 +17,112 @@ from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display
 from queue_workflows.service import tokens
-from queue_workflows.service.dashboard import failures_page, forms, run_page, session, view
+from queue_workflows.service.dashboard import (
+    failures_page,
+    forms,
+    run_page,
+    runs_page,
+    session,
+    view,
+)
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
 PAGE: Final = 50
+FIRST: Final = 10
+"""Failed jobs above the other ones."""
+EXAMINED: Final = 50_000
+"""Ingest jobs that a page examines at most."""
 LIVE: Final = ("queued", "running")
 """The states of nodes that the list has besides failed; others are read with their run."""
 KINDS: Final = ("ingest job", "node job")
-Text = Annotated[str, fastapi.Query(max_length=1000)]
-_Act = tuple[
-    Callable[[str], list[JsonDict]], tokens.Scope, Literal["makes", "ends"], Sequence[str], str
-]
-ACTS: Final[Mapping[str, _Act]] = {
-    "retry": (jobs.retry_many, "submit", "makes", ("failed", "cancelled"),
-              "Queue job {} again, with all its attempts."),
-    "cancel": (jobs.cancel_many, "submit", "ends", LIVE,
-               "Cancel job {}. If it waits, it ends at once; if it runs, it is asked to stop."),
-    "delete": (jobs.delete_many, "operate", "ends", [s for s in jobs.STATUSES if s != "running"],
-               "Delete job {}. Its history stays until it is pruned."),
-}  # fmt: skip
-"""What is done to a job: the call, the scope, the kind of its action, its states, a sentence."""
+_FILTERS: Final = ("queue", "task", "status", "key")
+_ACTS: Final[Mapping[str, tuple[Callable[[str], list[JsonDict]], tokens.Scope]]] = {
+    "retry": (jobs.retry_many, "submit"),
+    "cancel": (jobs.cancel_many, "submit"),
+    "delete": (jobs.delete_many, "operate"),
+}
+"""The call and the scope of each act on a job; its template says in which states it works."""
 
 
 @router.get("/jobs")
 async def listed(
-    request: Request, queue: Text = "", task: Text = "", status: Text = "", key: Text = "",
+    request: Request, place: runs_page.Place,
+    node: Annotated[str, fastapi.Query(pattern=r"^-?[0-9]{1,5}\.[0-9]{1,18}$")] = "",
     before: Annotated[int | None, fastapi.Query(ge=0, lt=2**63)] = None,
 ) -> Response:  # fmt: skip
-    """Show failed jobs, nodes that run or have the chosen state, and ingest jobs."""
-    given = {"queue": queue, "task": task, "status": status, "key": key}
-    query = {name: text.strip() for name, text in given.items() if text.strip()}
-    if "key" in query and not session.of(request).sees_values:
-        raise forms.Refused(403, "Your session has scope look, which does not search keys.")
+    """Show failed jobs, nodes that run or have the chosen state, and ingest jobs.
+
+    The next page continues each list: nodes behind the priority and the `seq` in `node`, ingest
+    jobs behind the `seq` in `before`. Failed jobs have further pages if they are chosen.
+    """
+    query, _ = runs_page.filters(request, *_FILTERS)
     if query.get("status", "failed") not in jobs.STATUSES:
         raise errors.InvalidConfig(f"status: it is one of {', '.join(jobs.STATUSES)}")
-    found = await view.read(request, _read, query, before)
+    found = await view.read(request, _read, query, place, node, before)
     return view.page(
         request, "jobs.html", title="Jobs", filters=query, states=jobs.STATUSES,
         command=view.command("queue-workflows jobs list", query), **found,
     )  # fmt: skip
 
 
-def _read(conn: db.Connection, query: dict[str, str], before: int | None) -> dict[str, Any]:
-    queue, task, status, key = (query.get(name) for name in ("queue", "task", "status", "key"))
+def _read(
+    conn: db.Connection,
+    query: dict[str, str],
+    place: tuple[datetime, str] | None,
+    node: str,
+    before: int | None,
+) -> dict[str, Any]:
+    if query.get("status") == "failed" and "key" not in query:
+        failed, pages = _failed(conn, query, place)
+        return {"failed": failed, "nodes": [], "jobs": [], "pages": pages}
+    queue, task, status, key = (query.get(name) for name in _FILTERS)
+    is_first = not node and before is None
     failed, nodes, ingest = list[Row](), list[Row](), list[Row]()
-    more: dict[str, Any] | None = None
-    only_failed = status == "failed" and key is None
-    is_first = before is None
-    if is_first and (only_failed or not query.keys() & {"status", "key"}):
-        rows = statements.failures.newest(
-            conn, since=None, since_ago=None, until=None, until_ago=None, queue=queue,
-            workflow=task, machine=None, text=None, most=failures.NEWEST, cut=400,
-        )  # fmt: skip
-        fits = [row for row in rows if row["place"] is not None and row["fits"]]
-        fits = fits[: PAGE if only_failed else 10]
-        failed = [row | {"path": failures_page.path(row)} for row in fits]
-    if is_first and (status or "running") in LIVE:
+    more, searched = dict[str, Any](), None
+    if is_first and status is None and key is None:
+        failed = _failed(conn, query, None)[0][:FIRST]
+    if (is_first or node) and (status or "running") in LIVE:
+        priority, seq = map(int, node.split(".")) if node else (None, None)
         nodes = statements.pages.node_jobs(
-            conn, status=status or "running", queue=queue, task=task, key=key, limit=PAGE
-        )
-    if not only_failed:
-        others = [each for each in jobs.STATUSES if each != "failed" or key is not None]
-        ingest = jobs.list(
-            queue=queue, task_name=task, status=status or others, key=key, before=before,
-            limit=PAGE + 1, conn=conn,
+            conn, status=status or "running", queue=queue, task=task, key=key, priority=priority,
+            seq=seq, limit=PAGE + 1,
         )  # fmt: skip
-        more = {**query, "before": ingest[PAGE - 1]["seq"]} if len(ingest) > PAGE else None
-    pages = {"path": "/jobs", "query": query, "next": more, "first": is_first, "searched": None}
-    return {"failed": failed, "nodes": nodes, "jobs": ingest[:PAGE], "pages": pages}
+        if len(nodes) > PAGE:
+            more["node"] = f"{nodes[PAGE - 1]['priority']}.{nodes[PAGE - 1]['seq']}"
+    if is_first or before is not None:
+        others = [each for each in jobs.STATUSES if each != "failed" or key is not None]
+        read = statements.pages.task_jobs(
+            conn, queue=queue, task=task, statuses=[status] if status else others, key=key,
+            before=before, most=EXAMINED, limit=PAGE + 1,
+        )  # fmt: skip
+        ingest = [row for row in read if row["fits"]]
+        if len(ingest) > PAGE:
+            more["before"] = ingest[PAGE - 1]["seq"]
+        elif read and read[-1]["place"] == EXAMINED:
+            last = read[-1]
+            more["before"] = last["seq"]
+            searched = f"searched {EXAMINED:,} jobs, back to {display.moment(last['created_at'])}"
+    pages = view.Pager("/jobs", query, query | more if more else None, is_first, searched)
+    return {"failed": failed, "nodes": nodes[:PAGE], "jobs": ingest[:PAGE], "pages": pages}
+
+
+def _failed(
+    conn: db.Connection, query: dict[str, str], place: tuple[datetime, str] | None
+) -> tuple[Sequence[Row], view.Pager]:
+    """Return failed jobs of both families behind a place, the last one first, and the links."""
+    read = statements.failures.newest(
+        conn, since=None, since_ago=None, until=place and place[0], until_ago=None,
+        queue=query.get("queue"), workflow=query.get("task"), machine=None, text=None,
+        most=failures.NEWEST, cut=failures.EXAMINED,
+    )  # fmt: skip
+    rows = [row | {"path": failures_page.path(row)} for row in read if row["fits"]]
+    shown, pages = failures_page.paged("/jobs", query, rows, place)
+    end = read[-1]["at"], read[-1]["id"]
+    if pages.next is None and read[-1]["place"] == failures.NEWEST and end != place:
+        more = runs_page.following(query, *end)
+        pages = pages._replace(next=more, searched=f"searched {failures.NEWEST:,} failed jobs")
+    return shown, pages
 
 
 @router.get("/jobs/{job_id}")
@@ -96,13 +134,8 @@ async def one(request: Request, job_id: view.Segment) -> Response:
         return RedirectResponse(where, 303)
     return view.page(
         request, "job.html", title=f"Job of {display.line(found['task_name'], 120)}", job=found,
-        command=f"queue-workflows jobs show {shlex.quote(job_id)}", actions=[
-            forms.Action(
-                view.path("/jobs/", job_id, verb), verb.capitalize(), needs, {}, kind,
-                text.format(display.line(job_id, 80)), asks_reason=kind == "ends",
-            )
-            for verb, (_, needs, kind, states, text) in ACTS.items() if found["status"] in states
-        ],
+        command=f"queue-workflows jobs show {shlex.quote(job_id)}",
+        needs={verb: needs for verb, (_, needs) in _ACTS.items()},
         attempts=found["attempts"][-20:][::-1],
     )  # fmt: skip
 
@@ -151,7 +184,7 @@ async def change(
     request: Request, job_id: view.Segment, verb: Literal["retry", "cancel", "delete"]
 ) -> Response:
     """Retry, cancel or delete a job."""
-    call, needs, *_ = ACTS[verb]
+    call, needs = _ACTS[verb]
     form = await forms.act(request, needs)
     (done,) = await form.run(call, job_id)
     reason = f", {display.line(done['reason'])}" if done["reason"] else ""

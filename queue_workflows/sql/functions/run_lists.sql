@@ -21,10 +21,12 @@ END $$;
 -- run at the place p_most, also if it does not fit, and the search goes on behind it. With a status and a workflow it
 -- reads the index by status, or with p_by_workflow the other one. A text that begins an id finds the runs with such ids,
 -- whatever their age. p_low and p_high are the first and the last id that the text may begin; NULL if it can only be a
--- whole id. Inputs that few runs have are looked up, if an index serves that.
+-- whole id. Inputs that few runs have are looked up, if an index serves that, and so are the runs of a schedule with few.
+-- p_machine: one that had a node of the run.
 CREATE OR REPLACE FUNCTION queue_workflows_find_runs(
     p_status text, p_workflow text, p_since timestamptz, p_until timestamptz, p_text text, p_low text, p_high text,
-    p_input jsonb, p_at timestamptz, p_id text, p_limit integer, p_most integer, p_by_workflow boolean)
+    p_input jsonb, p_at timestamptz, p_id text, p_limit integer, p_most integer, p_by_workflow boolean,
+    p_schedule text, p_machine text)
 RETURNS TABLE (run_id text, at timestamptz, fits boolean, place bigint) LANGUAGE plpgsql STABLE ROWS 50
 {by_index()} AS $$
 DECLARE
@@ -46,6 +48,11 @@ BEGIN
     END IF;
     IF v_ids IS NULL AND p_input <> '{}' THEN
         v_ids := queue_workflows_runs_with_input(p_input, c_few);
+    END IF;
+    IF v_ids IS NULL AND p_schedule IS NOT NULL THEN
+        v_ids := ARRAY(SELECT f.run_id FROM schedule_fires f
+                        WHERE f.name = p_schedule AND f.run_id IS NOT NULL ORDER BY f.fire_at LIMIT c_few + 1);
+        v_ids := CASE WHEN cardinality(v_ids) <= c_few THEN v_ids END;
     END IF;
     IF v_ids IS NOT NULL THEN
         RETURN QUERY

@@ -118,13 +118,25 @@ SELECT j.*, {age_s(j.started_at)} AS elapsed_s, u.usual_s
  ORDER BY j.started_at, j.seq;
 
 -- name: last_runs many
--- Return the last runs of a workflow, the newest first, each with how long it took, or has taken so far.
-SELECT id, status, created_at, started_at, finished_at,
-       extract(epoch FROM coalesce(finished_at, now()))::float8 - extract(epoch FROM started_at)::float8 AS elapsed_s
-  FROM workflow_runs
- WHERE workflow_name = %(workflow)s
- ORDER BY created_at DESC
- LIMIT %(limit)s;
+-- Return the last runs of a workflow, the oldest first, each with how long it took, or has taken so far. Each also has
+-- figures of them all: the median and the 95th percentile of the completed runs, the longest of the ended runs, NULL
+-- without any, and how many failed.
+WITH last AS (
+       SELECT id, status, created_at, started_at, finished_at,
+              extract(epoch FROM coalesce(finished_at, now()))::float8 - extract(epoch FROM started_at)::float8 AS elapsed_s
+         FROM workflow_runs
+        WHERE workflow_name = %(workflow)s
+        ORDER BY created_at DESC
+        LIMIT %(limit)s)
+SELECT last.*, f.p50_s, f.p95_s, f.longest_s, f.failures
+  FROM last
+ CROSS JOIN (
+       SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY elapsed_s) FILTER (WHERE status = 'completed') AS p50_s,
+              percentile_cont(0.95) WITHIN GROUP (ORDER BY elapsed_s) FILTER (WHERE status = 'completed') AS p95_s,
+              max(elapsed_s) FILTER (WHERE finished_at IS NOT NULL) AS longest_s,
+              count(*) FILTER (WHERE status = 'failed') AS failures
+         FROM last) f
+ ORDER BY last.created_at;
 
 -- name: nodes_of_runs many
 -- Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
@@ -155,9 +167,10 @@ SELECT r.id, r.workflow_name, r.status, n.waiting, n.children, n.running
  ORDER BY i.place;
 
 -- name: node_jobs many unprepared
--- Return nodes that are queued or running, whichever the status is, in the order of the claim. A filter that is NULL
--- matches every node. No plan is kept. The conditions are those of indexes, which have no other nodes.
-SELECT id, run_id, node_id, node_module, queue, status, created_at, started_at, claimed_by AS host_label
+-- Return nodes that are queued or running, whichever the status is, in the order of the claim, from the one behind this
+-- `priority` and `seq` on (NULL: from the first). A filter that is NULL matches every node. No plan is kept. The conditions
+-- are those of indexes, which have no other nodes.
+SELECT id, run_id, node_id, node_module, queue, status, priority, seq, created_at, started_at, claimed_by AS host_label
   FROM workflow_node_jobs
  WHERE status = %(status)s
    AND (status = 'queued' AND blocked_reason IS NULL
@@ -166,7 +179,27 @@ SELECT id, run_id, node_id, node_module, queue, status, created_at, started_at, 
    AND (%(queue)s::text IS NULL OR queue = %(queue)s)
    AND (%(task)s::text IS NULL OR node_module = %(task)s)
    AND (%(key)s::text IS NULL OR lock_key = %(key)s)
+   AND (%(seq)s::bigint IS NULL OR (priority, seq) > (%(priority)s::integer, %(seq)s::bigint))
  ORDER BY priority, seq
+ LIMIT %(limit)s;
+
+-- name: task_jobs many unprepared
+-- Return the ingest jobs that fit the filters, the newest first, from the one behind the `seq` `before` on (NULL: from the
+-- first). `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
+-- the list only if it `fits`. A filter that is NULL matches every job.
+SELECT e.fits, e.place, e.seq, e.id, e.task_name, e.queue::text, e.status::text, e.attempts, e.max_attempts,
+       e.blocked_reason, e.lock_key, e.partition_key, e.idempotency_key, left(e.error, 1000) AS error, e.seconds,
+       e.created_at, queue_workflows_is_lost(e.status, e.lease_expires_at) AS lost
+  FROM (SELECT j.*, row_number() OVER (ORDER BY j.seq DESC) AS place,
+               (j.status = ANY (%(statuses)s::text[]) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
+                AND (%(task)s::text IS NULL OR j.task_name = %(task)s)
+                AND (%(key)s::text IS NULL OR %(key)s IN (j.idempotency_key, j.lock_key, j.partition_key))
+               ) IS TRUE AS fits
+          FROM (SELECT * FROM ingest_jobs
+                 WHERE %(before)s::bigint IS NULL OR seq < %(before)s
+                 ORDER BY seq DESC LIMIT %(most)s) j) e
+ WHERE e.fits OR e.place = %(most)s
+ ORDER BY e.seq DESC
  LIMIT %(limit)s;
 
 -- name: fires many

@@ -263,7 +263,7 @@ SELECT f.fits, f.place, f.at AS last_at, f.run_id AS last_id, r.id, r.workflow_n
   FROM queue_workflows_find_runs(
            %(status)s, %(workflow)s, coalesce(%(since)s, now() - %(since_ago)s::interval),
            coalesce(%(until)s, now() - %(until_ago)s::interval), %(text)s, %(low)s, %(high)s, %(inputs)s::jsonb,
-           %(before)s, %(before_id)s, %(limit)s, %(most)s, %(by_workflow)s) f
+           %(before)s, %(before_id)s, %(limit)s, %(most)s, %(by_workflow)s, %(schedule)s, %(machine)s) f
   LEFT JOIN LATERAL (
        SELECT id, workflow_name, status, priority, error, out_dir, mode, created_at, started_at, finished_at, generation,
               CASE jsonb_typeof(definition -> 'nodes') WHEN 'array' THEN jsonb_array_length(definition -> 'nodes') END
