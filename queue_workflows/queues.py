@@ -26,6 +26,10 @@ LIVE_WORKER_S = 30.0
 """Heartbeat age up to which a worker counts as capacity (the contract's figure)."""
 RATE_WINDOW_S = 300
 """Rates are measured over the last five minutes."""
+PARTITIONS: Final = 1_000
+"""Partitions with settings of their own that `list` returns, in the order of their queues."""
+PARTITIONS_OF_ONE: Final = 9_999
+"""The same of `get`."""
 
 
 class _Keep(Enum):
@@ -141,33 +145,25 @@ def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:
     switch uses. Keys: `queue`, `state` (open or paused), `paused_until`, `paused_by`; jobs
     `running`, `ready`, `limited`, `locked`, `not_due`; `oldest_s`: age of the oldest due one;
     `in_per_min`, `out_per_min`: over five minutes; `max_running`, `rate`, `partition_max_running`,
-    `partition_rate`; `partitions` with settings of their own: each `partition`, `state`,
-    `paused_until`, `paused_by`, `max_running`, `rate`.
+    `partition_rate`; `partitions` with settings of their own, in all PARTITIONS: each `partition`,
+    `state`, `paused_until`, `paused_by`, `max_running`, `rate`.
     """
     with db.transaction(conn) as own:
-        settings = {row["queue"]: row for row in statements.queues.settings(own, queue=None)}
-        counts = _counts(own)
-        parts = statements.queues.partition_settings(own)
-        served = {*statements.controls.known_queues(own)} if used_only else config.queues()
-    named = config.used_queues() | served if used_only else served
-    names = sorted(named | settings.keys() | counts.keys())
-    return [
-        _shown(name, settings.get(name, {}), counts.get(name, {}))
-        | {"partitions": [_partition(row) for row in parts if row["queue"] == name]}
-        for name in names
-    ]
+        found = _read(own, served=used_only, most=PARTITIONS)
+    named = config.used_queues() if used_only else config.queues()
+    return [found.get(name) or _shown(name, {}) for name in sorted(named | found.keys())]
 
 
 def get(queue: str, *, conn: db.Connection | None = None) -> Row:
     """Return one queue as `list` returns it; a queue without jobs or settings has zeros.
 
-    Raises `UnknownQueue` (a ValueError) for one that is not configured, has never been served and
+    Of its partitions it has the first PARTITIONS_OF_ONE. Raises `UnknownQueue` (a ValueError) for one that is not configured, has never been served and
     is empty.
     """
     with db.transaction(conn) as own:
         _check(own, queue, None)
-        found = [row for row in list(conn=own) if row["queue"] == queue]
-    return found[0] if found else _shown(queue, {}, {}) | {"partitions": []}
+        found = _read(own, queue=queue, most=PARTITIONS_OF_ONE)
+    return found.get(queue) or _shown(queue, {})
 
 
 def running_and_queued() -> dict[str, Any]:
@@ -210,44 +206,46 @@ def ingest_counts() -> dict[str, Any]:
     return {"queues": found}
 
 
-def _counts(conn: db.Connection) -> dict[str, Row]:
-    """Return for each queue with live jobs or recent events: counts by state, oldest_s, came, went.
-
-    `came`, `went`: jobs of the last RATE_WINDOW_S. Reads every live job and the events of that
-    time.
-    """
+def _read(
+    conn: db.Connection, *, most: int, served: bool = False, queue: str | None = None
+) -> dict[str, Row]:
+    """Return queues as `list` does, by name; `most`, `served`, `queue`: see the statement."""
+    rows = statements.queues.list(
+        conn, window=RATE_WINDOW_S, stale_s=config.STALE_WORKER_AFTER_S.read(), served=served,
+        queue=queue, most=most,
+    )  # fmt: skip
     found: dict[str, Row] = {}
-    for count in (statements.queues.count_jobs, statements.queues.count_events):
-        for row in count(conn, window=RATE_WINDOW_S):
-            found.setdefault(row["queue"], {}).update(row)
+    for row in rows:
+        if row["partition"] is None:
+            found[row["queue"]] = _shown(row["queue"], row)
+        else:
+            found[row["queue"]]["partitions"].append(_partition(row))
     return found
 
 
-def _shown(queue: str, settings: Row, count: Row) -> Row:
+def _shown(queue: str, row: Row) -> Row:
+    """Return a queue as `list` does; `row`: what the statement returned of it, or nothing."""
     per_min = 60 / RATE_WINDOW_S
-    came = count.get("fresh", 0) + count.get("came", 0)
     return {
         "queue": queue,
-        **_state(settings),
-        **{
-            name: count.get(name, 0)
-            for name in ("running", "ready", "limited", "locked", "not_due")
-        },
-        "oldest_s": count.get("oldest_s"),
-        "in_per_min": round(came * per_min, 1),
-        "out_per_min": round(count.get("went", 0) * per_min, 1),
-        "max_running": settings.get("max_running"),
-        "rate": clock.rate_text(settings.get("rate_limit"), settings.get("rate_period_s")),
-        "partition_max_running": settings.get("partition_max_running"),
+        **_state(row),
+        **{name: row.get(name, 0) for name in ("running", "ready", "limited", "locked", "not_due")},
+        "oldest_s": row.get("oldest_s"),
+        "in_per_min": round(row.get("came", 0) * per_min, 1),
+        "out_per_min": round(row.get("went", 0) * per_min, 1),
+        "max_running": row.get("max_running"),
+        "rate": clock.rate_text(row.get("rate_limit"), row.get("rate_period_s")),
+        "partition_max_running": row.get("partition_max_running"),
         "partition_rate": clock.rate_text(
-            settings.get("partition_rate_limit"), settings.get("partition_rate_period_s")
+            row.get("partition_rate_limit"), row.get("partition_rate_period_s")
         ),
+        "partitions": [],
     }
 
 
 def _partition(row: Row) -> Row:
     return {
-        "partition": row["partition_key"],
+        "partition": row["partition"],
         **_state(row),
         "max_running": row["max_running"],
         "rate": clock.rate_text(row["rate_limit"], row["rate_period_s"]),

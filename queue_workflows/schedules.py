@@ -29,6 +29,8 @@ Occurrence = expression.Occurrence
 Fired = schedule_rows.Fired
 F = TypeVar("F")
 _LISTED = "`queue-workflows schedules list` names them"
+MOST = 10_000
+"""Schedules that `list` returns."""
 MAX_DAYS = 36_525
 """How far a preview looks ahead."""
 _ANY_INSTANT = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -230,7 +232,7 @@ def fire_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]
 
 
 def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb that users look for
-    """Return the schedules of the table, the next to fire first.
+    """Return the schedules of the table, the first MOST by name, the next to fire first.
 
     `name`, `expression`, `tz`, `task_name`, `workflow_name`, `queue`, `next_fire_at`,
     `last_fire_at`, `last_status`, `failures` (in a row, 100 at most), `late_s`, `missed_at`,
@@ -239,16 +241,18 @@ def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb 
     """
     entries = _entries()
     with db.transaction(conn) as own:
-        now = statements.schedules.now(own)
-        found = _find(own)
-        rows = [_listed(row, entries.get(row["name"]), now) for row in found]
-        missing = entries.keys() - {row["name"] for row in rows}
-        fires = statements.schedules.last_fires(own, names=sorted(missing), until=now)
-        last = {row["name"]: row["fire_at"] for row in fires}
-    rows += [_entry_row(name, entries[name], now, last.get(name)) for name in missing]
-    return sorted(
-        rows, key=lambda row: (row["next_fire_at"] is None, row["next_fire_at"] or now, row["name"])
-    )
+        rows = [_listed(row, entries.get(row["name"])) for row in _find(own, limit=MOST)]
+        if missing := entries.keys() - {row["name"] for row in rows}:
+            now = statements.schedules.now(own)
+            fires = statements.schedules.last_fires(own, names=sorted(missing), until=now)
+            last = {row["name"]: row["fire_at"] for row in fires}
+            rows += [_entry_row(name, entries[name], now, last.get(name)) for name in missing]
+    return sorted(rows, key=_by_next_fire)
+
+
+def _by_next_fire(row: Row) -> tuple[bool, datetime, str]:
+    next_at = row["next_fire_at"]
+    return next_at is None, next_at or _ANY_INSTANT, row["name"]
 
 
 def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
@@ -257,9 +261,7 @@ def troubled(*, limit: int = 50, conn: db.Connection | None = None) -> Rows:
     Schedules that are paused or gone from the code have none.
     """
     with db.transaction(conn) as own:
-        now = statements.schedules.now(own)
-        found = _find(own, troubled=True, limit=limit)
-    return [_listed(row, None, now) for row in found]
+        return [_listed(row, None) for row in _find(own, troubled=True, limit=limit)]
 
 
 def _entries() -> dict[str, ScheduleEntry]:
@@ -298,8 +300,8 @@ def problem(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _listed(row: Row, one: ScheduleEntry | None, now: datetime) -> Row:
-    next_at = row["next_at"]
+def _listed(row: Row, one: ScheduleEntry | None) -> Row:
+    next_at, now = row["next_at"], row.pop("read_at")
     if next_at is None and not row["ended"] and not row["paused"] and row["gone_at"] is None:
         # No scheduler has planned it since it was written. One that cannot fire has no next fire.
         with contextlib.suppress(errors.QueueWorkflowsError):

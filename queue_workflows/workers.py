@@ -30,6 +30,8 @@ _KEYS = (
     "until_s", "switched_at", "last_flagged_dead_at", "death", "throttle", "card",
 )  # fmt: skip
 _OBEYING = frozenset({"parked", "paused", "draining"})
+TAKING: Final = frozenset({"idle", "busy", "throttled"})
+"""The states of workers that take jobs, perhaps after a wait for memory or for a limit."""
 
 
 # --- list --------------------------------------------------------------------------------------
@@ -48,59 +50,36 @@ def list(  # noqa: A001  the verb that users look for
     that a worker of `--cards` uses, else None.
     """
     with db.transaction(conn) as own:
-        rows = statements.workers.list(own, stale_s=config.STALE_WORKER_AFTER_S.read())
-        # Their own reports of what they run are up to a heartbeat old, so the jobs are read.
-        running = {row["worker_id"]: row for row in statements.overview.claims_in_flight(own)}
-        limited = _limited_queues(own)
-        switches = statements.workers.switched_off(own)
+        rows = statements.workers.list(
+            own, stale_s=config.STALE_WORKER_AFTER_S.read(), absent=absent
+        )
     for row in rows:
-        held = running.get(row["worker_id"], {"ids": [], "jobs": []})
-        row["job_ids"], row["jobs"] = held["ids"], held["jobs"]
         row["state"] = _state(row)
         row["throttle"] = _throttle(row)
-        if row["state"] == "idle" and row["desired_state"] == "on" and row["queue"] in limited:
-            row["state"], row["throttle"] = "throttled", limited[row["queue"]]
+        waits = row["state"] == "idle" and row["desired_state"] == "on"
+        if waits and (cause := _limited(row["limits"])):
+            row["state"], row["throttle"] = "throttled", cause
         row["card"] = stored_json.mapping(row["detail"]).get("card")
         row["death"] = _death(row["detail"]) if row["state"] == "dead" else None
-    found = [{key: row[key] for key in _KEYS} for row in rows]
-    return found + _absent(rows, switches) if absent else found
+    return [{key: row[key] for key in _KEYS} for row in rows]
 
 
-def _absent(rows: Rows, switches: Rows) -> Rows:
-    """Return a row, with the same keys, for each OFF switch for which no live worker is listed."""
-    live = {
-        (row["host_label"], queue)
-        for row in rows
-        if row["state"] != "dead"
-        for queue in (row["queue"], ALL)
-    }
-    nothing: Row = {"state": ABSENT, "desired_state": "off", "job_ids": [], "jobs": []}
-    return [
-        dict.fromkeys(_KEYS) | nothing | switch
-        for switch in switches
-        if (switch["host_label"], switch["queue"]) not in live
-    ]
+def _limited(limits: Row | None) -> str | None:
+    """Return in words why no due job of a queue may start now, or None.
 
-
-def _limited_queues(conn: db.Connection) -> dict[str, str]:
-    """Return the queues that have due jobs of which none may start now, each with the cause.
-
-    The cause, in words, is a pause, a limit of the queue, or the limits of its partitions.
+    It is a pause, a limit of the queue, or the limits of its partitions.
     """
-    found: dict[str, str] = {}
-    for row in statements.queues.waiting(conn, queue=None):
-        if row["paused"] and (row["ready"] or row["limited"]):
-            found[row["queue"]] = "its queue is paused"
-        elif row["ready"]:
-            if row["max_running"] is not None and row["running"] >= row["max_running"]:
-                found[row["queue"]] = f"{row['max_running']} at once"
-            elif row["due_s"] is not None and (
-                rate := clock.rate_text(row["rate_limit"], row["rate_period_s"])
-            ):
-                found[row["queue"]] = rate
-        elif row["limited"]:
-            found[row["queue"]] = "limits of its partitions"
-    return found
+    if limits is None or not (limits["ready"] or limits["limited"]):
+        return None
+    if limits["paused"]:
+        return "its queue is paused"
+    if not limits["ready"]:
+        return "limits of its partitions"
+    if limits["max_running"] is not None and limits["running"] >= limits["max_running"]:
+        return f"{limits['max_running']} at once"
+    if limits["due_s"] is None:
+        return None
+    return clock.rate_text(limits["rate_limit"], limits["rate_period_s"])
 
 
 def _state(row: Row) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from queue_workflows import db
-from queue_workflows.admin import checks
+from queue_workflows.admin import checks, waiting_reasons
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
 from queue_workflows.types import Row
@@ -19,21 +19,15 @@ ABSENT_S = 10.0
 RECENT_S = 3600.0
 """Failures are listed for an hour; the page of failures has all of them."""
 CHECKED_S = 15.0
-"""How long the answers of checks count: they need several statements each."""
+"""How long the answers of checks count: they need six statements."""
 MOST = 1000
-_CHECKS = (
-    ("orchestrator", checks.outbox), ("orchestrator", checks.runs), ("queue", checks.queues),
-    ("queue", checks.lock_keys), ("schedule", checks.schedules), ("alert", checks.alerts),
-    ("machine", checks.workers),
-)  # fmt: skip
-"""The checks of `doctor` whose answers change by the minute, with the kind of their needs."""
 
 
 class Need(NamedTuple):
     """A line for a person with its kind, a sentence, the remedy, and for how many seconds."""
 
     kind: str
-    """`question`, `failure`, `model`, `switch`, or a kind of `_CHECKS`."""
+    """`question`, `failure`, `switch`, `model`, or a kind of `_checked`."""
     text: str
     remedy: str
     since_s: float | None = None
@@ -58,13 +52,17 @@ class Facts(NamedTuple):
 
 def facts(conn: db.Connection, before: Facts) -> Facts:
     """Return the facts of now. The checks of the last call, `before`, count for CHECKED_S."""
+    row = statements.pages.attention(conn, within_s=RECENT_S, most=MOST + 1, patience_s=ABSENT_S)
     checked, checked_at = before.checked, before.checked_at
     if time.monotonic() - checked_at >= CHECKED_S:
-        checked, checked_at = [*_models(conn), *_checked(conn)], time.monotonic()
-    row = statements.pages.attention(conn, within_s=RECENT_S, most=MOST + 1, patience_s=ABSENT_S)
+        checked, checked_at = [*_models(conn), *_checked(conn, row)], time.monotonic()
+    waits = [each["wait_s"] for each in row["late"] if not each["others"]]
+    idle_s = max(waits, default=0.0)
+    if row["event"] is not None:
+        idle_s = max(idle_s, row["event"]["lag_s"])
     absent = None
-    if (row["idle_s"] or 0.0) > ABSENT_S:
-        absent = f"No orchestrator has taken up work for {display.duration(row['idle_s'])}."
+    if idle_s > ABSENT_S:
+        absent = f"No orchestrator has taken up work for {display.duration(idle_s)}."
     needs = [*_now(row), *checked]
     return Facts(needs, absent, row["failed_at"], row["any_run"], checked, checked_at)
 
@@ -89,14 +87,25 @@ def _counted(number: int, word: str) -> str:
 
 def _models(conn: db.Connection) -> Iterator[Need]:
     for row in statements.models.flagged(conn):
-        of = f"of model {row['model']}" if row["model"] else "without a model"
-        text = f"no worker can take {display.counted(row['jobs'], 'gpu job')} {of}: {row['detail']}"
+        text = waiting_reasons.unassignable_text(row)
         yield Need("model", text, "queue-workflows models list")
 
 
-def _checked(conn: db.Connection) -> Iterator[Need]:
-    for kind, check in _CHECKS:
-        found = check(conn)
-        for one in [found] if isinstance(found, checks.Finding) else found:
+def _checked(conn: db.Connection, row: Row) -> Iterator[Need]:
+    """Yield the bad answers of the checks of `doctor` that change by the minute."""
+    late = [each for each in row["late"] if each["wait_s"] > checks.WAIT_WARN_S]
+    live = waiting_reasons.live_queues(conn)
+    found = {
+        "orchestrator": [
+            checks.outbox(conn, oldest=row["event"] or {"lag_s": 0.0}),
+            *checks.runs(conn, late=late),
+        ],
+        "queue": [*checks.queues(conn, live=live), *checks.lock_keys(conn, live=live)],
+        "schedule": checks.schedules(conn),
+        "alert": [checks.alerts(conn)],
+        "machine": checks.workers(conn),
+    }
+    for kind, findings in found.items():
+        for one in findings:
             if one.level != checks.OK:
                 yield Need(kind, one.text, one.remedy)

@@ -25,6 +25,7 @@ from queue_workflows.dag import confinement
 from queue_workflows.db import functions as installed
 from queue_workflows.db import ledger, statements
 from queue_workflows.runtime import display
+from queue_workflows.types import Row
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 MIN_SERVER = 140000
@@ -445,12 +446,12 @@ def _outputs(machines: list[str]) -> Finding:
 
 
 @_check("outbox", ERROR)
-def outbox(conn: db.Connection) -> Finding:
+def outbox(conn: db.Connection, *, oldest: Row | None = None) -> Finding:
     """Is each due event dispatched within {OUTBOX_WARN_S:g} s?
 
     Over {OUTBOX_ERROR_S:g} s is an error.
     """
-    found = statements.overview.open_events(conn)
+    found = statements.overview.open_events(conn) if oldest is None else oldest
     if (lag_s := found["lag_s"]) <= OUTBOX_WARN_S:
         return Finding("outbox", OK, f"lag {display.duration(lag_s)}")
     text = f"an event of run {found['run_id']} waits for {display.duration(lag_s)}"
@@ -460,7 +461,7 @@ def outbox(conn: db.Connection) -> Finding:
 
 
 @_check("runs", ERROR)
-def runs(conn: db.Connection) -> Findings:
+def runs(conn: db.Connection, *, late: list[Row] | None = None) -> Findings:
     """Is each run started within {WAIT_WARN_S:g} s?
 
     Does something move each running one forward within {LAPSED_WARN_S:g} s?
@@ -469,7 +470,8 @@ def runs(conn: db.Connection) -> Findings:
         text = f"run {min(stalled)} is running, but nothing moves it forward"
         text += f"; {len(stalled) - 1} more" if len(stalled) > 1 else ""
         yield Finding("runs", ERROR, text, "start queue-orchestrator, which ends it or goes on")
-    late = statements.overview.late_runs(conn, patience_s=WAIT_WARN_S)
+    if late is None:
+        late = statements.overview.late_runs(conn, patience_s=WAIT_WARN_S)
     if not late:
         yield Finding("runs", OK, "none waits to be started")
         return
@@ -532,17 +534,15 @@ def leases(conn: db.Connection) -> Finding:
 
 
 @_check("queues", WARNING)
-def queues(conn: db.Connection) -> Iterable[Finding]:
+def queues(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Finding]:
     """Has each job that is due for {WAIT_WARN_S:g} s a live worker?"""
     wrong: list[tuple[str, str]] = []
-    stale_s = config.STALE_WORKER_AFTER_S.read()
-    serving = {row["queue"]: row for row in statements.doctor.serving(conn, stale_s=stale_s)}
-    for row in statements.queues.count_jobs(conn, window=0.0):
-        queue, live = row["queue"], serving.get(row["queue"])
-        if (row["ready_s"] or 0.0) <= WAIT_WARN_S or (live and live["taking"]):
+    for row in waiting_reasons.live_queues(conn) if live is None else live:
+        queue = row["queue"]
+        if (row["ready_s"] or 0.0) <= WAIT_WARN_S or row["taking"]:
             continue
         text = f"{queue}: {display.counted(row['ready'], 'due job')}"
-        if live:
+        if row["alive"]:
             turn_on = f"queue-worker-control --queue={queue} --on"
             wrong.append((f"{text}, its workers take none", turn_on))
         else:
@@ -567,15 +567,16 @@ def versions(conn: db.Connection) -> Iterable[Finding]:
 
 
 @_check("lock keys", WARNING)
-def lock_keys(conn: db.Connection) -> Iterable[Finding]:
+def lock_keys(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Finding]:
     """Has each lock key stayed with a queue that a worker serves?"""
     remedy = (
         "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
         "paused, or `queue-workflows jobs cancel --queue {0}`"
     )
+    rows = waiting_reasons.live_queues(conn) if live is None else live
     wrong = [
         (waiting_reasons.passed_over_text(row), remedy.format(shlex.quote(row["queue"])))
-        for row in waiting_reasons.passed_over(conn, statements.queues.count_jobs(conn, window=0.0))
+        for row in waiting_reasons.passed_over(rows)
     ]
     return _each("lock keys", "none passed over a queue whose jobs no worker takes", wrong)
 
@@ -610,13 +611,9 @@ def alerts(conn: db.Connection) -> Finding:
 @_check("workers", WARNING)
 def workers(conn: db.Connection) -> Iterable[Finding]:
     """Does each worker with jobs send heartbeats?"""
-    rows = statements.workers.flagged(conn, host=None)
-    have_jobs = {row["worker_id"] for row in statements.overview.claims_in_flight(conn)}
     stale_s = config.STALE_WORKER_AFTER_S.read()
-    for worker in statements.workers.list(conn, stale_s=stale_s):
-        if worker["state"] == "dead" and worker["worker_id"] in have_jobs:
-            rows.append(worker)
-    gone = sorted({f"{row['host_label']} {row['queue']}" for row in rows})
+    rows = statements.doctor.silent_workers(conn, stale_s=stale_s)
+    gone = [f"{row['host_label']} {row['queue']}" for row in rows]
     text = f"silent while holding jobs: {', '.join(gone)}"
     wrong = [(text, "restart them; their leases give the jobs back")] if gone else []
     return _each("workers", "none is flagged dead", wrong)

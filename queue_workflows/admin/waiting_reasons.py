@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from queue_workflows import config, db
@@ -115,18 +115,21 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     row = statements.waiting_facts.run(conn, run=run_id)
     if row is None:
         return None
-    over = row["status"] in TERMINAL_RUN_STATUSES
-    rows = [] if over else statements.waiting_facts.run_nodes(conn, run=run_id)
-    jobs = {job["node_id"]: job for job in rows}
-    waiting = [job for job in jobs.values() if job["status"] in ("queued", "awaiting_input")]
-    later = [] if over else _not_queued(row, jobs)
-    queued = [job["id"] for job in waiting[:limit] if job["status"] == "queued"]
+    waiting, later = list[Row](), list[JsonDict]()
+    if row["status"] not in TERMINAL_RUN_STATUSES:
+        graph = stored_graph.graph_nodes(row["definition"])
+        rows = statements.waiting_facts.run_nodes(conn, run=run_id, nodes=[*graph], limit=limit)
+        waiting = [job for job in rows if job["total"] is not None]
+        states = {job["node_id"]: job["status"] for job in rows if job["total"] is None}
+        later = _not_queued(graph, states)
+    queued = [job["id"] for job in waiting if job["status"] == "queued"]
     explained = {
         each["id"]: each
         for each in _explained(conn, _read_jobs(conn, job_tables.NODE_JOBS.name, queued))
     }
-    found = [explained.get(job["id"]) or _asks(conn, job) for job in waiting[:limit]]
+    found = [explained.get(job["id"]) or _asks(job) for job in waiting]
     found += later[: limit - len(found)]
+    total = waiting[0]["total"] if waiting else 0
     return {
         "id": row["id"],
         "kind": "run",
@@ -134,7 +137,7 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
         "status": row["status"],
         "detail": _of_run(row),
         "nodes": found,
-        "left_out": len(waiting) + len(later) - len(found),
+        "left_out": total + len(later) - len(found),
     }
 
 
@@ -149,24 +152,26 @@ def _of_run(row: Row) -> str | None:
     return "no orchestrator has started it yet"
 
 
-def _asks(conn: db.Connection, job: Row) -> JsonDict:
+def _asks(job: Row) -> JsonDict:
     """Return a node that waits for an answer or for its child run."""
     if job["child_run_id"] is not None:
-        child = statements.waiting_facts.run(conn, run=job["child_run_id"])
-        state = child["status"] if child else "gone"
+        state = job["child_status"] or "gone"
         return _shown(job, "child", f"it waits for its run {job['child_run_id']} ({state})")
-    prompt = stored_json.text(stored_json.mapping(job["input_spec"]).get("prompt"))
+    prompt = stored_json.text(job["prompt"])
     return _shown(job, "answer", "it waits for an answer" + (f": {prompt}" if prompt else ""))
 
 
-def _not_queued(row: Row, jobs: dict[str, Row]) -> list[JsonDict]:
-    """Return the nodes of the graph that are not queued yet, each with its open dependencies."""
+def _not_queued(graph: Mapping[str, JsonDict], states: Mapping[str, str]) -> list[JsonDict]:
+    """Return the nodes of the graph that are not queued yet, each with its open dependencies.
+
+    `states`: those of the nodes that have a job.
+    """
     found: list[JsonDict] = []
-    for node_id, entry in stored_graph.graph_nodes(row["definition"]).items():
-        if node_id in jobs:
+    for node_id, entry in graph.items():
+        if node_id in states:
             continue
-        states = {dep: jobs[dep]["status"] if dep in jobs else "waiting" for dep in entry["deps"]}
-        open_ = [f"{dep} ({state})" for dep, state in states.items() if state not in _DONE]
+        needed = {dep: states.get(dep, "waiting") for dep in entry["deps"]}
+        open_ = [f"{dep} ({state})" for dep, state in needed.items() if state not in _DONE]
         more = f" and {len(open_) - DEPENDENCIES} more" if len(open_) > DEPENDENCIES else ""
         what = ", ".join(open_[:DEPENDENCIES]) + more or "an orchestrator, which queues it"
         node = {"node_id": node_id, "status": "waiting"}
@@ -350,17 +355,23 @@ def unserved_text(queue: str) -> str:
     return f"its queue {queue} is served by no worker, so its lock key passed to others"
 
 
-def passed_over(conn: db.Connection, counts: list[Row]) -> list[Row]:
+def live_queues(conn: db.Connection) -> list[Row]:
+    """Return the queues with settings or live jobs, with the counts of these and of workers."""
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    return statements.queues.list(
+        conn, window=0.0, stale_s=stale_s, served=False, queue=None, most=0
+    )
+
+
+def passed_over(rows: list[Row]) -> list[Row]:
     """Return each queue that no worker serves, with the number `n` of jobs whose lock keys passed.
 
-    `counts` are the rows of `queues.count_jobs`.
+    `rows`: those of `live_queues`.
     """
-    stale_s = config.STALE_WORKER_AFTER_S.read()
-    served = statements.unserved_jobs.served(conn, stale_s=stale_s)
     return [
         {"queue": row["queue"], "n": row["unserved"]}
-        for row in counts
-        if row["unserved"] and row["queue"] not in served
+        for row in rows
+        if row["unserved"] and (row["paused"] or not row["taking"])
     ]
 
 
@@ -369,6 +380,13 @@ def passed_over_text(row: Row) -> str:
     jobs = display.counted(row["n"], "job")
     text = f"no worker takes the jobs of queue {row['queue']}, so the lock keys of {jobs} passed to"
     return display.line(f"{text} others", 500)
+
+
+def unassignable_text(row: Row) -> str:
+    """Return in words which gpu jobs no worker can take; `row`: one of `models.flagged`."""
+    of = f"of model {row['model']}" if row["model"] else "without a model"
+    jobs = display.counted(row["jobs"], "queued gpu job")
+    return f"no worker can take {jobs} {of}: {row['detail']}"
 
 
 def _of_unserved(row: Row, limits: Row | None) -> str:

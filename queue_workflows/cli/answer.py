@@ -19,6 +19,8 @@ from queue_workflows.types import JsonDict, Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})
 SHOWN = 10
+MOST_BYTES = 2**31 - 1
+"""Questions of any size are listed."""
 """Options of one question that `inputs` prints; `--json` has all."""
 
 
@@ -143,8 +145,8 @@ def waiting(run: str | None = None, limit: int = 100) -> define.Shown:
             run_id, found = ids.resolve(conn, run, kind="run")
             if found is None or found["kind"] != "run":
                 raise command.Refused(f"there is no run {run!r}")
-        rows = statements.overview.waiting_inputs(
-            conn, run=run_id, node=None, after=None, after_seq=None, limit=limit
+        rows = statements.pages.questions(
+            conn, run=run_id, node=None, after=None, after_seq=None, most=MOST_BYTES, limit=limit
         )
     for row in rows:
         # The question is None until an orchestrator has stored it.

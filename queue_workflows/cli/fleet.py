@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from queue_workflows import config, db, errors, model_registry
+from queue_workflows import config, db, errors, model_registry, workers
 from queue_workflows.alerts import sender
 from queue_workflows.cli import command, output, run_views, texts
 from queue_workflows.dag import hooks
@@ -46,7 +46,6 @@ sys.exit(fleet.serve(*map(int, sys.argv[1:])))
 """
 _SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
 """What a parent, which does not load the app, needs of what it has configured."""
-_SERVING = frozenset({"idle", "busy"})
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 _PAGES_NEED: Final = ("fastapi", "uvicorn", "pydantic_settings", "jinja2", "python_multipart")
 """Imports of the dashboard. This process does without them, as they need 40 MB."""
@@ -413,12 +412,12 @@ def unserved(queues: set[str]) -> set[str]:
     A worker of this machine whose process has ended counts as dead.
     """
     with contextlib.closing(db.connect()) as conn:
-        rows = statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read())
+        rows = workers.list(absent=False, conn=conn)
     here = identity.machine()
     return queues - {
         row["queue"]
         for row in rows
-        if row["state"] in _SERVING
+        if row["state"] in workers.TAKING
         and row["desired_state"] == "on"
         and (f":{here}:" not in row["worker_id"] or identity.process_exists(row["pid"]))
     }

@@ -33,6 +33,8 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NowFn, Row
 _log = logging.getLogger(__name__)
 AGAIN_S = 2.0
 """Least seconds between two lines about one running step."""
+STEPS = 10_000
+"""Steps of a run that are read."""
 UNCUT = 100_000
 LINES = 40
 """Lines shown of a longer log (its last) and of a longer value (its first)."""
@@ -161,7 +163,9 @@ class Reader:
         maps = statements.overview.maps(conn, run=run_id)
         items = {row["node_id"]: row["nodes"] for row in maps}
         totals = {name: n + items.get(name, 0) for name, n in self._totals.items()}
-        by_step = {row["step"]: row for row in statements.overview.steps(conn, run=run_id)}
+        # The first row counts the nodes of all steps.
+        steps_of = statements.run_page.steps(conn, run_id=run_id, limit=STEPS)[1:]
+        by_step = {row["step"]: row for row in steps_of}
         large = sum(totals.values()) > texts.SMALL
         limit = texts.SHOWN if large else texts.SMALL
         nodes = statements.overview.nodes(conn, run=run_id, live_only=large, limit=limit)

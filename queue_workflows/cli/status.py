@@ -20,7 +20,6 @@ from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
 """Age in seconds at which a queued run counts as not started (it takes 2 s)."""
-_NOT_SERVING = frozenset({"dead", "parked", "paused", "draining"})
 
 
 @define.command("status", reads=False)
@@ -59,7 +58,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         return found
     with db.transaction() as conn:
         own = statements.overview
-        counts = statements.queues.count_jobs(conn, window=0.0)
+        live = waiting_reasons.live_queues(conn)
         found["runs"] = own.runs_by_status(conn)
         events = own.open_events(conn)
         found["orchestrator"] = {
@@ -71,7 +70,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         }
         found["switched_off"] = statements.workers.switched_off(conn)
         found["unassignable"] = statements.models.flagged(conn)
-        found["unserved"] = waiting_reasons.passed_over(conn, counts)
+        found["unserved"] = waiting_reasons.passed_over(live)
         within_s = record.UNKNOWN_MAX_S
         found["unknown_nodes"] = statements.handback.waiting_unknown(conn, within_s=within_s)
         found["paused"] = statements.queues.paused(conn)
@@ -80,12 +79,13 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
             for row in schedules.troubled(conn=conn)
         ]
     found["workers"] = worker_api.list(absent=False)
-    found["queues"] = _queues(known, counts, found["workers"])
+    found["queues"] = _queues(known, live, found["workers"])
     return found
 
 
-def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> list[dict[str, Any]]:
+def _queues(known: frozenset[str], live: list[Row], workers: list[Row]) -> list[dict[str, Any]]:
     """Return one entry per queue that the app names, that has work, or that a worker serves."""
+    counts = [row for row in live if row["running"] or row["ready"] or row["blocked"]]
     names = known | {row["queue"] for row in counts} | {row["queue"] for row in workers}
     queues: dict[str, dict[str, Any]] = {
         name: {
@@ -100,7 +100,7 @@ def _queues(known: frozenset[str], counts: list[Row], workers: list[Row]) -> lis
             "oldest_s": row["ready_s"],
         }  # fmt: skip
     for row in workers:
-        queues[row["queue"]]["workers"] += row["state"] not in _NOT_SERVING
+        queues[row["queue"]]["workers"] += row["state"] in worker_api.TAKING
     return list(queues.values())
 
 
@@ -164,9 +164,7 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
     yield from map(texts.switch_text, found["switched_off"])
     yield from map(texts.pause_text, found["paused"])
     for row in found["unassignable"]:
-        of = f" of model {row['model']}" if row["model"] else " without a model"
-        jobs = output.counted(row["jobs"], "queued gpu job")
-        yield output.line(f"no worker can take {jobs}{of}: {row['detail']}")
+        yield output.line(waiting_reasons.unassignable_text(row))
     for row in found["schedules"]:
         yield output.line(f"schedule {row['name']}: {row['problem']}")
     for row in found["unknown_nodes"]:

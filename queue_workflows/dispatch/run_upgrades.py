@@ -61,7 +61,8 @@ def _unknown(conn: db.Connection, nodes: Mapping[str, graph.Node], found: Differ
     """
     names = [*found.added, *(each["id"] for each in found.changed)]
     missing = {name for name in names if not nodes[name].module.startswith("__")}
-    for row in statements.workers.list(conn, stale_s=config.STALE_WORKER_AFTER_S.read()):
+    stale_s = config.STALE_WORKER_AFTER_S.read()
+    for row in statements.workers.list(conn, stale_s=stale_s, absent=False):
         claim = stored_json.mapping(stored_json.mapping(row["detail"]).get("claim"))
         listed, versions = claim.get("nodes"), stored_json.texts(claim.get("versions"))
         modules = None if listed is None else {*stored_json.texts(listed)}

@@ -76,6 +76,38 @@ UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id =
 EXISTS (SELECT FROM worker_controls c WHERE c.host_label = machine AND c.queue IN (of_queue, 'all')
            AND queue_workflows_is_off(c.desired_state, c.until_at))
 
+-- fragment: is_live(w, stale_s)
+-- The worker has not ended, and was seen within so many seconds.
+w.state NOT IN ('stopped', 'dead') AND w.last_seen > now() - stale_s * interval '1 second'
+
+-- fragment: serving(stale_s)
+-- The live workers, each with its queue and whether it takes jobs. A worker of 0.3.0 has a heartbeat only.
+SELECT w.queue::text, w.state NOT IN ('parked', 'paused', 'draining') AS takes_jobs
+  FROM workers w WHERE {is_live(w, stale_s)}
+ UNION ALL
+SELECT b.queue::text, true
+  FROM worker_heartbeats b
+ WHERE b.last_seen > now() - stale_s * interval '1 second'
+   AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)
+
+-- fragment: known_queues()
+-- The queues that a worker of any host has served, or that a control row names; `all` in such a row is no queue.
+SELECT queue FROM workers
+ UNION SELECT queue FROM worker_heartbeats
+ UNION SELECT queue FROM worker_controls WHERE queue <> 'all'
+
+-- fragment: in_use(s)
+-- The limits of a queue with their use: whether it is `paused`, how many of its ingest jobs run, and in how many seconds
+-- its rate allows the next start (`due_s`; NULL: now, or there is no rate).
+s.queue, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused, s.max_running, s.rate_limit, s.rate_period_s,
+(SELECT count(*) FROM ingest_jobs j WHERE j.status = 'running' AND j.queue = s.queue) AS running,
+(SELECT nullif(greatest(0, s.rate_period_s - extract(epoch FROM now())::float8
+                           + extract(epoch FROM b.started_at)::float8), 0)
+   FROM queue_starts b
+  WHERE b.queue = s.queue
+    AND b.n = 1 - s.rate_limit::bigint
+        + (SELECT max(l.n) FROM queue_starts l WHERE l.queue = s.queue)) AS due_s
+
 -- fragment: to_running(j, worker, host, lease_s, lane)
 -- The columns that a claim sets.
 status = 'running', claim_no = j.claim_no + 1, worker_id = worker, claimed_by = host,
@@ -352,6 +384,26 @@ coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec
 -- The seconds since a time; an infinite one counts as the nearest that the server can subtract.
 extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
 
+-- fragment: due_event()
+-- The oldest event of the outbox that is due, with the seconds since then.
+SELECT {age_s(greatest(created_at, available_at))} AS lag_s, run_id, error
+  FROM workflow_dispatch_events
+ WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())
+ ORDER BY id LIMIT 1
+
+-- fragment: late_runs()
+-- At most 50 runs that could start and have waited for `patience_s`, in the order of their start, each with its wait,
+-- and whether others were started within the last minute.
+SELECT id, {age_s(queued_at)} AS wait_s,
+       EXISTS (SELECT FROM workflow_runs
+                WHERE status = 'running' AND mode = 'node'
+                  AND started_at BETWEEN now() - interval '60 seconds' AND now()) AS others
+  FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
+   AND queued_at < now() - %(patience_s)s::float8 * interval '1 second'
+ ORDER BY priority, queued_at, id
+ LIMIT 50
+
 -- fragment: may_take()
 -- A sender of the app may take the failure.
 sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
@@ -451,14 +503,15 @@ unnest(ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.
 (p_id IS NULL OR r.created_at < p_at OR {listed_id(r)} > p_id)
 
 -- fragment: fits(r)
--- The run has the status, the workflow, the schedule, the machine, the inputs and the text that are searched. OFFSET 0
--- keeps the tests of other tables look-ups for each run.
+-- The run has the status, the workflow, the schedule, the machine (of one of 1,000 nodes), the inputs and the text that are
+-- searched. OFFSET 0 and LIMIT keep the tests of other tables look-ups for each run.
 ((p_status IS NULL OR r.status = p_status) AND (p_workflow IS NULL OR r.workflow_name = p_workflow)
 AND (p_schedule IS NULL
      OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = r.id AND f.name = p_schedule OFFSET 0))
 AND (p_machine IS NULL
-     OR EXISTS (SELECT FROM workflow_node_jobs n
-                 WHERE n.run_id = r.id AND p_machine IN (n.claimed_by, n.host_label) OFFSET 0))
+     OR EXISTS (SELECT FROM (SELECT n.claimed_by, n.host_label FROM workflow_node_jobs n
+                              WHERE n.run_id = r.id LIMIT 1000) f
+                 WHERE p_machine IN (f.claimed_by, f.host_label)))
 AND (p_input IS NULL OR r.context @> p_input)
 AND (p_text IS NULL OR starts_with(r.id, p_text) OR strpos(lower(r.error), v_text) > 0)) IS TRUE
 

@@ -8,7 +8,7 @@ import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import config, db, queues
+from queue_workflows import config, db, errors, queues
 from queue_workflows.runtime import clock, display
 from queue_workflows.service.dashboard import forms, lists, view
 from queue_workflows.types import JsonDict, Row
@@ -29,14 +29,14 @@ async def listed(request: Request, queue: view.Text = None, start: lists.Start =
 
 def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
     """Return a page of the queues that are used; or one as `chosen`, with a page of partitions."""
-    found = queues.list(used_only=True, conn=conn)
     if queue is None:
-        page, pages = lists.paged(found, start, "/queues")
+        page, pages = lists.paged(queues.list(used_only=True, conn=conn), start, "/queues")
         return {"queues": page, "queue_pages": pages, "chosen": None, "action": forms.Action}
-    one = next((row for row in found if row["queue"] == queue), None)
-    if one is None:
+    try:
+        one = queues.get(queue, conn=conn)
+    except errors.UnknownQueue:
         text = f"no queue {display.line(queue, 80)} has jobs, settings or workers"
-        raise view.NotFound(text, near=[("all queues", "/queues")])
+        raise view.NotFound(text, near=[("all queues", "/queues")]) from None
     parts, pages = lists.paged(one["partitions"], start, "/queues", queue=queue)
     return {
         "queues": [one], "partitions": parts, "queue_pages": pages, "chosen": queue,

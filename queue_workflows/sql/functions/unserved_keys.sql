@@ -2,20 +2,13 @@
 -- blocked as 'unserved', outside of the key's waiters, while a job of the key waits in a served queue. Planner
 -- settings: decision 0019.
 
--- Return the queues that a live worker takes jobs of, without paused ones. A worker of 0.3.0 has a heartbeat
--- only.
+-- Return the queues that a live worker takes jobs of, without paused ones.
 CREATE OR REPLACE FUNCTION queue_workflows_served_queues(p_stale_s double precision) RETURNS text[]
 LANGUAGE sql STABLE
 SET search_path FROM CURRENT AS $$
-    SELECT coalesce(array_agg(q.queue ORDER BY q.queue), '{}') FROM (
-        SELECT w.queue::text FROM workers w
-         WHERE w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
-           AND w.last_seen > now() - p_stale_s * interval '1 second'
-        UNION
-        SELECT b.queue::text FROM worker_heartbeats b
-         WHERE b.last_seen > now() - p_stale_s * interval '1 second'
-           AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) q
-     WHERE NOT EXISTS (
+    SELECT coalesce(array_agg(DISTINCT q.queue ORDER BY q.queue), '{}')
+      FROM ({serving(p_stale_s)}) q
+     WHERE q.takes_jobs AND NOT EXISTS (
            SELECT FROM queue_settings s
             WHERE s.queue = q.queue AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 $$;

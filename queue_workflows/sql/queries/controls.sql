@@ -18,11 +18,8 @@ RETURNING *;
 SELECT %(instant)s::timestamptz <= clock_timestamp() AS over;
 
 -- name: known_queues column
--- Return the queues that a worker of any host has served, or that a control row names; `all` in
--- such a row is no queue.
-SELECT queue FROM workers
- UNION SELECT queue FROM worker_heartbeats
- UNION SELECT queue FROM worker_controls WHERE queue <> 'all'
+-- Return the queues that workers have served or switches name.
+{known_queues()}
  ORDER BY queue;
 
 -- name: known_hosts column

@@ -93,20 +93,21 @@ SELECT count(*) AS n,
         SELECT lease_expires_at FROM ingest_jobs WHERE status = 'running') running
  WHERE lease_expires_at < now();
 
--- name: serving many
--- Return how many live workers each queue has (`alive`), and how many of them take jobs. A worker of 0.3.0 has a
--- heartbeat only.
-SELECT queue, count(*) AS alive, count(*) FILTER (WHERE takes_jobs) AS taking
-  FROM (SELECT queue::text, state NOT IN ('parked', 'paused', 'draining') AS takes_jobs
-          FROM workers
-         WHERE state NOT IN ('stopped', 'dead') AND last_seen > now() - %(stale_s)s::float8 * interval '1 second'
-         UNION ALL
-        SELECT b.queue::text, true
-          FROM worker_heartbeats b
-         WHERE b.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
-           AND NOT EXISTS (
-               SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) w
- GROUP BY queue;
+-- name: silent_workers many
+-- Return the hosts and queues, up to 1,000, of which a heartbeat is flagged as dead while they are on, or a worker that is
+-- dead, or was not seen for `stale_s` seconds, still has a running job.
+SELECT host_label, queue
+  FROM worker_heartbeats
+ WHERE last_flagged_dead_at IS NOT NULL AND queue_workflows_off_policy(host_label, queue) IS NULL
+ UNION
+SELECT w.host_label, w.queue
+  FROM workers w
+ WHERE (w.state = 'dead' OR w.state <> 'stopped' AND w.last_seen < now() - %(stale_s)s::float8 * interval '1 second')
+   AND w.last_seen > now() - interval '1 day'
+   AND (EXISTS (SELECT FROM workflow_node_jobs j WHERE j.worker_id = w.worker_id AND j.status = 'running')
+        OR EXISTS (SELECT FROM ingest_jobs j WHERE j.worker_id = w.worker_id AND j.status = 'running'))
+ ORDER BY host_label, queue
+ LIMIT 1000;
 
 -- name: missing_versions many
 -- Return the versions of nodes that due jobs need and no live worker of their queue has, up to
@@ -126,8 +127,7 @@ SELECT n.queue, n.version, {age_s(n.since)} AS wait_s,
   FROM needed n
  WHERE NOT EXISTS (
        SELECT FROM workers w
-        WHERE w.queue = n.queue AND w.state NOT IN ('stopped', 'dead')
-          AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+        WHERE w.queue = n.queue AND {is_live(w, %(stale_s)s::float8)}
           AND w.detail #> '{claim,versions}' @> to_jsonb(n.version))
  ORDER BY 1, 2
  LIMIT %(listed)s;

@@ -97,7 +97,7 @@ SELECT w.worker_id, w.host_label, w.pid,
             ELSE w.state END AS state,
        w.job_ids, w.detail->'card' AS card, w.detail->'model' AS model, w.detail->'request' AS request, w.last_seen,
        extract(epoch FROM now())::float8 - extract(epoch FROM w.last_seen)::float8 AS age_s,
-       coalesce(h.known_models, '{}') AS known_models, latest.sample->'gpus' AS gpus
+       coalesce(array_remove(h.known_models, NULL), '{}') AS known_models, latest.sample->'gpus' AS gpus
   FROM workers w
   LEFT JOIN worker_heartbeats h ON h.host_label = w.host_label AND h.queue = w.queue
   LEFT JOIN LATERAL (

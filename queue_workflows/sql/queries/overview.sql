@@ -1,19 +1,5 @@
 -- What commands display: a run while it runs, where its nodes ran, and the whole system in counts.
 
--- name: steps many
--- Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
--- `elapsed_s` ends with the last node, or now while a node has not ended.
-SELECT step, json_object_agg(status, n) AS counts,
-       extract(epoch FROM CASE WHEN bool_and(are_over) THEN max(last_end) ELSE now() END)::float8
-       - extract(epoch FROM min(first_start))::float8 AS elapsed_s
-  FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
-               bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,
-               min(started_at) AS first_start
-          FROM workflow_node_jobs
-         WHERE run_id = %(run)s
-         GROUP BY 1, 2) c
- GROUP BY step;
-
 -- name: nodes many
 -- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
 -- these, and the queued ones of which an attempt failed.
@@ -129,30 +115,6 @@ SELECT j.id, j.task_name, j.queue, j.worker_id, j.claimed_by, w.pid
  WHERE j.status = 'running' AND j.id = %(id)s
  ORDER BY name;
 
--- name: waiting_inputs many
--- Return the input nodes that wait in live runs, of one run or node if given, the longest wait
--- first, behind the place `after` and `after_seq` (NULL: from the first). `answered`: whether an
--- answer was submitted and not taken yet. `due_at`: when the wait ends by itself, with `default`
--- as the answer if it `has_default`; NULL: never.
-SELECT j.run_id, r.workflow_name, j.node_id, j.id AS job_id, j.seq, j.input_spec, t.due_at,
-       j.policy ? 'default' AS has_default, j.policy -> 'default' AS default,
-       coalesce(j.started_at, j.created_at) AS since,
-       extract(epoch FROM now())::float8
-       - extract(epoch FROM coalesce(j.started_at, j.created_at))::float8 AS waiting_s,
-       EXISTS (SELECT FROM workflow_input_submissions s
-                WHERE s.run_id = j.run_id AND s.node_id = j.node_id
-                  AND s.status IN ('pending', 'processing')) AS answered
-  FROM workflow_node_jobs j
-  JOIN workflow_runs r ON r.id = j.run_id
-  LEFT JOIN workflow_input_timeouts t ON t.job_id = j.id
- WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
-   AND (%(run)s::text IS NULL OR r.id = %(run)s)
-   AND (%(node)s::text IS NULL OR j.node_id = %(node)s)
-   AND (coalesce(j.started_at, j.created_at), j.seq)
-       > (coalesce(%(after)s::timestamptz, '-infinity'), coalesce(%(after_seq)s::bigint, 0))
- ORDER BY coalesce(j.started_at, j.created_at), j.seq
- LIMIT %(limit)s;
-
 -- name: has_answer value
 -- Return whether an answer to a node was submitted and not taken yet.
 SELECT EXISTS (
@@ -194,11 +156,7 @@ SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts
 SELECT (SELECT count(*) FROM workflow_dispatch_events WHERE processed_at IS NULL) AS n,
        coalesce(o.lag_s, 0) AS lag_s, o.run_id, o.error
   FROM (SELECT) AS one
-  LEFT JOIN (
-       SELECT {age_s(greatest(created_at, available_at))} AS lag_s, run_id, error
-         FROM workflow_dispatch_events
-        WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())
-        ORDER BY id LIMIT 1) o ON true;
+  LEFT JOIN ({due_event()}) o ON true;
 
 -- name: open_answers value
 -- Count the answers that are not taken yet.
@@ -216,33 +174,7 @@ SELECT count(*) AS n
 -- name: late_runs many
 -- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
 -- start, each with its wait, and whether others were started within the last minute.
-SELECT id, {age_s(queued_at)} AS wait_s,
-       EXISTS (SELECT FROM workflow_runs
-                WHERE status = 'running' AND mode = 'node'
-                  AND started_at BETWEEN now() - interval '60 seconds' AND now()) AS others
-  FROM workflow_runs
- WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
-   AND queued_at < now() - %(patience_s)s::float8 * interval '1 second'
- ORDER BY priority, queued_at, id
- LIMIT 50;
-
--- name: claims_in_flight many
--- Return the running jobs of both families, by worker: their `ids`, and as `jobs` also the kind, the name, the run and
--- for how long each runs.
-SELECT worker_id, array_agg(id ORDER BY started_at, id) AS ids,
-       json_agg(json_build_object('id', id, 'kind', kind, 'name', name, 'run_id', run_id, 'elapsed_s', elapsed_s)
-                ORDER BY started_at, id) AS jobs
-  FROM (
-    -- both:
-    SELECT j.worker_id, j.id, j.started_at, {age_s(j.started_at)} AS elapsed_s,
-           'ingest job' AS kind, j.task_name AS name, NULL::text AS run_id  -- ingest only
-           'node job' AS kind, j.node_id AS name, j.run_id  -- nodes only
-      FROM ingest_jobs j
-     WHERE j.status = 'running' AND j.worker_id IS NOT NULL
-    -- end
-    ) running
- GROUP BY worker_id
- LIMIT 10000;
+{late_runs()};
 
 -- name: foreign_work many
 -- Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.

@@ -3,10 +3,9 @@
 -- name: attention row
 -- Return the facts that every page has, numbers up to `most`: nodes of running runs that wait for an answer that nobody
 -- has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
--- the end and the error of the last one that failed at all; the longest wait for an orchestrator (`idle_s`), of an event,
--- or of a run that could start and has waited for `patience_s`, unless one was started within a minute (NULL: none waits);
--- the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then; whether there
--- is any run.
+-- the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
+-- (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
+-- worker of their host and queue was seen since then; whether there is any run.
 SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
        (SELECT sum(c.n) FROM (
            -- both:
@@ -16,22 +15,8 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
                     LIMIT %(most)s) f
            -- end
            ) c)::bigint AS failed,
-       greatest(
-           (SELECT {age_s(greatest(e.created_at, e.available_at))}
-              FROM workflow_dispatch_events e
-             WHERE e.processed_at IS NULL AND (e.available_at IS NULL OR e.available_at <= now())
-             ORDER BY e.id LIMIT 1),
-           (SELECT max(r.wait_s)
-              FROM (SELECT {age_s(queued_at)} AS wait_s
-                      FROM workflow_runs
-                     WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
-                       AND queued_at < now() - %(patience_s)s::float8 * interval '1 second'
-                     ORDER BY priority, queued_at, id
-                     LIMIT 50) r
-             WHERE NOT EXISTS (
-                   SELECT FROM workflow_runs
-                    WHERE status = 'running' AND mode = 'node'
-                      AND started_at BETWEEN now() - interval '60 seconds' AND now()))) AS idle_s,
+       (SELECT to_jsonb(e) FROM ({due_event()}) e) AS event,
+       (SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]') FROM ({late_runs()}) r) AS late,
        (SELECT coalesce(jsonb_agg(to_jsonb(o)), '[]')
           FROM (SELECT c.host_label, c.queue, {age_s(c.until_at)} AS since_s
                   FROM worker_controls c
@@ -50,7 +35,7 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
                    AND NOT EXISTS (SELECT FROM workflow_input_submissions s
                                     WHERE s.run_id = j.run_id AND s.node_id = j.node_id
                                       AND s.status IN ('pending', 'processing'))
-                 ORDER BY j.started_at NULLS FIRST
+                 ORDER BY coalesce(j.started_at, j.created_at), j.seq
                  LIMIT %(most)s) w) q
   LEFT JOIN (
        SELECT b.* FROM (
@@ -64,13 +49,14 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
 -- name: questions many
 -- Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
 -- `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
--- the spec, and is NULL with one of more bytes as stored.
+-- the spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet.
+-- `due_at`: when the wait ends by itself, with `default` as the answer if it `has_default`; NULL: never.
 SELECT j.run_id, r.workflow_name, r.out_dir, j.node_id, j.id AS job_id, j.seq, t.due_at,
        j.policy ? 'default' AS has_default, {small(j.policy -> 'default')} AS default,
        {small(j.input_spec)} AS input_spec, j.input_spec IS NOT NULL AS is_known,
        CASE WHEN pg_column_size(j.input_spec) <= %(most)s::integer
             THEN hashtextextended(j.input_spec::text, 0)::text END AS asked,
-       coalesce(j.started_at, j.created_at) AS since,
+       coalesce(j.started_at, j.created_at) AS since, {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s,
        EXISTS (SELECT FROM workflow_input_submissions s
                 WHERE s.run_id = j.run_id AND s.node_id = j.node_id
                   AND s.status IN ('pending', 'processing')) AS answered

@@ -84,12 +84,6 @@ SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused
  WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s
  ORDER BY s.queue;
 
--- name: partition_settings many
--- Return the settings of all partitions that have some of their own, with `paused`.
-SELECT p.*, queue_workflows_is_paused(p.paused_at, p.paused_until) AS paused
-  FROM queue_partitions p
- ORDER BY p.queue, p.partition_key;
-
 -- name: is_used value
 -- Return whether a queue has settings, or an ingest job that could be claimed.
 SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
@@ -97,80 +91,95 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
                 WHERE queue = %(queue)s
                   AND queue_workflows_is_claimable(status, blocked_reason)) AS found;
 
--- name: count_jobs many
--- Count the jobs of each queue that are queued or running, by what keeps them (`blocked`: all that something keeps);
--- `oldest_s` is the age of the oldest that is due, `ready_s` of the oldest that nothing keeps, and `fresh` counts those
--- queued within the last `window` seconds. Reads every such job, and no other: the three conditions are those of indexes.
-SELECT c.queue,
-       coalesce(sum(c.n) FILTER (WHERE c.why = 'running'), 0)::bigint AS running,
-       coalesce(sum(c.n) FILTER (WHERE c.why = 'ready'), 0)::bigint AS ready,
-       coalesce(sum(c.n) FILTER (WHERE c.why NOT IN ('running', 'ready')), 0)::bigint AS blocked,
-       coalesce(sum(c.n) FILTER (WHERE c.why = 'limited'), 0)::bigint AS limited,
-       coalesce(sum(c.n) FILTER (WHERE c.why IN ('locked', 'unserved')), 0)::bigint AS locked,
-       coalesce(sum(c.n) FILTER (WHERE c.why = 'unserved'), 0)::bigint AS unserved,
-       coalesce(sum(c.n) FILTER (WHERE c.why = 'not_due'), 0)::bigint AS not_due,
-       extract(epoch FROM now())::float8 - extract(epoch FROM min(c.since) FILTER (
-           WHERE c.why NOT IN ('running', 'not_due')))::float8 AS oldest_s,
-       extract(epoch FROM now())::float8
-       - extract(epoch FROM min(c.since) FILTER (WHERE c.why = 'ready'))::float8 AS ready_s,
-       sum(c.fresh)::bigint AS fresh
-  FROM (
-    -- both:
-    SELECT j.queue::text,
-           CASE j.status WHEN 'running' THEN 'running' ELSE coalesce(j.blocked_reason, 'ready') END AS why,
-           count(*) AS n, min(j.created_at) AS since,
-           count(*) FILTER (WHERE j.status = 'queued'
-               AND j.created_at > now() - %(window)s * interval '1 second') AS fresh
-      FROM ingest_jobs j
-     WHERE j.status = 'queued' AND j.blocked_reason IS NULL
-        OR j.status = 'queued' AND j.blocked_reason IS NOT NULL
-        OR j.status = 'running'
-     GROUP BY 1, 2
-    -- end
-  ) c
- GROUP BY c.queue ORDER BY c.queue;
-
--- name: count_events many
--- Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
--- `window` seconds, by their events. A job that came in and is queued still has no event:
--- count_jobs has it.
--- both:
-SELECT e.queue,
-       count(DISTINCT e.job_id) FILTER (
-           WHERE j.created_at > now() - %(window)s * interval '1 second'
-             AND j.status <> 'queued') AS came,
-       count(*) FILTER (WHERE e.event_type IN ('completed', 'failed', 'cancelled')) AS went
-  FROM ingest_job_events e
-  LEFT JOIN ingest_jobs j ON j.id = e.job_id
- WHERE e.created_at > now() - %(window)s * interval '1 second' AND e.queue IS NOT NULL
- GROUP BY 1
--- end
- ORDER BY 1;
+-- name: list many unprepared
+-- Return the queues that have settings, live jobs, or events of the last `window` seconds, and with `served` also those
+-- that a worker has served or a switch names; only one of them if `queue` is given. Each has its settings, with `paused`;
+-- its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due (`oldest_s`),
+-- and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`) and ended (`went`) within the window;
+-- its live workers (`alive`), and those that take jobs (`taking`). Behind a queue come its partitions with settings of
+-- their own, of all queues the first `most`. Reads every live job, and no other but those with events of the window: the
+-- three conditions are those of indexes.
+WITH jobs AS MATERIALIZED (
+    SELECT c.queue, sum(c.n) FILTER (WHERE c.why = 'running') AS running,
+           sum(c.n) FILTER (WHERE c.why = 'ready') AS ready,
+           sum(c.n) FILTER (WHERE c.why NOT IN ('running', 'ready')) AS blocked,
+           sum(c.n) FILTER (WHERE c.why = 'limited') AS limited,
+           sum(c.n) FILTER (WHERE c.why IN ('locked', 'unserved')) AS locked,
+           sum(c.n) FILTER (WHERE c.why = 'unserved') AS unserved,
+           sum(c.n) FILTER (WHERE c.why = 'not_due') AS not_due,
+           min(c.since) FILTER (WHERE c.why NOT IN ('running', 'not_due')) AS oldest_at,
+           min(c.since) FILTER (WHERE c.why = 'ready') AS ready_at, sum(c.fresh) AS fresh
+      FROM (
+        -- both:
+        SELECT j.queue::text,
+               CASE j.status WHEN 'running' THEN 'running' ELSE coalesce(j.blocked_reason, 'ready') END AS why,
+               count(*) AS n, min(j.created_at) AS since,
+               count(*) FILTER (WHERE j.status = 'queued'
+                   AND j.created_at > now() - %(window)s::float8 * interval '1 second') AS fresh
+          FROM ingest_jobs j
+         WHERE j.status = 'queued' AND j.blocked_reason IS NULL
+            OR j.status = 'queued' AND j.blocked_reason IS NOT NULL
+            OR j.status = 'running'
+         GROUP BY 1, 2
+        -- end
+        ) c
+     GROUP BY c.queue),
+events AS MATERIALIZED (
+    -- A job that came in and is queued still has no event.
+    SELECT c.queue, sum(c.came) AS came, sum(c.went) AS went
+      FROM (
+        -- both:
+        SELECT e.queue::text,
+               count(DISTINCT e.job_id) FILTER (
+                   WHERE j.created_at > now() - %(window)s::float8 * interval '1 second'
+                     AND j.status <> 'queued') AS came,
+               count(*) FILTER (WHERE e.event_type IN ('completed', 'failed', 'cancelled')) AS went
+          FROM ingest_job_events e
+          LEFT JOIN ingest_jobs j ON j.id = e.job_id
+         WHERE %(window)s::float8 > 0 AND e.created_at > now() - %(window)s::float8 * interval '1 second'
+           AND e.queue IS NOT NULL
+         GROUP BY 1
+        -- end
+        ) c
+     GROUP BY c.queue),
+partitions AS MATERIALIZED (
+    SELECT * FROM queue_partitions
+     WHERE %(queue)s::text IS NULL OR queue = %(queue)s
+     ORDER BY queue, partition_key LIMIT %(most)s)
+SELECT n.queue, NULL::text AS partition,
+       coalesce(queue_workflows_is_paused(s.paused_at, s.paused_until), false) AS paused, s.paused_until, s.paused_by,
+       s.max_running, s.rate_limit, s.rate_period_s,
+       s.partition_max_running, s.partition_rate_limit, s.partition_rate_period_s,
+       coalesce(j.running, 0)::bigint AS running, coalesce(j.ready, 0)::bigint AS ready,
+       coalesce(j.blocked, 0)::bigint AS blocked, coalesce(j.limited, 0)::bigint AS limited,
+       coalesce(j.locked, 0)::bigint AS locked, coalesce(j.unserved, 0)::bigint AS unserved,
+       coalesce(j.not_due, 0)::bigint AS not_due,
+       extract(epoch FROM now())::float8 - extract(epoch FROM j.oldest_at)::float8 AS oldest_s,
+       extract(epoch FROM now())::float8 - extract(epoch FROM j.ready_at)::float8 AS ready_s,
+       (coalesce(j.fresh, 0) + coalesce(e.came, 0))::bigint AS came, coalesce(e.went, 0)::bigint AS went,
+       coalesce(w.alive, 0) AS alive, coalesce(w.taking, 0) AS taking
+  FROM (SELECT queue FROM queue_settings
+         UNION SELECT queue FROM jobs
+         UNION SELECT queue FROM events
+         UNION SELECT queue FROM partitions
+         UNION SELECT k.queue FROM ({known_queues()}) k WHERE %(served)s::boolean) n
+  LEFT JOIN queue_settings s ON s.queue = n.queue
+  LEFT JOIN jobs j ON j.queue = n.queue
+  LEFT JOIN events e ON e.queue = n.queue
+  LEFT JOIN (SELECT v.queue, count(*) AS alive, count(*) FILTER (WHERE v.takes_jobs) AS taking
+               FROM ({serving(%(stale_s)s::float8)}) v GROUP BY v.queue) w ON w.queue = n.queue
+ WHERE %(queue)s::text IS NULL OR n.queue = %(queue)s
+UNION ALL
+SELECT p.queue, p.partition_key, coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false), p.paused_until,
+       p.paused_by, p.max_running, p.rate_limit, p.rate_period_s,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM partitions p
+ ORDER BY queue, partition NULLS FIRST
+ LIMIT 10000;
 
 -- name: waiting many
--- Return one queue with settings, or (NULL) each: whether it is `paused`; whether jobs could be
--- claimed but for the queue's own limits (`ready`) or are blocked by the limits of their partitions
--- (`limited`); how many of its ingest jobs run, and in how many seconds its rate allows the next
--- start (`due_s`; NULL: now, or there is no rate).
-SELECT s.*, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused,
-       EXISTS (SELECT FROM ingest_jobs j
-                WHERE j.queue = s.queue
-                  AND queue_workflows_is_claimable(j.status, j.blocked_reason))
-       OR EXISTS (SELECT FROM workflow_node_jobs j
-                   WHERE j.queue = s.queue
-                     AND queue_workflows_is_claimable(j.status, j.blocked_reason))
-           AS ready,
-       EXISTS (SELECT FROM ingest_jobs j
-                WHERE j.queue = s.queue AND j.partition_key IS NOT NULL
-                  AND j.status = 'queued' AND j.blocked_reason = 'limited') AS limited,
-       (SELECT count(*) FROM ingest_jobs j
-         WHERE j.status = 'running' AND j.queue = s.queue) AS running,
-       (SELECT nullif(greatest(0, s.rate_period_s - extract(epoch FROM now())::float8
-               + extract(epoch FROM b.started_at)::float8), 0)
-          FROM queue_starts b
-         WHERE b.queue = s.queue
-           AND b.n = 1 - s.rate_limit::bigint
-               + (SELECT max(n) FROM queue_starts l WHERE l.queue = s.queue)) AS due_s
+-- Return one queue with settings, or (NULL) each, with the use of its limits.
+SELECT {in_use(s)}, s.paused_until, s.paused_by
   FROM queue_settings s
  WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s
  ORDER BY s.queue

@@ -21,10 +21,12 @@ SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.ou
 -- name: steps many unprepared
 -- Count the nodes of a run by status, for each step in the order of their start: the node id up to its first slash or
 -- bracket. The first row counts all of them and has no step; a run without nodes has no row. `of_items`: how many belong
--- to items of maps. `finished_at` is NULL while a node has not ended.
+-- to items of maps. `finished_at` is NULL while a node has not ended, and `elapsed_s` grows.
 SELECT step, json_object_agg(status, n ORDER BY status) AS counts, sum(items)::bigint AS of_items,
        min(first_start) AS started_at,
-       CASE WHEN bool_and(are_over) THEN max(last_end) END AS finished_at
+       CASE WHEN bool_and(are_over) THEN max(last_end) END AS finished_at,
+       extract(epoch FROM CASE WHEN bool_and(are_over) THEN max(last_end) ELSE now() END)::float8
+       - extract(epoch FROM min(first_start))::float8 AS elapsed_s
   FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
                count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items,
                bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,

@@ -79,8 +79,8 @@ DELETE FROM schedules WHERE name = %(name)s RETURNING name;
 -- `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
 -- if an instant was missed since the last fire. `failures`: how many of the last fires, boot kicks among them, failed in
 -- a row (100 at most); fires that queued nothing, and jobs and runs that are gone or not over, do not count, nor do fires
--- past their retention, except the last.
-SELECT c.*, greatest(f.n, (c.last_status = 'failed')::integer, 0) AS failures
+-- past their retention, except the last. `read_at`: the time of this read.
+SELECT c.*, greatest(f.n, (c.last_status = 'failed')::integer, 0) AS failures, now() AS read_at
   FROM (SELECT s.*, coalesce(j.status::text, r.status) AS last_status,
                CASE WHEN NOT s.paused AND NOT s.ended AND s.gone_at IS NULL
                      AND coalesce(s.wake_at, s.changed_at) < now() - make_interval(secs => %(patience_s)s)

@@ -65,18 +65,41 @@ SELECT id, workflow_name, status::text, available_at, definition
   FROM workflow_runs
  WHERE id = %(run)s;
 
--- name: run_nodes many
--- Return the jobs of a run's nodes, in the order of the queue.
-SELECT id, node_id, status::text, input_spec, child_run_id
-  FROM workflow_node_jobs
- WHERE run_id = %(run)s
+-- name: run_nodes many unprepared
+-- Return the first queued or asking nodes of a run, in the order of the queue, each with the number (`total`) of them all,
+-- and the states of those of `nodes` that have a job, by a look-up for each, with a NULL `total`.
+SELECT w.id, w.node_id, w.status, w.prompt, w.child_run_id, c.status AS child_status, w.seq, w.total
+  FROM (SELECT id, node_id, status::text, input_spec -> 'prompt' AS prompt, child_run_id, seq, count(*) OVER () AS total
+          FROM workflow_node_jobs
+         WHERE run_id = %(run)s AND status IN ('queued', 'awaiting_input')
+         ORDER BY seq LIMIT %(limit)s) w
+  LEFT JOIN LATERAL (SELECT r.status FROM workflow_runs r WHERE r.id = w.child_run_id LIMIT 1) c ON true
+UNION ALL
+SELECT NULL, n.node_id, n.status::text, NULL, NULL, NULL, NULL, NULL
+  FROM unnest(%(nodes)s::text[]) AS i (id)
+ CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
+                      WHERE run_id = %(run)s AND node_id = i.id LIMIT 1) n
  ORDER BY seq;
 
 -- name: workers many
 -- Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
 -- worker claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs.
 -- `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out, `model` (it does not know it),
--- `vram` (too little GPU memory) or null, and the GPU memory that it needs.
+-- `vram` (too little GPU memory) or null, and the GPU memory that it needs: found once for all alike workers of a host.
+WITH live AS MATERIALIZED (
+    SELECT p.*
+      FROM (SELECT v.*, row_number() OVER (PARTITION BY v.queue ORDER BY v.host_label, v.started_at, v.worker_id) AS place
+              FROM workers v
+             WHERE v.queue = ANY (%(queues)s::text[]) AND {is_live(v, %(stale_s)s::float8)}) p
+     WHERE p.place <= 1000),
+fits AS MATERIALIZED (
+    SELECT g.host_label, g.known_models, g.vram_total_mb,
+           jsonb_object_agg(m.model, jsonb_build_object(
+               'misfit', queue_workflows_gpu_misfit(g.host_label, g.known_models, g.vram_total_mb, m.model),
+               'needs_gb', queue_workflows_gpu_needs(g.host_label, m.model))) AS misfits
+      FROM (SELECT DISTINCT host_label, known_models, vram_total_mb FROM live WHERE queue = 'gpu') g
+     CROSS JOIN unnest(%(models)s::text[]) AS m (model)
+     GROUP BY g.host_label, g.known_models, g.vram_total_mb)
 SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
        coalesce((SELECT j.required_model
                    FROM workflow_node_jobs j
@@ -95,16 +118,11 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
           FROM ingest_jobs j
          WHERE j.worker_id = w.worker_id AND j.status = 'running'
          LIMIT 1) AS ingest,
-       CASE WHEN w.queue = 'gpu' THEN (
-           SELECT jsonb_object_agg(m.model, jsonb_build_object(
-                      'misfit', queue_workflows_gpu_misfit(w.host_label, w.known_models, w.vram_total_mb, m.model),
-                      'needs_gb', queue_workflows_gpu_needs(w.host_label, m.model)))
-             FROM unnest(%(models)s::text[]) AS m (model)) END AS misfits
-  FROM (SELECT v.*, row_number() OVER (PARTITION BY v.queue ORDER BY v.host_label, v.started_at, v.worker_id) AS place
-          FROM workers v
-         WHERE v.queue = ANY (%(queues)s::text[]) AND v.state NOT IN ('stopped', 'dead')
-           AND v.last_seen > now() - %(stale_s)s::float8 * interval '1 second') w
- WHERE w.place <= 1000
+       f.misfits
+  FROM live w
+  LEFT JOIN fits f
+    ON w.queue = 'gpu' AND f.host_label = w.host_label
+   AND (f.known_models, f.vram_total_mb) IS NOT DISTINCT FROM (w.known_models, w.vram_total_mb)
  ORDER BY w.host_label, w.started_at, w.worker_id
  LIMIT 10000;
 

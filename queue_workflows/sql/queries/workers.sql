@@ -124,21 +124,48 @@ UPDATE worker_heartbeats h SET last_flagged_dead_at = now()
 RETURNING h.*, s.running_jobs;
 
 -- name: list many
--- List the worker processes that have not ended and were seen within a day, for an operator.
--- One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
--- heartbeat (a worker of one GPU: its own) and the control row that switches it off now: of its queue's and the host's row,
--- the one whose policy queue_workflows_off_policy() returns.
-SELECT w.worker_id, w.host_label, w.queue, w.pid,
-       CASE WHEN w.state <> 'stopped' AND w.last_seen < now() - %(stale_s)s * interval '1 second'
+-- List the worker processes that have not ended and were seen within a day, for an operator. One that was not seen for
+-- `stale_s` seconds is dead. Each has its running jobs (`job_ids`, and as `jobs` their kind, name, run and seconds), the
+-- model of its host's heartbeat (a worker of one GPU: its own), and the control row that switches it off now: of its queue's
+-- and the host's row, the one whose policy queue_workflows_off_policy() returns. `limits`: the use of the limits of its
+-- queue, if that has settings; whether jobs could be claimed but for these (`ready`) or are blocked by those of their
+-- partitions (`limited`). Behind them with `absent`: the control rows that are off without a live worker.
+WITH running AS MATERIALIZED (
+    SELECT c.worker_id, array_agg(c.id ORDER BY c.started_at, c.id) AS ids,
+           jsonb_agg(jsonb_build_object('id', c.id, 'kind', c.kind, 'name', c.name, 'run_id', c.run_id,
+                                        'elapsed_s', c.elapsed_s) ORDER BY c.started_at, c.id) AS jobs
+      FROM (
+        -- both:
+        SELECT j.worker_id, j.id, j.started_at, {age_s(j.started_at)} AS elapsed_s,
+               'ingest job' AS kind, j.task_name AS name, NULL::text AS run_id  -- ingest only
+               'node job' AS kind, j.node_id AS name, j.run_id  -- nodes only
+          FROM ingest_jobs j
+         WHERE j.status = 'running' AND j.worker_id IS NOT NULL
+        -- end
+        ) c
+     GROUP BY c.worker_id),
+limits AS MATERIALIZED (
+    SELECT {in_use(s)},
+           EXISTS (SELECT FROM ingest_jobs j
+                    WHERE j.queue = s.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason))
+           OR EXISTS (SELECT FROM workflow_node_jobs j
+                       WHERE j.queue = s.queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)) AS ready,
+           EXISTS (SELECT FROM ingest_jobs j
+                    WHERE j.queue = s.queue AND j.partition_key IS NOT NULL
+                      AND j.status = 'queued' AND j.blocked_reason = 'limited') AS limited
+      FROM queue_settings s
+     WHERE s.queue IN (SELECT w.queue FROM workers w))
+SELECT false AS is_absent, w.worker_id, w.host_label, w.queue, w.pid,
+       CASE WHEN w.state <> 'stopped' AND w.last_seen < now() - %(stale_s)s::float8 * interval '1 second'
             THEN 'dead' ELSE w.state END AS state,
-       w.job_ids, w.detail, w.started_at, w.last_seen,
+       w.detail, w.started_at, w.last_seen,
        extract(epoch FROM now())::float8 - extract(epoch FROM w.last_seen)::float8 AS age_s,
        CASE WHEN c.queue IS NULL THEN 'on' ELSE 'off' END AS desired_state, c.stop_policy,
        c.requested_by, c.reason, c.until_at,
        extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8 AS until_s,
        c.updated_at AS switched_at,
        CASE WHEN w.detail ? 'card' THEN w.current_model ELSE h.current_model END AS current_model,
-       h.last_flagged_dead_at
+       h.last_flagged_dead_at, coalesce(r.ids, '{}') AS job_ids, coalesce(r.jobs, '[]') AS jobs, to_jsonb(l) AS limits
   FROM workers w
   LEFT JOIN LATERAL (
        SELECT * FROM worker_controls o
@@ -146,8 +173,19 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid,
           AND queue_workflows_is_off(o.desired_state, o.until_at)
         ORDER BY o.stop_policy <> 'hard', o.queue = 'all' LIMIT 1) c ON true
   LEFT JOIN worker_heartbeats h ON h.host_label = w.host_label AND h.queue = w.queue
+  LEFT JOIN running r ON r.worker_id = w.worker_id
+  LEFT JOIN limits l ON l.queue = w.queue
  WHERE w.last_seen > now() - interval '1 day' AND w.state <> 'stopped'
- ORDER BY w.host_label, w.queue, w.started_at
+UNION ALL
+SELECT true, NULL, c.host_label, c.queue, NULL, 'absent', NULL, NULL, NULL, NULL, 'off', c.stop_policy, c.requested_by, c.reason,
+       c.until_at, extract(epoch FROM c.until_at)::float8 - extract(epoch FROM now())::float8, c.updated_at,
+       NULL, NULL, '{}', '[]', NULL
+  FROM worker_controls c
+ WHERE %(absent)s::boolean AND queue_workflows_is_off(c.desired_state, c.until_at)
+   AND NOT EXISTS (
+       SELECT FROM workers w
+        WHERE w.host_label = c.host_label AND c.queue IN (w.queue, 'all') AND {is_live(w, %(stale_s)s::float8)})
+ ORDER BY is_absent, host_label, queue, started_at
  LIMIT 10000;
 
 -- name: switched_off many
