@@ -80,9 +80,13 @@ EXISTS (SELECT FROM worker_controls c WHERE c.host_label = machine AND c.queue I
 -- The worker has not ended, and was seen within so many seconds.
 w.state NOT IN ('stopped', 'dead') AND w.last_seen > now() - stale_s * interval '1 second'
 
+-- fragment: takes_jobs(w)
+-- The live worker takes jobs, perhaps after a wait for memory: it is not off.
+w.state NOT IN ('parked', 'paused', 'draining')
+
 -- fragment: serving(stale_s)
 -- The live workers, each with its queue and whether it takes jobs. A worker of 0.3.0 has a heartbeat only.
-SELECT w.queue::text, w.state NOT IN ('parked', 'paused', 'draining') AS takes_jobs
+SELECT w.queue::text, {takes_jobs(w)} AS takes_jobs
   FROM workers w WHERE {is_live(w, stale_s)}
  UNION ALL
 SELECT b.queue::text, true

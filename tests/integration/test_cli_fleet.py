@@ -157,6 +157,7 @@ def test_which_workers_serve_a_queue(db: ModuleType) -> None:
         ("box:1:otherbox:2", "d", 1, "busy", 60),
         ("box:1:otherbox:3", "e", 1, "parked", 0),
         ("box:1:otherbox:4", "f", 1, "stopped", 0),
+        ("box:1:otherbox:5", "h", 1, "throttled", 0),
     ]
     with db.connect() as conn:
         for worker_id, queue, pid, state, age_s in rows:
@@ -169,7 +170,7 @@ def test_which_workers_serve_a_queue(db: ModuleType) -> None:
             "INSERT INTO worker_controls (host_label, queue, desired_state)"
             " VALUES ('other', 'a', 'off')"
         )
-    assert fleet.unserved(set("abcdefg")) == set("bdefg")
+    assert fleet.unserved(set("abcdefgh")) == set("bdefg")
 
 
 def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(

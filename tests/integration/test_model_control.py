@@ -492,6 +492,13 @@ def test_a_dead_worker_gets_no_request_and_has_no_model(conn: Any) -> None:
     assert (row["state"], row["model"], row["held_s"]) == ("dead", None, None)
 
 
+def test_a_model_without_a_name_is_not_listed(conn: Any) -> None:
+    known(conn)
+    conn.execute("UPDATE worker_heartbeats SET known_models = ARRAY['b', NULL, 'a']")
+    (row,) = models_api.list()
+    assert row["known_models"] == ["a", "b"]
+
+
 def test_a_request_joins_the_callers_transaction(conn: Any) -> None:
     known(conn)
     with db.connection() as mine:

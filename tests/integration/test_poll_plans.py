@@ -118,7 +118,8 @@ def test_live_jobs_are_counted_without_reading_the_finished_ones(conn: Any) -> N
     conn.execute(FEW_LIVE_JOBS)
     with conn.transaction():
         before = factories.one(conn, READ)
-        counted = conn.execute(named_statements.texts()["queues.count_jobs"], {"window": 0.0})
+        given = {"window": 0.0, "stale_s": 30.0, "served": False, "queue": None, "most": 9}
+        counted = conn.execute(named_statements.texts()["queues.list"], given)
         found = [(row["queue"], row["ready"], row["blocked"]) for row in counted]
         assert factories.one(conn, READ) - before < 100
     assert found == [("cpu", 1, 0), ("q", 1, 1)]

@@ -81,6 +81,26 @@ def test_a_partition_without_settings_is_deleted(db: ModuleType) -> None:
     assert of("load")["partitions"] == []
 
 
+def test_one_queue_has_more_partitions_than_a_list_of_queues(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "PARTITIONS", 2)
+    for name in ("c", "a", "b"):
+        queues.limit("load", partition=name, max_running=1)
+    assert [part["partition"] for part in of("load")["partitions"]] == ["a", "b"]
+    assert [part["partition"] for part in queues.get("load")["partitions"]] == ["a", "b", "c"]
+    assert queues.get("fetch")["partitions"] == []
+
+
+def test_a_queue_of_jobs_of_both_families_counts_them_together(db: ModuleType) -> None:
+    with db.connect() as conn:
+        factories.ingest(conn, queue="cpu")
+        factories.node(conn)
+        transitions.claim_node(conn, transitions.who())
+    row = of("cpu")
+    assert (row["running"], row["ready"], row["in_per_min"]) == (1, 1, 0.4)
+
+
 def test_a_partition_key_may_be_as_long_as_that_of_a_job(db: ModuleType) -> None:
     queues.limit("fetch", partition="é" * 500, max_running=1)
     assert queues.pause("fetch", partition="é" * 500, by="ana")["paused_by"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import jobs as jobs_api
+from queue_workflows import runs as runs_api
 from queue_workflows import workers as workers_api
 from tests import test_invariant_gpu_claims as gpu
 from tests.support import console, factories, sweeps, transitions
@@ -153,6 +154,42 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(conn: Any) -> None:
         assert text.format("gpu") in shown
     conn.execute("INSERT INTO queue_settings (queue, paused_at) VALUES ('my_ghost', now())")
     assert text.format("my_ghost") in console.printed("status"), "its worker takes none"
+
+
+@pytest.mark.parametrize("state", ["parked", "paused", "draining"])
+def test_a_worker_that_is_off_serves_no_queue(conn: Any, state: str) -> None:
+    report(conn, transitions.who("fetch", "me"))
+    report(conn, transitions.who("load", "you"), state="throttled")
+    conn.execute("UPDATE workers SET state = %s WHERE worker_id = 'me'", (state,))
+    assert sweeps.served(conn, 30) == ["load"]
+
+
+def test_why_a_run_waits_has_its_first_waiting_nodes(conn: Any) -> None:
+    graph = [{"id": name, "deps": deps} for name, deps in (("m", []), ("n", ["m"]), ("o", ["n"]))]
+    run_id = factories.run(conn, status="running", definition={"nodes": graph})
+    child = factories.run(conn, status="running")
+    factories.node(conn, run_id, "m", status="awaiting_input", child_run_id=child)
+    for number in range(5):
+        factories.node(conn, run_id, f"m[{number}]/x")
+    factories.node(conn, run_id, "m[5]/x", status="completed")
+    explained = runs_api.explain(run_id, limit=3) or {}
+    assert [node["name"] for node in explained["nodes"]] == ["m", "m[0]/x", "m[1]/x"]
+    assert explained["nodes"][0]["detail"] == f"it waits for its run {child} (running)"
+    assert explained["left_out"] == 5
+    whole = runs_api.explain(run_id) or {}
+    assert [(node["name"], node["detail"]) for node in whole["nodes"][-2:]] == [
+        ("n", "it waits for m (awaiting_input)"), ("o", "it waits for n (waiting)"),
+    ]  # fmt: skip
+    assert whole["left_out"] == 0
+
+
+def test_workers_of_a_host_differ_by_their_gpus(conn: Any) -> None:
+    factories.insert(conn, "gpu_models", host_label="box", model="m", est_vram_gb=24.0)
+    report(conn, transitions.who("gpu", "small"), vram_total_mb=12288)
+    report(conn, transitions.who("gpu", "large"), vram_total_mb=49152)
+    report(conn, transitions.who("gpu", "unknown"))
+    job = factories.node(conn, queue="gpu", required_model="m")
+    assert clauses(conn, job) == {"small": "vram", "large": "next", "unknown": "next"}
 
 
 def test_reasons_that_hold_for_one_worker(conn: Any) -> None:

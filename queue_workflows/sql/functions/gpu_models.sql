@@ -64,19 +64,16 @@ $$;
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_live()
 RETURNS TABLE (host_label text, known_models text[], vram_total_mb integer, is_serving boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT w.host_label, w.known_models, w.vram_total_mb, w.state IN ('idle', 'busy', 'throttled')
+    SELECT w.host_label, w.known_models, w.vram_total_mb, {takes_jobs(w)}
       FROM workers w
-     WHERE w.queue = 'gpu' AND w.state NOT IN ('stopped', 'dead')
-       AND w.last_seen > now() - interval '30 seconds'
+     WHERE w.queue = 'gpu' AND {is_live(w, 30)}
     UNION ALL
     SELECT h.host_label, nullif(h.known_models, '{}'), h.vram_total_mb, true
       FROM worker_heartbeats h
      WHERE h.queue = 'gpu' AND h.last_seen > now() - interval '30 seconds'
        AND NOT EXISTS (SELECT FROM workers w
                         WHERE w.host_label = h.host_label AND w.queue = 'gpu'
-                          AND (w.last_seen >= h.last_seen
-                               OR w.last_seen > now() - interval '30 seconds'
-                                  AND w.state NOT IN ('stopped', 'dead')))
+                          AND (w.last_seen >= h.last_seen OR {is_live(w, 30)}))
 $$;
 
 -- Return why a worker cannot take jobs of a model: 'model' (it does not know the model, or registers none while

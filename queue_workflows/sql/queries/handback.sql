@@ -56,8 +56,7 @@ met AS (
 other AS MATERIALIZED (
     SELECT w.worker_id, w.host_label, w.detail -> 'claim' -> 'nodes' ? job.node_module AS lists
       FROM job JOIN workers w ON w.queue = job.queue
-     WHERE w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
-       AND w.last_seen > now() - %(stale_s)s::float8 * interval '1 second'
+     WHERE {is_live(w, %(stale_s)s::float8)} AND {takes_jobs(w)}
        AND queue_workflows_off_policy(w.host_label, w.queue) IS NULL
        AND w.worker_id IS DISTINCT FROM job.worker_id
        AND NOT EXISTS (SELECT FROM met WHERE met.worker_id = w.worker_id)

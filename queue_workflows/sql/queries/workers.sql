@@ -55,9 +55,8 @@ SELECT %(host_label)s, %(queue)s, %(concurrency)s::integer, %(current_model)s,
 -- `memory` has ids as in the `memory` of the detail that workers report.
 SELECT w.worker_id
   FROM workers w
- WHERE w.job_ids <> '{}' AND w.state NOT IN ('stopped', 'dead')
+ WHERE w.job_ids <> '{}' AND {is_live(w, %(stale_s)s::float8)}
    AND w.worker_id <> ALL (%(but)s::text[])
-   AND w.last_seen > now() - %(stale_s)s * interval '1 second'
    AND w.detail -> 'memory' ?| %(memory)s::text[]
  LIMIT 1;
 
@@ -99,8 +98,7 @@ UPDATE worker_heartbeats h
        last_seen = CASE WHEN EXISTS (
            SELECT FROM workers w
             WHERE w.host_label = h.host_label AND w.queue = h.queue
-              AND NOT starts_with(w.worker_id, %(gone)s) AND w.state NOT IN ('stopped', 'dead')
-              AND w.last_seen > now() - %(live_s)s * interval '1 second')
+              AND NOT starts_with(w.worker_id, %(gone)s) AND {is_live(w, %(live_s)s::float8)})
            THEN h.last_seen ELSE now() - interval '1 hour' END
  WHERE h.host_label = %(host)s AND h.queue = %(queue)s;
 
