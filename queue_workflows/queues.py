@@ -157,8 +157,8 @@ def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:
 def get(queue: str, *, conn: db.Connection | None = None) -> Row:
     """Return one queue as `list` returns it; a queue without jobs or settings has zeros.
 
-    Of its partitions it has the first PARTITIONS_OF_ONE. Raises `UnknownQueue` (a ValueError) for one that is not configured, has never been served and
-    is empty.
+    Of its partitions it has the first PARTITIONS_OF_ONE. Raises `UnknownQueue` (a ValueError) for
+    one that is not configured, has never been served and is empty.
     """
     with db.transaction(conn) as own:
         _check(own, queue, None)

@@ -118,10 +118,9 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
     waiting, later = list[Row](), list[JsonDict]()
     if row["status"] not in TERMINAL_RUN_STATUSES:
         graph = stored_graph.graph_nodes(row["definition"])
-        rows = statements.waiting_facts.run_nodes(conn, run=run_id, nodes=[*graph], limit=limit)
-        waiting = [job for job in rows if job["total"] is not None]
-        states = {job["node_id"]: job["status"] for job in rows if job["total"] is None}
-        later = _not_queued(graph, states)
+        waiting = statements.waiting_facts.run_nodes(conn, run=run_id, limit=limit)
+        rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=[*graph])
+        later = _not_queued(graph, {job["node_id"]: job["status"] for job in rows})
     queued = [job["id"] for job in waiting if job["status"] == "queued"]
     explained = {
         each["id"]: each

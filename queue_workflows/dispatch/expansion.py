@@ -372,7 +372,7 @@ class Expansion:
 
     def _states(self, names: Iterable[str]) -> _States:
         """Return status and error of each of these nodes that has a row."""
-        rows = statements.maps.states(self._conn, run_id=self._run_id, nodes=[*names])
+        rows = statements.history_rows.node_states(self._conn, run_id=self._run_id, nodes=[*names])
         return {row["node_id"]: (row["status"], row["error"]) for row in rows}
 
     def _outer(self, map_id: str) -> list[items.Scope]:

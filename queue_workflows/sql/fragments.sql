@@ -388,6 +388,17 @@ coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec
 -- The seconds since a time; an infinite one counts as the nearest that the server can subtract.
 extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
 
+-- fragment: asking()
+-- The nodes of running runs that wait for an answer of a person; more conditions follow.
+  FROM workflow_node_jobs j
+  JOIN workflow_runs r ON r.id = j.run_id
+ WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+
+-- fragment: is_answered(j)
+-- An answer to the node was submitted, and not taken yet.
+EXISTS (SELECT FROM workflow_input_submissions s
+         WHERE s.run_id = j.run_id AND s.node_id = j.node_id AND s.status IN ('pending', 'processing'))
+
 -- fragment: due_event()
 -- The oldest event of the outbox that is due, with the seconds since then.
 SELECT {age_s(greatest(created_at, available_at))} AS lag_s, run_id, error
@@ -469,6 +480,12 @@ left(e.error, 2000) AS error, e.created_at
 -- The times of a job with an interval less.
 available_at = available_at - %(by)s::interval, lease_expires_at = lease_expires_at - %(by)s::interval,
 resume_at = resume_at - %(by)s::interval, resume_until = resume_until - %(by)s::interval
+
+-- fragment: firing()
+-- The schedules that fire, of the table and of this app, those of `names` alone if it is given, and none of `aside`.
+  FROM schedules
+ WHERE NOT paused AND NOT ended AND gone_at IS NULL AND (source = 'table' OR app = %(app)s)
+   AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[])) AND name <> ALL (%(aside)s::text[])
 
 -- fragment: this_step(s)
 -- The step of a claimed job that a statement is about.

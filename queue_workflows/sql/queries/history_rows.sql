@@ -53,10 +53,12 @@ SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND status IN ('running', 'awaiting_input', 'failed')
  ORDER BY seq LIMIT %(limit)s;
 
--- name: node_states many
--- Return the states of these nodes of a run, each looked up as in of_nodes().
-SELECT n.node_id, n.status::text FROM unnest(%(nodes)s::text[]) w (name) CROSS JOIN LATERAL (
-       SELECT node_id, status FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) n;
+-- name: node_states many prepared
+-- Return the state and the error of those of these nodes of a run that have a row, by a look-up per node.
+SELECT j.node_id, j.status, j.error
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status, error FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j;
 
 -- name: further_node_ids column
 -- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to

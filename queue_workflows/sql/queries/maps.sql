@@ -85,13 +85,6 @@ UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
 SELECT key, error FROM workflow_map_items
  WHERE run_id = %(run_id)s AND map_id = %(map)s AND state = 'failed' AND position >= 0 ORDER BY position LIMIT 1;
 
--- name: states many prepared
--- Return the state of those of these nodes that have a row, by a look-up per node.
-SELECT j.node_id, j.status, j.error
-  FROM unnest(%(nodes)s::text[]) AS n (id)
- CROSS JOIN LATERAL (SELECT node_id, status, error FROM workflow_node_jobs
-                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j;
-
 -- name: reopen_item none
 -- Let an item wait again.
 -- The map counts its items again in the next generation.

@@ -167,9 +167,7 @@ SELECT count(*) AS n
 -- name: nodes_awaiting_input value
 -- Count the nodes of running runs that wait for an answer.
 SELECT count(*) AS n
-  FROM workflow_runs r
-  JOIN workflow_node_jobs j ON j.run_id = r.id
- WHERE r.status = 'running' AND j.status = 'awaiting_input' AND j.child_run_id IS NULL;
+{asking()};
 
 -- name: late_runs many
 -- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their

@@ -29,12 +29,7 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
        EXISTS (SELECT FROM workflow_runs) AS any_run
   FROM (SELECT count(*) AS asked, max(w.waiting_s) AS asked_s
           FROM (SELECT {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s
-                  FROM workflow_node_jobs j
-                  JOIN workflow_runs r ON r.id = j.run_id
-                 WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
-                   AND NOT EXISTS (SELECT FROM workflow_input_submissions s
-                                    WHERE s.run_id = j.run_id AND s.node_id = j.node_id
-                                      AND s.status IN ('pending', 'processing'))
+                  {asking()} AND NOT {is_answered(j)}
                  ORDER BY coalesce(j.started_at, j.created_at), j.seq
                  LIMIT %(most)s) w) q
   LEFT JOIN (
@@ -51,19 +46,15 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
 -- `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
 -- the spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet.
 -- `due_at`: when the wait ends by itself, with `default` as the answer if it `has_default`; NULL: never.
-SELECT j.run_id, r.workflow_name, r.out_dir, j.node_id, j.id AS job_id, j.seq, t.due_at,
+SELECT j.run_id, r.workflow_name, r.out_dir, j.node_id, j.id AS job_id, j.seq,
+       (SELECT t.due_at FROM workflow_input_timeouts t WHERE t.job_id = j.id) AS due_at,
        j.policy ? 'default' AS has_default, {small(j.policy -> 'default')} AS default,
        {small(j.input_spec)} AS input_spec, j.input_spec IS NOT NULL AS is_known,
        CASE WHEN pg_column_size(j.input_spec) <= %(most)s::integer
             THEN hashtextextended(j.input_spec::text, 0)::text END AS asked,
        coalesce(j.started_at, j.created_at) AS since, {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s,
-       EXISTS (SELECT FROM workflow_input_submissions s
-                WHERE s.run_id = j.run_id AND s.node_id = j.node_id
-                  AND s.status IN ('pending', 'processing')) AS answered
-  FROM workflow_node_jobs j
-  JOIN workflow_runs r ON r.id = j.run_id
-  LEFT JOIN workflow_input_timeouts t ON t.job_id = j.id
- WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+       {is_answered(j)} AS answered
+{asking()}
    AND (%(run)s::text IS NULL OR r.id = %(run)s)
    AND (%(node)s::text IS NULL OR j.node_id = %(node)s)
    AND (coalesce(j.started_at, j.created_at), j.seq)
@@ -74,9 +65,7 @@ SELECT j.run_id, r.workflow_name, r.out_dir, j.node_id, j.id AS job_id, j.seq, t
 -- name: new_questions value
 -- Return how many nodes of running runs began to wait for an answer after `since`, up to `most`.
 SELECT count(*) AS n
-  FROM (SELECT FROM workflow_node_jobs j
-          JOIN workflow_runs r ON r.id = j.run_id
-         WHERE j.status = 'awaiting_input' AND j.child_run_id IS NULL AND r.status = 'running'
+  FROM (SELECT {asking()}
            AND coalesce(j.started_at, j.created_at) > %(since)s::timestamptz
          LIMIT %(most)s) q;
 

@@ -5,24 +5,12 @@
 -- locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
 -- whose task this process does not know is left to others for `patience_s`. Each half is one range of the index.
 WITH unplanned AS MATERIALIZED (
-    SELECT *
-      FROM schedules
-     WHERE NOT paused AND NOT ended AND gone_at IS NULL
-       AND wake_at IS NULL
-       AND (source = 'table' OR app = %(app)s)
-       AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
-       AND name <> ALL (%(aside)s::text[])
+    SELECT * {firing()} AND wake_at IS NULL
      ORDER BY wake_at NULLS FIRST, name
      LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED),
 due AS MATERIALIZED (
-    SELECT *
-      FROM schedules
-     WHERE NOT paused AND NOT ended AND gone_at IS NULL
-       AND wake_at <= %(now)s
-       AND (source = 'table' OR app = %(app)s)
-       AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[]))
-       AND name <> ALL (%(aside)s::text[])
+    SELECT * {firing()} AND wake_at <= %(now)s
        AND (workflow_name IS NOT NULL OR task_name = ANY (%(tasks)s::text[])
             OR wake_at <= %(now)s::timestamptz - make_interval(secs => %(patience_s)s))
      ORDER BY wake_at NULLS FIRST, name

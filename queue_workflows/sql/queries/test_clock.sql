@@ -26,15 +26,12 @@ UPDATE workers SET last_seen = last_seen - %(by)s::interval;
 -- Return the seconds until the first instant later than `after` at which something comes due.
 -- NULL: nothing waits for a later one.
 SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
-    SELECT min(w.at) AS at FROM workflow_node_jobs j
+    -- both:
+    SELECT min(w.at) AS at FROM ingest_jobs j
      CROSS JOIN LATERAL (VALUES (
            queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until))) w (at)
      WHERE j.status = 'queued' AND w.at > %(after)s
-     UNION ALL
-    SELECT min(w.at) FROM ingest_jobs j
-     CROSS JOIN LATERAL (VALUES (
-           queue_workflows_due_at(j.available_at, j.resume_at, j.resume_until))) w (at)
-     WHERE j.status = 'queued' AND w.at > %(after)s
+    -- end
      UNION ALL
     SELECT min(available_at) FROM workflow_runs
      WHERE status = 'queued' AND available_at > %(after)s

@@ -66,20 +66,14 @@ SELECT id, workflow_name, status::text, available_at, definition
  WHERE id = %(run)s;
 
 -- name: run_nodes many unprepared
--- Return the first queued or asking nodes of a run, in the order of the queue, each with the number (`total`) of them all,
--- and the states of those of `nodes` that have a job, by a look-up for each, with a NULL `total`.
-SELECT w.id, w.node_id, w.status, w.prompt, w.child_run_id, c.status AS child_status, w.seq, w.total
+-- Return the first queued or asking nodes of a run, in the order of the queue, each with the number (`total`) of them all.
+SELECT w.id, w.node_id, w.status, w.prompt, w.child_run_id, c.status AS child_status, w.total
   FROM (SELECT id, node_id, status::text, input_spec -> 'prompt' AS prompt, child_run_id, seq, count(*) OVER () AS total
           FROM workflow_node_jobs
          WHERE run_id = %(run)s AND status IN ('queued', 'awaiting_input')
          ORDER BY seq LIMIT %(limit)s) w
   LEFT JOIN LATERAL (SELECT r.status FROM workflow_runs r WHERE r.id = w.child_run_id LIMIT 1) c ON true
-UNION ALL
-SELECT NULL, n.node_id, n.status::text, NULL, NULL, NULL, NULL, NULL
-  FROM unnest(%(nodes)s::text[]) AS i (id)
- CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
-                      WHERE run_id = %(run)s AND node_id = i.id LIMIT 1) n
- ORDER BY seq;
+ ORDER BY w.seq;
 
 -- name: workers many
 -- Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
@@ -101,28 +95,21 @@ fits AS MATERIALIZED (
      CROSS JOIN unnest(%(models)s::text[]) AS m (model)
      GROUP BY g.host_label, g.known_models, g.vram_total_mb)
 SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
-       coalesce((SELECT j.required_model
-                   FROM workflow_node_jobs j
-                  WHERE j.worker_id = w.worker_id AND j.status = 'running'
-                  LIMIT 1), w.detail -> 'model' ->> 'id', w.current_model) AS current_model,
+       coalesce(n.required_model, w.detail -> 'model' ->> 'id', w.current_model) AS current_model,
        w.vram_total_mb,
        w.detail -> 'claim' AS claim,
        w.detail -> 'throttle' AS throttle,
        w.detail -> 'gpu_fault' AS gpu_fault,
-       queue_workflows_off_policy(w.host_label, w.queue) AS off,
-       (SELECT j.id
-          FROM workflow_node_jobs j
-         WHERE j.worker_id = w.worker_id AND j.status = 'running'
-         LIMIT 1) AS node,
-       (SELECT j.id
-          FROM ingest_jobs j
-         WHERE j.worker_id = w.worker_id AND j.status = 'running'
-         LIMIT 1) AS ingest,
+       queue_workflows_off_policy(w.host_label, w.queue) AS off, n.id AS node, i.id AS ingest,
        f.misfits
   FROM live w
   LEFT JOIN fits f
     ON w.queue = 'gpu' AND f.host_label = w.host_label
    AND (f.known_models, f.vram_total_mb) IS NOT DISTINCT FROM (w.known_models, w.vram_total_mb)
+  LEFT JOIN LATERAL (SELECT j.id, j.required_model FROM workflow_node_jobs j
+                      WHERE j.worker_id = w.worker_id AND j.status = 'running' LIMIT 1) n ON true
+  LEFT JOIN LATERAL (SELECT j.id FROM ingest_jobs j
+                      WHERE j.worker_id = w.worker_id AND j.status = 'running' LIMIT 1) i ON true
  ORDER BY w.host_label, w.started_at, w.worker_id
  LIMIT 10000;
 
