@@ -145,8 +145,8 @@ def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
     for row in found:
         # The search reads all items of a map up to the last one that failed.
         most = min(row["failed"], FAILED_ITEMS)
-        row["items_failed"] = statements.overview.failed_items(
-            conn, run=run_id, map=row["node_id"], limit=most
+        row["items_failed"] = statements.maps.failed_items(
+            conn, run_id=run_id, map=row["node_id"], limit=most
         )
     return found
 

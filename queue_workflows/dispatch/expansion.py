@@ -200,8 +200,7 @@ class Expansion:
         conn, this, inner = self._conn, self._of(map_id), item_ids.of_item(map_id)
         failed, total, may_fail = counted["failed"], counted["total"], counted["may_fail"]
         if failed > may_fail and not (inner and counted["open"]):
-            first = statements.maps.first_failure(conn, **this)
-            assert first is not None
+            first = statements.maps.failed_items(conn, **this, limit=1)[0]
             text = (
                 f"{failed} of {total} items failed, {may_fail} may; the first: "
                 f"{first['key']}: {first['error'] or 'no error was given'}"

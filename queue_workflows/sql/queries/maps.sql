@@ -80,10 +80,11 @@ UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
               SELECT o.ctid AS place FROM workflow_map_items o
                WHERE o.run_id = %(run_id)s AND o.map_id = %(map)s AND o.key = e.key LIMIT 1) f));
 
--- name: first_failure one
--- Return the first item of a map that failed, and its error.
+-- name: failed_items many
+-- Return the first items of a map that failed, with their errors.
 SELECT key, error FROM workflow_map_items
- WHERE run_id = %(run_id)s AND map_id = %(map)s AND state = 'failed' AND position >= 0 ORDER BY position LIMIT 1;
+ WHERE run_id = %(run_id)s AND map_id = %(map)s AND state = 'failed' AND position >= 0
+ ORDER BY position LIMIT %(limit)s;
 
 -- name: reopen_item none
 -- Let an item wait again.

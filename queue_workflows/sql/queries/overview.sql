@@ -22,12 +22,6 @@ SELECT node_id, total, done_items AS done, failed_items AS failed, open_items AS
  WHERE run_id = %(run)s AND strpos(node_id, '[') = 0
  ORDER BY node_id;
 
--- name: failed_items many
--- Return the first items of a map that failed, with their errors.
-SELECT key, error FROM workflow_map_items
- WHERE run_id = %(run)s AND map_id = %(map)s AND state = 'failed' AND position >= 0
- ORDER BY position LIMIT %(limit)s;
-
 -- name: nodes_of_item many
 -- Return the nodes that the items with a key have, in all maps of a run, with their states.
 SELECT node_id, status::text FROM workflow_node_jobs
