@@ -160,9 +160,11 @@ def get(queue: str, *, conn: db.Connection | None = None) -> Row:
     Of its partitions it has the first PARTITIONS_OF_ONE. Raises `UnknownQueue` (a ValueError) for
     one that is not configured, has never been served and is empty.
     """
+    _check_name(queue)
     with db.transaction(conn) as own:
-        _check(own, queue, None)
         found = _read(own, queue=queue, most=PARTITIONS_OF_ONE)
+        if queue not in found:
+            _check(own, queue, None)
     return found.get(queue) or _shown(queue, {})
 
 
@@ -284,9 +286,13 @@ def _rate(text: Any, prefix: str) -> tuple[int, float]:
     )
 
 
-def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
+def _check_name(queue: str) -> None:
     if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
+
+
+def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
+    _check_name(queue)
     known = config.queues() | {*statements.controls.known_queues(conn)}
     if queue not in known and not bool(statements.queues.is_used(conn, queue=queue)):
         raise errors.UnknownQueue(

@@ -92,6 +92,14 @@ def test_one_queue_has_more_partitions_than_a_list_of_queues(
     assert queues.get("fetch")["partitions"] == []
 
 
+def test_a_queue_with_delayed_jobs_alone_is_shown(db: ModuleType) -> None:
+    with db.connect() as conn:
+        factories.ingest(conn, queue="rails", available_at="2999-01-01")
+    assert queues.get("rails")["not_due"] == 1
+    with pytest.raises(errors.UnknownQueue):
+        queues.get("nobody")
+
+
 def test_a_queue_of_jobs_of_both_families_counts_them_together(db: ModuleType) -> None:
     with db.connect() as conn:
         factories.ingest(conn, queue="cpu")

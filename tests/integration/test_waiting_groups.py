@@ -9,7 +9,7 @@ import pytest
 
 from queue_workflows import db, jobs, queues, runs
 from queue_workflows import workers as workers_api
-from queue_workflows.admin import waiting_reasons
+from queue_workflows.admin import attention, waiting_reasons
 from tests.support import console, database, factories, named_statements, transitions
 from tests.support.worker_reports import report
 
@@ -197,6 +197,32 @@ def test_a_run_is_explained_as_before(conn: Any) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the texts of the statements that were executed."""
     return named_statements.executed(monkeypatch)
+
+
+def test_the_needs_for_a_person_are_found_by_few_statements(conn: Any, calls: list[bytes]) -> None:
+    run_id = factories.run(conn)
+    conn.execute(
+        "INSERT INTO workflow_dispatch_events (run_id, node_id, kind, error, created_at)"
+        " VALUES (%s, 'n', 'completed', 'no provider', now() - interval '20 s')",
+        [run_id],
+    )
+    factories.run(conn, id="late", status="queued")
+    conn.execute("UPDATE workflow_runs SET queued_at = now() - interval '1 min'")
+    factories.ingest(conn, queue="mail")
+    conn.execute("UPDATE ingest_jobs SET created_at = now() - interval '1 min'")
+    calls.clear()
+    found = attention.facts(conn, attention.Facts())
+    assert len(calls) <= 7
+    assert [need.kind for need in found.needs] == ["orchestrator", "orchestrator", "queue"]
+    outbox, late, queue = (need.text for need in found.needs)
+    assert outbox.startswith(f"an event of run {run_id} waits for ") and "no provider" in outbox
+    assert late.startswith("run late has not been started for 1 min")
+    assert queue == "mail: 1 due job and no live worker"
+    assert found.absent is not None
+    assert found.absent.startswith("No orchestrator has taken up work for 1 min")
+    calls.clear()
+    assert attention.facts(conn, found).needs == found.needs
+    assert len(calls) == 1
 
 
 def test_workers_of_a_queue_share_the_count_of_the_jobs_before_one(
