@@ -212,9 +212,13 @@ def _explained(conn: db.Connection, rows: list[Row], *, has_place: bool = True) 
     settings = statements.queues.waiting(conn, queue=None if queues[1:] else queues[0])
     limits = {row["queue"]: row for row in settings}
     places = _Places(conn, live, models) if has_place else None
+    # A hand-back as unknown leaves an error, which the next claim takes away.
+    handed = [row["id"] for row in rows if row["kind"] == "node job" and row["error"]]
+    found = statements.waiting_facts.met(conn, ids=handed) if handed else []
+    met = {row["id"]: row["workers"] for row in found}
     return [
         _of_one(
-            conn, row, limits.get(row["queue"]),
+            conn, row | {"met": met.get(row["id"], [])}, limits.get(row["queue"]),
             [worker for worker in live if worker["queue"] == row["queue"]], places,
         )
         for row in rows
@@ -226,12 +230,6 @@ def _of_one(
 ) -> JsonDict:
     """Return why a job waits, from the settings and the live workers of its queue."""
     clause, detail = _of_job(conn, row, limits)
-    met = None
-    if row["kind"] == "node job" and row["error"]:
-        # A hand-back as unknown leaves an error, which the next claim takes away.
-        stale_s = config.STALE_WORKER_AFTER_S.read()
-        met = statements.handback.unknown(conn, job=row["id"], stale_s=stale_s)
-    row = row | {"met": met["workers"] if met else []}
     place = _of_gpu if row["queue"] == "gpu" and row["kind"] == "node job" else _by_place
     found: list[JsonDict] = []
     for worker in () if clause in _NO_WORKER_MATTERS else workers:

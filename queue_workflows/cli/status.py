@@ -64,8 +64,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["orchestrator"] = {
             "open_events": events["n"],
             "lag_s": events["lag_s"],
-            "answers": own.open_answers(conn),
-            "awaiting_input": own.nodes_awaiting_input(conn),
+            **own.answers(conn),
             "not_started": [row["id"] for row in own.late_runs(conn, patience_s=PATIENCE_S)],
         }
         found["switched_off"] = statements.workers.switched_off(conn)

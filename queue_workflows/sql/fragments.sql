@@ -399,6 +399,16 @@ extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timest
 EXISTS (SELECT FROM workflow_input_submissions s
          WHERE s.run_id = j.run_id AND s.node_id = j.node_id AND s.status IN ('pending', 'processing'))
 
+-- fragment: met(j)
+-- The events by which workers handed a node back as unknown, since it was last handed back for another reason or ended.
+SELECT e.created_at, e.worker_id FROM workflow_node_events e
+ WHERE e.run_id = j.run_id AND e.node_id = j.node_id AND e.job_id = j.id AND e.claim_no IS NOT NULL
+   AND e.event_type <> 'claimed' AND (e.detail ->> 'unknown') IS NOT NULL
+   AND e.id > coalesce((
+       SELECT max(o.id) FROM workflow_node_events o
+        WHERE o.run_id = j.run_id AND o.node_id = j.node_id AND o.job_id = j.id AND o.claim_no IS NOT NULL
+          AND o.event_type <> 'claimed' AND (o.detail ->> 'unknown') IS NULL), 0)
+
 -- fragment: due_event()
 -- The oldest event of the outbox that is due, with the seconds since then.
 SELECT {age_s(greatest(created_at, available_at))} AS lag_s, run_id, error

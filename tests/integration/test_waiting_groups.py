@@ -239,6 +239,22 @@ def test_workers_of_a_queue_share_the_count_of_the_jobs_before_one(
     assert reasons == {("age", "behind 2 older jobs of its priority")}
 
 
+def test_the_groups_of_retried_nodes_are_found_by_six_statements(
+    conn: Any, calls: list[bytes]
+) -> None:
+    run_id = factories.run(conn)
+    report(conn, transitions.who("cpu", "c"))
+    for number in range(9):
+        factories.node(
+            conn, run_id, f"n{number}", node_module=f"m{number}", attempts=1, max_attempts=3,
+            error="it failed",
+        )  # fmt: skip
+    calls.clear()
+    found = waiting_reasons.groups(conn)
+    assert len(calls) <= 6
+    assert sum(group["count"] for group in found["groups"]) == 9
+
+
 def test_workers_count_the_jobs_before_one_in_the_order_of_their_own_claims(conn: Any) -> None:
     run_id = factories.run(conn)
     report(conn, transitions.who("cpu", "oldest"))

@@ -46,13 +46,8 @@ SELECT id, worker_id, claim_no
 -- is no such job.
 WITH job AS (
     SELECT j.* FROM workflow_node_jobs j WHERE j.id = %(job)s),
-told AS MATERIALIZED (
-    SELECT e.id, e.created_at, e.worker_id, (e.detail ->> 'unknown') IS NOT NULL AS is_unknown
-      FROM job JOIN workflow_node_events e ON e.run_id = job.run_id AND e.node_id = job.node_id
-     WHERE e.job_id = job.id AND e.claim_no IS NOT NULL AND e.event_type <> 'claimed'),
-met AS (
-    SELECT * FROM told
-     WHERE is_unknown AND id > coalesce((SELECT max(id) FROM told WHERE NOT is_unknown), 0)),
+met AS MATERIALIZED (
+    SELECT m.created_at, m.worker_id FROM job CROSS JOIN LATERAL ({met(job)}) m),
 other AS MATERIALIZED (
     SELECT w.worker_id, w.host_label, w.detail -> 'claim' -> 'nodes' ? job.node_module AS lists
       FROM job JOIN workers w ON w.queue = job.queue

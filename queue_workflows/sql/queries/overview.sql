@@ -152,16 +152,10 @@ SELECT (SELECT count(*) FROM workflow_dispatch_events WHERE processed_at IS NULL
   FROM (SELECT) AS one
   LEFT JOIN ({due_event()}) o ON true;
 
--- name: open_answers value
--- Count the answers that are not taken yet.
-SELECT count(*) AS n
-  FROM workflow_input_submissions
- WHERE status IN ('pending', 'processing');
-
--- name: nodes_awaiting_input value
--- Count the nodes of running runs that wait for an answer.
-SELECT count(*) AS n
-{asking()};
+-- name: answers row
+-- Count the answers that are not taken yet, and the nodes of running runs that wait for one.
+SELECT (SELECT count(*) FROM workflow_input_submissions WHERE status IN ('pending', 'processing')) AS answers,
+       (SELECT count(*) {asking()}) AS awaiting_input;
 
 -- name: late_runs many
 -- Return at most 50 runs that could start and have waited for `patience_s`, in the order of their

@@ -113,6 +113,13 @@ SELECT w.worker_id, w.host_label, w.queue, w.pid, w.state, w.known_models,
  ORDER BY w.host_label, w.started_at, w.worker_id
  LIMIT 10000;
 
+-- name: met many
+-- Return which workers did not know these nodes.
+SELECT j.id, ARRAY(SELECT DISTINCT m.worker_id FROM ({met(j)}) m ORDER BY m.worker_id) AS workers
+  FROM workflow_node_jobs j
+ WHERE j.id = ANY (%(ids)s::text[])
+ LIMIT 10000;
+
 -- name: jobs_ahead row
 -- tables: ingest_jobs workflow_node_jobs
 -- Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
