@@ -672,11 +672,13 @@ NOT_SERVED = {
     "dead": lambda conn, queue: served_by(conn, queue, "dead"),
     "parked": lambda conn, queue: served_by(conn, queue, "parked"),
     "paused": lambda conn, queue: served_by(conn, queue, "paused"),
+    "draining": lambda conn, queue: served_by(conn, queue, "draining"),
     "stale": lambda conn, queue: served_by(conn, queue, age_s=STALE_S + 1),
 }
 SERVED = {
     "idle": lambda conn, queue: served_by(conn, queue),
     "busy": lambda conn, queue: served_by(conn, queue, "busy", STALE_S - 10),
+    "throttled": lambda conn, queue: served_by(conn, queue, "throttled"),
     "0.3.0": lambda conn, queue: beats(conn, queue),
 }
 

@@ -352,12 +352,26 @@ def unserved_text(queue: str) -> str:
     return f"its queue {queue} is served by no worker, so its lock key passed to others"
 
 
-def live_queues(conn: db.Connection) -> list[Row]:
-    """Return the queues with settings or live jobs, with the counts of these and of workers."""
+def live_queues(conn: db.Connection, *, partitions: int = 0) -> list[Row]:
+    """Return the queues with settings or live jobs, with the counts of these and of workers.
+
+    Behind a queue come its partitions with settings, so many of all.
+    """
     stale_s = config.STALE_WORKER_AFTER_S.read()
     return statements.queues.list(
-        conn, window=0.0, stale_s=stale_s, served=False, queue=None, most=0
+        conn, window=0.0, stale_s=stale_s, served=False, queue=None, most=partitions
     )
+
+
+def paused(rows: list[Row]) -> list[Row]:
+    """Return which of these rows of `live_queues` are paused now; `partition` None: the queue."""
+    names = {"since": "paused_at", "until": "paused_until", "by": "paused_by"}
+    return [
+        {"queue": row["queue"], "partition": row["partition"]}
+        | {name: row[column] for name, column in names.items()}
+        for row in rows
+        if row["paused"]
+    ]
 
 
 def passed_over(rows: list[Row]) -> list[Row]:

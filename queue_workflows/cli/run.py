@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from queue_workflows import config, db, errors, runs
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.cli import answer, command, define, fleet, follow, output, run_views, texts
 from queue_workflows.dag import graph, hooks
 from queue_workflows.db import statements
@@ -218,8 +219,8 @@ def _delays(run_id: str, queues: Collection[str]) -> list[str]:
     """Return why the run waits, for older runs that come before it, and queues that are paused."""
     with db.transaction() as conn:
         found = statements.overview.runs_ahead(conn, run=run_id)
-        paused = [row for row in statements.queues.paused(conn) if row["queue"] in queues]
-    delays = [texts.pause_text(row) for row in paused]
+        paused = waiting_reasons.paused(waiting_reasons.live_queues(conn))
+    delays = [texts.pause_text(row) for row in paused if row["queue"] in queues]
     if found["n"]:
         what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"
         first = f"`{command.PROG} cancel {found['first']}`"

@@ -20,6 +20,8 @@ from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
 """Age in seconds at which a queued run counts as not started (it takes 2 s)."""
+PARTITIONS = 5_000
+"""Partitions with settings of which the paused ones are listed."""
 
 
 @define.command("status", reads=False)
@@ -58,7 +60,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         return found
     with db.transaction() as conn:
         own = statements.overview
-        live = waiting_reasons.live_queues(conn)
+        live = waiting_reasons.live_queues(conn, partitions=PARTITIONS)
         found["runs"] = own.runs_by_status(conn)
         events = own.open_events(conn)
         found["orchestrator"] = {
@@ -72,7 +74,7 @@ def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
         found["unserved"] = waiting_reasons.passed_over(live)
         within_s = record.UNKNOWN_MAX_S
         found["unknown_nodes"] = statements.handback.waiting_unknown(conn, within_s=within_s)
-        found["paused"] = statements.queues.paused(conn)
+        found["paused"] = waiting_reasons.paused(live)
         found["schedules"] = [
             {"name": row["name"], "problem": schedules.problem(row)}
             for row in schedules.troubled(conn=conn)

@@ -156,14 +156,6 @@ def test_an_unserved_queue_lets_others_have_its_lock_key(conn: Any) -> None:
     assert text.format("my_ghost") in console.printed("status"), "its worker takes none"
 
 
-@pytest.mark.parametrize("state", ["parked", "paused", "draining"])
-def test_a_worker_that_is_off_serves_no_queue(conn: Any, state: str) -> None:
-    report(conn, transitions.who("fetch", "me"))
-    report(conn, transitions.who("load", "you"), state="throttled")
-    conn.execute("UPDATE workers SET state = %s WHERE worker_id = 'me'", (state,))
-    assert sweeps.served(conn, 30) == ["load"]
-
-
 def test_why_a_run_waits_has_its_first_waiting_nodes(conn: Any) -> None:
     graph = [{"id": name, "deps": deps} for name, deps in (("m", []), ("n", ["m"]), ("o", ["n"]))]
     run_id = factories.run(conn, status="running", definition={"nodes": graph})

@@ -147,8 +147,8 @@ partitions AS MATERIALIZED (
      WHERE %(queue)s::text IS NULL OR queue = %(queue)s
      ORDER BY queue, partition_key LIMIT %(most)s)
 SELECT n.queue, NULL::text AS partition,
-       coalesce(queue_workflows_is_paused(s.paused_at, s.paused_until), false) AS paused, s.paused_until, s.paused_by,
-       s.max_running, s.rate_limit, s.rate_period_s,
+       coalesce(queue_workflows_is_paused(s.paused_at, s.paused_until), false) AS paused,
+       s.paused_at, s.paused_until, s.paused_by, s.max_running, s.rate_limit, s.rate_period_s,
        s.partition_max_running, s.partition_rate_limit, s.partition_rate_period_s,
        coalesce(j.running, 0)::bigint AS running, coalesce(j.ready, 0)::bigint AS ready,
        coalesce(j.blocked, 0)::bigint AS blocked, coalesce(j.limited, 0)::bigint AS limited,
@@ -170,8 +170,8 @@ SELECT n.queue, NULL::text AS partition,
                FROM ({serving(%(stale_s)s::float8)}) v GROUP BY v.queue) w ON w.queue = n.queue
  WHERE %(queue)s::text IS NULL OR n.queue = %(queue)s
 UNION ALL
-SELECT p.queue, p.partition_key, coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false), p.paused_until,
-       p.paused_by, p.max_running, p.rate_limit, p.rate_period_s,
+SELECT p.queue, p.partition_key, coalesce(queue_workflows_is_paused(p.paused_at, p.paused_until), false),
+       p.paused_at, p.paused_until, p.paused_by, p.max_running, p.rate_limit, p.rate_period_s,
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM partitions p
  ORDER BY queue, partition NULLS FIRST
@@ -184,12 +184,3 @@ SELECT {in_use(s)}, s.paused_until, s.paused_by
  WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s
  ORDER BY s.queue
  LIMIT 10000;
-
--- name: paused many
--- Return the queues and partitions (NULL: the whole queue) that are paused now.
-SELECT s.queue, s.partition, s.paused_at AS since, s.paused_until AS until, s.paused_by AS by
-  FROM (SELECT queue, NULL AS partition, paused_at, paused_until, paused_by FROM queue_settings
-         UNION ALL
-        SELECT queue, partition_key, paused_at, paused_until, paused_by FROM queue_partitions) s
- WHERE queue_workflows_is_paused(s.paused_at, s.paused_until)
- ORDER BY 1, 2 NULLS FIRST;
