@@ -77,7 +77,7 @@ _QUEUES_HEAD = (
 def list_queues(queue: str | None = None) -> define.Shown:
     """List queues with their depth, age, rates, state and limits."""
     # A queue that is named is listed also if it is not used.
-    rows = [row for row in queue_api.list(used_only=queue is None) if queue in (None, row["queue"])]
+    rows = queue_api.list(used_only=True) if queue is None else [queue_api.get(queue)]
     return define.Shown(rows, lambda: _print_queues(rows))
 
 

@@ -255,6 +255,7 @@ def test_the_command_refuses_in_one_line(db: ModuleType) -> None:
     cases: list[Any] = [
         ("pause",),
         ("list", "fetch", "--partition", "a"),
+        ("list", "nobody"),
         ("resume", "fetch", "--until", "2h"),
         ("pause", "fetch", "--rate", "1/s"),
         ("pause", "fetch", "--until", "soon"),
