@@ -182,6 +182,12 @@ def test_workers_of_a_host_differ_by_their_gpus(conn: Any) -> None:
     report(conn, transitions.who("gpu", "unknown"))
     job = factories.node(conn, queue="gpu", required_model="m")
     assert clauses(conn, job) == {"small": "vram", "large": "next", "unknown": "next"}
+    report(conn, transitions.who("gpu", "other", host="den"), known_models=["k"])
+    job = factories.node(conn, queue="gpu", required_model="k")
+    assert clauses(conn, job) == {
+        "small": "model", "large": "model", "unknown": "model", "other": "next",
+    }  # fmt: skip
+    assert "it registers no model, and others know k" in details(conn, job)
 
 
 def test_reasons_that_hold_for_one_worker(conn: Any) -> None:

@@ -86,10 +86,14 @@ WITH live AS MATERIALIZED (
               FROM workers v
              WHERE v.queue = ANY (%(queues)s::text[]) AND {is_live(v, %(stale_s)s::float8)}) p
      WHERE p.place <= 1000),
+known AS MATERIALIZED (SELECT unnest(l.known_models) AS model FROM queue_workflows_gpu_live() l),
 fits AS MATERIALIZED (
     SELECT g.host_label, g.known_models, g.vram_total_mb,
            jsonb_object_agg(m.model, jsonb_build_object(
-               'misfit', queue_workflows_gpu_misfit(g.host_label, g.known_models, g.vram_total_mb, m.model),
+               -- The answer of the function for a worker that registers no model takes a search of all workers.
+               'misfit', CASE WHEN g.known_models IS NULL AND m.model IN (SELECT k.model FROM known k) THEN 'model'
+                              ELSE queue_workflows_gpu_misfit(
+                                   g.host_label, coalesce(g.known_models, ARRAY[m.model]), g.vram_total_mb, m.model) END,
                'needs_gb', queue_workflows_gpu_needs(g.host_label, m.model))) AS misfits
       FROM (SELECT DISTINCT host_label, known_models, vram_total_mb FROM live WHERE queue = 'gpu') g
      CROSS JOIN unnest(%(models)s::text[]) AS m (model)
