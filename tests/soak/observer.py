@@ -35,7 +35,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at, ARRAY(
        SELECT q.queue FROM unnest(%s::text[]) q (queue)
         WHERE NOT EXISTS (
               SELECT FROM workers w WHERE w.queue = q.queue
-                 AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
+                 AND w.state NOT IN ('stopped', 'dead', 'parked', 'paused', 'draining')
                  AND w.last_seen > clock_timestamp() - %s * interval '1 second')) AS queues
 """
 _SERVED = """
