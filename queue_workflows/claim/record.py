@@ -238,6 +238,7 @@ def fail(
     """
     parameters = job_tables.fence(
         lease,
+        received=resolved_inputs,
         error=error,
         seconds=seconds,
         detail=detail,
@@ -247,15 +248,7 @@ def fail(
         backoff_s=policy.BASE_S,
         longest_s=policy.MAX_WAIT_S,
     )
-    statement = statements.attempts.fail[lease.table.name]
-    if resolved_inputs is None or not lease.table.in_run:
-        return (yield from statement.script(**parameters))
-    received = job_tables.fence(lease, received=resolved_inputs)
-    yield db.BEGIN
-    yield from statements.attempts.store_received.script(**received)
-    row = yield from statement.script(**parameters)
-    yield db.COMMIT
-    return row
+    return (yield from statements.attempts.fail[lease.table.name].script(**parameters))
 
 
 def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:
