@@ -337,10 +337,8 @@ def _hand_back(
     error: str | None = None,
     keep_for: str | None = None,
 ) -> db.Script[list[Row]]:
-    return statements.handback.hand_back[leases[0].table.name].script(
-        jobs=[lease.job_id for lease in leases],
-        claims=[lease.claim_no for lease in leases],
-        workers=[lease.worker_id for lease in leases],
+    given = job_tables.fence_all(
+        leases,
         detail=payload.encode(detail, "reason"),
         error=error,
         front=front,
@@ -348,3 +346,4 @@ def _hand_back(
         after_s=after_s,
         keep_for=keep_for,
     )
+    return statements.handback.hand_back[leases[0].table.name].script(**given)

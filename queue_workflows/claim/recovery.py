@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
@@ -166,9 +166,9 @@ def reclaim_dead(
     and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
     refuses is left to its lease: see `row_isolation.change_all`.
     """
-    of_process = statements.recovery.of_process[table.name].script(prefix=prefix)
-    all_at_once = _crash(table, of_process, evidence, None)
-    held = held_by(conn, table, prefix)
+    if not (held := held_by(conn, table, prefix)):
+        return []
+    all_at_once = _crash(held, evidence, None)
     return db.run(
         conn,
         row_isolation.change_all(all_at_once, held, lambda lease: charge(lease, evidence=evidence)),
@@ -177,8 +177,7 @@ def reclaim_dead(
 
 def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
     """Give one claim up and count a crash, as `reclaim_dead` does; None: the claim is lost."""
-    of_claim = statements.recovery.of_claim[lease.table.name].script(**job_tables.fence(lease))
-    rows = yield from _crash(lease.table, of_claim, evidence, lease.worker_id)
+    rows = yield from _crash([lease], evidence, lease.worker_id)
     return rows[0] if rows else None
 
 
@@ -205,20 +204,12 @@ def note_death(
 
 
 def _crash(
-    table: job_tables.JobTable,
-    pick: db.Script[list[Row]],
-    evidence: str,
-    worker_id: str | None,
+    leases: Sequence[job_tables.Lease], evidence: str, worker_id: str | None
 ) -> db.Script[list[Row]]:
-    """Count a crash of the jobs that `pick` locks; `worker_id`: the worker that reports it."""
-    yield db.BEGIN
-    rows = yield from pick
-    if rows:
-        rows = yield from statements.recovery.count_crash[table.name].script(
-            **_loss(evidence, MAX_CRASHES, worker_id), ids=[row["id"] for row in rows]
-        )
-    yield db.COMMIT
-    return rows
+    """Count a crash of the jobs of these claims; `worker_id`: the worker that reports it."""
+    count = statements.recovery.count_crash[leases[0].table.name]
+    given = _loss(evidence, MAX_CRASHES, worker_id)
+    return count.script(**job_tables.fence_all(leases, **given))
 
 
 def _loss(error: str | None, cap: int, worker: str | None = None) -> dict[str, Any]:

@@ -238,7 +238,7 @@ SELECT (job).* FROM done
 CASE j.status WHEN 'queued' THEN event ELSE j.status END
 
 -- fragment: count_loss(counter, losses, sentence)
--- Take locked running jobs from their workers and count each loss.
+-- Take running jobs from their workers and count each loss; WHERE and `recorded` follow.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (counter, status, finished_at, error, available_at) = (
@@ -260,8 +260,6 @@ WITH done AS (
            priority = CASE WHEN j.counter <= 0 THEN least(j.priority, %(band)s::smallint)
                            ELSE j.priority END,
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
- {recorded(j, {unless_queued('reclaimed')}, worker => %(worker)s, error => %(error)s)}
 
 -- fragment: is_queue_paused()
 -- The queue of a claim is paused.
