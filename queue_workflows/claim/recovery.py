@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -132,47 +133,26 @@ def reclaim_gone(
 # --- Processes that were seen to die.
 
 
-def held_by(conn: db.Connection, table: job_tables.JobTable, prefix: str) -> list[job_tables.Lease]:
-    """Return the claims of workers whose id starts with `prefix`."""
-    rows = statements.claims.held_by[table.name](conn, prefix=prefix)
-    return [job_tables.lease_of(table, row) for row in rows]
-
-
 def is_last(crash_count: int, lapse_count: int) -> bool:
     """Return whether one more crash or lapse makes a job poison, so that it has to run alone."""
     last = MAX_CRASHES - 1
     return 0 < last <= crash_count or lapse_count >= MAX_LAPSES - 1
 
 
-def spare_last(
-    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
-) -> list[Row]:
-    """Hand back, uncounted, what waited to run alone in a dead process; return the rows.
-
-    Call it only if the process held other jobs too, as such a job had not begun then.
-    """
-    rows = statements.claims.held_by[table.name](conn, prefix=prefix)
-    last = [row for row in rows if is_last(row["crash_count"], row["lapse_count"])]
-    leases = [job_tables.lease_of(table, row) for row in last]
-    return db.run(conn, record.hand_back_all(leases, reason=f"its worker {evidence}"))
-
-
 def reclaim_dead(
-    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
+    conn: db.Connection, leases: Sequence[job_tables.Lease], *, evidence: str
 ) -> list[Row]:
-    """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
+    """Take back at once the jobs that a dead process held, of one table; return the changed rows.
 
     Counts a crash of each, for which `evidence` is the reason: it is queued again as after a lapse,
-    and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
-    refuses is left to its lease: see `row_isolation.change_all`.
+    and has failed as poison at MAX_CRASHES. A claim that is lost is left alone, as is one whose
+    change the database refuses: see `row_isolation.change_all`.
     """
-    if not (held := held_by(conn, table, prefix)):
+    if not leases:
         return []
-    all_at_once = _crash(held, evidence, None)
-    return db.run(
-        conn,
-        row_isolation.change_all(all_at_once, held, lambda lease: charge(lease, evidence=evidence)),
-    )
+    all_at_once = _crash(leases, evidence, None)
+    one = functools.partial(charge, evidence=evidence)
+    return db.run(conn, row_isolation.change_all(all_at_once, leases, one))
 
 
 def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
