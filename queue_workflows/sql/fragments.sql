@@ -60,15 +60,13 @@ AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.
 (SELECT true FROM ingest_jobs k WHERE {kept(k)} AND k.resume_at <= now()
   ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1)
 
--- fragment: due(j)
--- The job was delayed, and its time has come.
-j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-
 -- fragment: promote_due()
--- Make up to 100 such jobs of the queue claimable.
+-- Make up to 100 delayed jobs of the queue claimable whose time has come.
 WITH due AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j WHERE {due(j)} ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+    SELECT j.id FROM ingest_jobs j
+     WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+       AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+     ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
 UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
 
 -- fragment: is_off(machine, of_queue)
