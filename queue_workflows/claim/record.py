@@ -164,10 +164,8 @@ def note(
         "detail": detail,
     }
     if table.in_run:
-        of_node = {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
-        yield from statements.job_events.add_node.script(**values, **of_node)
-    else:
-        yield from statements.job_events.add_ingest.script(**values)
+        values |= {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
+    yield from statements.job_events.add[table.name].script(**values)
 
 
 # --- Failures.
