@@ -180,7 +180,7 @@ def record_event(
             "detail": payload.encode(detail or {}, "detail"),
         }
         with db.transaction() as conn:
-            added = statements.job_events.add_node(conn, **values)
+            added = statements.job_events.add[job_tables.NODE_JOBS.name](conn, **values)
             if added is None:
                 raise errors.UnknownJob(f"no run {run_id!r}")
             if event_type == "model_load_done" and elapsed_s is not None:

@@ -123,11 +123,10 @@ def store_cursors(
         ]
         if not rows:
             continue
-        yield from statements.job_steps.store_cursors[table.name].script(
-            jobs=[lease.job_id for lease, *_ in rows],
-            claims=[lease.claim_no for lease, *_ in rows],
-            workers=[lease.worker_id for lease, *_ in rows],
+        given = job_tables.fence_all(
+            [lease for lease, *_ in rows],
             names=[name for _, name, _, _ in rows],
             keys=[key for _, _, key, _ in rows],
             positions=[position for *_, position in rows],
         )
+        yield from statements.job_steps.store_cursors[table.name].script(**given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from queue_workflows import config
@@ -57,3 +58,13 @@ def fence(lease: Lease, **parameters: Any) -> dict[str, Any]:
     """Return the parameters of a fenced statement, which identify the claim, and others."""
     claim = {"job": lease.job_id, "worker": lease.worker_id, "claim": lease.claim_no}
     return claim | parameters
+
+
+def fence_all(leases: Sequence[Lease], **parameters: Any) -> dict[str, Any]:
+    """Return the parameters of a statement that identify claims, by arrays, and others."""
+    claims = {
+        "jobs": [lease.job_id for lease in leases],
+        "claims": [lease.claim_no for lease in leases],
+        "workers": [lease.worker_id for lease in leases],
+    }
+    return claims | parameters

@@ -164,10 +164,8 @@ def note(
         "detail": detail,
     }
     if table.in_run:
-        of_node = {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
-        yield from statements.job_events.add_node.script(**values, **of_node)
-    else:
-        yield from statements.job_events.add_ingest.script(**values)
+        values |= {"run": job["run_id"], "node": job["node_id"], "model": job["required_model"]}
+    yield from statements.job_events.add[table.name].script(**values)
 
 
 # --- Failures.
@@ -238,6 +236,7 @@ def fail(
     """
     parameters = job_tables.fence(
         lease,
+        received=resolved_inputs,
         error=error,
         seconds=seconds,
         detail=detail,
@@ -247,15 +246,7 @@ def fail(
         backoff_s=policy.BASE_S,
         longest_s=policy.MAX_WAIT_S,
     )
-    statement = statements.attempts.fail[lease.table.name]
-    if resolved_inputs is None or not lease.table.in_run:
-        return (yield from statement.script(**parameters))
-    received = job_tables.fence(lease, received=resolved_inputs)
-    yield db.BEGIN
-    yield from statements.attempts.store_received.script(**received)
-    row = yield from statement.script(**parameters)
-    yield db.COMMIT
-    return row
+    return (yield from statements.attempts.fail[lease.table.name].script(**parameters))
 
 
 def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:
@@ -344,10 +335,8 @@ def _hand_back(
     error: str | None = None,
     keep_for: str | None = None,
 ) -> db.Script[list[Row]]:
-    return statements.handback.hand_back[leases[0].table.name].script(
-        jobs=[lease.job_id for lease in leases],
-        claims=[lease.claim_no for lease in leases],
-        workers=[lease.worker_id for lease in leases],
+    given = job_tables.fence_all(
+        leases,
         detail=payload.encode(detail, "reason"),
         error=error,
         front=front,
@@ -355,3 +344,4 @@ def _hand_back(
         after_s=after_s,
         keep_for=keep_for,
     )
+    return statements.handback.hand_back[leases[0].table.name].script(**given)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from queue_workflows import config, db, errors
@@ -132,53 +133,31 @@ def reclaim_gone(
 # --- Processes that were seen to die.
 
 
-def held_by(conn: db.Connection, table: job_tables.JobTable, prefix: str) -> list[job_tables.Lease]:
-    """Return the claims of workers whose id starts with `prefix`."""
-    rows = statements.claims.held_by[table.name](conn, prefix=prefix)
-    return [job_tables.lease_of(table, row) for row in rows]
-
-
 def is_last(crash_count: int, lapse_count: int) -> bool:
     """Return whether one more crash or lapse makes a job poison, so that it has to run alone."""
     last = MAX_CRASHES - 1
     return 0 < last <= crash_count or lapse_count >= MAX_LAPSES - 1
 
 
-def spare_last(
-    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
-) -> list[Row]:
-    """Hand back, uncounted, what waited to run alone in a dead process; return the rows.
-
-    Call it only if the process held other jobs too, as such a job had not begun then.
-    """
-    rows = statements.claims.held_by[table.name](conn, prefix=prefix)
-    last = [row for row in rows if is_last(row["crash_count"], row["lapse_count"])]
-    leases = [job_tables.lease_of(table, row) for row in last]
-    return db.run(conn, record.hand_back_all(leases, reason=f"its worker {evidence}"))
-
-
 def reclaim_dead(
-    conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
+    conn: db.Connection, leases: Sequence[job_tables.Lease], *, evidence: str
 ) -> list[Row]:
-    """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
+    """Take back at once the jobs that a dead process held, of one table; return the changed rows.
 
     Counts a crash of each, for which `evidence` is the reason: it is queued again as after a lapse,
-    and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
-    refuses is left to its lease: see `row_isolation.change_all`.
+    and has failed as poison at MAX_CRASHES. A claim that is lost is left alone, as is one whose
+    change the database refuses: see `row_isolation.change_all`.
     """
-    of_process = statements.recovery.of_process[table.name].script(prefix=prefix)
-    all_at_once = _crash(table, of_process, evidence, None)
-    held = held_by(conn, table, prefix)
-    return db.run(
-        conn,
-        row_isolation.change_all(all_at_once, held, lambda lease: charge(lease, evidence=evidence)),
-    )
+    if not leases:
+        return []
+    all_at_once = _crash(leases, evidence, None)
+    one = functools.partial(charge, evidence=evidence)
+    return db.run(conn, row_isolation.change_all(all_at_once, leases, one))
 
 
 def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
     """Give one claim up and count a crash, as `reclaim_dead` does; None: the claim is lost."""
-    of_claim = statements.recovery.of_claim[lease.table.name].script(**job_tables.fence(lease))
-    rows = yield from _crash(lease.table, of_claim, evidence, lease.worker_id)
+    rows = yield from _crash([lease], evidence, lease.worker_id)
     return rows[0] if rows else None
 
 
@@ -205,20 +184,12 @@ def note_death(
 
 
 def _crash(
-    table: job_tables.JobTable,
-    pick: db.Script[list[Row]],
-    evidence: str,
-    worker_id: str | None,
+    leases: Sequence[job_tables.Lease], evidence: str, worker_id: str | None
 ) -> db.Script[list[Row]]:
-    """Count a crash of the jobs that `pick` locks; `worker_id`: the worker that reports it."""
-    yield db.BEGIN
-    rows = yield from pick
-    if rows:
-        rows = yield from statements.recovery.count_crash[table.name].script(
-            **_loss(evidence, MAX_CRASHES, worker_id), ids=[row["id"] for row in rows]
-        )
-    yield db.COMMIT
-    return rows
+    """Count a crash of the jobs of these claims; `worker_id`: the worker that reports it."""
+    count = statements.recovery.count_crash[leases[0].table.name]
+    given = _loss(evidence, MAX_CRASHES, worker_id)
+    return count.script(**job_tables.fence_all(leases, **given))
 
 
 def _loss(error: str | None, cap: int, worker: str | None = None) -> dict[str, Any]:

@@ -108,6 +108,8 @@ class _Events:
         done = [r for r in own if r["kind"] == "completed" and r["node_status"] in plan.DONE]
         self.finished = [*dict.fromkeys(row["node_id"] for row in done)]
         """The nodes of the definition that are done."""
+        self.advance_nodes = bool(self.finished or self.of_items)
+        """Whether they let nodes follow, in a run that is under way."""
 
 
 def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
@@ -121,12 +123,14 @@ def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, 
             return _Done()
         events = _Events(rows)
         failed = _fatal(conn, run, events.failed)
-        outside = False
-        if failed is None and (events.finished or events.of_items) and advance.is_live(run):
+        progress: plan.Progress | None = None
+        advances = failed is None and events.advance_nodes and advance.is_live(run)
+        if advances:
             if nowait and (hooks.app_resolves() or not run["has_definition"]):
                 return _Done()
-            outside = hooks.app_resolves() or run_cache.recall(run) is None
-        settled = _Done() if outside else _settle(conn, run, events, failed)
+            progress = None if hooks.app_resolves() else run_cache.recall(run)
+        outside = advances and progress is None
+        settled = _Done() if outside else _settle(conn, run, events, failed, progress)
     if outside:
         return _learn_without_lock(run_id, begin, events)
     full = len(rows) == most and not (nowait and settled.parked)
@@ -147,22 +151,28 @@ def _fatal(conn: db.Connection, run: Row, failed: list[Row]) -> Row | None:
     return None
 
 
-def _settle(conn: db.Connection, run: Row, events: _Events, failed: Row | None) -> _Done:
+def _settle(
+    conn: db.Connection,
+    run: Row,
+    events: _Events,
+    failed: Row | None,
+    progress: plan.Progress | None,
+) -> _Done:
     """Act on events under the lock and close them; parked ones stay open.
 
-    A queued run ignores completed nodes: its start sees them.
+    A queued run ignores completed nodes: its start sees them. `progress`: of a run under way whose
+    events let nodes follow, which without it would be closed without effect.
     """
     count, parked, more = 0, list[Row](), False
-    live = advance.is_live(run)
     if failed is not None:
         reason = advance.node_failure(failed["node_id"], failed["node_error"])
         statements.runs.fail(conn, run_id=run["id"], error=reason)
-    elif live or advance.is_queued(run):
+    elif progress is not None:
         parked = events.parked
-        finished, items = events.finished, events.of_items
-        progress = run_cache.recall(run) if live and (finished or items) else None
-        if progress is not None:
-            count, more = advance.write(conn, run, progress, finished, items)
+        count, more = advance.write(conn, run, progress, events.finished, events.of_items)
+    elif advance.is_live(run) or advance.is_queued(run):
+        assert advance.is_queued(run) or not events.advance_nodes
+        parked = events.parked
     kept = {event["id"] for event in parked}
     closed = [event["id"] for event in events.rows if event["id"] not in kept]
     statements.outbox.close(conn, events=closed, error=None)

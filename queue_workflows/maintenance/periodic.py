@@ -51,12 +51,16 @@ class Availability:
 
     def __init__(self, now_fn: NowFn) -> None:
         self._now = now_fn
-        self._since = self._seen = self._unmissed = now_fn()
-        """`_unmissed`: since when no statement was late, which is stricter than no break."""
+        self._seen = now_fn()
+        """When the last statement succeeded."""
+        self._since = self._seen
+        """When the last break ended."""
+        self._unmissed = self._seen
+        """When a statement was last late, which is stricter than a break."""
 
     def note(self) -> None:
         """Record that the database answered now."""
-        is_late, is_broken = self._gap()
+        is_late, is_broken = self._gap()  # since the last time, so before it is set
         self._seen = self._now()
         if is_broken:
             self._since = self._seen
@@ -173,7 +177,7 @@ class PeriodicTasks:
         """Take back jobs whose lease has lapsed.
 
         A claim that was renewed last before a gap in this process's own access to the database
-        counts no crash: its worker had the same gap.
+        counts no lapse: its worker had the same gap.
         """
         had_s = self._database.unmissed_s()
         with self._dedicated.using() as conn:

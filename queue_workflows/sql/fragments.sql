@@ -60,15 +60,13 @@ AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.
 (SELECT true FROM ingest_jobs k WHERE {kept(k)} AND k.resume_at <= now()
   ORDER BY k.resume_host, k.queue, k.resume_at LIMIT 1)
 
--- fragment: due(j)
--- The job was delayed, and its time has come.
-j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue
-
 -- fragment: promote_due()
--- Make up to 100 such jobs of the queue claimable.
+-- Make up to 100 delayed jobs of the queue claimable whose time has come.
 WITH due AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j WHERE {due(j)} ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+    SELECT j.id FROM ingest_jobs j
+     WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+       AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+     ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
 UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
 
 -- fragment: is_off(machine, of_queue)
@@ -274,7 +272,7 @@ SELECT (job).* FROM done
 CASE j.status WHEN 'queued' THEN event ELSE j.status END
 
 -- fragment: count_loss(counter, losses, sentence)
--- Take locked running jobs from their workers and count each loss.
+-- Take running jobs from their workers and count each loss; WHERE and `recorded` follow.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (counter, status, finished_at, error, available_at) = (
@@ -296,8 +294,6 @@ WITH done AS (
            priority = CASE WHEN j.counter <= 0 THEN least(j.priority, %(band)s::smallint)
                            ELSE j.priority END,
            worker_id = NULL, lease_expires_at = NULL
-     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
- {recorded(j, {unless_queued('reclaimed')}, worker => %(worker)s, error => %(error)s)}
 
 -- fragment: is_queue_paused()
 -- The queue of a claim is paused.

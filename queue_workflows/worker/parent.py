@@ -78,9 +78,10 @@ def recover_claims(
     with conn.transaction():
         gpu = stored_json.mapping(statements.workers.last_detail(conn, prefix=prefix)).get("gpu")
         tables = job_tables.NODE_JOBS, job_tables.INGEST_JOBS
-        held = [recovery.held_by(conn, table, prefix) for table in tables]
-        for table, leases in zip(tables, held, strict=True):
-            holders = {lease.job_id: lease.worker_id for lease in leases}
+        held = [statements.claims.held_by[table.name](conn, prefix=prefix) for table in tables]
+        for table, claimed in zip(tables, held, strict=True):
+            holders = {row["id"]: row["worker_id"] for row in claimed}
+            leases = [job_tables.lease_of(table, row) for row in claimed]
             apart = all(map(identity.has_executors, holders.values()))
             if again or not _is_crash(ended, apart, oom_kills):
                 if again or apart or ended.overdue:
@@ -88,8 +89,14 @@ def recover_claims(
                     rows += db.run(conn, record.hand_back_all(leases, reason=reason))
                 continue
             if sum(map(len, held)) > 1:
-                rows += recovery.spare_last(conn, table, prefix=prefix, evidence=how)
-            for row in recovery.reclaim_dead(conn, table, prefix=prefix, evidence=how):
+                # A job that had to run alone had not begun, as the process held others too.
+                last = [
+                    job_tables.lease_of(table, row)
+                    for row in claimed
+                    if recovery.is_last(row["crash_count"], row["lapse_count"])
+                ]
+                rows += db.run(conn, record.hand_back_all(last, reason=f"its worker {how}"))
+            for row in recovery.reclaim_dead(conn, leases, evidence=how):
                 # A requeued job has no worker any more, but its event must name one.
                 job, holder = row | {"claimed_by": host_label}, holders.get(row["id"])
                 db.run(conn, recovery.note_death(table, job, holder, death | {"gpu": gpu}, how))

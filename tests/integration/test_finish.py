@@ -102,9 +102,11 @@ def test_a_batch_with_a_lost_claim_records_and_claims_nothing(
 
 
 def test_a_node_that_failed_keeps_the_inputs_that_it_received(conn: db.Connection) -> None:
-    job = transitions.claimed(conn, "node")
-    transitions.record(conn, job, "failed", resolved_inputs='{"path": "x"}')
-    assert factories.reread(conn, job)["resolved_inputs"] == {"path": "x"}
+    of_claim = {"path": "of the claim"}
+    for received, shown in ((None, of_claim), ('{"path": "x"}', {"path": "x"})):
+        job = transitions.claimed(conn, "node", inputs=of_claim, ref_heads=[])
+        assert transitions.record(conn, job, "failed", resolved_inputs=received) == "failed"
+        assert factories.reread(conn, job)["resolved_inputs"] == shown
 
 
 def reclaim(conn: db.Connection, job: Row) -> object:

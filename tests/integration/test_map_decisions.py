@@ -185,6 +185,17 @@ def test_each_item_runs_its_arm_and_its_rounds(toy: flow.Flow) -> None:
     assert len(CALLS) == len({*CALLS}) == 4 * 3 + 6
 
 
+def test_an_orchestrator_goes_on_with_a_map_that_another_one_has_begun(toy: flow.Flow) -> None:
+    run_id = submit("film-2", "still-1")
+    for _ in range(20):
+        flow.forget_all()
+        toy.look()
+        with flow.unplanned():
+            toy.work()
+    assert flow.status(run_id) == "completed", flow.states(run_id)
+    assert ENDS == [(["film-2 encoded 0", "still-1 resized 0"], {})]
+
+
 def test_what_cannot_be_decided_fails_its_item_alone(toy: flow.Flow) -> None:
     run_id = ended(toy, "film-9", "book-1", "still-1")
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]

@@ -569,6 +569,15 @@ def test_an_entry_removed_from_the_code_is_marked_and_a_changed_one_has_its_chan
         schedules.add("b", "every 1h", task_name="prices", queue="fetch")
 
 
+def test_an_entry_that_comes_back_to_the_code_unchanged_fires_again(db: ModuleType):
+    clock = Clock(TEN)
+    put(clock, hourly("a"), hourly("b"))
+    put(clock, hourly("b"))
+    ticker = put(clock, hourly("a"), hourly("b"))
+    after(ticker, clock, 5)
+    assert {name for name, _, _ in fires()} == {"a", "b"}
+
+
 def test_an_outage_of_the_database_is_waited_out(db: ModuleType):
     clock = Clock(TEN)
     put(clock, hourly())

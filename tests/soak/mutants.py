@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from queue_workflows import db
-from queue_workflows.claim import claims, recovery
+from queue_workflows.claim import claims
 from queue_workflows.dag import plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import schedule_rows
@@ -149,13 +149,8 @@ def _no_renewal() -> None:
 
 
 def _recover_all_workers() -> None:
-    dead, held = recovery.reclaim_dead, recovery.held_by
-
-    def everybody(conn: Conn, table: Any, *, prefix: str, evidence: str) -> Any:
-        return dead(conn, table, prefix="", evidence=evidence)
-
-    replace(recovery, "reclaim_dead", everybody)
-    replace(recovery, "held_by", lambda conn, table, _: held(conn, table, ""))
+    of_process = b"starts_with(worker_id, %(prefix)s::text)"
+    rewrite(statements.claims.held_by, of_process, b"worker_id IS NOT NULL")
 
 
 def _recover_no_worker() -> None:

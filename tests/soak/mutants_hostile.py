@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from queue_workflows.db import pool, statements
-from tests.soak.mutant import Conn, Mutant, edit, replace
+from tests.soak.mutant import Conn, Mutant, edit, replace, rewrite
 
 HOLE = "{x}"
 """A row with it cannot be written again: it stands for an unknown defect."""
@@ -92,7 +92,7 @@ def _patient_commits(conn: Conn) -> None:
 
 def _charge_lapses() -> None:
     """Count a crash of each job whose lease has lapsed, though nobody knows why it did."""
-    replace(statements.recovery, "count_lapse", statements.recovery.count_crash)
+    rewrite(statements.recovery.count_lapse, b"lapse_count", b"crash_count")
 
 
 MUTANTS = {

@@ -242,7 +242,10 @@ def reclaim_dead(
     conn: db.Connection, kind: Kind, prefix: str, evidence: str = "killed by SIGKILL"
 ) -> list[Row]:
     """Take back the jobs of a process that was seen to die; its worker ids start with `prefix`."""
-    return recovery.reclaim_dead(conn, _TABLES[kind], prefix=prefix, evidence=evidence)
+    table = _TABLES[kind]
+    held = statements.claims.held_by[table.name](conn, prefix=prefix)
+    leases = [job_tables.lease_of(table, row) for row in held]
+    return recovery.reclaim_dead(conn, leases, evidence=evidence)
 
 
 def charge(conn: db.Connection, job: Row, evidence: str = "it died") -> Row | None:

@@ -171,10 +171,7 @@ class FakeDatabase:
             known.attempts.end_by_watchdog[TABLE].text: self._fail,
             known.handback.hand_back[TABLE].text: self._hand_back,
             known.handback.strays[TABLE].text: self._strays,
-            known.recovery.of_claim[TABLE].text: self._of_claim,
-            known.recovery.count_crash[TABLE].text: lambda given: [
-                self._crashed(job) for job in given["ids"]
-            ],
+            known.recovery.count_crash[TABLE].text: self._count_crash,
         }
         answer = answers.get(statement.text)
         return [] if answer is None else answer(statement.parameters)
@@ -207,9 +204,11 @@ class FakeDatabase:
         held = self.held(given["job"], given["claim"])
         return [{"state": None, "held": held, "attempts": 1, "position": 0}]
 
-    def _of_claim(self, given: Any) -> list[Any]:
-        self.demand(given["job"])
-        return [{"id": given["job"]}] if self.held(given["job"], given["claim"]) else []
+    def _count_crash(self, given: Any) -> list[Any]:
+        pairs = zip(given["jobs"], given["claims"], strict=True)
+        held = [job for job, claim in pairs if self.held(job, claim)]
+        self.demand(*held)
+        return [self._crashed(job) for job in held]
 
     def _crashed(self, job_id: str) -> dict[str, Any]:
         row = self.rows[job_id]

@@ -30,7 +30,9 @@ BEGIN
               HINT = 'NODE_EVENT_RETENTION_DAYS sets when they are deleted; `queue-workflows prune` deletes them now.';
 END $$;
 
--- Append the event of a transition to the history of its job.
+-- tables: ingest_jobs workflow_node_jobs
+-- Append the event of a transition to the history of its job. If a node ended or waits for an answer, also append it to
+-- the outbox, from which the orchestrator advances the run.
 -- For the statement that makes the transition, which calls this in RETURNING. `job`: the row as it is now. `event`: the
 -- type of the event. `host`: the host label that the job had before, as a queued job has none. `worker`: the worker that
 -- held the claim; NULL: an operator or the engine made the transition. Returns `job`.
@@ -39,31 +41,20 @@ CREATE OR REPLACE FUNCTION queue_workflows_record(
     seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)
 RETURNS ingest_jobs LANGUAGE plpgsql AS $$
 BEGIN
+    -- An attempt is a smallint in the history of nodes and an integer in a job: no counter may keep a job from its end.
     INSERT INTO ingest_job_events
-           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, actor)
-    VALUES (job.id, job.attempts, event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
-            coalesce(error, job.error), coalesce(detail, '{}'),
-            CASE WHEN worker IS NULL THEN queue_workflows_actor() END);
-    RETURN job;
-END $$;
-
--- Append the event of a transition to the history of its node, as above. If the node ended or waits for an answer, also
--- append it to the outbox, from which the orchestrator advances the run.
-CREATE OR REPLACE FUNCTION queue_workflows_record(
-    job workflow_node_jobs, event text, host text DEFAULT NULL, worker text DEFAULT NULL,
-    seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)
-RETURNS workflow_node_jobs LANGUAGE plpgsql AS $$
-BEGIN
-    -- An attempt is a smallint in this history and an integer in the job: no counter may keep a job from its end.
-    INSERT INTO workflow_node_events
-           (run_id, node_id, model, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s,
-            error, detail)
-    VALUES (job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)), event,
-            job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+           (
+            run_id, node_id, model,  -- nodes only
+            actor,  -- ingest only
+            job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail)
+    VALUES (
+            job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)),  -- nodes only
+            CASE WHEN worker IS NULL THEN queue_workflows_actor() END, job.id, job.attempts,  -- ingest only
+            event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
             coalesce(error, job.error), coalesce(detail, '{}'));
-    IF job.status IN ('completed', 'failed', 'awaiting_input') THEN
-        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)
-        VALUES (job.run_id, job.node_id, job.status, job.id, job.claim_no, job.generation);
-    END IF;
+    IF job.status IN ('completed', 'failed', 'awaiting_input') THEN  -- nodes only
+        INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)  -- nodes only
+        VALUES (job.run_id, job.node_id, job.status, job.id, job.claim_no, job.generation);  -- nodes only
+    END IF;  -- nodes only
     RETURN job;
 END $$;

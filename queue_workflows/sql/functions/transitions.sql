@@ -189,15 +189,11 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- Return whether a job that leaves its claim must end as cancelled: its cancellation was requested.
+-- tables: ingest_jobs workflow_node_jobs
+-- Return whether a job that leaves its claim must end as cancelled: its cancellation was requested, or its run is over.
 CREATE OR REPLACE FUNCTION queue_workflows_must_end(job ingest_jobs) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN job.cancel_requested_at IS NOT NULL;
-END $$;
-
--- Return whether a node that leaves its claim must end as cancelled: as above, or because its run is over.
-CREATE OR REPLACE FUNCTION queue_workflows_must_end(job workflow_node_jobs) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (
-        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));
+    RETURN job.cancel_requested_at IS NOT NULL;  -- ingest only
+    RETURN job.cancel_requested_at IS NOT NULL OR EXISTS (  -- nodes only
+        SELECT FROM workflow_runs r WHERE r.id = job.run_id AND queue_workflows_is_terminal_run(r.status));  -- nodes only
 END $$;

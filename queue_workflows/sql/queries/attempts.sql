@@ -11,7 +11,8 @@ SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM ingest_jobs 
 -- true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
 -- waits first; NULL: the attempts times `backoff_s`, at most `longest_s`. `most`: what
 -- `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded first.
--- No row: the claim is lost.
+-- `received`: the inputs that a node has received; NULL: those of its claim. No row: the claim is
+-- lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (attempts, max_attempts, status, finished_at, available_at) = (
@@ -29,16 +30,10 @@ WITH done AS (
                       ) AS counted
                 CROSS JOIN LATERAL (SELECT made < most AND %(retry)s::boolean AS again) AS decided),
            error = %(error)s, seconds = %(seconds)s::float8,
+           resolved_inputs = coalesce(%(received)s::jsonb, j.resolved_inputs),  -- nodes only
            worker_id = NULL, lease_expires_at = NULL
      WHERE {held(j)}
  {recorded(j, {unless_queued('retried')}, worker => %(worker)s, seconds => %(seconds)s, error => %(error)s, detail => %(detail)s)};
-
--- name: store_received none
--- Store the inputs that a node has received, so that its history shows them although it
--- failed.
-UPDATE workflow_node_jobs j
-   SET resolved_inputs = %(received)s::jsonb
- WHERE {held(j)};
 
 -- name: end_by_watchdog one
 -- tables: ingest_jobs workflow_node_jobs

@@ -84,8 +84,6 @@ RETURNING attempts;
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'completed', context_delta = %(result)s::jsonb, error = NULL,
-           finished_at = now(),
-           progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress
-                           ELSE '1' END
+           finished_at = now(), progress = {progress_at_end(j)}
      WHERE j.id = %(job)s AND (j.status = 'awaiting_input') IS TRUE
  {node:recorded(j, 'completed', detail => jsonb_build_object('by', %(by)s::text))};

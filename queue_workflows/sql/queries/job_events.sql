@@ -1,22 +1,21 @@
 -- Append events to the history of jobs.
 
--- name: add_ingest none
--- Append an event to the history of an ingest job.
-INSERT INTO ingest_job_events (job_id, attempt, event_type, claim_no, worker_id, host_label, queue,
-                               elapsed_s, error, detail)
-VALUES (%(job)s, least(greatest(%(attempt)s::bigint, 0), 2147483647), %(event_type)s, %(claim_no)s,
-        %(worker)s, %(host)s, %(queue)s, %(elapsed_s)s, %(error)s, %(detail)s::jsonb)
-RETURNING id;
-
--- name: add_node one
--- Append an event to the history of a node. Its attempt is a smallint, that of a job an
--- integer. No row: there is no such run.
-INSERT INTO workflow_node_events (run_id, node_id, model, job_id, attempt, event_type, claim_no,
-                                  worker_id, host_label, queue, elapsed_s, error, detail)
-SELECT r.id, %(node)s, %(model)s, %(job)s, least(greatest(%(attempt)s::bigint, 0), 32767),
-       %(event_type)s::queue_workflows_node_event, %(claim_no)s::bigint, %(worker)s, %(host)s,
-       %(queue)s, %(elapsed_s)s::float8, %(error)s, %(detail)s::jsonb
-  FROM workflow_runs r WHERE r.id = %(run)s
+-- name: add one
+-- tables: ingest_jobs workflow_node_jobs
+-- Append an event to the history of a job, of a node in which an attempt is a smallint. No row: the
+-- run of the node is gone.
+INSERT INTO ingest_job_events
+       (
+        run_id, node_id, model,  -- nodes only
+        job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail)
+SELECT
+       r.id, %(node)s, %(model)s,  -- nodes only
+       %(job)s, least(greatest(%(attempt)s::bigint, 0),
+       2147483647),  -- ingest only
+       32767),  -- nodes only
+       %(event_type)s::text, %(claim_no)s::bigint, %(worker)s, %(host)s, %(queue)s,
+       %(elapsed_s)s::float8, %(error)s, %(detail)s::jsonb
+  FROM workflow_runs r WHERE r.id = %(run)s  -- nodes only
 RETURNING id;
 
 -- name: note_logged_error none

@@ -31,31 +31,28 @@ SELECT j.id
    AND {chosen(j)}
  LIMIT 100 FOR UPDATE OF j SKIP LOCKED;
 
--- name: of_process many
--- tables: ingest_jobs workflow_node_jobs
--- Lock and return the jobs that workers hold whose id starts with `prefix`.
-SELECT id FROM ingest_jobs
- WHERE status = 'running' AND starts_with(worker_id, %(prefix)s::text) FOR UPDATE;
-
--- name: of_claim many
--- tables: ingest_jobs workflow_node_jobs
--- Lock and return the job of a claim. No row: the claim is lost.
-SELECT id FROM ingest_jobs
- WHERE id = %(job)s AND status = 'running' AND worker_id = %(worker)s AND claim_no = %(claim)s
-   FOR UPDATE;
-
 -- name: count_crash many
 -- tables: ingest_jobs workflow_node_jobs
--- Take running jobs, which the caller has locked, from their workers and count a crash of
--- each. A job is queued again, the first time with at least the priority `band`, later after
--- `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
--- cancelled instead, and nothing is counted.
-{count_loss(crash_count, crashes, 'poison: took down ' || crashes || ' workers, the last one ')};
+-- End claims and count a crash of each job. One element of each array is a claim. A job is queued
+-- again, the first time with at least the priority `band`, later after `backoff_s` times its
+-- crashes; at `cap` crashes it has failed as poison. If it must end, it is cancelled instead, and
+-- nothing is counted. `worker`: the worker that reports the crash, or NULL. A claim without a row
+-- is lost.
+{count_loss(crash_count, crashes, 'poison: took down ' || crashes || ' workers, the last one ')}
+     WHERE j.id = ANY (%(jobs)s::text[])
+       AND (j.status = 'running' AND (j.id, j.claim_no, j.worker_id) IN (
+            SELECT h.id, h.claim_no, h.worker
+              FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[])
+                   AS h (id, claim_no, worker))) IS TRUE
+ {recorded(j, {unless_queued('reclaimed')}, worker => %(worker)s, error => %(error)s)};
 
 -- name: count_lapse many
 -- tables: ingest_jobs workflow_node_jobs
--- As `count_crash`, but count a lapse of each, in a row: nobody knows what ended them.
-{count_loss(lapse_count, lapses, 'poison: its lease lapsed ' || lapses || ' times in a row, the last time of ')};
+-- Take running jobs, which the caller has locked, from their workers and count a lapse of each, in
+-- a row, as `count_crash` counts crashes: nobody knows what ended them.
+{count_loss(lapse_count, lapses, 'poison: its lease lapsed ' || lapses || ' times in a row, the last time of ')}
+     WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
+ {recorded(j, {unless_queued('reclaimed')}, worker => %(worker)s, error => %(error)s)};
 
 -- name: requeue many
 -- tables: ingest_jobs workflow_node_jobs
