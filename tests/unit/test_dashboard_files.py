@@ -63,6 +63,21 @@ def test_templates_have_nothing_that_runs_or_styles_inline(pattern: str) -> None
     assert not found
 
 
+def test_drawings_with_links_are_no_images_and_hidden_ones_are_passed_by_the_keyboard() -> None:
+    for name, text in templates().items():
+        for attributes, content in re.findall(r"<svg\b([^>]*)>(.*?)</svg>", text, re.S):
+            for link in re.findall(r"<a\b[^>]*>", content):
+                assert 'role="img"' not in attributes, name
+                assert 'aria-hidden="true"' not in attributes or 'tabindex="-1"' in link, name
+
+
+def test_live_parts_name_runs_without_spaces() -> None:
+    """A browser takes a part's value apart at its spaces, which an id may have."""
+    found = [run for text in templates().values() for run in re.findall(r'"run:{{([^}]*)}}', text)]
+    assert found
+    assert all(run.strip().endswith("|segment") for run in found), found
+
+
 def test_no_module_makes_markup_from_data() -> None:
     for path in FOLDER.glob("*.py"):
         text = path.read_text(encoding="utf-8")
