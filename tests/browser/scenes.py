@@ -21,18 +21,22 @@ PAGES = {
     "queues": "/queues", "schedules": "/schedules", "acts": "/acts", "health": "/health",
 }  # fmt: skip
 """The twelve pages, with the members of a `Scene` in their addresses."""
-DETAILS = {
+EMPTY = {
+    "node not queued": "/runs/{run}?node=publish",
+    "nothing found": "/runs?status=failed&workflow=nothing",
+    "no failures": "/failures?queue=nothing", "no jobs": "/jobs?queue=nothing",
+    "no acts": "/acts?actor=nobody", "no items": "/runs/{mapped}/map?node=each&q=nothing",
+}  # fmt: skip
+"""Pages that have nothing of what they were asked for."""
+DETAILS = EMPTY | {
     "graph": "/runs/{run}?show=graph", "list": "/runs/{run}?show=list",
-    "node": "/runs/{run}?node={node}", "node not queued": "/runs/{run}?node=publish",
+    "node": "/runs/{run}?node={node}",
     "again": "/runs/{run}/again", "map": "/runs/{mapped}/map?node=each",
     "item": "/runs/{mapped}/map?node=each&key=file-7", "workflow": "/runs?workflow={workflow}",
-    "nothing found": "/runs?status=failed&workflow=nothing",
     "question": "/inbox/question?run={asks}&node=ask", "why": "/waiting?job={waits}",
     "machine": "/machines?host={host}", "job": "/jobs/{job}", "job again": "/jobs/{job}/again",
     "schedule": "/schedules?name={schedule}", "failed jobs": "/jobs?status=failed",
     "failure": "/failures/{group}", "queue": "/queues?queue={queue}",
-    "no failures": "/failures?queue=nothing", "no jobs": "/jobs?queue=nothing",
-    "no acts": "/acts?actor=nobody", "no items": "/runs/{mapped}/map?node=each&q=nothing",
 }  # fmt: skip
 """Pages that the twelve lead to."""
 ERRORS = (

@@ -122,6 +122,16 @@ def test_the_graph_follows_its_run(visitor: Visitor, site: Site) -> None:
         expect(page.locator(".box.is-completed")).to_have_count(1)
 
 
+def test_a_run_that_has_ended_cannot_be_cancelled(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        page = settled(visitor.open(f"/runs/{run_id}"))
+        cancel = page.locator("#run-actions summary", has_text="Cancel")
+        expect(cancel).to_be_visible()
+        end(conn, run_id)
+        expect(cancel).to_have_count(0)
+
+
 def test_a_screen_reader_hears_what_a_run_has_come_to(visitor: Visitor, site: Site) -> None:
     with site.database() as conn:
         run_id = factories.run(conn, workflow_name="watched")
@@ -141,7 +151,7 @@ def test_a_person_is_notified_of_the_end_of_a_run(visitor: Visitor, site: Site) 
         bell.click()
         expect(bell).to_have_attribute("aria-pressed", "true")
         end(conn, run_id)
-        expect(bell).to_be_hidden()
+        expect(bell).to_have_count(0)
     assert run_id in page.evaluate("window.rung")
     assert "completed" in page.evaluate("window.rung")
 

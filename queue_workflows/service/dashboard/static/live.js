@@ -21,6 +21,7 @@ const away = () => document.hidden && !awaited;
 
 const fits = (element, hint) => (element.dataset.live ?? "").split(" ").some((each) => {
   if (each === "5s") return hint.poll;
+  if (each === "end") return hint.end;
   if (each === "jobs") return hint.jobs;
   if (each === "runs") return hint.all || hint.ids?.length > 0;
   if (each.startsWith("run:")) return hint.all || hint.ids?.includes(decodeURIComponent(each.slice(4)));
@@ -144,7 +145,7 @@ const arrived = () => {
   document.dispatchEvent(new CustomEvent("arrived"));
   say();
   speak();
-  ring();
+  if (!over && document.querySelector("[data-over]")) end();
 };
 
 for (const name of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) {
@@ -186,11 +187,13 @@ if (bell && "Notification" in window) {
   });
 }
 
-const ring = () => {
-  if (!awaited || !document.querySelector("[data-over]")) return;
+// The run of this page is over: it has other acts then.
+let over = document.querySelector("[data-over]") !== null;
+const end = () => {
+  over = true;
+  take({end: true});
+  if (awaited) new Notification(document.title, {body: summary()});
   awaited = false;
-  bell.hidden = true;
-  new Notification(document.title, {body: summary()});
 };
 
 document.addEventListener("pause", () => {
