@@ -1,8 +1,8 @@
 """Make pictures of the pages: `python -m tests.browser.contact_sheet FOLDER [--docs]`.
 
-FOLDER gets each of the twelve pages in four scenes, light and dark, in three widths, those that find
-nothing among usual work, and an index.html that shows all of them. `--docs` also makes the pictures
-of README and docs in `docs/screens`, out of runs of the demo and of the tutorial's app.
+FOLDER gets each of the twelve pages in four scenes, light and dark, in three widths, those that
+find nothing among usual work, and an index.html that shows all of them. `--docs` also makes the
+pictures of README and docs in `docs/screens`, out of runs of the demo and of the tutorial's app.
 """
 
 from __future__ import annotations
