@@ -47,7 +47,7 @@ class Facts(NamedTuple):
     needs: Sequence[Need] = ()
     """Questions and failures come first."""
     absent: str | None = None
-    """For how long no orchestrator has taken up work, in words; None if one does."""
+    """A sentence if no orchestrator seems to run."""
     failed_at: datetime | None = None
     """When the last job failed."""
     any_run: bool = False
@@ -64,7 +64,7 @@ def facts(conn: db.Connection, before: Facts) -> Facts:
     row = statements.pages.attention(conn, within_s=RECENT_S, most=MOST + 1, patience_s=ABSENT_S)
     absent = None
     if (row["idle_s"] or 0.0) > ABSENT_S:
-        absent = display.duration(row["idle_s"])
+        absent = f"No orchestrator has taken up work for {display.duration(row['idle_s'])}."
     needs = [*_now(row), *checked]
     return Facts(needs, absent, row["failed_at"], row["any_run"], checked, checked_at)
 
