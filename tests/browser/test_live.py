@@ -13,9 +13,11 @@ from tests.browser import scenes
 from tests.browser.browsers import Site, Visitor, settled
 from tests.support import factories, transitions
 from tests.support.wait import until
+from tests.support.worker_reports import report
 
 FOCUSED = "document.activeElement.value ?? document.activeElement.id"
 CHOSEN = "getSelection().selectAllChildren(document.querySelector('h1'))"
+TOP = "row => row.getBoundingClientRect().top"
 BELL = """window.Notification = class {
   constructor(title, given) { window.rung = `${title}: ${given.body}`; }
   static async requestPermission() { return "granted"; }
@@ -88,6 +90,22 @@ def test_rows_that_were_let_in_come_under_the_pointer_and_later_ones_wait_again(
         page.keyboard.press("Enter")
         expect(first).to_have_attribute("id", f"run-{run_id}")
         expect(button).to_have_count(0)
+
+
+def test_new_machines_wait_while_their_list_is_used(visitor: Visitor, site: Site) -> None:
+    page = settled(visitor.open("/machines"))
+    row = page.locator("tr[id^=machine-]").first
+    row.hover()
+    before = row.evaluate(TOP)
+    with site.database() as conn:
+        report(conn, transitions.who("cpu", "box-5:1:a", host="box-5"))
+        button = page.get_by_role("button", name="1 new")
+        expect(button).to_be_visible()
+        assert row.evaluate(TOP) == before, "the button moves no row"
+        machine = page.get_by_role("link", name="box-5", exact=True)
+        expect(machine).to_have_count(0)
+        button.click()
+        expect(machine).to_be_visible()
 
 
 def test_new_rows_come_by_themselves_while_nobody_is_there(visitor: Visitor, site: Site) -> None:

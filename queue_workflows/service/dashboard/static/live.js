@@ -86,21 +86,27 @@ const part = (text, selector) => selector
   ? new DOMParser().parseFromString(text, "text/html").querySelector(selector)?.innerHTML ?? ""
   : text;
 
-// Lists whose button was used: their rows are let in, wherever the pointer is.
+// Parts whose button was used: their rows are let in, wherever the pointer is.
 const admitted = new WeakSet();
+
+// Whether the pointer or the focus is in the table that has the rows beside this new one.
+const isUsed = (row) => {
+  const beside = [...row.parentNode.children].map((each) => each.id && document.getElementById(each.id));
+  const table = beside.find(Boolean)?.closest("table");
+  return table?.matches(":hover") || table?.contains(document.activeElement);
+};
 
 // Cells change in place; new rows of a list wait behind a button, so that nothing moves.
 const morph = (target, text) => {
-  const under = !admitted.delete(target)
-    && (target.matches(":hover") || target.contains(document.activeElement));
+  const lets = admitted.delete(target);
   let waiting = 0;
   Idiomorph.morph(target, text, {
     morphStyle: "innerHTML",
     ignoreActiveValue: true,
     callbacks: {
       beforeNodeAdded: (node) => {
-        const isRow = node instanceof HTMLElement && node.matches("tr[data-row]");
-        if (!isRow || !under) return true;
+        const isRow = node instanceof HTMLElement && node.matches("tr[id]");
+        if (!isRow || lets || !isUsed(node)) return true;
         waiting += 1;
         return false;
       },
