@@ -120,7 +120,7 @@ def test_a_run_whose_id_has_a_space_is_followed(visitor: Visitor, site: Site) ->
         run_id = factories.run(conn, id="two words", workflow_name="watched")
         page = settled(visitor.open(f"/runs/{quote(run_id)}"))
         sentence = page.locator("#run-state .sentence")
-        expect(sentence).to_contain_text("running")
+        expect(sentence).to_contain_text("runs for")
         end(conn, run_id)
         expect(sentence).to_contain_text("completed in")
 

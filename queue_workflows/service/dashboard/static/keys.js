@@ -81,7 +81,4 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-for (const note of document.querySelectorAll("[data-keys]")) {
-  note.hidden = false;
-  note.querySelector("button").addEventListener("click", help);
-}
+document.querySelector("[data-keys]")?.addEventListener("click", help);

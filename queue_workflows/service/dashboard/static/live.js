@@ -113,7 +113,7 @@ const morph = (target, text) => {
       // What somebody chose or types stays.
       beforeNodeMorphed: (node) => !node.matches?.("input:not([type=hidden]), textarea, select"),
       beforeAttributeUpdated: (name, node) => !(name === "open" && node instanceof HTMLDetailsElement)
-        && !(name === "hidden" && node.matches?.("button.copy, [data-close]"))
+        && !(name === "hidden" && node.matches?.("button.copy, [data-close], [data-script]"))
         && !(name === "class" && node.classList?.contains("here")),
     },
   });
