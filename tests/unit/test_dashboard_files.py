@@ -71,6 +71,13 @@ def test_drawings_with_links_are_no_images_and_hidden_ones_are_passed_by_the_key
                 assert 'aria-hidden="true"' not in attributes or 'tabindex="-1"' in link, name
 
 
+def test_each_table_scrolls_by_itself_and_its_heads_have_words() -> None:
+    for name, text in templates().items():
+        for before in text.split("<table")[:-1]:
+            assert re.search(r'<div class="scroll"[^>]*>\s*$', before), name
+        assert not re.search(r"<th[^>]*>\s*</th>", text), name
+
+
 def test_live_parts_name_runs_without_spaces() -> None:
     """A browser takes a part's value apart at its spaces, which an id may have."""
     found = [run for text in templates().values() for run in re.findall(r'"run:{{([^}]*)}}', text)]
