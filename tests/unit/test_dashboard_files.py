@@ -14,6 +14,7 @@ import queue_workflows
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(queue_workflows.__path__[0]) / "service" / "dashboard"
 STATIC, TEMPLATES = FOLDER / "static", FOLDER / "templates"
+STYLES = ("dashboard.css", "run.css")
 OTHERS = {"htmx.min.js", "idiomorph.min.js"}
 ALLOWED = {"hx-get", "hx-target", "hx-swap", "hx-trigger", "hx-select"}
 """What htmx 2 and htmx 4 both understand."""
@@ -69,6 +70,16 @@ def test_drawings_with_links_are_no_images_and_hidden_ones_are_passed_by_the_key
             for link in re.findall(r"<a\b[^>]*>", content):
                 assert 'role="img"' not in attributes, name
                 assert 'aria-hidden="true"' not in attributes or 'tabindex="-1"' in link, name
+
+
+def test_each_class_has_a_style_in_a_file_of_its_page() -> None:
+    """The pages of a run alone have `run.css`."""
+    styles = {name: (STATIC / name).read_text(encoding="utf-8") for name in STYLES}
+    for name, text in templates().items():
+        loaded = styles.values() if name.startswith("run") else [styles["dashboard.css"]]
+        for given in re.findall(r'\bclass="([^"{]*)"', text):
+            for each in given.split():
+                assert any(re.search(rf"\.{each}\b", style) for style in loaded), (name, each)
 
 
 def test_each_table_scrolls_by_itself_and_its_heads_have_words() -> None:
