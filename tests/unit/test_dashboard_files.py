@@ -76,7 +76,7 @@ def test_each_class_has_a_style_in_a_file_of_its_page() -> None:
     """The pages of a run alone have `run.css`."""
     styles = {name: (STATIC / name).read_text(encoding="utf-8") for name in STYLES}
     for name, text in templates().items():
-        loaded = styles.values() if name.startswith("run") else [styles["dashboard.css"]]
+        loaded = [*styles.values()] if name.startswith(("run.", "run_")) else [styles[STYLES[0]]]
         for given in re.findall(r'\bclass="([^"{]*)"', text):
             for each in given.split():
                 assert any(re.search(rf"\.{each}\b", style) for style in loaded), (name, each)
