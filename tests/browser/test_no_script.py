@@ -32,7 +32,7 @@ def test_every_page_has_its_content(plain: Visitor, site: Site) -> None:
 
 def test_what_needs_scripts_is_not_shown(plain: Visitor, site: Site) -> None:
     with site.database() as conn:
-        live = factories.run(conn, workflow_name="plain")
+        live = factories.run(conn)
     for path in (f"/runs/{live}", site.scene.address(DETAILS["node"])):
         page = plain.open(path)
         for part in (".copy", "[data-bell]", "[data-script]", "[data-close]"):
