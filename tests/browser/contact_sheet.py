@@ -1,8 +1,8 @@
 """Make pictures of the pages: `python -m tests.browser.contact_sheet FOLDER [--docs]`.
 
-FOLDER gets each of the twelve pages in four scenes, light and dark, in three widths, and an
-index.html that shows all of them. `--docs` also makes the pictures of README and docs in
-`docs/screens`, out of runs of the demo and of the tutorial's app.
+FOLDER gets each of the twelve pages in four scenes, light and dark, in three widths, those that
+find nothing among usual work, and an index.html that shows all of them. `--docs` also makes the
+pictures of README and docs in `docs/screens`, out of runs of the demo and of the tutorial's app.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from playwright.sync_api import Browser
 from queue_workflows import db
 from tests.browser import browsers, folder_app
 from tests.browser.browsers import Visitor, settled
-from tests.browser.scenes import PAGES, SCENES
+from tests.browser.scenes import EMPTY, PAGES, SCENES
 from tests.support import commands, factories, process_state, reaper
 from tests.support.database import Database, throw_away_server
 from tests.support.wait import until
@@ -60,13 +60,14 @@ def make(
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str], list[str]] = {}
     for scene in scenes:
+        templates = PAGES | EMPTY if scene == "usual" else PAGES
         with browsers.showing(database, scene) as site:
             for scheme, width in itertools.product(schemes, widths):
                 site.refresh()
                 window = {"viewport": {"width": width, "height": WIDTHS[width]}}
                 with site.visitor(browser, color_scheme=scheme, **window) as visitor:
                     page = visitor.context.new_page()
-                    for name, template in PAGES.items():
+                    for name, template in templates.items():
                         settled(visitor.open(site.scene.address(template), page))
                         file = f"{scene} {name} {scheme} {width}.png".replace(" ", "-")
                         page.screenshot(path=folder / file, full_page=True, animations="disabled")

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from queue_workflows import db
+from queue_workflows import db, failures
 from tests.support import factories, pages, transitions
 from tests.support.worker_reports import report
 
@@ -21,15 +21,22 @@ PAGES = {
     "queues": "/queues", "schedules": "/schedules", "acts": "/acts", "health": "/health",
 }  # fmt: skip
 """The twelve pages, with the members of a `Scene` in their addresses."""
-DETAILS = {
+EMPTY = {
+    "node not queued": "/runs/{run}?node=publish",
+    "nothing found": "/runs?status=failed&workflow=nothing",
+    "no failures": "/failures?queue=nothing", "no jobs": "/jobs?queue=nothing",
+    "no acts": "/acts?actor=nobody", "no items": "/runs/{mapped}/map?node=each&q=nothing",
+}  # fmt: skip
+"""Pages that have nothing of what they were asked for."""
+DETAILS = EMPTY | {
     "graph": "/runs/{run}?show=graph", "list": "/runs/{run}?show=list",
-    "node": "/runs/{run}?node={node}", "node not queued": "/runs/{run}?node=publish",
+    "node": "/runs/{run}?node={node}",
     "again": "/runs/{run}/again", "map": "/runs/{mapped}/map?node=each",
     "item": "/runs/{mapped}/map?node=each&key=file-7", "workflow": "/runs?workflow={workflow}",
-    "nothing found": "/runs?status=failed&workflow=nothing",
     "question": "/inbox/question?run={asks}&node=ask", "why": "/waiting?job={waits}",
-    "machine": "/machines/{host}", "job": "/jobs/{job}", "job again": "/jobs/{job}/again",
-    "schedule": "/schedules/{schedule}", "failed jobs": "/jobs?status=failed",
+    "machine": "/machines?host={host}", "job": "/jobs/{job}", "job again": "/jobs/{job}/again",
+    "schedule": "/schedules?name={schedule}", "failed jobs": "/jobs?status=failed",
+    "failure": "/failures/{group}", "queue": "/queues?queue={queue}",
 }  # fmt: skip
 """Pages that the twelve lead to."""
 ERRORS = (
@@ -61,6 +68,9 @@ class Scene(NamedTuple):
     """A job that waits."""
     host: str = "nothing"
     schedule: str = "nothing"
+    group: str = "nothing"
+    """A group of failures."""
+    queue: str = "nothing"
 
     def address(self, template: str) -> str:
         """Return an address of PAGES or DETAILS with the ids of this scene."""
@@ -123,7 +133,11 @@ def usual(conn: db.Connection, called: Called = short) -> Scene:
     _samples(conn, now, box, gpu_box)
     schedule = _schedules(conn, called, now, job)
     _acts(conn, called, now, run, gpu_box)
-    return Scene(run, "encode-b", called("nightly"), mapped, asks, job, waits, gpu_box, schedule)
+    group = failures.group_id(failures.signature(ERRORS[0].format(4)))
+    return Scene(
+        run, "encode-b", called("nightly"), mapped, asks, job, waits, gpu_box, schedule, group,
+        called("load"),
+    )  # fmt: skip
 
 
 def long_names(conn: db.Connection) -> Scene:

@@ -70,6 +70,24 @@ def test_the_list_of_keys(visitor: Visitor) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
+def test_keys_can_be_switched_off(visitor: Visitor) -> None:
+    """Somebody who dictates, or whose keyboard slips, presses none of them on purpose."""
+    page = settled(visitor.open("/runs"))
+    page.get_by_role("button", name="All keys").click()
+    box = page.get_by_role("dialog")
+    box.get_by_label("Keys are on").uncheck()
+    box.get_by_role("button", name="Close").click()
+    for key in ("?", "p"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.locator("#live")).to_have_text("live")
+    page.get_by_role("button", name="All keys").click()
+    box.get_by_label("Keys are on").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("p")
+    expect(page.locator("#live")).to_have_text("paused at")
+
+
 def test_updates_are_paused_and_go_on(visitor: Visitor) -> None:
     page = settled(visitor.open("/"))
     page.keyboard.press("p")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page, expect
 
 from queue_workflows import db
+from tests.browser import scenes
 from tests.browser.browsers import Site, Visitor, settled
 from tests.support import factories, transitions
 from tests.support.wait import until
+from tests.support.worker_reports import report
 
 FOCUSED = "document.activeElement.value ?? document.activeElement.id"
 CHOSEN = "getSelection().selectAllChildren(document.querySelector('h1'))"
+TOP = "row => row.getBoundingClientRect().top"
+BELL = """window.Notification = class {
+  constructor(title, given) { window.rung = `${title}: ${given.body}`; }
+  static async requestPermission() { return "granted"; }
+}"""
+"""Stands in for the notifications of a desktop, which a headless browser does not have."""
 
 
 def row_of(page: Page, run_id: str) -> Any:
@@ -65,11 +74,104 @@ def test_new_rows_wait_while_the_list_is_used(visitor: Visitor, site: Site) -> N
     expect(button).to_have_count(0)
 
 
+def test_rows_that_were_let_in_come_under_the_pointer_and_later_ones_wait_again(
+    visitor: Visitor, site: Site
+) -> None:
+    page = settled(visitor.open("/runs"))
+    first = page.locator("tr[data-row]").first
+    button = page.get_by_role("button", name="1 new")
+    page.locator("tr[data-row]").nth(3).hover()
+    for _ in range(2):
+        with site.database() as conn:
+            run_id = factories.run(conn, workflow_name="watched")
+        expect(button).to_be_visible()
+        # By the keyboard, as the pointer stays where it is.
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(first).to_have_attribute("id", f"run-{run_id}")
+        expect(button).to_have_count(0)
+
+
+def test_new_machines_wait_while_their_list_is_used(visitor: Visitor, site: Site) -> None:
+    page = settled(visitor.open("/machines"))
+    row = page.locator("tr[id^=machine-]").first
+    row.hover()
+    before = row.evaluate(TOP)
+    with site.database() as conn:
+        report(conn, transitions.who("cpu", "box-5:1:a", host="box-5"))
+        button = page.get_by_role("button", name="1 new")
+        expect(button).to_be_visible()
+        assert row.evaluate(TOP) == before, "the button moves no row"
+        machine = page.get_by_role("link", name="box-5", exact=True)
+        expect(machine).to_have_count(0)
+        button.click()
+        expect(machine).to_be_visible()
+
+
 def test_new_rows_come_by_themselves_while_nobody_is_there(visitor: Visitor, site: Site) -> None:
     page = settled(visitor.open("/runs"))
     with site.database() as conn:
         run_id = factories.run(conn, workflow_name="watched")
     expect(page.locator("tr[data-row]").first).to_have_attribute("id", f"run-{run_id}")
+
+
+def test_a_run_whose_id_has_a_space_is_followed(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, id="two words", workflow_name="watched")
+        page = settled(visitor.open(f"/runs/{quote(run_id)}"))
+        sentence = page.locator("#run-state .sentence")
+        expect(sentence).to_contain_text("runs for")
+        end(conn, run_id)
+        expect(sentence).to_contain_text("completed in")
+
+
+def test_the_graph_follows_its_run(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(
+            conn, workflow_name="watched", definition=scenes.definition("watched", first=""),
+            definition_hash="scene watched",
+        )  # fmt: skip
+        factories.node(conn, run_id, "first")
+        (job,) = transitions.claim(conn, transitions.who("cpu", "box-9:2:a", host="box-9"))
+        assert job["node_id"] == "first"
+        page = settled(visitor.open(f"/runs/{run_id}?show=graph"))
+        expect(page.locator(".box.is-running")).to_have_count(1)
+        transitions.complete_node(conn, job)
+        expect(page.locator(".box.is-completed")).to_have_count(1)
+
+
+def test_a_run_that_has_ended_cannot_be_cancelled(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        page = settled(visitor.open(f"/runs/{run_id}"))
+        cancel = page.locator("#run-actions summary", has_text="Cancel")
+        expect(cancel).to_be_visible()
+        end(conn, run_id)
+        expect(cancel).to_have_count(0)
+
+
+def test_a_screen_reader_hears_what_a_run_has_come_to(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        page = settled(visitor.open(f"/runs/{run_id}"))
+        said = page.get_by_role("status")
+        expect(said).to_be_empty()
+        end(conn, run_id)
+        expect(said).to_contain_text("completed in")
+
+
+def test_a_person_is_notified_of_the_end_of_a_run(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        page = settled(visitor.open(f"/runs/{run_id}"))
+        page.evaluate(BELL)
+        bell = page.get_by_role("button", name="Tell me when it ends")
+        bell.click()
+        expect(bell).to_have_attribute("aria-pressed", "true")
+        end(conn, run_id)
+        expect(bell).to_have_count(0)
+    assert run_id in page.evaluate("window.rung")
+    assert "completed" in page.evaluate("window.rung")
 
 
 def test_nothing_changes_while_text_is_selected(visitor: Visitor, site: Site) -> None:

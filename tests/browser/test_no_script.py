@@ -30,6 +30,16 @@ def test_every_page_has_its_content(plain: Visitor, site: Site) -> None:
         expect(page.locator("#live")).to_have_text("as of")
 
 
+def test_what_needs_scripts_is_not_shown(plain: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        live = factories.run(conn)
+    for path in (f"/runs/{live}", site.scene.address(DETAILS["node"])):
+        page = plain.open(path)
+        for part in (".copy", "[data-bell]", "[data-script]", "[data-close]"):
+            expect(page.locator(f"{part}:visible")).to_have_count(0)
+        page.close()
+
+
 def test_all_pages_are_reached_by_links(plain: Visitor) -> None:
     page = plain.open("/")
     for number in range(page.locator("header nav a").count()):

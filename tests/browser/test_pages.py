@@ -131,6 +131,24 @@ def test_nothing_moves_where_less_motion_is_asked_for(site: Site, chromium: Brow
             assert not page.evaluate("document.getAnimations().length"), name
 
 
+def test_a_print_has_the_content_alone(visitor: Visitor, site: Site) -> None:
+    page = settled(visitor.open(site.scene.address(PAGES["run"])))
+    page.emulate_media(media="print")
+    for part in ("header", "footer", ".actions", ".tabs"):
+        expect(page.locator(part)).to_be_hidden()
+    expect(page.locator(".sentence")).to_be_visible()
+    expect(page.locator("table.timeline")).to_be_visible()
+
+
+def test_forced_colours_mark_the_current_page(visitor: Visitor) -> None:
+    """They take away backgrounds and shadows."""
+    page = settled(visitor.open("/runs"))
+    current = page.locator("header nav a[aria-current]")
+    expect(current).to_have_css("outline-style", "none")
+    page.emulate_media(forced_colors="active")
+    expect(current).to_have_css("outline-style", "solid")
+
+
 def test_a_screen_reader_hears_the_summary_alone(site: Site, chromium: Browser) -> None:
     """Live regions are the sentence and messages, and no table, chart or clock."""
     with site.visitor(chromium) as visitor:

@@ -982,7 +982,7 @@ def test_one_box_finds_runs_jobs_workflows_and_machines(conn: psycopg.Connection
         for text, where in (
             (run_id, f"/ui/runs/{run_id}"), (node["id"], f"/ui/runs/{run_id}?node=s%2Fa"),
             (job["id"], f"/ui/jobs/{job['id']}"), ("nightly", "/ui/runs?workflow=nightly"),
-            ("box-1", "/ui/machines/box-1"), ("no price", "/ui/runs?text=no+price"),
+            ("box-1", "/ui/machines?host=box-1"), ("no price", "/ui/runs?text=no+price"),
             ("", "/ui/runs"),
         ):  # fmt: skip
             page = await browser.open("/search", params={"q": text}, follow=False)

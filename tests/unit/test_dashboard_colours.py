@@ -90,9 +90,25 @@ def test_states_and_texts_can_be_read(theme: str, ground: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_buttons_can_be_read(theme: str) -> None:
+@pytest.mark.parametrize("ground", ["background", "panel", "button", "alarm"])
+def test_borders_and_the_focus_can_be_seen(theme: str, ground: str) -> None:
+    colours = themes()[theme]
+    for name in ("dim", "focus", "strong"):
+        assert contrast(colours[name], colours[ground]) >= 3, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_filled_part_of_a_bar_can_be_seen(theme: str) -> None:
+    colours = themes()[theme]
+    for name in STATES:
+        assert contrast(colours[name], colours["line"]) >= 3, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_buttons_and_alarms_can_be_read(theme: str) -> None:
     colours = themes()[theme]
     assert contrast(colours["strong"], colours["on-strong"]) >= 4.5
     assert contrast(colours["failed"], colours["background"]) >= 4.5
-    assert contrast(colours["text"], colours["alarm"]) >= 4.5
-    assert contrast(colours["text"], colours["button"]) >= 4.5
+    for name in TEXTS:
+        assert contrast(colours[name], colours["alarm"]) >= 4.5, name
+        assert contrast(colours[name], colours["button"]) >= 4.5, name

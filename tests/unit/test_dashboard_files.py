@@ -14,6 +14,7 @@ import queue_workflows
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(queue_workflows.__path__[0]) / "service" / "dashboard"
 STATIC, TEMPLATES = FOLDER / "static", FOLDER / "templates"
+STYLES = ("dashboard.css", "run.css")
 OTHERS = {"htmx.min.js", "idiomorph.min.js"}
 ALLOWED = {"hx-get", "hx-target", "hx-swap", "hx-trigger", "hx-select"}
 """What htmx 2 and htmx 4 both understand."""
@@ -61,6 +62,38 @@ def test_templates_use_what_both_versions_of_htmx_have() -> None:
 def test_templates_have_nothing_that_runs_or_styles_inline(pattern: str) -> None:
     found = {name for name, text in templates().items() if re.search(pattern, text, re.I)}
     assert not found
+
+
+def test_drawings_with_links_are_no_images_and_hidden_ones_are_passed_by_the_keyboard() -> None:
+    for name, text in templates().items():
+        for attributes, content in re.findall(r"<svg\b([^>]*)>(.*?)</svg>", text, re.S):
+            for link in re.findall(r"<a\b[^>]*>", content):
+                assert 'role="img"' not in attributes, name
+                assert 'aria-hidden="true"' not in attributes or 'tabindex="-1"' in link, name
+
+
+def test_each_class_has_a_style_in_a_file_of_its_page() -> None:
+    """The pages of a run alone have `run.css`."""
+    styles = {name: (STATIC / name).read_text(encoding="utf-8") for name in STYLES}
+    for name, text in templates().items():
+        loaded = [*styles.values()] if name.startswith(("run.", "run_")) else [styles[STYLES[0]]]
+        for given in re.findall(r'\bclass="([^"{]*)"', text):
+            for each in given.split():
+                assert any(re.search(rf"\.{each}\b", style) for style in loaded), (name, each)
+
+
+def test_each_table_scrolls_by_itself_and_its_heads_have_words() -> None:
+    for name, text in templates().items():
+        for before in text.split("<table")[:-1]:
+            assert re.search(r'<div class="scroll"[^>]*>\s*$', before), name
+        assert not re.search(r"<th[^>]*>\s*</th>", text), name
+
+
+def test_live_parts_name_runs_without_spaces() -> None:
+    """A browser takes a part's value apart at its spaces, which an id may have."""
+    found = [run for text in templates().values() for run in re.findall(r'"run:{{([^}]*)}}', text)]
+    assert found
+    assert all(run.strip().endswith("|segment") for run in found), found
 
 
 def test_no_module_makes_markup_from_data() -> None:

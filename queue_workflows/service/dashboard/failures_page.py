@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from queue_workflows import db, failures, jobs
 from queue_workflows.runtime import display
-from queue_workflows.service.dashboard import forms, run_page, runs_page, session, view
+from queue_workflows.service.dashboard import forms, lists, run_page, runs_page, session, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -170,7 +170,9 @@ def path(row: Row) -> str:
     if row["kind"] == "node job":
         query = urlencode({"node": row["node_id"]})
         return f"{view.path('/runs/', row['run_id'])}?{query}"
-    return view.path("/schedules/" if row["kind"] == "schedule" else "/jobs/", row["id"])
+    if row["kind"] == "schedule":
+        return lists.link("/schedules", name=row["id"])
+    return view.path("/jobs/", row["id"])
 
 
 # --- acts --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ EXPLAINED: Final = 10
 PAGE: Final = 50
 CHILDREN: Final = 20
 """Child runs that a page lists; one more is read."""
-LOG_LINES: Final = 1_500
+LOG_LINES: Final = 1_000
 """Lines of a log up to which each has a link."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
 Attempt = Annotated[int | None, fastapi.Query(ge=0, le=2**62)]

@@ -235,5 +235,5 @@ def _found(conn: db.Connection, text: str) -> tuple[str, dict[str, str]] | None:
     if statements.pages.last_runs(conn, workflow=text, limit=1):
         return "/runs", {"workflow": text}
     if text in statements.controls.known_hosts(conn):
-        return view.path("/machines/", text), {}
+        return "/machines", {"host": text}
     return None

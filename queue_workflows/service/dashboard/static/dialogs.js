@@ -59,8 +59,9 @@ document.addEventListener("change", (event) => {
   for (const each of box.form.querySelectorAll("input[type=checkbox][name=id]")) each.checked = box.checked;
 });
 
+// Parts that need scripts.
 const show = () => {
-  for (const button of document.querySelectorAll("button.copy[hidden]")) button.hidden = false;
+  for (const each of document.querySelectorAll("button.copy[hidden], [data-script][hidden]")) each.hidden = false;
 };
 show();
 document.addEventListener("refreshed", show);

@@ -1,5 +1,7 @@
 // Keys move and open, and never act: / search, j k Enter rows, g and a letter pages, p pause, ? help.
 const typing = (element) => element?.matches?.("input, textarea, select, [contenteditable]");
+const STORED = "queue_workflows keys";
+const areOff = () => localStorage.getItem(STORED) === "off";
 let after = "";
 
 const rows = () => [...document.querySelectorAll("table.rows tbody tr, .needs li")]
@@ -20,6 +22,7 @@ const help = () => {
   if (!box) {
     box = document.createElement("dialog");
     box.id = "help";
+    box.setAttribute("aria-label", "Keys");
     const lines = [["/", "search"], ["j k", "next and previous row"], ["Enter", "open it"], ["p", "pause updates"], ["Esc", "close"]];
     for (const link of document.querySelectorAll("header nav a[data-key]")) {
       lines.push([`g ${link.dataset.key}`, link.firstChild.textContent.trim()]);
@@ -34,17 +37,26 @@ const help = () => {
       what.textContent = text;
       list.append(term, what);
     }
+    const areOn = document.createElement("input");
+    areOn.type = "checkbox";
+    areOn.checked = !areOff();
+    areOn.addEventListener("change", () => localStorage.setItem(STORED, areOn.checked ? "on" : "off"));
+    const label = document.createElement("label");
+    label.append(areOn, " Keys are on in this browser");
     const button = document.createElement("button");
     button.textContent = "Close";
+    button.autofocus = true;
     button.addEventListener("click", () => box.close());
-    box.append(list, button);
+    const answers = document.createElement("p");
+    answers.append(label);
+    box.append(list, answers, button);
     document.body.append(box);
   }
   box.showModal();
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target) || areOff()) return;
   const before = after;
   after = "";
   if (before === "g") {
@@ -68,3 +80,5 @@ document.addEventListener("keydown", (event) => {
     default:
   }
 });
+
+document.querySelector("[data-keys]")?.addEventListener("click", help);

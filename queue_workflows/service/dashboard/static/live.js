@@ -1,9 +1,9 @@
 // Keep pages alive: one tab follows the stream for all, each visible one fetches what changed.
 const root = document.documentElement;
 const state = document.getElementById("live");
-const clock = document.getElementById("clock");
 const FETCH_MS = 1000;
 const POLL_MS = 5000;
+const SPEAK_MS = 10000;
 const channel = new BroadcastChannel(`queue_workflows ${root.dataset.root}`);
 let paused = false;
 let stream = null;
@@ -12,14 +12,19 @@ let broken = false;
 let due = new Set();
 let fetched = 0;
 let timer = 0;
+let awaited = false;
+
+// Nobody looks at this tab, nor waits for the end of its run.
+const away = () => document.hidden && !awaited;
 
 // --- what changed ---------------------------------------------------------------------------
 
 const fits = (element, hint) => (element.dataset.live ?? "").split(" ").some((each) => {
   if (each === "5s") return hint.poll;
+  if (each === "end") return hint.end;
   if (each === "jobs") return hint.jobs;
   if (each === "runs") return hint.all || hint.ids?.length > 0;
-  if (each.startsWith("run:")) return hint.all || hint.ids?.includes(each.slice(4));
+  if (each.startsWith("run:")) return hint.all || hint.ids?.includes(decodeURIComponent(each.slice(4)));
   return false;
 });
 
@@ -30,7 +35,7 @@ const take = (hint) => {
   schedule();
 };
 
-const rests = () => paused || document.hidden || document.querySelector("details.act[open], dialog[open]")
+const rests = () => paused || away() || document.querySelector("details.act[open], dialog[open]")
   || !(document.getSelection()?.isCollapsed ?? true);
 
 const schedule = () => {
@@ -41,7 +46,7 @@ const schedule = () => {
 const fetchDue = () => {
   timer = 0;
   if (rests()) {
-    if (!document.hidden) timer = setTimeout(fetchDue, FETCH_MS);
+    if (!away()) timer = setTimeout(fetchDue, FETCH_MS);
     return;
   }
   fetched = Date.now();
@@ -72,29 +77,43 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   if (xhr.status !== 200) return;
   const tag = xhr.getResponseHeader("etag");
   if (tag) elt.dataset.etag = tag;
-  morph(target, xhr.responseText);
+  morph(target, part(xhr.responseText, elt.getAttribute("hx-select")));
   arrived();
   document.dispatchEvent(new CustomEvent("refreshed"));
 });
 
+const part = (text, selector) => selector
+  ? new DOMParser().parseFromString(text, "text/html").querySelector(selector)?.innerHTML ?? ""
+  : text;
+
+// Parts whose button was used: their rows are let in, wherever the pointer is.
+const admitted = new WeakSet();
+
+// Whether the pointer or the focus is in the table that has the rows beside this new one.
+const isUsed = (row) => {
+  const beside = [...row.parentNode.children].map((each) => each.id && document.getElementById(each.id));
+  const table = beside.find(Boolean)?.closest("table");
+  return table?.matches(":hover") || table?.contains(document.activeElement);
+};
+
 // Cells change in place; new rows of a list wait behind a button, so that nothing moves.
 const morph = (target, text) => {
-  const under = target.matches(":hover") || target.contains(document.activeElement);
+  const lets = admitted.delete(target);
   let waiting = 0;
   Idiomorph.morph(target, text, {
     morphStyle: "innerHTML",
     ignoreActiveValue: true,
     callbacks: {
       beforeNodeAdded: (node) => {
-        const isRow = node instanceof HTMLElement && node.matches("tr[data-row]");
-        if (!isRow || !under) return true;
+        const isRow = node instanceof HTMLElement && node.matches("tr[id]");
+        if (!isRow || lets || !isUsed(node)) return true;
         waiting += 1;
         return false;
       },
       // What somebody chose or types stays.
       beforeNodeMorphed: (node) => !node.matches?.("input:not([type=hidden]), textarea, select"),
       beforeAttributeUpdated: (name, node) => !(name === "open" && node instanceof HTMLDetailsElement)
-        && !(name === "hidden" && node.matches?.("button.copy, [data-close]"))
+        && !(name === "hidden" && node.matches?.("button.copy, [data-close], [data-script]"))
         && !(name === "class" && node.classList?.contains("here")),
     },
   });
@@ -111,10 +130,11 @@ const offer = (target, count) => {
     button = document.createElement("button");
     button.className = "waiting-rows";
     button.type = "button";
+    button.dataset.said = "";
     button.addEventListener("click", () => {
+      admitted.add(target);
       delete target.dataset.etag;
       button.remove();
-      document.activeElement?.blur();
       htmx.trigger(target, "refresh");
     });
     target.before(button);
@@ -125,16 +145,13 @@ const offer = (target, count) => {
 const arrived = () => {
   broken = false;
   root.classList.remove("stale");
-  clock.textContent = new Date().toLocaleTimeString("en-GB", {timeZone: zone()});
   const number = document.getElementById("needs")?.dataset.number ?? "0";
   const title = document.title.replace(/^\(\d+\) /, "");
   document.title = number === "0" ? title : `(${number}) ${title}`;
+  document.dispatchEvent(new CustomEvent("arrived"));
   say();
-};
-
-const zone = () => {
-  const found = document.cookie.split("; ").find((each) => each.startsWith("queue_workflows_zone="));
-  return found ? found.split("=")[1].replaceAll('"', "") : "UTC";
+  speak();
+  if (!over && document.querySelector("[data-over]")) end();
 };
 
 for (const name of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) {
@@ -152,6 +169,39 @@ const say = () => {
   state.className = paused || broken ? "off" : "on";
 };
 
+// A screen reader hears the summary of the page alone, and not more often than it can follow.
+const summary = () => [...document.querySelectorAll("[data-said]")]
+  .map((each) => each.textContent.replace(/\s+/g, " ").trim()).join(" ").slice(0, 400);
+let spoken = summary();
+let spokenAt = 0;
+
+const speak = () => {
+  const text = summary();
+  if (text === spoken || Date.now() - spokenAt < SPEAK_MS) return;
+  spoken = text;
+  spokenAt = Date.now();
+  document.getElementById("said").textContent = text;
+};
+
+// The button that asks for a notification: until the run is over, a hidden tab follows it too.
+const bell = document.querySelector("[data-bell]");
+if (bell && "Notification" in window) {
+  bell.hidden = false;
+  bell.addEventListener("click", async () => {
+    awaited = !awaited && await Notification.requestPermission() === "granted";
+    bell.setAttribute("aria-pressed", String(awaited));
+  });
+}
+
+// The run of this page is over: it has other acts then.
+let over = document.querySelector("[data-over]") !== null;
+const end = () => {
+  over = true;
+  take({end: true});
+  if (awaited) new Notification(document.title, {body: summary()});
+  awaited = false;
+};
+
 document.addEventListener("pause", () => {
   paused = !paused;
   say();
@@ -163,7 +213,7 @@ document.addEventListener("pause", () => {
 const open = () => {
   // A refusal, such as of too many viewers, ends a stream for good, unlike a lost connection.
   if (stream?.readyState === EventSource.CLOSED) stream = null;
-  if (stream || !leads || document.hidden && !others) return;
+  if (stream || !leads || away() && !others) return;
   stream = new EventSource(state.dataset.stream);
   stream.addEventListener("hint", (event) => {
     const hint = JSON.parse(event.data);
@@ -190,12 +240,12 @@ channel.addEventListener("message", (event) => {
 });
 
 const tick = () => {
-  if (!document.hidden) {
+  if (!away()) {
     channel.postMessage({visible: true});
     take({poll: true, jobs: !navigator.locks, all: !navigator.locks});
   }
   others = Date.now() - seen < 2 * POLL_MS;
-  if (document.hidden && !others) close();
+  if (away() && !others) close();
   else open();
 };
 

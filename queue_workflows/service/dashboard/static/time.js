@@ -9,10 +9,24 @@ if (own && !document.cookie.split("; ").some((each) => each.startsWith(`${cookie
 }
 
 const started = performance.now();
-const shown = Date.parse(document.getElementById("live")?.dataset.now ?? "") || Date.now();
+const head = document.getElementById("live");
+const shown = Date.parse(head?.dataset.now ?? "") || Date.now();
 
 // The server's clock, so that a wrong clock of this machine changes nothing.
-export const now = () => shown + performance.now() - started;
+const now = () => shown + performance.now() - started;
+
+const inZone = (zone) => new Intl.DateTimeFormat("en-GB", {timeStyle: "medium", timeZone: zone});
+const clock = (() => {
+  try {
+    return inZone(head?.dataset.zone);
+  } catch {
+    return inZone("UTC"); // the server may know zones that this browser does not
+  }
+})();
+
+document.addEventListener("arrived", () => {
+  document.getElementById("clock").textContent = clock.format(now());
+});
 
 const span = (seconds) => {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
