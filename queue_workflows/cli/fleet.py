@@ -54,7 +54,7 @@ PATIENCE_S = 2.0
 class Roles(NamedTuple):
     """What runs beside the orchestrator.
 
-    One worker process has all jobs but those of GPUs, each of which has a worker of its own.
+    Each GPU has a worker process of its own. One more worker process serves all other queues.
     """
 
     cpu: int
@@ -268,10 +268,10 @@ class Fleet:
 
 
 def serve(ours: int, orders: int, said: int, *theirs: int) -> int:
-    """Be the parent of a `Fleet` in process `ours`, in a process of its own; return its exit code.
+    """Run as the parent process of the `Fleet` in process `ours`; return the exit code.
 
-    It waits for an order, unless `ours` ends before. Beside a picture, what it says itself goes to
-    the pipe `said`.
+    It waits until the pipe `orders` has a line with its children and settings, and exits if `ours`
+    ends before. With a log file for the children, its own messages go to the pipe `said`.
     """
     for each in theirs:
         os.close(each)

@@ -136,7 +136,7 @@ class _SqlAlchemy(_Adapter):
 
 
 def _as_text(query: str, params: _Params) -> tuple[str, dict[str, Any]]:
-    """Return the statement as SQLAlchemy's `text()` has it for any driver, and its values."""
+    """Return the statement with `:name` parameters for SQLAlchemy's `text()`, and their values."""
     values = dict(params) if isinstance(params, Mapping) else {}
     positional = iter([] if isinstance(params, Mapping) else params)
 

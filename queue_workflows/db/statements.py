@@ -59,9 +59,9 @@ KINDS: Final[dict[str, Callable[[list[Row]], Any]]] = {
     "one": _first, "row": _only, "value": _value, "many": list, "column": _column,
     "count": _nothing, "none": _nothing,
 }  # fmt: skip
-"""What a statement returns by its kind: the first row or None (`one`), the row that there always is
-(`row`), the only column of the first row or None (`value`), all rows (`many`), their only column
-(`column`), how many rows it has changed (`count`; unknown to scripts), or None."""
+"""What a statement returns by its kind. `one`: the first row or None. `row`: the row of a statement
+that always has one. `value`: the only column of the first row, or None. `many`: all rows. `column`:
+their only column. `count`: how many rows it changed, None in a script. `none`: None."""
 
 
 class Named:

@@ -247,7 +247,7 @@ def forget(run_id: str) -> None:
 
 
 def recall(run: Row) -> plan.Progress | None:
-    """Return the progress of a run in its generation if it is cached."""
+    """Return the cached progress of a run; None if there is none for its generation."""
     known = _cache.get(run["id"])
     return known[1] if known is not None and known[0] == identity(run) else None
 
@@ -361,7 +361,7 @@ def _read(text: str) -> graph.Graph:
 
 
 def keep(run: Row, progress: plan.Progress | None) -> None:
-    """Cache the progress of a run in its generation, None if it is left to the dispatcher."""
+    """Cache the progress of a run. None: workers leave this run to the dispatcher."""
     _cache.put(run["id"], (identity(run), progress))
 
 

@@ -120,7 +120,7 @@ class Executor:
         return self.memory_mb() - self.mb_before >= GROWN_MB
 
     def close(self) -> None:
-        """Close the descriptors; a living process ends by that."""
+        """Close the descriptors. A process that still runs ends when its channel closes."""
         for each in (self.channel, self.requests, self.out):
             each.close()
 

@@ -334,7 +334,7 @@ class Executors:
             self._loop.write(place.channel.fileno(), None)
 
     def _write(self, place: Executor, data: bytes | bytearray) -> int:
-        """Return how many bytes need not be sent again."""
+        """Return how many bytes were sent; all of them if the executor has closed its end."""
         try:
             return place.channel.send(data)
         except BlockingIOError:

@@ -53,7 +53,7 @@ HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", 
 
 
 class Request(NamedTuple):
-    """The parts of a request that are checked."""
+    """A request as the guard checks it before it is served."""
 
     method: str
     path: str

@@ -64,11 +64,11 @@ class Inline(NamedTuple):
 
 
 class _Policy(NamedTuple):
-    """A stop policy of the app that runs."""
+    """A running stop policy that the app supplied."""
 
     name: str
     end: socket.socket
-    """Where it calls the worker."""
+    """The socket by which it calls the worker."""
     until: float
 
 
