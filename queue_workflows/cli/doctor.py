@@ -450,7 +450,7 @@ def _round_trip(conn: db.Connection) -> Finding:
 # --- the invariants ----------------------------------------------------------------------------
 
 OFFENDERS = 5
-"""Offenders shown of each invariant, enough to start from."""
+"""Rows shown for each broken invariant; a few are enough to start from."""
 _MARKS = {"ok": "ok", "broken": "BROKEN", "unfinished": "UNFINISHED", "elsewhere": "-"}
 
 

@@ -70,7 +70,7 @@ def owner(head: str, scopes: Sequence[Scope]) -> Scope | None:
 
 
 def named(heads: Iterable[str], scopes: Sequence[Scope]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the items that these heads name, and the names of the others in the run's context."""
+    """Return the item that each head names; for each other head, its name in the run's context."""
     found: dict[str, Any] = {}
     names: dict[str, str] = {}
     for head in heads:

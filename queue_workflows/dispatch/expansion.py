@@ -57,7 +57,8 @@ class Expansion:
     def write(self, rows: Iterable[plan.NewNode], *, resumed: bool = False) -> None:
         """Insert the rows of a plan, and open the maps among them.
 
-        `resumed` tells the plan of a run's start, which may have missed the ends of items.
+        `resumed`: the plan starts or resumes the run. Then a map that is open already goes on, too,
+        since the ends of its items may have been missed.
         """
         rows = list(rows)
         try:

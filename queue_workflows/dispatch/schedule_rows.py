@@ -259,7 +259,7 @@ class Batch:
         """Whether others may be due now."""
 
     def run(self, isolation: row_isolation.Isolation) -> None:
-        """Plan up to BATCH schedules, and fire as many."""
+        """Plan and fire up to BATCH schedules that are due, for about BATCH_S seconds."""
         conn, given = self._conn, self._scope.given(isolation)
         # A submitter's open transaction may hold the idempotency keys of many schedules.
         statements.sessions.wait_for_locks(conn, lock_ms=str(int(db.LOOP_LOCK_S * 1000)))

@@ -221,9 +221,9 @@ class Threads(executors.Executors):
         return any(held.begun and held.job.id == job_id for held in [*self._held.values()])
 
     def begins(self, held: Held) -> bool:
-        """Note that a handler begins; return False if its claim is over or ends.
+        """Note that a handler begins; return False if its claim has ended or must end now.
 
-        After a stop of the process other workers may have the job, before the loop notices.
+        After this process was suspended, another worker may have the job before the loop notices.
         """
         late = held.job.lease_end.check(clock.boot_s())
         why = held.control.interrupted or (late and late.reason)
@@ -236,11 +236,11 @@ class Threads(executors.Executors):
         return True
 
     def ends(self, held: Held, outcome: outcomes.Outcome) -> None:
-        """Record an outcome, unless another end was decided."""
+        """Record this outcome, unless the claim has ended with another one."""
         self.post(lambda: self._over(held, outcome))
 
     def ask(self, held: Held, request: JsonDict) -> futures.Future[JsonDict]:
-        """Return the answer to come to a question about the steps of a job."""
+        """Return a future for the answer to a request about the steps of a job."""
         value = futures.Future[JsonDict]()
         number = next(self._numbers)
         question = {"no": number, "what": "step", "request": request}

@@ -1,6 +1,6 @@
 """Run an in-process queue: one thread fetches jobs, one supervises, and the others run them.
 
-Its length is that of the public class: its settings, its documentation and a call of a part each.
+Its length: the public class has the settings, their documentation, and a short method for each act.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Output:
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
     ) -> list[tuple[int, bytes]]:
-        """Return a part of what waits, about `limit` bytes at most: 1 or 2, and the bytes.
+        """Return unread output, each part as 1 or 2 and its bytes; about `limit` bytes at most.
 
         A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
         """
@@ -123,7 +123,7 @@ class Forward:
         self._lock = threading.RLock()
         self._backlog = bytearray()
         self.dropped = 0
-        """Bytes that were dropped, since nobody read."""
+        """Bytes that were dropped because the backlog was full."""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -133,7 +133,7 @@ class Forward:
         return bool(self._backlog)
 
     def add(self, data: bytes) -> None:
-        """Print this, after what waits; drop it if too much waits."""
+        """Print this after the backlog; drop it if the backlog would exceed BACKLOG_BYTES."""
         with self._lock:
             if self._backlog and len(self._backlog) + len(data) > BACKLOG_BYTES:
                 self.dropped += len(data)
@@ -142,7 +142,7 @@ class Forward:
             self.flush()
 
     def flush(self) -> None:
-        """Print what waits, as far as it is taken at once; drop all of it if printing fails."""
+        """Print what the reader takes of the backlog at once; drop all of it if printing fails."""
         with self._lock:
             while self._backlog and self._poll.poll(0):
                 try:

@@ -42,9 +42,9 @@ LONGEST_MS: Final = 2**31 - 1
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
-"""Bytes of a packet. The system may allow less, but at least PIECE."""
+"""Most bytes of a packet. The system may allow fewer, but not fewer than PIECE."""
 PIECE: Final = 1 << 16
-"""Bytes of what an app has registered that one packet has."""
+"""What an app has registered is sent to the worker in packets of so many bytes."""
 FDS: Final = 4
 """Descriptors of an executor: jobs, interrupts, stdout and stderr."""
 

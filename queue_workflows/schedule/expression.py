@@ -173,7 +173,7 @@ class Cron(Expression):
 
 
 _Walls = Callable[[datetime], "datetime | None"]
-"""Returns the first local time of an expression after another one, whatever the clock does."""
+"""Takes a local time and returns the next one of an expression; ignores changes of the clock."""
 
 
 def _hourly(minute: int, hours: frozenset[int]) -> _Walls:

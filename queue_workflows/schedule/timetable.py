@@ -34,10 +34,10 @@ GRACE_S = 60.0
 class Schedule:
     """Queue a task with `args`, or submit a workflow with `inputs`, at the times of `expression`.
 
-    `every="10s"` stands for the expression "every 10s". `catch_up`: what fires of the instants that
-    an outage missed. `overlap`: what an instant does while the job or run of the last fire is not
-    over. `on_failure(alert)`: see docs/alerts.md; for a schedule of the code only. Raises
-    `InvalidConfig` (a ValueError) that names the schedule, the field and what it takes.
+    `every="10s"` stands for the expression "every 10s". `catch_up`: which of the instants that an
+    outage missed fire afterwards. `overlap`: what happens at an instant while the last job or run
+    has not ended. `on_failure(alert)`: see docs/alerts.md; only schedules in code may have it.
+    Raises `InvalidConfig` (a ValueError) that names the schedule, the field and what it takes.
     """
 
     name: str

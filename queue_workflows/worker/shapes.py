@@ -98,7 +98,7 @@ EXAMPLE = '[{"queue": "load", "concurrency": 2}]'
 TIMEOUT_S = 3.0
 """Seconds that nvidia-smi has for its list."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""NVIDIA's and AMD's variables by which a process sees some GPUs alone."""
+"""The variables of NVIDIA and AMD that limit which GPUs a process sees."""
 
 
 class Entry(NamedTuple):
