@@ -244,7 +244,7 @@ def unserved_text(queue: str) -> str:
 
 
 def passed_over(conn: db.Connection, counts: list[Row]) -> list[Row]:
-    """Return each queue that no worker serves, with the number `n` of jobs whose lock keys passed.
+    """Return each unserved queue with `n`, the number of its jobs that lost their lock keys.
 
     `counts` are the rows of `queues.count_jobs`.
     """

@@ -49,7 +49,7 @@ def steps(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def check(
     document: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Yield what expanding ignores; the documents must be accepted by it."""
+    """Yield a finding for each part that expanding ignores; it must accept the documents."""
     seen: set[str] = set()
     outer = {id(step) for step in document["steps"]}
     for step in steps(document):

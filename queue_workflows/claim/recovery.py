@@ -147,9 +147,9 @@ def is_last(crash_count: int, lapse_count: int) -> bool:
 def spare_last(
     conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:
-    """Hand back, uncounted, what waited to run alone in a dead process; return the rows.
+    """Hand back the jobs of a dead process that have to run alone; count nothing, return the rows.
 
-    Call it only if the process held other jobs too, as such a job had not begun then.
+    Call it only if the process held other jobs, too: then such a job had not begun.
     """
     rows = statements.claims.held_by[table.name](conn, prefix=prefix)
     last = [row for row in rows if is_last(row["crash_count"], row["lapse_count"])]
@@ -160,11 +160,11 @@ def spare_last(
 def reclaim_dead(
     conn: db.Connection, table: job_tables.JobTable, *, prefix: str, evidence: str
 ) -> list[Row]:
-    """Take back at once the jobs of a process that is dead; its worker ids start with `prefix`.
+    """Take back at once the jobs of a dead process, whose worker ids start with `prefix`.
 
-    Counts a crash of each, for which `evidence` is the reason: it is queued again as after a lapse,
-    and has failed as poison at MAX_CRASHES. Returns the rows. A job whose change the database
-    refuses is left to its lease: see `row_isolation.change_all`.
+    Counts a crash of each job, with `evidence` as the error. The job is queued again as after a
+    lapse, or has failed as poison after MAX_CRASHES. Returns the rows. A job whose change the
+    database refuses is left to its lease: see `row_isolation.change_all`.
     """
     of_process = statements.recovery.of_process[table.name].script(prefix=prefix)
     all_at_once = _crash(table, of_process, evidence, None)

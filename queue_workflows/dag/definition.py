@@ -78,7 +78,7 @@ class _Reading:
             )
 
     def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
-        """Count the dependencies of a step's nodes, of which those without begin after `before`."""
+        """Count the dependencies of a step's nodes; one without `deps` depends on all `before`."""
         self._deps += sum(len(node["deps"] or before) for node in nodes)
         if self._deps > graph.MAX_DEPENDENCIES:
             sources = sum(1 for node in nodes if not node["deps"])

@@ -62,12 +62,12 @@ class Problem(NamedTuple):
     is_newer: bool = False
     """Whether a newer package has installed the part."""
     is_damage: bool = False
-    """Whether an object differs from the part that the record names."""
+    """Whether an object is missing, or was changed after the part was installed."""
 
 
 @functools.cache
 def parts() -> tuple[Part, Part]:
-    """Return the set of this code, in the order of installation."""
+    """Return the functions and the triggers of this code, in the order of installation."""
     functions = sorted((texts.FOLDER / "functions").glob("*.sql"))
     rights = filled((texts.FOLDER / "privileges.sql").read_text("utf-8"))
     triggers = sorted((texts.FOLDER / "triggers").glob("*.sql"))

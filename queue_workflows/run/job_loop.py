@@ -154,8 +154,8 @@ class _PeakMemory:
 class JobLoop(Jobs):
     """The state of an executor that runs one job at a time.
 
-    `alone`: whether the process is for this alone. Else the caller's thread runs the handlers, and
-    keeps its log and its state, and lives on when the requests of the worker end.
+    `alone`: whether the process does only this. If not, a thread of the caller runs the handlers,
+    logging and process state are not reset, and the process goes on when the worker closes.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class JobLoop(Jobs):
         self._asked = 0
         self.current: Job | None = None
         self._earlier: list[threading.Thread] = []
-        """Threads that earlier handlers have left, where the process is not for this alone."""
+        """Threads that earlier handlers have left, if the process does not only run them."""
         self._peak = _PeakMemory()
         self._left = ""
         """What the last job has found that this process cannot undo."""
@@ -200,7 +200,7 @@ class JobLoop(Jobs):
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
         self.output: job_output.JobOutput | None = None
-        """What handlers print in a process that is not for this alone."""
+        """What handlers print, if the process does not only run them."""
         if not alone:
             self.output = job_output.JobOutput(self.key, self._send_log, takes_bytes=True)
         else:
