@@ -40,7 +40,7 @@ class Running:
         self._take_parts: Callable[[], JsonDict | None] | None = None
 
     def report_progress(self, value: Any) -> None:
-        """Report a yielded value; a number 0 to 1, a dict or a text is progress, else a heartbeat."""
+        """Report a yielded value: a number 0 to 1, dict or text is progress, else a heartbeat."""
         text = progress_text(value)
         unsent = self._unsent.get((wire.PROGRESS, ""), b"")
         self._report(wire.PROGRESS, "", unsent if text is None else text.encode())
@@ -107,7 +107,7 @@ class Running:
                 call()
 
     def status(self, *values: Any, **fields: Any) -> None:
-        """Report status (`status_callback`): a number 0 to 1 or a dict is progress, else a heartbeat."""
+        """Report status (`status_callback`): a number 0 to 1 or dict is progress, else a heartbeat."""
         value: Any = fields or (values[0] if values else None)
         self.report_progress(None if isinstance(value, str) else value)
 
