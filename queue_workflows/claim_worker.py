@@ -66,7 +66,7 @@ class _Stoppable:
             self._worker = None
 
     def stop(self) -> None:
-        """Take no further job; those that run get the shutdown timeout, then they are given back.
+        """Take no further job. Running jobs get the shutdown timeout, then they are given back.
 
         Safe in a signal handler.
         """

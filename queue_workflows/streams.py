@@ -104,7 +104,7 @@ def read(job_id: str, name: str | None = None, *, after: str | None = None) -> l
 def follow(
     job_id: str, name: str | None = None, *, after: str | None = None
 ) -> Generator[Part, None, None]:
-    """Yield the parts of a job as `read` returns them, and those to come, until the job has ended.
+    """Yield the parts of a job as `read` returns them, also new ones, until the job has ended.
 
     A notification of each batch wakes it; it also reads after 0.1 s, growing to 1 s.
     """

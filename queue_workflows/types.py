@@ -65,7 +65,7 @@ DagQueue: TypeAlias = Literal["cpu", "gpu"]
 
 TERMINAL_RUN_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalRunStatus))
 TERMINAL_JOB_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalJobStatus))
-"""Those of both families of jobs; only nodes are `skipped`."""
+"""The terminal states of both job families; only nodes are `skipped`."""
 
 
 class Run(TypedDict):

@@ -1,4 +1,4 @@
-"""Read the nodes of a stored definition, whatever SQL has written there, and those of its items."""
+"""Read the nodes of a stored definition and of its map items, even if plain SQL damaged it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def without_keys(node_id: str) -> tuple[str, list[str]]:
 
 
 def all_entries(definition: Any) -> dict[str, Row]:
-    """Return the entries of a stored definition, with those in the bodies of maps.
+    """Return the entries of a stored definition, and the entries in the bodies of maps.
 
     The key is the node's id, in a body that of a node of any item: `cut[]/encode`. The ids in an
     entry of a body are relative to the item.

@@ -39,7 +39,7 @@ _OFFERS = ("source", "turnout_options", "options", "library", "accept")
 
 
 def steps(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Return the steps of a workflow, and those inside its maps."""
+    """Return the steps of a workflow, and the steps inside its maps."""
     for step in cast("list[Mapping[str, Any]]", document["steps"]):
         yield step
         if step.get("kind") == "map" and "steps" in step:

@@ -327,7 +327,7 @@ def release_strays(
 ) -> db.Script[list[Row]]:
     """Hand back the jobs that a worker has claimed without knowing it; return the changed rows.
 
-    Such claims come from commits whose reply was lost. `known`: those that it knows; it may know an
+    Such claims come from commits whose reply was lost. `known`: its known claims; it may know an
     earlier claim of the same job.
     """
     rows = yield from statements.handback.strays[table.name].script(worker=worker_id)

@@ -123,12 +123,12 @@ class Duty(NamedTuple):
     def picked(
         self, conn: db.Connection, aside: list[str], ids: list[str] | None = None
     ) -> list[str]:
-        """Lock a batch of rows, or those of `ids` that are still due, and return their ids."""
+        """Lock a batch of rows, or the rows `ids` if they are still due, and return their ids."""
         rows = self.pick(conn, **self.given, aside=aside, ids=ids)
         return [row["id"] for row in rows]
 
     def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
-        """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
+        """Do one batch, or the rows `ids` if they are still due, in the open transaction."""
         self.prepare(conn)
         found = self.picked(conn, [], ids)
         return self.change(conn, **{**self.given, "ids": found}) if found else []
@@ -326,7 +326,7 @@ def change_all(
     leases: Sequence[job_tables.Lease],
     one: Callable[[job_tables.Lease], db.Script[Row | None]],
 ) -> db.Script[list[Row]]:
-    """Return the rows of `change`; if a row makes it fail, those of `one` for each claim.
+    """Return the rows of `change`; if a row makes it fail, the rows of `one` for each claim.
 
     Then each claim is changed in a transaction or savepoint of its own. A claim whose change the
     database refuses is logged, and ends with its lease.

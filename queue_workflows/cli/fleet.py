@@ -44,7 +44,7 @@ from queue_workflows.cli import fleet
 sys.exit(fleet.serve(*map(int, sys.argv[1:])))
 """
 _SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
-"""What a parent, which does not load the app, needs of what it has configured."""
+"""The settings of the app that a parent needs, since it does not load the app."""
 _SERVING = frozenset({"idle", "busy"})
 LOOK_EVERY_S = 2.0
 PATIENCE_S = 2.0
@@ -61,11 +61,11 @@ class Roles(NamedTuple):
     """How many jobs of the queue cpu run at once."""
     gpu: int
     ingest: tuple[str, ...]
-    """Queues with one job at once, beside those of the pool."""
+    """Queues with one job at once, besides the queues of `pool`."""
     scheduler: bool
     pool: tuple[shapes.Entry, ...] = ()
     cards: tuple[int, ...] = ()
-    """The GPUs that get a worker each, beside those that `gpu` counts."""
+    """The GPUs that get a worker each, besides the `gpu` workers."""
 
     def entries(self) -> list[shapes.Entry]:
         """Return how many jobs of each ingest queue run at once."""
@@ -371,7 +371,7 @@ def _knows(workflow: str) -> bool:
 
 
 def unserved(queues: set[str]) -> set[str]:
-    """Return those of the queues that no live worker serves.
+    """Return which of the queues no live worker serves.
 
     A worker of this machine whose process has ended counts as dead.
     """

@@ -72,7 +72,7 @@ class _Adapter(abc.ABC):
         *,
         prepare: bool | None = None,  # noqa: ARG002  the driver of the app decides
     ) -> _Result:
-        """Execute one statement; its placeholders are those of psycopg."""
+        """Execute one statement, which has placeholders of psycopg."""
         text = query.as_string(None) if isinstance(query, sql.Composed) else query
         text = text.decode() if isinstance(text, bytes) else text
         return _Result(self._rows(text, params))

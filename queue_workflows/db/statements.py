@@ -77,7 +77,7 @@ class Named:
         self._of_rows = KINDS[kind]
 
     def __call__(self, conn: psycopg.Connection[Row], /, **given: Any) -> Any:
-        """Execute it in the transaction of the connection; return what its kind says."""
+        """Execute it in the transaction of the connection; return the result for its kind."""
         # An app's connection of another driver takes no None instead of parameters.
         parameters = (given,) if given else ()
         cursor = conn.execute(self.text, *parameters, prepare=self.prepare)

@@ -31,7 +31,7 @@ KIND = "schedule"
 BATCH = 50
 """How many schedules one transaction plans and fires."""
 BATCH_S = 1.0
-"""Seconds after which a transaction fires no further instant: what an outage missed may be much."""
+"""Seconds after which a transaction fires no further instant; an outage may have missed many."""
 OVERLAP_POLL_S = 1.0
 """Seconds between two checks whether the job that an instant waits for is over."""
 PATIENCE_S = 60.0

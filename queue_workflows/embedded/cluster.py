@@ -311,8 +311,8 @@ def create(
 ) -> None:
     """Create the cluster and its database in a temporary place, then move it into place.
 
-    The commands inherit `server_fd`, so that others wait for those of a killed starter. `durable`
-    False lets the kernel decide when the files reach the disk.
+    The commands inherit `server_fd`, so that others wait for the commands of a killed starter. With
+    `durable` False the kernel decides when the files reach the disk.
     """
     fresh = folder / "data.new"
     shutil.rmtree(fresh, ignore_errors=True)

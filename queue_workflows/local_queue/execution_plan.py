@@ -130,7 +130,7 @@ class MemoryPlan:
             self._ended.pop(job.id, None)
 
     def entry(self, job_id: str) -> Entry | None:
-        """Return what is known of a job; None for an id that is unknown, or was forgotten."""
+        """Return the entry of a job; None for an id that is unknown, or was forgotten."""
         with self._lock:
             found = self._entries.get(job_id)
             return found and copy.copy(found)
@@ -158,7 +158,7 @@ class MemoryPlan:
         self._mark(job, "failed" if final else "pending", None, error)
 
     def _mark(self, job: job_queue.Job, state: State, result: Any, error: str | None) -> None:
-        """Store what has become of a job, and forget the one that ended first beyond the kept."""
+        """Store the outcome of a job; beyond `keep_ended`, forget the job that ended first."""
         ended = self._ended
         with self._lock:
             entry = self._entries.get(job.id)

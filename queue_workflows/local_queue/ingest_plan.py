@@ -105,7 +105,7 @@ class Threads(executors.Executors):
 
     @property
     def room(self) -> int:
-        """Return how many jobs can start now; those without a thread wait for one."""
+        """Return how many jobs can start now; a job without a thread waits for one."""
         return self._slots - len(self._held)
 
     @property
@@ -196,11 +196,11 @@ class Threads(executors.Executors):
                 asked.set_exception(kind(answer["error"]))
 
     def flush_soon(self) -> None:
-        """Take soon what handlers have reported too early to send it."""
+        """Take soon the reports that handlers made too early to be sent at once."""
         self._flush_at = min(self._flush_at, clock.boot_s() + running.EVERY_S)
 
     def tick(self, now: float) -> float:
-        """Take what handlers have not sent; return when to be called again."""
+        """Take the reports that handlers have not sent; return when to be called again."""
         if now >= self._flush_at:
             self._flush_at = math.inf
             for held in [*self._held.values()]:
@@ -258,7 +258,7 @@ def cancelled(reason: str) -> outcomes.Outcome:
 
 
 class _Memory(memory_watch.MemoryWatch):
-    """What the manager decides by its memory, and what other workers of this memory do."""
+    """The decisions of the manager about memory, and the state of other workers that share it."""
 
     def __init__(self, manager: managers.JobQueueManager, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)

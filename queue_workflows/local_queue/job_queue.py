@@ -189,7 +189,7 @@ class JobQueue:
             return left
 
     def close(self) -> list[Job]:
-        """Refuse further jobs and let none start; return those that waited."""
+        """Refuse further jobs and let none start; return the jobs that waited."""
         with self._mutex:
             self._closed = True
             self._ready.notify_all()

@@ -128,9 +128,9 @@ class JobQueueManager:
         return min(self._supervisor.run_due(), self._master.run_due())
 
     def stop(self, timeout_s: float = 30.0) -> bool:
-        """Start no further job, and wait for those that run; return whether all have ended.
+        """Start no further job, and wait for the running ones; return whether all have ended.
 
-        Those that still run after `timeout_s` are asked to end, and are pending again in the plan.
+        Jobs that still run after `timeout_s` are asked to end, and are pending again in the plan.
         Jobs that only waited were never marked as running. Up to 10 s more pass if the plan or its
         database does not reply.
         """
@@ -320,7 +320,7 @@ class StaleFlags:
                 self._since.pop(each, None)
 
     def running_elsewhere(self, jobs: Iterable[job_queue.Job]) -> set[str]:
-        """Return the ids of those jobs that run by the plan, but not here."""
+        """Return the ids of jobs that the plan marks as running, but that do not run here."""
         found: set[str] = set()
         for job in jobs:
             if not self._plan.is_currently_running(job.id) or self._queue.is_active(job.id):

@@ -116,7 +116,7 @@ class ModelCache:
 
     @property
     def current_handle(self) -> Any:
-        """Return what that model's loader returned; None if no model is loaded."""
+        """Return the handle of that model, from its loader; None if no model is loaded."""
         current = self._current
         return current.handle if current else None
 
@@ -322,7 +322,7 @@ class ModelCache:
         return model
 
     def _end(self, model_id: str, change: _Change) -> None:
-        """Note that a change is over, and wake those who wait for it."""
+        """Note that a change is over, and wake the threads that wait for it."""
         del self._changes[model_id]
         change.over = True
         if change.is_load:

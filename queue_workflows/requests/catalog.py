@@ -193,7 +193,7 @@ class Stream(Request[T]):
         return getattr(self, next(names))
 
     def item(self, event: Event) -> T:
-        """Return what an event stands for."""
+        """Return the item that an event becomes."""
         raise NotImplementedError
 
 

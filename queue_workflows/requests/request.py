@@ -1,4 +1,4 @@
-"""Define what describes an operation: its fields, its route, its noun and its answer."""
+"""Define the description of an operation: its fields, route, noun and response."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class Pages(Request["list[Item]"], Generic[Item]):
         return [*members[self.member]], members.get("next")
 
     def item(self, found: JsonDict) -> Item:
-        """Return what a row stands for."""
+        """Return the item that a row becomes."""
         return cast("Item", found)
 
     def size(self, left: int) -> int:

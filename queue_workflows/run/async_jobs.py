@@ -81,7 +81,7 @@ class AsyncJobs(job_loop.Jobs):
         service.Pool("executor-jobs", 1, lambda _: self._receive_all()).start()
 
     def serve(self) -> None:
-        """Run jobs until QUIT and the end of those that run then."""
+        """Run jobs until QUIT, then wait until the running jobs have ended."""
         self._loop.serve()
         self._watch.stop()
         if self._sync is not None:

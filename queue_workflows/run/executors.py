@@ -107,11 +107,11 @@ class Executors:
         return free
 
     def _may_wait_in(self, place: Executor) -> bool:
-        """Return whether a job may wait in an executor for the end of those that it has."""
+        """Return whether a job may wait in an executor until the jobs before it have ended."""
         return place.usable and place.queues and 0 < len(place.jobs) < self._depth
 
     def _lasting(self) -> list[Executor]:
-        """Return the executors that count as slots: those that are not about to end."""
+        """Return the executors that count as slots, as they are not about to end."""
         return [each for each in self._by_number.values() if each.jobs or not each.ends]
 
     @property

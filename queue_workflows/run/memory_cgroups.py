@@ -132,7 +132,7 @@ def own_folder(own: Path = _OWN, mounted: Path = _MOUNTED) -> tuple[Path, int] |
 
 
 def parent_of_executors(own: Path = _OWN, mounted: Path = _MOUNTED) -> Path | None:
-    """Return the cgroup below which those of executors can be made; None: there is none."""
+    """Return the cgroup below which executors can get their own, or None if there is none."""
     folder, version = own_folder(own, mounted) or (mounted, 2)
     if version == 1:
         return folder

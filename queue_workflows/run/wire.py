@@ -97,7 +97,7 @@ _BOUNDED: Final = ("no", "seconds")
 _ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})
 
 HIGH_FDS: Final = (900, 200)
-"""The channels get descriptors from here on, beyond those that a handler may close or write to."""
+"""Channels get descriptors from here on, beyond any that a handler may close or write to."""
 _COMPACT: Final = payload.Encoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
 
 
@@ -240,7 +240,7 @@ def timed(row: Row) -> Row:
 
 
 def high(fd: int) -> int:
-    """Move a descriptor beyond those of a handler, closed on exec; return the new one."""
+    """Move a descriptor beyond the ones of a handler, closed on exec; return the new one."""
     for least in HIGH_FDS:
         with contextlib.suppress(OSError):  # beyond the limit of open files
             found = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)

@@ -38,7 +38,7 @@ _DAY = timedelta(days=1)
 _NO_ZONES = ("localtime", "posixrules", "Factory")
 """Files beside the zones: they mean another thing on each machine, or nothing."""
 _NO_FOLDERS = ("posix/", "right/")
-"""Copies of the zones; those of `right` count leap seconds, as no clock here does."""
+"""Copies of the zones. The ones in `right` count leap seconds, which clocks here do not."""
 _WIDEN = 8
 _LONGEST_FOLD = timedelta(days=1)
 _FIRST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)

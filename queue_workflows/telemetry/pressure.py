@@ -98,7 +98,7 @@ class Reading(NamedTuple):
     gpu: float | None = None
     swap: float | None = None
     ram_of: str = MACHINE
-    """Whose RAM: that of the machine, or the id of a cgroup with a limit."""
+    """Whose RAM it is: MACHINE, or the id of a cgroup with a limit."""
     swap_of: str = MACHINE
 
     def of(self, resource: str) -> tuple[float | None, str]:
@@ -130,7 +130,7 @@ class Memory:
         """The text of /proc/self/cgroup to which the cgroups belong."""
         self._cgroups: list[Cgroup] = []
         self.within: tuple[str, ...] = (MACHINE,)
-        """Whose memory this process fills: the machine's and that of each of its cgroups."""
+        """The memory that this process fills: MACHINE, and the ids of its cgroups with a limit."""
 
     def read(self) -> Reading:
         """Return the use now; raise nothing."""

@@ -87,7 +87,7 @@ class ClaimedJob:
 
     @property
     def row(self) -> Row:
-        """Return the known columns of its row, which are the ids and those that guards read."""
+        """Return the known columns of its row: the ids, and the columns that guards read."""
         more = {"task_name": self.name}
         if self.in_run:
             more = {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}

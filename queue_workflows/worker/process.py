@@ -206,7 +206,7 @@ class Worker:
     # --- Any thread, and signal handlers.
 
     def stop(self) -> None:
-        """Take no further job; those that run get the shutdown timeout."""
+        """Take no further job; running jobs get the shutdown timeout."""
         self.post(lambda: self._desk.stop(self._shutdown_s))
 
     def stop_now(self) -> None:

@@ -112,7 +112,7 @@ class Queue:
         self.jobs: dict[str, claimed_job.ClaimedJob] = {}
         """All jobs whose claims are held, by id."""
         self.waiting: deque[claimed_job.ClaimedJob] = deque()
-        """Those for which no executor is free yet, in the order of their claims."""
+        """The jobs for which no executor is free yet, in the order of their claims."""
         self.done: list[node_plans.Done] = []
         """Completed jobs that wait for their record."""
         self.may_claim = self.promote = True

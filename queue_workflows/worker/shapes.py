@@ -132,7 +132,7 @@ def shapes_of(entries: Sequence[Entry]) -> dict[str, Shape]:
 
 
 def add_queues(entries: Sequence[Entry]) -> None:
-    """Add the queues to those of the app."""
+    """Add these queues to the queues of the app."""
     queues = {each.queue for each in entries}
     config.configure(ingest_queues=config.get_config().ingest_queues | queues)
 
