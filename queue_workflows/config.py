@@ -255,7 +255,7 @@ class EngineConfig:
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.embedded_db = ""
-        """The database of the embedded server that `--db` names; a DSN beside it is refused."""
+        """The database of the embedded server that `--db` names; a DSN in addition is refused."""
         self.engine_pool_max = 4
         """Size of the pool of the engine's own calls, such as `jobs.enqueue()`; `serve` sets it
         from PG_POOL_SIZE and PG_MAX_OVERFLOW. The threads of an app seldom need more."""

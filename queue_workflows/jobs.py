@@ -239,7 +239,7 @@ def get(job_id: str, *, kind: None = None, conn: Any = None) -> Row | None: ...
 def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     """Return a job's row, or None if there is none; `history.get_job` has its attempts and log.
 
-    `kind`: `node` or `ingest` looks for that kind alone. `conn` (psycopg, SQLAlchemy, Django): read
+    `kind`: `node` or `ingest` searches only that kind. `conn` (psycopg, SQLAlchemy, Django): read
     in its transaction.
     """
     with db.statement(conn) as own:

@@ -201,7 +201,7 @@ def _unknown(name: str, conn: db.Connection | None) -> errors.UnknownSchedule:
 
 
 def run_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> str | None:
-    """Fire a schedule now, beside its instants; return the id of the job or run.
+    """Fire a schedule now, in addition to its instants; return the id of the job or run.
 
     Returns None if its overlap policy or its idempotency key holds it back. A paused schedule fires
     too. `by`, `reason`: as in `add`. Raises `UnknownSchedule` (a KeyError), and what `add` raises.

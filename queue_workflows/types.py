@@ -269,7 +269,7 @@ class JobOptions(TypedDict, total=False):
     timeout_s: float | None
     """Longest time that an attempt takes; None: its queue's budget."""
     headers: Mapping[str, str] | None
-    """Texts beside the args: trace ids and the like."""
+    """Texts besides the args, such as trace ids."""
 
 
 class JobKeywords(JobOptions, total=False):

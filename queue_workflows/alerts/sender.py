@@ -125,7 +125,7 @@ class Sender:
         self._ends_at = float("inf")
 
     def start(self) -> None:
-        """Start its thread, which looks for failures every POLL_S."""
+        """Start its thread, which polls for failures every POLL_S."""
         whom = ["the app's functions"] if self._settings.has_hook else []
         whom += [self._settings.command[0]] if self._command else []
         _log.info(

@@ -1,4 +1,4 @@
-"""Choose the processes that an app or a run needs, and run them beside a command."""
+"""Choose the processes that an app or a run needs, and run them while a command runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PATIENCE_S = 2.0
 
 
 class Roles(NamedTuple):
-    """What runs beside the orchestrator.
+    """The processes that run besides the orchestrator.
 
     Each GPU has a worker process of its own. One more worker process serves all other queues.
     """

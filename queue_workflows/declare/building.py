@@ -13,7 +13,7 @@ from queue_workflows.declare import handles, node_functions
 
 
 class Options(NamedTuple):
-    """What a call is given beside its inputs; `extra` are keys of the entry that it adds."""
+    """The arguments of a call besides its inputs; `extra`: further keys of its entry."""
 
     id: str | None = None
     after: tuple[object, ...] = ()

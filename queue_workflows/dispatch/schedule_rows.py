@@ -86,7 +86,7 @@ class Fired(NamedTuple):
 
 
 def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
-    """Fire a locked schedule beside its instants, unless its overlap policy holds it back.
+    """Fire a locked schedule in addition to its instants, unless its overlap policy holds it back.
 
     The policy `queue` too holds it back while the last job or run is not over, since only instants
     of the expression wait. A schedule that no scheduler has planned yet is planned before, from its

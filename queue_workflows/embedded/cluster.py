@@ -294,7 +294,7 @@ def socket_dir(folder: Path, owner: Account | None) -> Path:
 
 
 def _own(path: Path, user: Account) -> bool:
-    """Create the folder for the user alone, or return whether it is such a folder already."""
+    """Create the folder for this user only, or return whether it is such a folder already."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()

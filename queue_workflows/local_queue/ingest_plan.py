@@ -98,7 +98,7 @@ class Threads(executors.Executors):
         self._held: dict[int, Held] = {}
         self._numbers = itertools.count(1)
         self._alone: deque[Held] = deque()
-        """Jobs that may have crashed a process; each of them waits to run beside no other."""
+        """Jobs that may have crashed a process; each of them waits until it can run alone."""
         self._lone: Held | None = None
         """The job that runs alone."""
         self._flush_at = math.inf

@@ -84,7 +84,7 @@ def marked(returned: Any) -> Any:
 
 
 def _marks(output: Any) -> int | None:
-    """Return the number of marks beside the only other key `result`; None for another value."""
+    """Return the number of marks if `result` is the only other key; None for another value."""
     if not isinstance(output, dict) or "result" not in output:
         return None
     count = len(cast("dict[str, Any]", output)) - 1

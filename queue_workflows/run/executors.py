@@ -469,7 +469,7 @@ class Executors:
 
     def _on_log(self, place: Executor, key: int, record: JsonDict) -> None:
         job = place.jobs.get(key)
-        # The engine's own records are for the worker's log alone.
+        # The engine's own records are for the worker's log only.
         if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
             if not place.shared and (len(place.jobs) == 1 or record.get("is_behind_output")):
                 # Printed before it, perhaps the rest of a line. No other job can have printed that.

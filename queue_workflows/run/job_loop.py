@@ -57,7 +57,7 @@ class Job(running.Running):
         self._send(wire.EVENT, self.key, wire.encoded([event_type, elapsed_s]))
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """Return the outcome of a job that failed beside its handler."""
+        """Return the outcome of a job that failed outside its handler."""
         return (node_call if self.in_run else task_call).failed(self.row, error, 0.0)
 
 
@@ -89,7 +89,7 @@ class Jobs(abc.ABC):
     def _call(
         self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None
     ) -> outcomes.Outcome:
-        """Run a handler that is not to run beside others. Raises KeyboardInterrupt only."""
+        """Run a handler that must not run together with others. Raises KeyboardInterrupt only."""
         row = job.row
         if job.in_run:
             return node_call.refused(row) or node_call.run(row, job, runner, cache)
@@ -437,7 +437,7 @@ def _change(cache: ModelCache, change: Callable[[], object]) -> str | None:
 
 
 def _block(signals: Collection[int]) -> None:
-    """Block these signals alone; log what a signal handler of the app raises at this moment."""
+    """Block only these signals; log what a signal handler of the app raises at this moment."""
     try:
         wire.sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises

@@ -3,7 +3,7 @@
 Stdout and stderr of an executor are pipes that the worker reads, so all that a handler printed
 before it was killed is kept. An executor with one job at a time also sends log records that it does
 not print. One with many jobs sends what Python code prints, for the job of its context; output of
-child processes reaches the worker's own output alone.
+child processes reaches only the worker's own output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Give each executor a memory cgroup of its own, where one can be made.
 
-Its count of OOM kills then is about this executor alone. Under version 1 it is made in the cgroup
+Its count of OOM kills is then about this executor only. Under version 1 it is made in the cgroup
 of the launcher, if this account may write there. Under version 2 it is made beside the launcher's
 cgroup, if the one above was delegated to us: systemd marks it so with `Delegate=yes`, and
 `DelegateSubgroup=` puts the worker one below. A cgroup with processes of its own cannot have others

@@ -152,7 +152,7 @@ class NodeCall(task_call.Attempt):
         return confinement.make(self._out_dir, folder, f"node id {node_id!r:.120}")
 
     def _scratch(self) -> Path:
-        """Return a folder of this attempt alone, under `<out_dir>/.scratch`; it is removed."""
+        """Return a folder for this attempt only, under `<out_dir>/.scratch`; it is removed."""
         root, prefix = self._out_dir, f"{self.row['claim_no']}-"
         parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
         with confinement.opened(root, confinement.SCRATCH, create=True) as fd:

@@ -36,7 +36,7 @@ _FIELDS = (
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _NO_ZONES = ("localtime", "posixrules", "Factory")
-"""Files beside the zones: they mean another thing on each machine, or nothing."""
+"""Files next to the zones that name no zone, or another one on each machine."""
 _NO_FOLDERS = ("posix/", "right/")
 """Copies of the zones. The ones in `right` count leap seconds, which clocks here do not."""
 _WIDEN = 8

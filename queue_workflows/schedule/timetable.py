@@ -341,7 +341,7 @@ def split(entries: Iterable[object]) -> tuple[list[ScheduleEntry], list[Schedule
 def named(entries: Iterable[ScheduleEntry]) -> dict[str, ScheduleEntry]:
     """Return old-style entries by the names of their rows.
 
-    Entries that differ in their hours alone become one. Of others with one name, each after the
+    Entries that differ only in their hours become one. Of others with one name, each after the
     first gets a number, by minute and task.
     """
     merged: dict[tuple[object, ...], ScheduleEntry] = {}

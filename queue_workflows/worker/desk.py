@@ -138,7 +138,7 @@ class Desk:
         self.heard_cancel = False
         """Whether a cancel came during a claim; it may be about a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
-        """A job that runs alone in this worker, or is to; no other is claimed beside it."""
+        """A job that runs alone in this worker, or is to; no other is claimed meanwhile."""
         self.throttled = False
         """Whether memory is full, so that the worker may not claim."""
         self._returned: list[tuple[list[claimed_job.ClaimedJob], Callable[[], object]]] = []

@@ -43,7 +43,7 @@ Later = Callable[..., object]
 class GpuModels:
     """The models and the GPU of a worker's gpu queue.
 
-    `wake` lets the loop look at the results of the measuring thread.
+    `wake` lets the loop read the results of the measuring thread.
     """
 
     def __init__(

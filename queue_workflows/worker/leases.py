@@ -114,7 +114,7 @@ class Leases:
         return max(now + 0.05, min(due, moves_at))
 
     def renew_now(self) -> None:
-        """Renew, and look for cancels and switches, at once."""
+        """Renew, and poll for cancels and switches, at once."""
         self._renew_at = self._control_at = 0.0
         self._ring()
 

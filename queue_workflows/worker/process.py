@@ -511,7 +511,7 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _report(self) -> JsonDict:
-        """Return the detail of the worker's rows, beside its jobs."""
+        """Return the detail of the worker's rows, without its jobs."""
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
         without: JsonDict = {"columns": columns, "gpu": None}
         return (self._models.report() if self._models else without) | self._memory.detail()

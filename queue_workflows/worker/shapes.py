@@ -267,7 +267,7 @@ def _missing(cards: Sequence[int], among: Sequence[str]) -> list[int]:
 
 
 def card_environment(card: int) -> Mapping[str, str]:
-    """Return the variables by which a process sees this GPU alone, as nvidia-smi numbers it."""
+    """Return the variables that let a process see only this GPU, as nvidia-smi numbers it."""
     return {**dict.fromkeys(VISIBLE, str(card)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

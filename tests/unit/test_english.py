@@ -36,9 +36,9 @@ HABITS = {
 LIMITS = {
     "code": {
         "a colon for a verb": 14.0,
-        "those, that of, one of": 2.4,
+        "those, that of, one of": 1.9,
         "a no instead of a not": 4.3,
-        "what as a noun": 4.4,
+        "what as a noun": 4.3,
         "None and a colon": 1.0,
     },
     "sql": {
