@@ -250,7 +250,7 @@ class Parent:
         self._deadline_s = None if given_s is None else given_s + supervisor.STOP_MARGIN_S
 
     def start(self) -> None:
-        """Start them now. `run` would do it, but after it started a thread, so it could not fork."""
+        """Start them now. `run` would do it after it started a thread, so it could not fork."""
         self._children.start()
 
     def run(
