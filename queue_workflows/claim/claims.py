@@ -84,8 +84,8 @@ def claim(
 
     Returns the rows that `claims:ingest_rows` and `claims:node_rows` describe, one for each job,
     and perhaps one without an id, which has the seconds of a `Wait`. A link returns raw rows.
-    `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it reads delayed ones,
-    or None. `only`: claims this job or none, wherever it stands in the queue. One
+    `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it reads delayed
+    ones, or None. `only`: claims this job or none, wherever it stands in the queue. One
     transaction, after the errors that handlers of ingest jobs logged. Raises CLAIM_LOST if one of
     the claims to record is lost. A worker of a gpu queue claims and records one job at a time.
     """

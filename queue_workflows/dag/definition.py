@@ -214,7 +214,7 @@ def _wanted(nodes: Mapping[str, JsonDict]) -> dict[str, list[str]]:
 
 
 def _input_heads(node: Mapping[str, Any]) -> set[str]:
-    """Return the heads of the refs that are resolved before the node can run, or its items can."""
+    """Return the heads of the refs that are resolved before the node, or its items, can run."""
     if node["step"] is not None:
         return set()
     # A ref to a node of an item, as `cut[a.png]/encode`, waits for the map.

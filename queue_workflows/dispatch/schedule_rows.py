@@ -37,7 +37,7 @@ OVERLAP_POLL_S = 1.0
 PATIENCE_S = 60.0
 """Seconds after which an instant that no scheduler fires counts as late."""
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
-"""Why an instant did not queue."""
+"""Why an instant queued no job or run."""
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
 

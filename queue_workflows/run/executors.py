@@ -504,7 +504,7 @@ class Executors:
         return sum(len(data) for _, data in found)
 
     def _drain_all(self, place: Executor) -> None:
-        """Keep and print what waits now, and not what a child process goes on printing."""
+        """Keep and print the output that is there now; a child process may print more and more."""
         waiting = place.out.waiting()
         while waiting > 0 and (size := self._drain(place)):
             waiting -= size

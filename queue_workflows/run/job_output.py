@@ -146,7 +146,7 @@ class Forward:
         with self._lock:
             while self._backlog and self._poll.poll(0):
                 try:
-                    # A pipe that can be written has room for as many bytes.
+                    # A pipe that poll reports as writable has room for PIPE_BUF bytes.
                     del self._backlog[: os.write(self.fd, self._backlog[: select.PIPE_BUF])]
                 except OSError:
                     self._backlog.clear()
@@ -232,9 +232,9 @@ def _is_ours(handler: logging.Handler) -> bool:
 
 
 class Stream:
-    """Shows `add` what is written to a text stream of this process; all else is of that stream.
+    """A text stream of this process that passes each written text to `add` first.
 
-    `add` returns whether that is printed elsewhere, and not here.
+    `add` returns whether the text is printed elsewhere, so that this stream does not print it.
     """
 
     def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
@@ -254,7 +254,7 @@ class Stream:
 
     @property
     def buffer(self) -> _Bytes:
-        """Return what takes bytes."""
+        """Return the stream for bytes."""
         return _Bytes(self.stream.buffer, self._add)
 
     def __getattr__(self, name: str) -> Any:

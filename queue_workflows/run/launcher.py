@@ -298,7 +298,7 @@ class _Launcher:
         self._worker.send(json.dumps(packet).encode())
 
     def _tell_loaded(self, found: dict[str, Any]) -> None:
-        """Tell the worker what the app has registered, whose size has no limit."""
+        """Tell the worker what the app has registered, in several packets since it may be large."""
         text = json.dumps(found).encode()
         self._say({"loaded": len(text)})
         for at in range(0, len(text), PIECE):

@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
 
 
 class NodeCall(task_call.Attempt):
-    """A claimed node whose row is not `refused`, while its handler runs."""
+    """A claimed node while its handler runs; its row was not `refused` before."""
 
     def __init__(
         self, row: Row, link: Link, model_cache: ModelCache | None, ask: Ask | None = None

@@ -265,10 +265,10 @@ class Throttle:
         return dict(self._seconds)
 
     def check(self, *, working: bool | Callable[[frozenset[str]], bool] = True) -> bool:
-        """Read the memory and return whether work has to wait; `working`: own work runs now.
+        """Read the memory and return whether work has to wait.
 
-        If that is a function, it is called only if memory is full, with whose memory is full; see
-        `Reading.ram_of`.
+        `working`: whether work of this process runs now, or a function that returns that. It is
+        called only if memory is full, with the full memories as `Reading.ram_of` names them.
         """
         now = self._now()
         for each in self._full:

@@ -47,7 +47,7 @@ def _request(
     done: Callable[[Any], object] = _ignore,
     failed: Callable[[], object] = _ignore,
 ) -> link.Request:
-    """Return the request of a script whose refusal is logged; `failed`: it may not have run."""
+    """Return the request of a script; log a refusal. It or a lost connection calls `failed`."""
 
     def refused(error: Exception) -> None:
         _log.warning("%s: %s", what, str(error).strip())
