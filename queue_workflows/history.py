@@ -208,8 +208,8 @@ NO_RIGHTS: Final = (
 def count_step(conn: db.Connection | None = None, *, most: int = COUNTED_AT_ONCE) -> bool:
     """Add events that are not counted yet to totals that never fall; return whether more are left.
 
-    Those of `most` transactions at most, in one transaction, which never is an app's. Does nothing
-    while another one counts. `conn`: a connection outside of a transaction; None: one of the pool.
+    Counts the events of up to `most` transactions, in a transaction of its own. Does nothing while
+    another process counts. `conn`: a connection outside of a transaction, by default of the pool.
     """
     with db.statement(conn) as own, own.transaction():
         statements.retention.set_timeout(own, timeout=COUNT_TIMEOUT)

@@ -162,13 +162,13 @@ def pause(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -
 def resume(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
     """Let a paused schedule fire again; instants of the pause never fire.
 
-    `by`, `reason`, and errors, as of `pause`.
+    `by`, `reason` and the errors are as in `pause`.
     """
     _demand("resume", name, conn, who, statements.schedule_definitions.set_paused, paused=False)
 
 
 def remove(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
-    """Delete a schedule; `by`, `reason`, and errors, as of `pause`.
+    """Delete a schedule; `by`, `reason` and the errors are as in `pause`.
 
     One that the code of a scheduler still names comes back when that scheduler starts.
     """

@@ -78,7 +78,7 @@ def check(
 def _pipeline(
     step: Mapping[str, Any], schema: Mapping[str, Any], seen: set[str], at: str
 ) -> Iterator[Finding]:
-    """Check a step's pipeline, once for all steps, and what the step gives to it."""
+    """Check the inputs of a pipeline step, and its pipeline unless an earlier step has it, too."""
     yield from _unread_inputs(step, schema, at)
     if step["pipeline"] not in seen:
         seen.add(step["pipeline"])

@@ -305,10 +305,10 @@ def attempted(script: db.Script[T]) -> db.Script[T | db.Error]:
 def set_aside(
     table: job_tables.JobTable, job_id: str, *, error: str, lease: job_tables.Lease | None = None
 ) -> db.Script[Literal["failed", "set_aside"] | None]:
-    """End a job that the database refuses: a queued one, or the one of a claim.
+    """Fail a job that the database refuses to change; if that is refused too, block it.
 
-    Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
-    about it can be written, or it is neither queued nor under the claim.
+    Without `lease` the job must be queued, else held by this claim. Returns `failed`, `set_aside`
+    (blocked), or None if the job has another state or no change of it can be written.
     """
     given: dict[str, Any] = {"job": job_id, "worker": None, "claim": None}
     if lease is not None:

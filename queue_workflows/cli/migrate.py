@@ -106,7 +106,7 @@ def _verify(words: str, plan: _Plan) -> define.Shown:
 
 
 def _print(plan: _Plan) -> None:
-    """Print the SQL, but for the ledgers; with functions and triggers, as one transaction."""
+    """Print the SQL without the ledgers. With functions and triggers it is one transaction."""
     texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
     if plan.parts:
         settings = f"{statements.installed_objects.settings.text.decode()};"

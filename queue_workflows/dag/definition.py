@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 GROWING_VERSION = 2
-"""The version of definitions with constructs that code of version 1 would run wrongly."""
+"""The version of a definition that code which knows only version 1 would run wrongly."""
 KINDS = (
     "a step is of kind 'pipeline', 'map', 'input', 'branch', 'loop' or 'run', and in a map also of "
     "kind 'node'"

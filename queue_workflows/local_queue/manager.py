@@ -294,9 +294,9 @@ class JobQueueManager:
 
 
 class StaleFlags:
-    """The jobs whose `is_currently_running` may be left over from a process that has died.
+    """Report jobs that the plan marks as running, but that do not run here, once each.
 
-    Jobs that only the plan calls running are reported once.
+    A process that died may have left the mark.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class StaleFlags:
         self._queue = queue
         self._now = now_fn
         self._since: dict[str, float | None] = {}
-        """The jobs, and since when; None: reported."""
+        """Since when each job has been in this state, None once it is reported."""
 
     @property
     def reported(self) -> list[str]:

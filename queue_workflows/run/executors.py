@@ -514,7 +514,7 @@ class Executors:
         self._owner.printed(job, data)
 
     def _print(self, place: Executor, number: int, data: bytes | None) -> None:
-        """Print what an executor has printed; None: end the last lines of a job."""
+        """Print the output of an executor; with None, end the last line of each stream."""
         if place.lines is None:
             if data:
                 self._printer.write(number, data)

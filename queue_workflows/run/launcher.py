@@ -481,7 +481,7 @@ def _prepared(fds: Sequence[int]) -> tuple[wire.Channel, socket.socket]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # as `random` does after a fork: each executor has numbers of its own
+        numpy_random.seed()  # as `random` does after a fork, so that executors differ
     _watch_forks(ends)
     return wire.Channel(ends[0]), ends[1]
 

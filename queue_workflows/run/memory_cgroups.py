@@ -96,7 +96,7 @@ class Cgroups:
     def end(self, cgroup: Cgroup | None) -> int | None:
         """Return the OOM kills of an executor that has ended, and remove its cgroup.
 
-        Without one of its own: the new ones in ours; None if unknown.
+        Without a `cgroup`, return the new OOM kills in the launcher's; None if unknown.
         """
         found = self._ours.new()
         if cgroup is not None:

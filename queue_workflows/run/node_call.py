@@ -215,7 +215,7 @@ class NodeCall(task_call.Attempt):
         )
 
     def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
-        """Return the outcome of a handler that raised, or whose worker or GPU is at fault."""
+        """Return the failure of a node; its `wish` says if the worker or its GPU is at fault."""
         outcome = failed(self.row, error, seconds)
         loads = not self._has_begun and self.row["required_model"] is not None
         wish = outcome.raised.wish
@@ -230,7 +230,7 @@ class NodeCall(task_call.Attempt):
 
 
 def refused(job: Row) -> outcomes.Outcome | None:
-    """Return the failure of a node whose row no handler can get, or None if it can run."""
+    """Return the failure of a node whose row cannot be read, or None if it can run."""
     columns = ["inputs", "input_template", "context", *(["run"] if "run" in job else [])]
     error = None
     if not isinstance(job["node_module"], str):

@@ -91,8 +91,8 @@ def checksum(files: Iterable[str]) -> str:
 def app_name() -> str:
     """Return the name of this process's app, which owns the schedules that its code names.
 
-    What `configure(app_name=...)` set, else the `--app` of the process, else the name of its main
-    program: the module of `python -m`, or the file.
+    It is the name of `configure(app_name=...)`, else the `--app` of the process, else the name of
+    its main program: the module of `python -m`, or the file.
     """
     settings = config.get_config()
     return (settings.app_name or settings.app or _main_program())[: config.MAX_APP_NAME]

@@ -301,7 +301,7 @@ def _checked_hours(name: str, hours: Any) -> frozenset[int]:
 
 
 def check(entries: Iterable[object]) -> list[ScheduleEntry]:
-    """Return the entries as a list; raise as `split` does, and for a `Schedule` among them."""
+    """Return the entries as a list; raise as `split` does, and if one is a `Schedule`."""
     checked, rows = split(entries)
     if rows:
         raise errors.InvalidConfig("a schedule holds ScheduleEntry objects, not Schedule")

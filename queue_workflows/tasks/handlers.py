@@ -188,7 +188,7 @@ def _close(handler: Generator[Any, None, Any], control_: control.Control) -> Non
 
 
 def _end(handler: Generator[Any, None, Any], control_: control.Control) -> None:
-    """Raise GeneratorExit at each yield until the generator ends; the worker limits the time."""
+    """Raise GeneratorExit at each yield until the generator ends; the worker sets a time limit."""
     while True:
         try:
             yielded = handler.throw(GeneratorExit())

@@ -25,7 +25,7 @@ WAIT_S: Final = 0.5
 
 
 class Ending(NamedTuple):
-    """Why a job must not run on, and the end that is written once its handler has ended."""
+    """Why a job must stop, and the outcome that is recorded after its handler has ended."""
 
     why: str
     make: Callable[[], db.Script[Any]] | None

@@ -236,12 +236,12 @@ class Leases:
                 self._desk.cancel(job)
 
     def _keep_hold(self, now: float) -> None:
-        """Let the launcher end all executors before the first lease ends, if this is silent."""
+        """Let the launcher end all executors before the first lease ends, if this process hangs."""
         self._held_until = self._safe_until(now)
         self._hold(self._held_until)
 
     def _safe_until(self, now: float) -> float:
-        """Return until when no executor runs a job whose lease has ended, whatever comes now."""
+        """Return until when no job's lease ends, even if nothing is renewed from now on."""
         own, lease_s = self._desk, self._desk.queues[0].who.lease_s
         ends = [job.lease_end.ends for job in own.jobs if not job.is_over]
         # The jobs of a claim without a reply may start before the next renewal.

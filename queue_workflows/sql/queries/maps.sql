@@ -2,7 +2,7 @@
 
 -- name: open_map value
 -- Seal the items of a map. Return `sealed`, `again` (an earlier generation of the run sealed them;
--- they are counted again) or `open` (this generation opened the map before). `items` is a JSON array
+-- they are counted again) or `open` (this generation opened the map before). `items`: a JSON array
 -- of objects with `key` and `item`. `nodes`: how many nodes the items have. `root`: the map of the
 -- definition around it.
 SELECT queue_workflows_open_map(
