@@ -107,7 +107,7 @@ class Running:
                 call()
 
     def status(self, *values: Any, **fields: Any) -> None:
-        """Report status (`status_callback`): a number 0 to 1 or dict is progress, else a heartbeat."""
+        """Report status (`status_callback`): a number 0 to 1 or dict is progress."""
         value: Any = fields or (values[0] if values else None)
         self.report_progress(None if isinstance(value, str) else value)
 
