@@ -138,9 +138,10 @@ def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
 
 
 def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return what each node of a graph waits for, also the nodes of the items of these nodes.
+    """Return the nodes that each node waits for, for the graph and for the items of `names`.
 
-    An item's first nodes wait for what its map waits for, and the map waits for its items' last.
+    The first nodes of an item wait for the nodes before its map. The map waits for the last nodes
+    of its items.
     """
     entries = all_entries(definition)
     deps = {name: node["deps"] for name, node in graph_nodes(definition).items()}
@@ -208,7 +209,7 @@ def hint(conn: db.Connection, run_id: str, name: str) -> str:
 
 
 def key_hint(conn: db.Connection, run_id: str, key: str, map_id: str | None = None) -> str:
-    """Return "; did you mean ...?" for a key that no item of the map has, or of all maps, or ""."""
+    """Return "; did you mean ...?" for a key that no item has, of one map or of all; else ""."""
     return errors.hint(key, _keys(conn, run_id, key, map_id))
 
 

@@ -218,7 +218,7 @@ def parse_source(text: str, siblings: Collection[str], where: str) -> Source:
 
 
 def _from_paths(paths: list[str], *, many: bool) -> Source:
-    """Return the source of paths of siblings, relative to the step's folder."""
+    """Return the source of these paths of sibling nodes, relative to the step's folder."""
 
     def placed(prefix: str, _: object) -> dict[str, Any]:
         start = folder(prefix)

@@ -46,9 +46,9 @@ def check_ids(scope: Scope) -> None:
 
 
 def near(of: graph.Graph, node_ids: Iterable[str]) -> list[str]:
-    """Return the nodes of a map's body on which the followers of these depend.
+    """Return the nodes of a map's body that matter for the followers of these nodes.
 
-    Of a loop these are the rounds around them. All nodes that no loop repeats are among them.
+    These are all nodes outside of loops, and in loops the followers and their dependencies.
     """
     found = dict.fromkeys(of.once)
     if len(found) < len(of.nodes):

@@ -178,7 +178,7 @@ def read_context(
                 f"its inputs or outputs{what} cannot be read: {whole.reason}"
             )
         at_once = len(wanted) // 2
-    # Together they may be too large to be loaded.
+    # Read them in parts, since together they may be too large to be loaded.
     found: dict[str, Any] = {}
     for start in range(0, len(wanted), at_once):
         found |= yield from read_context(run_id, wanted[start : start + at_once], room)
@@ -332,10 +332,10 @@ def unknown(wanted: Iterable[Row]) -> list[Row]:
 
 
 def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
-    """Keep the graphs of runs by the texts of their definitions, by run id.
+    """Cache the graphs of runs. `texts` has the texts of their definitions by run id.
 
-    A run without a text, as its definition is missing or large, and one that cannot run are left to
-    the dispatcher, and are not asked for again.
+    A run whose definition is missing or too large, or cannot run, is left to the dispatcher, and is
+    not read again.
     """
     for run in asked:
         keep(run, None)

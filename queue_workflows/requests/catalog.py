@@ -136,7 +136,7 @@ class Part(NamedTuple):
 
     @property
     def is_reset(self) -> bool:
-        """Return whether a new attempt begins here, and this is no part."""
+        """Return whether this is a reset mark, after which a new attempt begins, and not a part."""
         return self.seq == 0
 
     @property

@@ -185,7 +185,7 @@ class Launcher:
             socket.send_fds(self._end, [json.dumps(packet).encode()], fds)
 
     def _lost(self, why: str) -> LauncherLost:
-        """Reap it; its channel closes a moment before that is possible."""
+        """Reap the launcher; wait a little for that, since its channel closes before it ends."""
         found, status, until = 0, 0, clock.boot_s() + REAP_S
         with contextlib.suppress(ChildProcessError):
             while not found and clock.boot_s() < until:
@@ -365,7 +365,7 @@ class _Launcher:
     def _reap(self, ready: set[int]) -> None:
         """Reap the children that have ended.
 
-        They are executors, stop policies, and what an app has let this process be the parent of.
+        They are executors, stop policies, and other children that the app has given this process.
         """
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -27,7 +27,7 @@ MAX_INTERVAL_S = 366 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _EVERY = re.compile(r"every\s+((?:\d{1,9}[smhdw]\s*)+)", re.IGNORECASE | re.ASCII)
 _SIMPLE = re.compile(r"([0-5]?\d) (\*|\d\d?(?:,\d\d?)*) \* \* \*", re.ASCII)
-"""What an old-style entry is converted to: computed here, so that it needs no library."""
+"""The form of converted old-style entries, which is computed here, so that it needs no library."""
 _FIELDS = (
     "five fields (minute 0-59, hour 0-23, day of month 1-31, month 1-12 or JAN-DEC, day of week "
     "0-7 or SUN-SAT), six with seconds 0-59 in front, an alias such as @daily, or an interval such "

@@ -386,7 +386,7 @@ class Worker:
             return
         looks = own.throttled or any(each.looks or each.claiming for each in own.queues)
         looked = self._claims.is_open and not looks
-        if looked or not self._claims.is_open:  # without a connection a job may be there
+        if looked or not self._claims.is_open:  # without a connection, jobs may wait unseen
             own.worked_at = min(own.worked_at, now) if looked else math.inf
         ends = looked and (limits.burst or (self._inline is not None and self._inline.once))
         is_idle = limits.idle_exit_s is not None and now >= own.worked_at + limits.idle_exit_s
