@@ -845,12 +845,12 @@ class FollowEvents(Stream[Event]):
 
 @operation("GET /health")
 class Health(Row):
-    """Reply if the process of the service runs; this does not check the database."""
+    """Check that the process of the service runs; the database is not checked."""
 
 
 @operation("GET /ready", refuses=(503,))
 class Ready(Row):
-    """Reply if the service can work; raise `ServiceUnavailable` with the reason if it cannot."""
+    """Check that the service can work; raise `ServiceUnavailable` with the reason if it cannot."""
 
 
 @operation("GET /status")
