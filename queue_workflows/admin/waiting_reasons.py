@@ -20,7 +20,7 @@ COUNTED = 10_000
 CANNOT = frozenset({"off", "unknown_node", "version", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 DEPENDENCIES = 3
-"""Unfinished dependencies of a node that are named."""
+"""How many unfinished dependencies of a node are named at most."""
 
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
@@ -244,7 +244,7 @@ def unserved_text(queue: str) -> str:
 
 
 def passed_over(conn: db.Connection, counts: list[Row]) -> list[Row]:
-    """Return each queue that no worker serves, with the number `n` of jobs whose lock keys passed.
+    """Return each unserved queue with `n`, the number of its jobs that lost their lock keys.
 
     `counts` are the rows of `queues.count_jobs`.
     """
@@ -283,7 +283,7 @@ def _limits(conn: db.Connection, row: Row) -> Row:
 
 
 def _of_partition(limits: Row, key: str) -> tuple[str, str]:
-    """Return the clause and text that keep the waiting jobs of a partition."""
+    """Return why the jobs of a partition wait, as a clause and a text."""
     if limits["paused"]:
         return "paused", f"partition {key} is paused{_until(limits['paused_until'])}"
     rate = clock.rate_text(limits["rate_limit"], limits["rate_period_s"])

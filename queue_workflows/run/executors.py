@@ -107,11 +107,11 @@ class Executors:
         return free
 
     def _may_wait_in(self, place: Executor) -> bool:
-        """Return whether a job may wait in an executor for the end of those that it has."""
+        """Return whether a job may wait in an executor until the jobs before it have ended."""
         return place.usable and place.queues and 0 < len(place.jobs) < self._depth
 
     def _lasting(self) -> list[Executor]:
-        """Return the executors that count as slots: those that are not about to end."""
+        """Return the executors that count as slots, as they are not about to end."""
         return [each for each in self._by_number.values() if each.jobs or not each.ends]
 
     @property
@@ -334,7 +334,7 @@ class Executors:
             self._loop.write(place.channel.fileno(), None)
 
     def _write(self, place: Executor, data: bytes | bytearray) -> int:
-        """Return how many bytes need not be sent again."""
+        """Return how many bytes were sent; all of them if the executor has closed its end."""
         try:
             return place.channel.send(data)
         except BlockingIOError:
@@ -469,7 +469,7 @@ class Executors:
 
     def _on_log(self, place: Executor, key: int, record: JsonDict) -> None:
         job = place.jobs.get(key)
-        # The engine's own records are for the worker's log alone.
+        # The engine's own records are for the worker's log only.
         if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
             if not place.shared and (len(place.jobs) == 1 or record.get("is_behind_output")):
                 # Printed before it, perhaps the rest of a line. No other job can have printed that.
@@ -504,7 +504,7 @@ class Executors:
         return sum(len(data) for _, data in found)
 
     def _drain_all(self, place: Executor) -> None:
-        """Keep and print what waits now, and not what a child process goes on printing."""
+        """Keep and print the output that is there now; a child process may print more and more."""
         waiting = place.out.waiting()
         while waiting > 0 and (size := self._drain(place)):
             waiting -= size
@@ -514,7 +514,7 @@ class Executors:
         self._owner.printed(job, data)
 
     def _print(self, place: Executor, number: int, data: bytes | None) -> None:
-        """Print what an executor has printed; None: end the last lines of a job."""
+        """Print the output of an executor; with None, end the last line of each stream."""
         if place.lines is None:
             if data:
                 self._printer.write(number, data)
