@@ -2,8 +2,7 @@
 
 A file `sql/queries/<noun>.sql` holds complete statements with parameters of psycopg. Each stands
 below a line `-- name: <name> <kind>` (see `KINDS`) and a comment. A further word `prepared` lets
-its first call prepare it; `unprepared` keeps connections from keeping a plan, and so does a `*`:
-the server refuses a prepared statement once one of its tables has another column. A second line
+its first call prepare it; `unprepared` keeps connections from keeping a plan. A second line
 `-- tables: ingest_jobs workflow_node_jobs` makes one statement for each job family, and its
 attribute a mapping by table name. `sql.written` says what else a text may stand for. Type checkers
 read the stub that `tests.support.stubgen` makes.
@@ -32,6 +31,7 @@ _PREPARED: Final[dict[tuple[str, ...], bool | None]] = {
     ("unprepared",): False,
 }
 _ALL_COLUMNS: Final = re.compile(r"(?:\b(?:SELECT|RETURNING) |[,.] ?)\*(?!\))")
+"""The server refuses a prepared statement with a `*` once the table has another column."""
 
 
 def _first(rows: list[Row]) -> Row | None:

@@ -375,7 +375,7 @@ class Executors:
         elif kind == wire.PRINTED:
             # Its output belongs to the job whose outcome follows.
             place.drains += 1
-            self._drain_all(place)
+            self._drain(place, place.out.waiting())
             self._send(place, wire.frame(wire.DRAINED, key, b""))
         elif kind == wire.LOG:
             self._on_log(place, key, wire.checked(kind, body))
@@ -494,20 +494,12 @@ class Executors:
             if place.drains == drains:
                 self._drain(place, 1)
 
-    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> int:
-        """Keep and print what waits in the pipes of an executor; return the number of bytes."""
-        found = place.out.drain(limit, closing=self._loop.forget)
-        for number, data in found:
+    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> None:
+        """Keep and print what waits in the pipes of an executor."""
+        for number, data in place.out.drain(limit, closing=self._loop.forget):
             if not place.shared and place.jobs:
                 self._keep(place, place.job, data)
             self._print(place, number, data)
-        return sum(len(data) for _, data in found)
-
-    def _drain_all(self, place: Executor) -> None:
-        """Keep and print the output that is there now; a child process may print more and more."""
-        waiting = place.out.waiting()
-        while waiting > 0 and (size := self._drain(place)):
-            waiting -= size
 
     def _keep(self, place: Executor, job: Any, data: bytes) -> None:
         place.tail = (place.tail + data)[-TAIL:]
@@ -544,7 +536,7 @@ class Executors:
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
         """End the jobs of an executor; `refused`: why they are handed back, uncounted."""
         place.packet = packet
-        self._drain_all(place)
+        self._drain(place, place.out.waiting())
         self._print(place, 0, None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}

@@ -98,15 +98,18 @@ class Output:
         A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
         """
         found: list[tuple[int, bytes]] = []
-        for fd in self.ready():
-            if limit > 0 and (data := os.read(fd, READ_BYTES)):
-                found.append((self.fds[fd], data))
-                limit -= len(data)
-            elif limit > 0:
-                del self.fds[fd]
-                self._poll.unregister(fd)
-                closing(fd)
-                os.close(fd)
+        while limit > 0 and (ready := self.ready()):
+            for fd in ready:
+                if limit <= 0:
+                    break
+                if data := os.read(fd, READ_BYTES):
+                    found.append((self.fds[fd], data))
+                    limit -= len(data)
+                else:
+                    del self.fds[fd]
+                    self._poll.unregister(fd)
+                    closing(fd)
+                    os.close(fd)
         return found
 
     def close(self) -> None:
