@@ -1681,7 +1681,7 @@ END IF;
     IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
         NEW.blocked_reason := 'not_due';
     END IF;
-    -- An IF of its own: an expression that contains a query is always run as a query.
+    -- This IF is separate, since PL/pgSQL runs an expression with a subquery as a query each time.
     IF NEW.partition_key IS NOT NULL AND NEW.status = 'queued' THEN
         IF EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue = NEW.queue) THEN
             NEW := queue_workflows_limit_gate(NULL, NEW);
@@ -1915,8 +1915,10 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
     END IF;
     IF p_promote THEN
         WITH due AS MATERIALIZED (
-    SELECT j.id FROM ingest_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+    SELECT j.id FROM ingest_jobs j
+     WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+       AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+     ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
 UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
     IF v_limited THEN
@@ -3095,8 +3097,10 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
     IF p_claim THEN
         IF p_promote THEN
             WITH due AS MATERIALIZED (
-    SELECT j.id FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+    SELECT j.id FROM workflow_node_jobs j
+     WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+       AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+     ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
 UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
         END IF;
         IF p_only IS NOT NULL THEN
@@ -3420,8 +3424,10 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
     END IF;
     IF p_promote THEN
         WITH due AS MATERIALIZED (
-    SELECT j.id FROM workflow_node_jobs j WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
-AND j.blocked_reason = 'not_due' AND j.queue = p_queue ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
+    SELECT j.id FROM workflow_node_jobs j
+     WHERE j.status = 'queued' AND j.blocked_reason IS NOT NULL AND j.available_at <= now()
+       AND j.blocked_reason = 'not_due' AND j.queue = p_queue
+     ORDER BY j.available_at LIMIT 100 FOR UPDATE SKIP LOCKED)
 UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
     END IF;
     IF (SELECT true FROM workflow_node_jobs k WHERE k.resume_host = p_host AND k.queue = p_queue
@@ -4013,11 +4019,15 @@ CREATE FUNCTION public.queue_workflows_record(job public.ingest_jobs, event text
     LANGUAGE plpgsql
     AS $$
 BEGIN
+    -- An attempt is a smallint in the history of nodes and an integer in a job: no counter may keep a job from its end.
     INSERT INTO ingest_job_events
-           (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail, actor)
-    VALUES (job.id, job.attempts, event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
-            coalesce(error, job.error), coalesce(detail, '{}'),
-            CASE WHEN worker IS NULL THEN queue_workflows_actor() END);
+           (
+            actor,
+            job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail)
+    VALUES (
+            CASE WHEN worker IS NULL THEN queue_workflows_actor() END, job.id, job.attempts,
+            event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+            coalesce(error, job.error), coalesce(detail, '{}'));
     RETURN job;
 END $$;
 
@@ -4025,12 +4035,14 @@ CREATE FUNCTION public.queue_workflows_record(job public.workflow_node_jobs, eve
     LANGUAGE plpgsql
     AS $$
 BEGIN
-    -- An attempt is a smallint in this history and an integer in the job: no counter may keep a job from its end.
+    -- An attempt is a smallint in the history of nodes and an integer in a job: no counter may keep a job from its end.
     INSERT INTO workflow_node_events
-           (run_id, node_id, model, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s,
-            error, detail)
-    VALUES (job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)), event,
-            job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
+           (
+            run_id, node_id, model,
+            job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, detail)
+    VALUES (
+            job.run_id, job.node_id, job.required_model, job.id, greatest(0, least(job.attempts, 32767)),
+            event, job.claim_no, worker, coalesce(job.claimed_by, host), job.queue, seconds,
             coalesce(error, job.error), coalesce(detail, '{}'));
     IF job.status IN ('completed', 'failed', 'awaiting_input') THEN
         INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation)

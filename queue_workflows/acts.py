@@ -151,9 +151,9 @@ def list(  # noqa: A001  the verb that users look for
     """Return acts, the newest first: `id`, `at`, `actor`, `login`, `via`, `action`, `kind`,
     `subject`, `reason`, `detail`.
 
-    `since`: from then on, or within that time. `login`: the role of the database. `before`: the
-    `id` of the last act of the page before. Raises `InvalidConfig` (a ValueError) for a `since`
-    without a time zone.
+    `since`: a time, or a span up to now. `login` is the database role. `before`: the `id` of the
+    last act of the page before. Raises `InvalidConfig` (a ValueError) for a `since` without a
+    time zone.
     """
     clock.check_since(since)
     texts = {"actor": actor, "action": action, "kind": kind, "subject": subject}

@@ -66,7 +66,7 @@ class _Stoppable:
             self._worker = None
 
     def stop(self) -> None:
-        """Take no further job; those that run get the shutdown timeout, then they are given back.
+        """Take no further job. Running jobs get the shutdown timeout, then they are given back.
 
         Safe in a signal handler.
         """
@@ -176,7 +176,7 @@ class ClaimWorker(_Stoppable):
 
 
 class Heartbeat:
-    """The heartbeat of a worker, as 0.3.0 has it."""
+    """The heartbeat of a worker, with the interface of 0.3.0."""
 
     def __init__(self, running: Callable[[], process.Worker | None]) -> None:
         self._running = running

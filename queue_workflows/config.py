@@ -40,7 +40,7 @@ THROTTLES = frozenset({"ram", "swap", "gpu"})
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 EMBEDDED_DB_ENV = "QUEUE_WORKFLOWS_EMBEDDED_DB"
-"""Names a database of the embedded server to a process and to those that it starts, as `--db`."""
+"""Names a database of the embedded server, as `--db` does, to a process and its children."""
 MAX_APP_NAME = 200
 MAX_VERSION = 1_000_000_000
 MAX_LISTED_NODES = 500
@@ -255,7 +255,7 @@ class EngineConfig:
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.embedded_db = ""
-        """The database of the embedded server that `--db` names; a DSN beside it is refused."""
+        """The database of the embedded server that `--db` names; a DSN in addition is refused."""
         self.engine_pool_max = 4
         """Size of the pool of the engine's own calls, such as `jobs.enqueue()`; `serve` sets it
         from PG_POOL_SIZE and PG_MAX_OVERFLOW. The threads of an app seldom need more."""
@@ -762,7 +762,7 @@ def used_queues() -> frozenset[str]:
 
 
 def check_queue(queue: str, allowed: frozenset[str] | None = None) -> None:
-    """Raise `UnknownQueue` (a ValueError) that names the queue and those that exist."""
+    """Raise `UnknownQueue` (a ValueError) that names the queue and the existing queues."""
     known = queues() if allowed is None else allowed
     if queue not in known:
         remedy = "" if allowed == DAG_QUEUES else "; configure(ingest_queues=...) names more"

@@ -301,20 +301,20 @@ _outage_names: list[Callable[[BaseException], str | None]] = []
 
 
 def explain_by(explain: Callable[[Exception], QueueWorkflowsError | None]) -> None:
-    """Add a function that converts foreign errors which leave a command, or returns None."""
+    """Add a function that converts errors of other packages that end a command, or returns None."""
     _explanations.append(explain)
 
 
 def explained(error: Exception) -> QueueWorkflowsError | None:
-    """Return the error of ours that explains a foreign error to a person, or None."""
+    """Return the error of this package that explains an error of another one, or None."""
     return next(filter(None, (explain(error) for explain in _explanations)), None)
 
 
 def name_outages_by(name: Callable[[BaseException], str | None]) -> None:
-    """Add a function that returns the name of a service that is away by this error, or None."""
+    """Add a function that returns the name of the service whose outage caused an error, or None."""
     _outage_names.append(name)
 
 
 def outage(error: BaseException) -> str | None:
-    """Return the name of the service that is away by this error, or None."""
+    """Return the name of the service whose outage caused this error, or None."""
     return next(filter(None, (name(error) for name in _outage_names)), None)

@@ -64,7 +64,7 @@ def list(  # noqa: A001  the verb that users look for
 ) -> Rows:
     """Return the newest events: `name`, `key`, `value` (as JSON text) and `created_at`.
 
-    `name`: of this name alone.
+    `name`: of this name only.
     """
     if name is not None and not payload.is_storable(name):
         return []

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 PRUNE_BATCH = 5000
 """Events that one transaction deletes."""
 LATE: Final = timedelta(seconds=6)
-"""A transaction of the engine ends within 5 s: its events appear behind younger ones until then."""
+"""An event may become visible so much later than newer ones: transactions take up to 5 s."""
 FEED, FEED_RUNS = 5_000, 10_000
 _EVENT: Final = (
     "kind", "id", "job_id", "run_id", "node_id", "event_type", "attempt", "claim_no", "queue",
@@ -41,12 +41,12 @@ def get_run(
 ) -> JsonDict | None:
     """Return a run with its nodes in the workflow's order, each as `get_job` returns it, or None.
 
-    None: there is no such run. `nodes`: return only these nodes, with the whole run's counts.
-    `logs`: whether to read their logs; None: only of up to 60 nodes. `logs_left_out`: they were not
-    read, so that `log` is None, and `add_logs` reads them. A node that is not queued yet has `id`
-    None and status `waiting`. `output`: as `runs.output`. `counts`: nodes by status, of
-    `nodes_total`. `maps`: the graph's maps with their items by state, and as `items_failed` the
-    first failed. `loops`: the graph's, with their rounds and last state, then those of `nodes`.
+    `nodes`: return only these nodes; the counts stay those of the whole run. `logs`: whether to
+    read logs; None reads them for up to 60 nodes. If `logs_left_out`, each `log` is None, and
+    `add_logs` reads it. A node that is not queued yet has `id` None and status `waiting`. `output`:
+    as `runs.output`. `counts`: nodes by status, of `nodes_total`. `maps`: the maps of the graph,
+    each with its items by state and the first `items_failed`. `loops`: the loops of the graph, then
+    the loops in the items of `nodes`, each with its rounds and last state.
     """
     with db.transaction(conn) as own:
         return job_history.of_run(own, run_id, nodes=nodes, logs=logs)
@@ -208,8 +208,8 @@ NO_RIGHTS: Final = (
 def count_step(conn: db.Connection | None = None, *, most: int = COUNTED_AT_ONCE) -> bool:
     """Add events that are not counted yet to totals that never fall; return whether more are left.
 
-    Those of `most` transactions at most, in one transaction, which never is an app's. Does nothing
-    while another one counts. `conn`: a connection outside of a transaction; None: one of the pool.
+    Counts the events of up to `most` transactions, in a transaction of its own. Does nothing while
+    another process counts. `conn`: a connection outside of a transaction, by default of the pool.
     """
     with db.statement(conn) as own, own.transaction():
         statements.retention.set_timeout(own, timeout=COUNT_TIMEOUT)

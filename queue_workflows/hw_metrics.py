@@ -198,7 +198,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows if row.get(key) is not None]
         if not all(stored_json.number(value) is not None for value in values):
-            # Times, and values that this sampler has not written.
+            # The value is a time, or was written by other code than this.
             found[key] = values[-1]
         elif not values:
             found[key] = None

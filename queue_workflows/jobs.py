@@ -239,7 +239,7 @@ def get(job_id: str, *, kind: None = None, conn: Any = None) -> Row | None: ...
 def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     """Return a job's row, or None if there is none; `history.get_job` has its attempts and log.
 
-    `kind`: `node` or `ingest` looks for that kind alone. `conn` (psycopg, SQLAlchemy, Django): read
+    `kind`: `node` or `ingest` searches only that kind. `conn` (psycopg, SQLAlchemy, Django): read
     in its transaction.
     """
     with db.statement(conn) as own:
@@ -358,7 +358,7 @@ def cancel(job_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
 
 
 def _cancel_in_run(conn: db.Connection, run_id: str, ids: builtins.list[str]) -> Rows:
-    """Cancel jobs of a run, and with them the run; return the rows of those that were not over."""
+    """Cancel jobs of a run, and with them the run; return the rows of the changed jobs."""
     statements.runs.lock(conn, run_id=run_id)
     rows = statements.cancellation.cancel[job_tables.NODE_JOBS.name](conn, ids=ids)
     if rows:
@@ -424,7 +424,7 @@ def steps(job_id: str, *, conn: db.Connection | None = None) -> Rows:
 
 
 def _forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, step: str) -> None:
-    """Delete the first step of this name and those that began after it."""
+    """Delete the first step of this name and the steps that began after it."""
     rows = statements.job_steps.of_job(conn, table=table.name, job=job_id)
     known = dict.fromkeys(row["name"] for row in rows)
     if step not in known:
@@ -619,7 +619,7 @@ def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
 
 
 def _reopen_all(conn: db.Connection, ids: Sequence[str]) -> set[str]:
-    """Queue failed and cancelled jobs again; return those whose idempotency key another job has."""
+    """Queue failed and cancelled jobs again; return jobs whose idempotency key another job has."""
     try:
         with conn.transaction():
             statements.retry_jobs.reopen_ingest(conn, jobs=[*ids])

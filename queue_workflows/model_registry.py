@@ -35,7 +35,7 @@ class ModelSpec:
         size: Any = self.est_vram_gb
         if isinstance(size, str) or not _is_size(size):
             raise errors.InvalidConfig(f"model {self.id!r}: est_vram_gb must be a number >= 0")
-        # A number of another library's is no JSON.
+        # A number type of another library, such as numpy's, cannot be stored as JSON.
         object.__setattr__(self, "est_vram_gb", float(size))
 
 

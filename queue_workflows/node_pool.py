@@ -55,7 +55,7 @@ class NodePool:
         self._now = now_fn
         self._check_at = self._drained_at = self._promoted_at = -math.inf
         self._drain_at: float | None = None
-        """The time at which events that were notified are drained."""
+        """When to drain the outbox because of a notification; None if there was none."""
         self._kept = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         self._begin = run_cache.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)

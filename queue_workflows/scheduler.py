@@ -247,7 +247,7 @@ class Ticker:
     """Fires what is due by the database's clock, and waits by the process's monotonic one.
 
     `schedule` None follows `set_ingest_schedule`, also when it changes, and the table `schedules`;
-    a given one fires its own entries alone. `now_fn` replaces the database's clock (a datetime),
+    a given one fires only its own entries. `now_fn` replaces the database's clock (a datetime),
     `sleep_fn` the waiting, which `stop()` then does not interrupt. `boot_kick`: the first call
     queues each old-style entry of which nothing was queued within its period. `listens` False: it
     is told by `wake` that the table has changed, and needs no connection for that.

@@ -164,13 +164,13 @@ def pause(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -
 def resume(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
     """Let a paused schedule fire again; instants of the pause never fire.
 
-    `by`, `reason`, and errors, as of `pause`.
+    `by`, `reason` and the errors are as in `pause`.
     """
     _demand("resume", name, conn, who, statements.schedule_definitions.set_paused, paused=False)
 
 
 def remove(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
-    """Delete a schedule; `by`, `reason`, and errors, as of `pause`.
+    """Delete a schedule; `by`, `reason` and the errors are as in `pause`.
 
     One that the code of a scheduler still names comes back when that scheduler starts.
     """
@@ -203,7 +203,7 @@ def _unknown(name: str, conn: db.Connection | None) -> errors.UnknownSchedule:
 
 
 def run_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> str | None:
-    """Fire a schedule now, beside its instants; return the id of the job or run.
+    """Fire a schedule now, in addition to its instants; return the id of the job or run.
 
     Returns None if its overlap policy or its idempotency key holds it back. A paused schedule fires
     too. `by`, `reason`: as in `add`. Raises `UnknownSchedule` (a KeyError), and what `add` raises.

@@ -23,7 +23,7 @@ from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 PAGE: Final = 200
 """Parts that one statement reads."""
 PAGE_BYTES: Final = 1024 * 1024
-"""Bytes of parts that one statement returns, beside the part that is the last one."""
+"""Bytes of parts that one statement returns, without the last of its parts."""
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 1.0
 """Longest seconds between two reads of a follower that nothing wakes; the pause grows. Nothing
@@ -104,7 +104,7 @@ def read(job_id: str, name: str | None = None, *, after: str | None = None) -> l
 def follow(
     job_id: str, name: str | None = None, *, after: str | None = None
 ) -> Generator[Part, None, None]:
-    """Yield the parts of a job as `read` returns them, and those to come, until the job has ended.
+    """Yield the parts of a job as `read` returns them, also new ones, until the job has ended.
 
     A notification of each batch wakes it; it also reads after 0.1 s, growing to 1 s.
     """

@@ -65,7 +65,7 @@ DagQueue: TypeAlias = Literal["cpu", "gpu"]
 
 TERMINAL_RUN_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalRunStatus))
 TERMINAL_JOB_STATUSES: Final[frozenset[str]] = frozenset(get_args(TerminalJobStatus))
-"""Those of both families of jobs; only nodes are `skipped`."""
+"""The terminal states of both job families; only nodes are `skipped`."""
 
 
 class Run(TypedDict):
@@ -269,7 +269,7 @@ class JobOptions(TypedDict, total=False):
     timeout_s: float | None
     """Longest time that an attempt takes; None: its queue's budget."""
     headers: Mapping[str, str] | None
-    """Texts beside the args: trace ids and the like."""
+    """Texts besides the args, such as trace ids."""
 
 
 class JobKeywords(JobOptions, total=False):

@@ -10,11 +10,11 @@ from benchmarks.bench import Bench, until
 from benchmarks.measurements import drain
 from queue_workflows import db, run_store
 
-ABOUT = """A run of 100 nodes, each depending on the one before, with `queue-orchestrator` and two
-idle cpu workers; a hop is the time between the starts of two handlers that follow each other, over
-the whole chain. In the second row each node also gets the result of the one before. Bare: two
-processes that LISTEN; the one that claims a job ends it, inserts the next and notifies, in one
-transaction, and then waits for a notification like the other."""
+ABOUT = """A run of 100 nodes, each of which depends on the previous one, with `queue-orchestrator`
+and two idle cpu workers. A hop is the time between the starts of two handlers that follow each
+other, over the whole chain. In the second row each node also gets the result of the previous node.
+Bare is two processes that LISTEN. The one that claims a job ends it, inserts the next and notifies,
+in one transaction. Then it waits for a notification like the other one."""
 NODES = 100
 _CHAIN = (
     "SELECT (max((context_delta ->> 'ns')::bigint) - min((context_delta ->> 'ns')::bigint)) / 1e6"

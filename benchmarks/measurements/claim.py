@@ -15,10 +15,10 @@ from queue_workflows import db
 from queue_workflows.claim import claims, job_tables, outcomes
 from queue_workflows.db import statements
 
-ABOUT = """The worker's own statement, which finishes the job it has and claims the next, on a kept
-connection: the median of 300 (`--quick`: 90). It runs alternately on a database with 1,000 queued
-jobs and on one with more rows. The ratio is the median on the larger one divided by the median on
-the other one, taken for each block of 30. The larger database has one of these:
+ABOUT = """The worker's own statement, which finishes one job and claims the next, on an open
+connection: the median of 300 calls (`--quick`: 90). The calls alternate between a small database
+with 1,000 queued jobs and a large one with more rows. For each block of 30 calls, the median on the
+large database is divided by the median on the small one. The large database has one of these:
 
 - more queued jobs
 - 1,000 queued jobs, and 100,000 that are not due
@@ -26,13 +26,13 @@ the other one, taken for each block of 30. The larger database has one of these:
 - 1,000 queued jobs behind 100,000 older ones of a paused partition (ingest jobs only)
 - 1,000 queued jobs, and 1,000,000 finished ones
 
-Each is measured twice, on new connections whose plans are made again: with the statistics of the
-empty tables, then after ANALYZE (autovacuum is off for these tables, so that they stay what they
-are). Rows are loaded by INSERT … SELECT generate_series; nodes belong to a run per 1,000. Bare is
-the bare loop's step on as many rows, after ANALYZE. The orchestrator's poll is the one statement by
-which it finds out whether there is anything to do. It runs on 40 pairs of new connections, one to
-each database. The two of a pair are opened in alternating order, because the core on which a server
-process runs matters for a statement of 0.1 ms."""
+Each is measured twice, on new connections without cached plans: first with the statistics of the
+empty tables, then after ANALYZE. Autovacuum is off for these tables, so that the statistics do not
+change. Rows are loaded by INSERT … SELECT generate_series; 1,000 nodes belong to each run. Bare is
+the statement of the bare loop on the same number of rows, after ANALYZE. The orchestrator's poll is
+the one statement by which it finds out whether there is anything to do. It runs on 40 pairs of new
+connections, one to each database. The two connections of a pair are opened in alternating order,
+because the core on which a server process runs matters for a statement of 0.1 ms."""
 BASE = 1000
 BLOCK = 30
 _TABLES = (

@@ -14,14 +14,15 @@ from queue_workflows import db, jobs, run_store
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
 
-ABOUT = """3,000 jobs whose handlers do nothing wait in the queue when one worker process sees them;
-the rate is from the first start to the last finish by the stored times (for nodes: to the end of
-the run). `queue-claim-worker`, whose handlers run in one executor, serves ingest jobs one by one;
-for nodes, it and `queue-orchestrator` work on one run of 3,000 independent nodes, and then on 500
-runs of one node, from the start of the first node to the end of the last run. Bare is a process
-with one connection that calls one SQL function a job, which finishes the job it has and then claims
-the next: one round trip and one commit a job, no events, no fence. Ratios are to the mean of the
-bare rounds before and after."""
+ABOUT = """3,000 jobs whose handlers do nothing are all in the queue when one worker process begins
+to claim them. The rate is computed from the times that the database stored: the first start and the
+last finish (for nodes: the end of the run). `queue-claim-worker`, whose handlers run in one
+executor, runs ingest jobs one by one. For nodes, it and `queue-orchestrator` work on one run of
+3,000 independent nodes, and then on 500 runs of one node, from the start of the first node to the
+end of the last run. Bare is a process with one connection. It calls one SQL function for each job,
+which finishes the current job and claims the next one. So each job costs one round trip and one
+commit. Bare has no events and no fence. The ratio compares with the mean of the bare rounds before
+and after."""
 JOBS = 3000
 QUICK_JOBS = 1000
 RUNS = 500

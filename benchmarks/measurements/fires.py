@@ -10,11 +10,12 @@ from benchmarks.bench import Bench, until
 from queue_workflows import db, scheduler
 
 ABOUT = """Lateness: one `queue-scheduler` and one schedule, `every 1s`. The time is from the
-instant to the row of the fire, both by the server's clock: how long after its time the scheduler
-has woken up, locked the schedule and claimed the instant. Beside it, on a database of its own,
-another scheduler has 10,000 schedules of which none is due: its transactions are the commits and
-rollbacks that `pg_stat_database` counts. Then a scheduler in this process has the 10,000: a tick is
-one call of `Ticker.run_once()`, with all that the database does in it."""
+instant to the row of the fire, both by the server's clock. It includes that the scheduler wakes up,
+locks the schedule and claims the instant. The transactions of an idle scheduler are measured at the
+same time, on another database with 10,000 schedules, none of them due. They are the commits and
+rollbacks that `pg_stat_database` counts there. After that a scheduler in the process of the
+benchmark has these 10,000 schedules. A tick is one call of `Ticker.run_once()`, with all work that
+the database does for it."""
 _PREPARE = """
 CREATE TABLE fire_times (ms double precision NOT NULL);
 CREATE FUNCTION note_fire() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -12,11 +12,11 @@ from benchmarks.bench import Bench
 from queue_workflows import db, queues
 from queue_workflows.claim import claims, job_tables, outcomes
 
-ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 (`--quick`:
-10,000) jobs, of one partition or of a hundred. After that a worker's statement, which finishes the
-job it has and claims the next, runs 300 times. The figure is the longest time until it has the next
-job. The note has the time for setting the limit. There is no bare figure: the bare loop has no
-limits."""
+ABOUT = """A limit of one job at once for each partition is set on a queue of 100,000 jobs
+(`--quick`: 10,000), which belong to one partition or to a hundred. After that a worker's statement
+runs 300 times; it finishes one job and claims the next. The figure is the longest time until the
+worker has the next job. The note has the time for setting the limit. There is no bare figure,
+because the bare loop has no limits."""
 STEPS = 300
 
 
@@ -28,7 +28,7 @@ def run(bench: Bench) -> Iterator[results.Row]:
             _load(url, count, partitions)
             longest_ms, set_ms = _longest(conn)
         yield results.Row(
-            f"longest claim after a limit on {count:,} queued, of {partitions} partition(s)",
+            f"longest claim after a limit was set, {count:,} queued, partitions: {partitions}",
             longest_ms,
             "ms",
             note=f"setting it took {set_ms:.0f} ms",

@@ -10,11 +10,11 @@ from benchmarks.measurements import fan
 from queue_workflows import db
 
 ABOUT = """A run of one node that returns a list of N items, a map with one node for each of them,
-and a join, with `queue-orchestrator` and two cpu workers: from the COMMIT of `insert_run` to the
-start of the join's handler. Here the column `bare` has the time of a fan of the same size (see
-`fan`), measured alternately with the map. The ratio is to that time. A map of 10,000 (not with
-`--quick`) shows that an item costs no more in a larger map: that ratio is the time per item at
-10,000 divided by the time per item at 1,000."""
+and a join, with `queue-orchestrator` and two cpu workers. The time is from the COMMIT of
+`insert_run` to the start of the join's handler. Here the column `bare` has the time of a fan of the
+same size (see `fan`), measured alternately with the map. The ratio is to that time. A map of 10,000
+items (not with `--quick`) shows that an item does not cost more in a larger map. For this map the
+ratio is the time per item at 10,000 divided by the time per item at 1,000."""
 
 PEER_ITEMS = 500
 """Items for the libraries compared with, whose rate is per item; of ours the map of 1,000."""

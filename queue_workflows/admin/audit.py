@@ -12,8 +12,8 @@ from queue_workflows.db import statements
 from queue_workflows.types import Row
 
 STATEMENT_TIMEOUT_S = 60.0
-"""For one invariant: three times the figure of a million jobs. A longer snapshot would keep vacuum
-from its work."""
+"""Seconds that the check of one invariant may take, three times its duration with a million jobs. A
+longer snapshot would keep vacuum from removing old rows."""
 COMMIT_S = 15.0
 """How long a transaction under way may still change acknowledged rows: three times the 5 s that
 an engine transaction may take."""

@@ -568,7 +568,7 @@ def versions(conn: db.Connection) -> Iterable[Finding]:
 
 @_check("lock keys", WARNING)
 def lock_keys(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Finding]:
-    """Has each lock key stayed with a queue that a worker serves?"""
+    """Is there a worker for each queue whose jobs lost their lock keys to others?"""
     remedy = (
         "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
         "paused, or `queue-workflows jobs cancel --queue {0}`"

@@ -1,4 +1,4 @@
-"""Read the nodes of a stored definition, whatever SQL has written there, and those of its items."""
+"""Read the nodes of a stored definition and of its map items, even if plain SQL damaged it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def without_keys(node_id: str) -> tuple[str, list[str]]:
 
 
 def all_entries(definition: Any) -> dict[str, Row]:
-    """Return the entries of a stored definition, with those in the bodies of maps.
+    """Return the entries of a stored definition, and the entries in the bodies of maps.
 
     The key is the node's id, in a body that of a node of any item: `cut[]/encode`. The ids in an
     entry of a body are relative to the item.
@@ -138,9 +138,10 @@ def loops(definition: Any, names: Iterable[str]) -> dict[str, Row]:
 
 
 def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return what each node of a graph waits for, also the nodes of the items of these nodes.
+    """Return the nodes that each node waits for, for the graph and for the items of `names`.
 
-    An item's first nodes wait for what its map waits for, and the map waits for its items' last.
+    The first nodes of an item wait for the nodes before its map. The map waits for the last nodes
+    of its items.
     """
     entries = all_entries(definition)
     deps = {name: node["deps"] for name, node in graph_nodes(definition).items()}
@@ -208,7 +209,7 @@ def hint(conn: db.Connection, run_id: str, name: str) -> str:
 
 
 def key_hint(conn: db.Connection, run_id: str, key: str, map_id: str | None = None) -> str:
-    """Return "; did you mean ...?" for a key that no item of the map has, or of all maps, or ""."""
+    """Return "; did you mean ...?" for a key that no item has, of one map or of all; else ""."""
     return errors.hint(key, _keys(conn, run_id, key, map_id))
 
 

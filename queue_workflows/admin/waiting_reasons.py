@@ -25,7 +25,7 @@ COUNTED = 10_000
 CANNOT = frozenset({"off", "unknown_node", "version", "model", "vram"})
 """Clauses of a worker that will not take the job as things are."""
 DEPENDENCIES = 3
-"""Unfinished dependencies of a node that are named."""
+"""How many unfinished dependencies of a node are named at most."""
 GROUPED = 1_000
 """Jobs of a queue, and blocked ones of a family, that `groups` reads."""
 BUCKETS = 100
@@ -411,7 +411,7 @@ def _of_unserved(row: Row, limits: Row | None) -> str:
 
 
 def _of_partition(row: Row) -> tuple[str, str]:
-    """Return the clause and text that keep the waiting jobs of a job's partition."""
+    """Return why the jobs of a job's partition wait, as a clause and a text."""
     key = row["partition_key"]
     if row["partition_paused"]:
         return "paused", f"partition {key} is paused{_until(row['partition_until'])}"

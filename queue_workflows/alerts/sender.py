@@ -1,6 +1,6 @@
 """Send alerts of failures to the app's hook and to a command, outside of every transaction.
 
-Triggers write the rows of failures. Each sender claims its failures, within the limit of all.
+Triggers write the rows of failures. Each sender claims rows; one rate limit holds for all senders.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from queue_workflows.runtime import app_loading, display, external_tool, masking
 from queue_workflows.types import FailureHook, JsonDict, NowFn, Row
 
 PER_MINUTE = 10
-"""Calls within a minute, of all schedulers; the last one sums up the rest, so that an outage does
-not flood people."""
+"""Most calls of all schedulers within a minute. The last one sums up the other failures, so that an
+outage does not flood people."""
 TIMEOUT_S = 10.0
-"""Seconds that the failure hook, and the command, may take; so long it holds up the next alert."""
+"""Seconds that the failure hook, and the command, may take. The next alert waits for them."""
 MAX_AGE_S = 3600.0
-"""Age in seconds at which a failure is not sent any more, as after a long outage."""
+"""A failure of this age in seconds is not sent any more, for instance after a long outage."""
 POLL_S = 5.0
-"""Seconds between two looks for failures to send."""
+"""Seconds between two polls for failures to send."""
 ANNOUNCE_S = 15.0
-"""Seconds between two notes that a sender is there."""
+"""Seconds between two records that a sender is running."""
 LEASE_SPARE_S = 30.0
 """Seconds that a sender has to record its calls, besides the timeouts of its calls."""
 STOP_GRACE_S, STOP_S = 2.0, 3.0
@@ -40,7 +40,7 @@ STOP_GRACE_S, STOP_S = 2.0, 3.0
 STEP_S = 0.1
 """Seconds between two checks whether the caller of a hook has to stop."""
 TRIES = 2
-"""How often a failure is taken: a second time after a sender that died during the call."""
+"""How often a failure is claimed: a second time if a sender died during the call."""
 PATIENCE_S = 60.0
 """Seconds for which a failure is left to senders of the app whose code has a function for it."""
 ERROR_LIMIT = 2000
@@ -125,7 +125,7 @@ class Sender:
         self._ends_at = float("inf")
 
     def start(self) -> None:
-        """Start its thread, which looks for failures every POLL_S."""
+        """Start its thread, which polls for failures every POLL_S."""
         whom = ["the app's functions"] if self._settings.has_hook else []
         whom += [self._settings.command[0]] if self._command else []
         _log.info(

@@ -39,7 +39,7 @@ _OFFERS = ("source", "turnout_options", "options", "library", "accept")
 
 
 def steps(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Return the steps of a workflow, and those inside its maps."""
+    """Return the steps of a workflow, and the steps inside its maps."""
     for step in cast("list[Mapping[str, Any]]", document["steps"]):
         yield step
         if step.get("kind") == "map" and "steps" in step:
@@ -49,7 +49,7 @@ def steps(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def check(
     document: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Yield what expanding ignores; the documents must be accepted by it."""
+    """Yield a finding for each part that expanding ignores; it must accept the documents."""
     seen: set[str] = set()
     outer = {id(step) for step in document["steps"]}
     for step in steps(document):
@@ -78,7 +78,7 @@ def check(
 def _pipeline(
     step: Mapping[str, Any], schema: Mapping[str, Any], seen: set[str], at: str
 ) -> Iterator[Finding]:
-    """Check a step's pipeline, once for all steps, and what the step gives to it."""
+    """Check the inputs of a pipeline step, and its pipeline unless an earlier step has it, too."""
     yield from _unread_inputs(step, schema, at)
     if step["pipeline"] not in seen:
         seen.add(step["pipeline"])

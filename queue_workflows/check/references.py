@@ -43,7 +43,7 @@ class References:
         """Check the refs of a node's inputs, of its `skip_if`, and of an input step's options."""
         found: list[tuple[graph.Node, str, Any]] = []
         if node.choice is not None:
-            # The arms' first nodes decide, so they must wait for what the value is taken from.
+            # The first nodes of the arms read the value, so they must wait for its node.
             ends = node.choice.ends
             first = min(node.choice.members[ends[0]], key=self.graph.position.__getitem__)
             found.append((self.graph.nodes[first], "its value", node.choice.on))

@@ -47,7 +47,7 @@ class Ahead(NamedTuple):
 
     generation: int
     rows: str | None
-    """The rows of a plan as JSON text; None: none."""
+    """The rows of the plan as JSON text, or None if it has none."""
     complete: bool
     revision: int = 0
 
@@ -62,7 +62,7 @@ class Done(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """When to claim again, if a claim returned fewer jobs than it may. None: unknown."""
+    """When to claim again, after a claim that returned fewer jobs than it may. None: unknown."""
 
     limit_s: float | None = None
     """Seconds until a limit of an ingest queue admits the next job; None too if one was claimed."""
@@ -84,8 +84,8 @@ def claim(
 
     Returns the rows that `claims:ingest_rows` and `claims:node_rows` describe, one for each job,
     and perhaps one without an id, which has the seconds of a `Wait`. A link returns raw rows.
-    `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it looks for delayed
-    ones; None: not at all. `only`: claims this job or none, wherever it stands in the queue. One
+    `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it reads delayed
+    ones, or None. `only`: claims this job or none, wherever it stands in the queue. One
     transaction, after the errors that handlers of ingest jobs logged. Raises CLAIM_LOST if one of
     the claims to record is lost. A worker of a gpu queue claims and records one job at a time.
     """
@@ -152,7 +152,7 @@ _NOTHING: Final[dict[str, Any]] = {
     "detail": None, "received": None, "generation": None, "revision": 0, "rows": None,
     "complete": None,
 }  # fmt: skip
-"""The parameters without a completed node."""
+"""The parameters of a claim that records no completed node."""
 
 
 def _node_json(done: Done) -> str:

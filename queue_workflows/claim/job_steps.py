@@ -116,7 +116,7 @@ _OPERATIONS: Final[dict[str, _Operation]] = {
 def store_cursors(
     cursors: Mapping[job_tables.Lease, Iterable[outcomes.Cursor]],
 ) -> db.Script[None]:
-    """Store how far the cursors of claimed jobs are; leave out those whose claim is lost."""
+    """Store how far the cursors of claimed jobs are; skip a job whose claim is lost."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         rows = [
             (lease, *each) for lease in cursors if lease.table == table for each in cursors[lease]

@@ -81,7 +81,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of an error and of its causes; of the error alone if that fails."""
+    """Return the traceback of an error and of its causes; of the error only if that fails."""
     try:
         trace = traceback.TracebackException.from_exception(error)
         if isinstance(error, errors.QueueWorkflowsError) and _is_ours_alone(trace):

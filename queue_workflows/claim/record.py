@@ -252,10 +252,11 @@ def fail(
 def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:
     """Hand back a node that its worker does not know; return the row, or the error if it must fail.
 
-    It fails after UNKNOWN_NODE_S if no live worker is left that may know it, after UNKNOWN_BOUNDS
-    times that if none reports it, and at once if workers do not report: then nobody can say who
-    else is there. The wait before the next claim grows from 1 s to UNKNOWN_MAX_S. Workers of
-    `keep_for` may claim it at once. None: the claim is lost.
+    It fails UNKNOWN_NODE_S after the first such claim if no other live worker may know it. If
+    others may, but none reports it, it fails after UNKNOWN_BOUNDS times as long. If workers send
+    no heartbeats, it fails at once, since the other workers are unknown. Each wait before the next
+    claim is longer, from 1 s to UNKNOWN_MAX_S, except for workers of the host `keep_for`. Returns
+    None if the claim is lost.
     """
     stale_s = config.STALE_WORKER_AFTER_S.read()
     found = yield from statements.handback.unknown.script(job=lease.job_id, stale_s=stale_s)
@@ -317,7 +318,7 @@ def release_strays(
 ) -> db.Script[list[Row]]:
     """Hand back the jobs that a worker has claimed without knowing it; return the changed rows.
 
-    Such claims come from commits whose reply was lost. `known`: those that it knows; it may know an
+    Such claims come from commits whose reply was lost. `known`: its known claims; it may know an
     earlier claim of the same job.
     """
     rows = yield from statements.handback.strays[table.name].script(worker=worker_id)

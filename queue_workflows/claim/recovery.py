@@ -144,9 +144,9 @@ def reclaim_dead(
 ) -> list[Row]:
     """Take back at once the jobs that a dead process held, of one table; return the changed rows.
 
-    Counts a crash of each, for which `evidence` is the reason: it is queued again as after a lapse,
-    and has failed as poison at MAX_CRASHES. A claim that is lost is left alone, as is one whose
-    change the database refuses: see `row_isolation.change_all`.
+    Counts a crash of each job, with `evidence` as the error. The job is queued again as after a
+    lapse, or has failed as poison after MAX_CRASHES. A claim that is lost is left alone, as is one
+    whose change the database refuses: see `row_isolation.change_all`.
     """
     if not leases:
         return []

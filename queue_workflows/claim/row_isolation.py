@@ -123,12 +123,12 @@ class Duty(NamedTuple):
     def picked(
         self, conn: db.Connection, aside: list[str], ids: list[str] | None = None
     ) -> list[str]:
-        """Lock a batch of rows, or those of `ids` that are still due, and return their ids."""
+        """Lock a batch of rows, or the rows `ids` if they are still due, and return their ids."""
         rows = self.pick(conn, **self.given, aside=aside, ids=ids)
         return [row["id"] for row in rows]
 
     def do(self, conn: db.Connection, ids: list[str] | None = None) -> list[Row]:
-        """Do one batch, or those of `ids` that are still due, in the transaction that is open."""
+        """Do one batch, or the rows `ids` if they are still due, in the open transaction."""
         self.prepare(conn)
         found = self.picked(conn, [], ids)
         return self.change(conn, **{**self.given, "ids": found}) if found else []
@@ -305,10 +305,10 @@ def attempted(script: db.Script[T]) -> db.Script[T | db.Error]:
 def set_aside(
     table: job_tables.JobTable, job_id: str, *, error: str, lease: job_tables.Lease | None = None
 ) -> db.Script[Literal["failed", "set_aside"] | None]:
-    """End a job that the database refuses: a queued one, or the one of a claim.
+    """Fail a job that the database refuses to change; if that is refused too, block it.
 
-    Returns `failed`, `set_aside` (blocked, since it cannot be failed either), or None if nothing
-    about it can be written, or it is neither queued nor under the claim.
+    Without `lease` the job must be queued, else held by this claim. Returns `failed`, `set_aside`
+    (blocked), or None if the job has another state or no change of it can be written.
     """
     given: dict[str, Any] = {"job": job_id, "worker": None, "claim": None}
     if lease is not None:
@@ -326,7 +326,7 @@ def change_all(
     leases: Sequence[job_tables.Lease],
     one: Callable[[job_tables.Lease], db.Script[Row | None]],
 ) -> db.Script[list[Row]]:
-    """Return the rows of `change`; if a row makes it fail, those of `one` for each claim.
+    """Return the rows of `change`; if a row makes it fail, the rows of `one` for each claim.
 
     Then each claim is changed in a transaction or savepoint of its own. A claim whose change the
     database refuses is logged, and ends with its lease.

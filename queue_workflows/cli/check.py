@@ -166,7 +166,7 @@ def tree(definition: Mapping[str, Any], needs: Iterable[str], *, unicode: bool) 
 
 
 def _branches(members: Collection[Any], unicode: bool) -> Iterator[tuple[Any, str, str]]:
-    """Return each member with what stands before it and before the lines below it."""
+    """Yield each member with the prefix of its line and the prefix of the lines below it."""
     branch, down, last, under = _BRANCHES[unicode]
     for number, member in enumerate(members, start=1):
         yield (member, last, under) if number == len(members) else (member, branch, down)
@@ -236,7 +236,7 @@ def _folded(nodes: Nodes) -> Nodes:
 
 
 def _short(node: Mapping[str, Any]) -> str:
-    """Return a node's id without its step; the id of a node that has its step's."""
+    """Return a node's id without the step; the whole id if it is the step's own."""
     return node["id"].partition("/")[2] or node["id"]
 
 

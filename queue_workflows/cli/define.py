@@ -130,7 +130,7 @@ def command(
 
 
 def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Parameter:
-    """Return the parameter that typer makes the option or argument of this line of."""
+    """Return the parameter from which typer makes the option or argument of this line."""
     head, _, text = line.partition("  ")
     words, more = head.split(), dict[str, Any]()
     option = words.pop(0) if words[0].startswith("--") else None

@@ -405,7 +405,7 @@ def _tls(target: _Target, sslmode: str, timeout_s: float) -> Finding:
 
 
 def _refused(where: _Destination, message: str) -> Findings:
-    """Yield the step that a refused connection failed at, and those before it that passed."""
+    """Yield the steps of a refused connection that passed, and the step that failed."""
     user, dbname = where.user or "of this account", where.dbname
     kind = refusal(message)
     remedies = {
@@ -450,7 +450,7 @@ def _round_trip(conn: db.Connection) -> Finding:
 # --- the invariants ----------------------------------------------------------------------------
 
 OFFENDERS = 5
-"""Offenders shown of each invariant, enough to start from."""
+"""Rows shown for each broken invariant; a few are enough to start from."""
 _MARKS = {"ok": "ok", "broken": "BROKEN", "unfinished": "UNFINISHED", "elsewhere": "-"}
 
 

@@ -1,4 +1,4 @@
-"""Choose the processes that an app or a run needs, and run them beside a command."""
+"""Choose the processes that an app or a run needs, and run them while a command runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from queue_workflows.cli import fleet
 sys.exit(fleet.serve(*map(int, sys.argv[1:])))
 """
 _SETTINGS = ("db_url_env", "db_url_env_named", "host_label_env", "embedded")
-"""What a parent, which does not load the app, needs of what it has configured."""
+"""The settings of the app that a parent needs, since it does not load the app."""
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 _PAGES_NEED: Final = ("fastapi", "uvicorn", "pydantic_settings", "jinja2", "python_multipart")
 """Imports of the dashboard. This process does without them, as they need 40 MB."""
@@ -57,20 +57,20 @@ PATIENCE_S = 2.0
 
 
 class Roles(NamedTuple):
-    """What runs beside the orchestrator.
+    """The processes that run besides the orchestrator.
 
-    One worker process has all jobs but those of GPUs, each of which has a worker of its own.
+    Each GPU has a worker process of its own. One more worker process serves all other queues.
     """
 
     cpu: int
     """How many jobs of the queue cpu run at once."""
     gpu: int
     ingest: tuple[str, ...]
-    """Queues with one job at once, beside those of the pool."""
+    """Queues with one job at once, besides the queues of `pool`."""
     scheduler: bool
     pool: tuple[shapes.Entry, ...] = ()
     cards: tuple[int, ...] = ()
-    """The GPUs that get a worker each, beside those that `gpu` counts."""
+    """The GPUs that get a worker each, besides the `gpu` workers."""
 
     def entries(self) -> list[shapes.Entry]:
         """Return how many jobs of each ingest queue run at once."""
@@ -304,10 +304,10 @@ class Fleet:
 
 
 def serve(ours: int, orders: int, said: int, *theirs: int) -> int:
-    """Be the parent of a `Fleet` in process `ours`, in a process of its own; return its exit code.
+    """Run as the parent process of the `Fleet` in process `ours`; return the exit code.
 
-    It waits for an order, unless `ours` ends before. Beside a picture, what it says itself goes to
-    the pipe `said`.
+    It waits until the pipe `orders` has a line with its children and settings, and exits if `ours`
+    ends before. With a log file for the children, its own messages go to the pipe `said`.
     """
     for each in theirs:
         os.close(each)
@@ -407,7 +407,7 @@ def _knows(workflow: str) -> bool:
 
 
 def unserved(queues: set[str]) -> set[str]:
-    """Return those of the queues that no live worker serves.
+    """Return which of the queues no live worker serves.
 
     A worker of this machine whose process has ended counts as dead.
     """

@@ -26,8 +26,8 @@ FIRST_TICK_S = 0.02
 TICK_GROWS = 1.15
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
-"""Seconds between two looks at a run, few at first, as it may be short, then as many as its size
-allows."""
+"""Seconds between two reads of a run. The first pauses are short, as the run may be; later ones
+depend on the size of the run."""
 OUTPUT_S = 0.5
 """Seconds between two reads of what handlers print and stream, at least."""
 LAST_S = 0.1

@@ -62,9 +62,9 @@ class _Plan(NamedTuple):
     steps: list[ledger.Migration]
     """In the order of their execution."""
     parts: list[functions.Part]
-    """Parts of the set that are installed, as they differ from this code's or are damaged."""
+    """Parts to install, because they are not of this code or were changed."""
     damaged: list[functions.Part]
-    """Parts that are installed again, because one of their objects was changed."""
+    """The parts among them of which an object was changed after the installation."""
     problems: list[functions.Problem]
 
 
@@ -106,7 +106,7 @@ def _verify(words: str, plan: _Plan) -> define.Shown:
 
 
 def _print(plan: _Plan) -> None:
-    """Print the SQL, but for the ledgers; with functions and triggers, as one transaction."""
+    """Print the SQL without the ledgers. With functions and triggers it is one transaction."""
     texts = [(step.down or "") if plan.is_down else step.up for step in plan.steps]
     if plan.parts:
         settings = f"{statements.installed_objects.settings.text.decode()};"

@@ -237,7 +237,7 @@ def remove(name: str) -> define.Shown:
 
 @contextlib.contextmanager
 def _naming_app(app: str | None) -> Generator[None]:
-    """Add to the error of an unknown name that --app may have it."""
+    """Add a hint at --app to the error of an unknown queue or task, if --app was not given."""
     try:
         yield
     except (errors.UnknownQueue, errors.UnknownTask) as error:

@@ -1,6 +1,6 @@
 """Read a run and print it: line by line while it runs, as a page, or as a summary at its end.
 
-`tree` draws it on a terminal, and is loaded for that alone.
+`tree` draws it on a terminal, and is loaded for that only.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Reader:
 
 
 class View:
-    """A way to show a running run; this one shows important lines alone."""
+    """A way to show a running run; this one shows only important lines."""
 
     def __init__(self, echo: Callable[[str], object]) -> None:
         self.print_message = echo

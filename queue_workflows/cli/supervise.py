@@ -27,7 +27,7 @@ MAX_DELAY_S = 300.0
 It starts at FIRST_DELAY_S and doubles each time. Twice this long without a restart resets it.
 """
 STOP_S = 0.8
-"""The rest of the second in which the command stops, after it has stopped the loop."""
+"""Seconds left for the other parts after the loop is stopped; the command stops within 1 s."""
 OUTPUT_BYTES = 4000
 
 _log = logging.getLogger("queue_workflows.supervise")

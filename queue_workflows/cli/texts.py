@@ -13,7 +13,7 @@ from queue_workflows.runtime import display, stored_json
 from queue_workflows.types import JsonDict, Row
 
 SMALL = 60
-"""Up to this many nodes of a run all are shown; of more those that run, wait or failed."""
+"""A run with more nodes shows only the nodes that run, wait or failed."""
 SHOWN = 40
 DONE = ("completed", "skipped")
 DEPENDENCIES = 3

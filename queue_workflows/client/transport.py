@@ -58,7 +58,7 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
 def exchange(
     conn: Connection, client: Any, asked: Request[T]
 ) -> Generator[httpx.Request | float, Got | None, T]:
-    """Yield requests, which get their outcome, and seconds to wait; return the result."""
+    """Yield requests, each answered by a sent `Got`, and pauses in seconds; return the result."""
     steps, found = asked.steps(), None
     while True:
         try:

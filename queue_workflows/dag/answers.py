@@ -11,7 +11,7 @@ from queue_workflows import errors
 from queue_workflows.dag import payload
 
 MODULE = "__input__"
-"""Followed by a widget: the module of the node of a question, which waits for its answer."""
+"""The start of the module name of an input node, before the widget's name."""
 _LABELS = ("label", "name", "rel_path", "id")
 _FILE_NAMES = ("path", "rel_path", "abs_path", "name")
 _SHOWN = 12

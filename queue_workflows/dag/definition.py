@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 GROWING_VERSION = 2
-"""The version of definitions with constructs that code of version 1 would run wrongly."""
+"""The version of a definition that code which knows only version 1 would run wrongly."""
 KINDS = (
     "a step is of kind 'pipeline', 'map', 'input', 'branch', 'loop' or 'run', and in a map also of "
     "kind 'node'"
@@ -78,7 +78,7 @@ class _Reading:
             )
 
     def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
-        """Count the dependencies of a step's nodes, of which those without begin after `before`."""
+        """Count the dependencies of a step's nodes; one without `deps` depends on all `before`."""
         self._deps += sum(len(node["deps"] or before) for node in nodes)
         if self._deps > graph.MAX_DEPENDENCIES:
             sources = sum(1 for node in nodes if not node["deps"])
@@ -214,7 +214,7 @@ def _wanted(nodes: Mapping[str, JsonDict]) -> dict[str, list[str]]:
 
 
 def _input_heads(node: Mapping[str, Any]) -> set[str]:
-    """Return the heads of the refs that are resolved before the node can run, or its items can."""
+    """Return the heads of the refs that are resolved before the node, or its items, can run."""
     if node["step"] is not None:
         return set()
     # A ref to a node of an item, as `cut[a.png]/encode`, waits for the map.

@@ -218,7 +218,7 @@ def parse_source(text: str, siblings: Collection[str], where: str) -> Source:
 
 
 def _from_paths(paths: list[str], *, many: bool) -> Source:
-    """Return the source of paths of siblings, relative to the step's folder."""
+    """Return the source of these paths of sibling nodes, relative to the step's folder."""
 
     def placed(prefix: str, _: object) -> dict[str, Any]:
         start = folder(prefix)
@@ -288,17 +288,17 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def as_input(template: Any) -> Any:
-    """Return an app's value as a whole input of a definition, never mistaken for the marker."""
+    """Return an app's value as a whole input, quoted if it looks like the marker."""
     return {OUT: {"$value": template}} if is_marker(template) else template
 
 
 def is_marker(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether a whole input is the marker, or an app's value with its key."""
+    """Return whether a whole input has the key `$out`: the marker, or a quoted value of the app."""
     return isinstance(value, dict) and OUT in value
 
 
 def with_paths(marker: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return a marker with each of its paths changed; the marker of an app's value as it is."""
+    """Return a marker with `change` applied to each path; a quoted value stays unchanged."""
     marked = marker[OUT]
     if isinstance(marked, dict):
         return dict(marker)

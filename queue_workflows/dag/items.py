@@ -46,9 +46,9 @@ def check_ids(scope: Scope) -> None:
 
 
 def near(of: graph.Graph, node_ids: Iterable[str]) -> list[str]:
-    """Return the nodes of a map's body on which the followers of these depend.
+    """Return the nodes of a map's body that matter for the followers of these nodes.
 
-    Of a loop these are the rounds around them. All nodes that no loop repeats are among them.
+    These are all nodes outside of loops, and in loops the followers and their dependencies.
     """
     found = dict.fromkeys(of.once)
     if len(found) < len(of.nodes):
@@ -70,7 +70,7 @@ def owner(head: str, scopes: Sequence[Scope]) -> Scope | None:
 
 
 def named(heads: Iterable[str], scopes: Sequence[Scope]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the items that these heads name, and the names of the others in the run's context."""
+    """Return the item that each head names; for each other head, its name in the run's context."""
     found: dict[str, Any] = {}
     names: dict[str, str] = {}
     for head in heads:

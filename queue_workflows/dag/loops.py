@@ -99,7 +99,7 @@ def _in_round(
     before: list[str],
     where: str,
 ) -> dict[str, Any]:
-    """Return a node of this round. A path leads to a file in the folder of the same round."""
+    """Return the copy of a node for round `number`; its output paths are in that round's folder."""
 
     def of_round(path: str) -> str:
         step, name, *rest = path.split("/")
@@ -122,7 +122,7 @@ def _in_round(
 
 
 def _placed(template: Any, heads: Mapping[str, Any], where: str) -> Any:
-    """Return a template in which other templates stand for these heads."""
+    """Return a template in which each ref with a head of `heads` is replaced by its template."""
     return refs.replaced(template, lambda ref: _filled(ref, heads, where))
 
 

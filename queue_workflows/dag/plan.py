@@ -241,7 +241,7 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
 class Planner:
     """Compute one plan in rounds of ready nodes; each round follows from the skips of the last.
 
-    `skipped` are nodes that count as done for this plan alone. If it is None, `progress` has all
+    `skipped` are nodes that count as done for this plan only. If it is None, `progress` has all
     nodes that are done.
     """
 

@@ -558,7 +558,7 @@ def signature(function: Callable[..., Any]) -> Signature:
 
 
 def scope_of(function: Any) -> dict[str, Any]:
-    """Return where the annotations of a function, method, partial or callable object are read."""
+    """Return the global names that the annotations of a callable of any kind refer to."""
     while True:
         if isinstance(function, functools.partial):
             function = cast("functools.partial[Any]", function).func
@@ -574,7 +574,7 @@ def scope_of(function: Any) -> dict[str, Any]:
 
 
 def _takes_path(kind: Any) -> bool:
-    """Return whether an annotation is `Path`, alone or in a union, or an unread text of one."""
+    """Return whether an annotation or the text of an `Unread` one is `Path` or a union with it."""
     if isinstance(kind, Unread):
         inner = _FORWARD.sub(r"\1", kind.text.strip())
         inner = re.sub(r"^(?:\w+\.)*(?:Optional|Union)\[(.*)\]$", r"\1", inner)

@@ -72,7 +72,7 @@ class _Adapter(abc.ABC):
         *,
         prepare: bool | None = None,  # noqa: ARG002  the driver of the app decides
     ) -> _Result:
-        """Execute one statement; its placeholders are those of psycopg."""
+        """Execute one statement, which has placeholders of psycopg."""
         text = query.as_string(None) if isinstance(query, sql.Composed) else query
         text = text.decode() if isinstance(text, bytes) else text
         return _Result(self._rows(text, params))
@@ -136,7 +136,7 @@ class _SqlAlchemy(_Adapter):
 
 
 def _as_text(query: str, params: _Params) -> tuple[str, dict[str, Any]]:
-    """Return the statement as SQLAlchemy's `text()` has it for any driver, and its values."""
+    """Return the statement with `:name` parameters for SQLAlchemy's `text()`, and their values."""
     values = dict(params) if isinstance(params, Mapping) else {}
     positional = iter([] if isinstance(params, Mapping) else params)
 

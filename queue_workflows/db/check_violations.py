@@ -22,7 +22,7 @@ _JOBS = frozenset({"ingest_jobs", "workflow_node_jobs"})
 
 
 class NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
-    """The error for a node that its run has already, also as apps of 0.3.0 catch it."""
+    """The run has a node of this id already; apps of 0.3.0 catch it as a UniqueViolation."""
 
 
 class _Translated(ContextDecorator):

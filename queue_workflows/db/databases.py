@@ -79,7 +79,7 @@ def url() -> str:
 
 
 def listing(server: embedded.Server) -> list[Database]:
-    """Return the databases of the server, except those without a project and without tables."""
+    """Return the databases of the server that have a project or tables."""
     found = list[Database]()
     for row in _on(server, "postgres", statements.databases.projects):
         unfinished: int | None = None

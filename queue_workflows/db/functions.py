@@ -22,7 +22,7 @@ from queue_workflows import sql as texts
 from queue_workflows.db import pool, statements
 
 TABLE = "queue_schema_objects"
-"""The table of what is installed, one row per part; migration 0013 creates it."""
+"""The table that records the installed parts, one row each; migration 0013 creates it."""
 _TABLE = re.compile(r"\sON (\w+)")
 _DROPPED = re.compile(r"^DROP TRIGGER IF EXISTS \w+ ON (\w+)", re.MULTILINE)
 _NAME = re.compile(r"^CREATE (?:OR REPLACE |CONSTRAINT )?(?:FUNCTION|TRIGGER) (\w+)", re.MULTILINE)
@@ -62,12 +62,12 @@ class Problem(NamedTuple):
     is_newer: bool = False
     """Whether a newer package has installed the part."""
     is_damage: bool = False
-    """Whether an object differs from the part that the record names."""
+    """Whether an object is missing, or was changed after the part was installed."""
 
 
 @functools.cache
 def parts() -> tuple[Part, Part]:
-    """Return the set of this code, in the order of installation."""
+    """Return the functions and the triggers of this code, in the order of installation."""
     functions = sorted((texts.FOLDER / "functions").glob("*.sql"))
     rights = filled((texts.FOLDER / "privileges.sql").read_text("utf-8"))
     triggers = sorted((texts.FOLDER / "triggers").glob("*.sql"))
@@ -141,7 +141,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
 
 
 def problems(conn: pool.Connection) -> list[Problem]:
-    """Return what is missing, changed, or installed by another package than this; [] if nothing is.
+    """Return the parts and objects that are missing, changed or of another package version.
 
     It reads the catalogs and the record only, so that any role may call it. The objects of a part
     that another package installed are not compared.

@@ -111,9 +111,9 @@ def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
 
 
 def of_others(conn: pool.Connection) -> str | None:
-    """Return what is wrong with a database that a later version of 0.3.0's line migrated, or None.
+    """Return how another line of development migrated a database, as text; None if none did.
 
-    Its migrations have our numbers, and other tables.
+    That line continues 0.3.0; its migrations have the same numbers, but other tables.
     """
     if not statements.migrations.ledger_exists(conn, ledger=NAME):
         return None

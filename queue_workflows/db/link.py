@@ -39,7 +39,7 @@ Waits: TypeAlias = Generator[io_loop.Wait, bool, Any]
 
 
 class Request(NamedTuple):
-    """A script that a link runs for its source, and what is called at its end."""
+    """A script that a link runs for its source, and the callbacks for its outcome."""
 
     script: scripts.Script[Any]
     done: Callable[[Any], object]
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 class Source(Protocol):
-    """What has requests for a link."""
+    """The owner of a link, which gives it requests and hears of its notifications."""
 
     def next(self) -> Request | None:
         """Return the next request, or None: the bell of the link's flow tells when to ask again."""

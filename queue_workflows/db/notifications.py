@@ -73,7 +73,7 @@ class Listener:
             return  # full: it wakes anyway; closed: nothing iterates
 
     def close(self) -> None:
-        """End the iteration soon, and every later one at once; safe to repeat."""
+        """Let the iteration end soon. A later iteration ends at once. May be called repeatedly."""
         self._closed = True
         self.wake()
 

@@ -105,7 +105,7 @@ def settings(
 
 
 def refusal(encoding: str | None, name: str) -> str | None:
-    """Return why the database cannot store every text, as UTF-8 can, or None."""
+    """Return why the encoding of the database cannot store every text, or None if it can."""
     if encoding in (None, "UTF8"):
         return None
     return (

@@ -48,7 +48,7 @@ def check(conn: psycopg.Connection[Row]) -> None:
 
 
 class _Attempt:
-    """What psycopg_pool asks about an attempt to connect that may be repeated."""
+    """The attempts to open one connection, with the interface that psycopg_pool calls."""
 
     def __init__(self, timeout_s: float) -> None:
         self.delay = 0.0

@@ -194,7 +194,7 @@ def repair() -> list[str]:
 def _missing(
     conn: pool.Connection, name: str, steps: list[ledger.Migration]
 ) -> list[ledger.Migration]:
-    """Return the migrations that the ledger lacks; log those that changed after they were applied.
+    """Return the migrations that the ledger lacks; log which ones changed after they were applied.
 
     Raises `SchemaTooNew`.
     """

@@ -1,4 +1,4 @@
-"""Create databases for tests beside a `*_test` one, empty them between tests, and drop them."""
+"""Create databases for tests next to a `*_test` one, empty them between tests, and drop them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queue_workflows.db import database_url, pool, statements
 
 SUFFIX = "_test"
 _STEM_MAX = 40
-"""Characters left of PostgreSQL's 63 bytes beside `_`, 8 digits and the suffix."""
+"""Characters left of PostgreSQL's 63 bytes besides `_`, 8 digits and the suffix."""
 
 
 @contextlib.contextmanager

@@ -2,8 +2,7 @@
 
 A file `sql/queries/<noun>.sql` holds complete statements with parameters of psycopg. Each stands
 below a line `-- name: <name> <kind>` (see `KINDS`) and a comment. A further word `prepared` lets
-its first call prepare it; `unprepared` keeps connections from keeping a plan, and so does a `*`:
-the server refuses a prepared statement once one of its tables has another column. A second line
+its first call prepare it; `unprepared` keeps connections from keeping a plan. A second line
 `-- tables: ingest_jobs workflow_node_jobs` makes one statement for each job family, and its
 attribute a mapping by table name. `sql.written` says what else a text may stand for. Type checkers
 read the stub that `tests.support.stubgen` makes.
@@ -32,6 +31,7 @@ _PREPARED: Final[dict[tuple[str, ...], bool | None]] = {
     ("unprepared",): False,
 }
 _ALL_COLUMNS: Final = re.compile(r"(?:\b(?:SELECT|RETURNING) |[,.] ?)\*(?!\))")
+"""The server refuses a prepared statement with a `*` once the table has another column."""
 
 
 def _first(rows: list[Row]) -> Row | None:
@@ -59,9 +59,9 @@ KINDS: Final[dict[str, Callable[[list[Row]], Any]]] = {
     "one": _first, "row": _only, "value": _value, "many": list, "column": _column,
     "count": _nothing, "none": _nothing,
 }  # fmt: skip
-"""What a statement returns by its kind: the first row or None (`one`), the row that there always is
-(`row`), the only column of the first row or None (`value`), all rows (`many`), their only column
-(`column`), how many rows it has changed (`count`; unknown to scripts), or None."""
+"""What a statement returns by its kind. `one`: the first row or None. `row`: the row of a statement
+that always has one. `value`: the only column of the first row, or None. `many`: all rows. `column`:
+their only column. `count`: how many rows it changed, None in a script. `none`: None."""
 
 
 class Named:
@@ -77,7 +77,7 @@ class Named:
         self._of_rows = KINDS[kind]
 
     def __call__(self, conn: psycopg.Connection[Row], /, **given: Any) -> Any:
-        """Execute it in the transaction of the connection; return what its kind says."""
+        """Execute it in the transaction of the connection; return the result for its kind."""
         # An app's connection of another driver takes no None instead of parameters.
         parameters = (given,) if given else ()
         cursor = conn.execute(self.text, *parameters, prepare=self.prepare)

@@ -71,10 +71,6 @@ class _AttemptsFail(Named):
     def __call__(self, conn: _Conn, /, *, after_s: float | None, backoff_s: float | None, longest_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
     def script(self, *, after_s: float | None, backoff_s: float | None, longest_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> scripts.Script[Row | None]: ...
 
-class _AttemptsStoreReceived(Named):
-    def __call__(self, conn: _Conn, /, *, received: str | None, job: str | None, worker: str | None, claim: int | None) -> None: ...
-    def script(self, *, received: str | None, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[None]: ...
-
 class _AttemptsEndByWatchdog(Named):
     def __call__(self, conn: _Conn, /, *, cap: int | None, band: int | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
     def script(self, *, cap: int | None, band: int | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> scripts.Script[Row | None]: ...
@@ -92,14 +88,12 @@ class _Attempts:
     true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
     waits first; NULL: the attempts times `backoff_s`, at most `longest_s`. `most`: what
     `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded first.
-    No row: the claim is lost."""
-    store_received: _AttemptsStoreReceived
-    """Store the inputs that a node has received, so that its history shows them although it
-    failed."""
+    `received`: the inputs that a node has received; NULL: those of its claim. No row: the claim is
+    lost."""
     end_by_watchdog: Mapping[str, _AttemptsEndByWatchdog]
-    """Record that a watchdog ended an attempt: the job is queued again, with at least the
-    priority `band`, until that has happened more than `cap` times; then it has failed. It is
-    cancelled instead if it must end. No row: the claim is lost."""
+    """Record that a watchdog ended an attempt. The job is queued again, with at least the priority
+    `band`. If watchdogs have ended more than `cap` attempts, it has failed instead; if it must end,
+    it is cancelled. No row: the claim is lost."""
     park: _AttemptsPark
     """Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
     lost."""
@@ -935,7 +929,7 @@ class _Handback:
     """Return the nodes that workers have handed back because they do not know them, by queue and node
     module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
     `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
-    A job whose last event says so has an error, which its next claim takes away.
+    Only jobs with an error are examined: such a hand-back stores one, and the next claim removes it.
     Columns: queue, node_module, n, run_id."""
 
 handback: _Handback
@@ -1015,8 +1009,9 @@ class _HistoryRows:
     """Return the states of these nodes of a run, each looked up as in of_nodes().
     Columns: node_id, status."""
     further_node_ids: _HistoryRowsFurtherNodeIds
-    """Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to
-    node: with statistics from before the run, a search for several reads all nodes behind."""
+    """Return the ids of a run's queued nodes after `after`, in their order, without the ids `but`. It
+    searches for one node at a time: with statistics from before the run, a search for several nodes
+    would read all later ones."""
     ids_in_range: _HistoryRowsIdsInRange
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
     Columns: kind, id."""
@@ -1220,9 +1215,9 @@ class _InputTimeouts:
     """Lock the row of a job. No row: another transaction has it locked, or there is no such job.
     Columns: ."""
     overdue: _InputTimeoutsOverdue
-    """Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
-    `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
-    is gone are NULL."""
+    """Return the job of a wait, with NULL in each column if the job is gone. `answered`: an answer is
+    stored and not taken yet, or another transaction has the row of the job locked (`free` is false)
+    and may be submitting one. `over`: the job does not wait, or this is a later wait."""
     end_wait: _InputTimeoutsEndWait
     """Forget the wait of a job."""
     extend_wait: _InputTimeoutsExtendWait
@@ -1296,27 +1291,21 @@ class _InstalledObjects:
 
 installed_objects: _InstalledObjects
 
-class _JobEventsAddIngest(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None) -> None: ...
-    def script(self, *, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None) -> scripts.Script[None]: ...
-
-class _JobEventsAddNode(Named):
-    def __call__(self, conn: _Conn, /, *, node: str | None, model: str | None, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None, run: str | None) -> Row | None: ...
-    def script(self, *, node: str | None, model: str | None, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None, run: str | None) -> scripts.Script[Row | None]: ...
+class _JobEventsAdd(Named):
+    def __call__(self, conn: _Conn, /, *, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None) -> Row | None: ...
+    def script(self, *, job: str | None, attempt: int | None, event_type: str | None, claim_no: int | None, worker: str | None, host: str | None, queue: str | None, elapsed_s: float | None, error: str | None, detail: str | None) -> scripts.Script[Row | None]: ...
 
 class _JobEventsNoteLoggedError(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, job: str | None, worker: str | None, claim_no: int | None) -> None: ...
     def script(self, *, error: str | None, job: str | None, worker: str | None, claim_no: int | None) -> scripts.Script[None]: ...
 
 class _JobEvents:
-    add_ingest: _JobEventsAddIngest
-    """Append an event to the history of an ingest job."""
-    add_node: _JobEventsAddNode
-    """Append an event to the history of a node. Its attempt is a smallint, that of a job an
-    integer. No row: there is no such run.
+    add: Mapping[str, _JobEventsAdd]
+    """Append an event to the history of a job, of a node in which an attempt is a smallint. No row: the
+    run of the node is gone.
     Columns: id."""
     note_logged_error: _JobEventsNoteLoggedError
-    """Append the error that the handler of an ingest job logged. Nothing: the claim is lost."""
+    """Append the error that the handler of an ingest job logged, unless the claim is lost."""
 
 job_events: _JobEvents
 
@@ -1527,10 +1516,10 @@ class _MapsRunningInside(Named):
 
 class _Maps:
     open_map: _MapsOpenMap
-    """Seal a map's items, or count them again in a new generation; return which.
-    `sealed`, `again` (a new generation of the run counts the items again) or `open` (it was opened in
-    this generation). `items` is a JSON array of objects with `key` and `item`, `nodes` how many nodes
-    the items have, `root` the map of the definition around it."""
+    """Seal the items of a map. Return `sealed`, `again` (an earlier generation of the run sealed them;
+    they are counted again) or `open` (this generation opened the map before). `items`: a JSON array
+    of objects with `key` and `item`. `nodes`: how many nodes the items have. `root`: the map of the
+    definition around it."""
     step: _MapsStep
     """Count items that have ended and open the next ones; return the counters and the opened items."""
     close: _MapsClose
@@ -1670,8 +1659,8 @@ class _Metrics:
     from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
     Columns: queue, age_s."""
     oldest_ingest: _MetricsOldestIngest
-    """Return the age of the oldest ingest job of each queue that nothing holds back. It walks from priority to
-    priority of each queue, however many jobs wait.
+    """Return for each queue the age of the oldest ingest job that is not blocked. It reads one job for
+    each priority of a queue, however many jobs wait.
     Columns: queue, age_s."""
     running: Mapping[str, _MetricsRunning]
     """Count the running jobs of each queue, and those whose lease has lapsed.
@@ -1948,8 +1937,8 @@ class _OutboxUnprocessed(Named):
 
 class _Outbox:
     runs_with_events: _OutboxRunsWithEvents
-    """Return the runs that have events to dispatch, the oldest event first, without those of
-    `set_aside`. `undefined`: also runs that have no definition yet. It reads the oldest 5,000."""
+    """Return the runs that have events to dispatch, the run of the oldest event first. Leaves out runs
+    in `set_aside` and, unless `undefined`, runs without a definition. Reads 5,000 events at most."""
     open_events: _OutboxOpenEvents
     """Return a run's open events that are due, the oldest first, each with the status and the error of
     its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
@@ -2124,8 +2113,8 @@ class _Overview:
     runs_by_status: _OverviewRunsByStatus
     """Return how many runs have each status, as an object."""
     open_events: _OverviewOpenEvents
-    """Count the outbox events that are not dispatched, and return for how long the oldest that is due
-    has been, with its run and error.
+    """Count the outbox events that are not dispatched. Also return the oldest one that is due: for how
+    long it has been due (`lag_s`), its run and its error.
     Columns: n, lag_s, run_id, error."""
     open_answers: _OverviewOpenAnswers
     """Count the answers that are not taken yet."""
@@ -2303,7 +2292,7 @@ class _PermissionsPublicMayCreate(Named):
 
 class _Permissions:
     closed_tables: _PermissionsClosedTables
-    """Return those of these privileges, each given with its table, that this role lacks.
+    """Return which of these privileges this role lacks. `privileges` and `tables` are parallel arrays.
     Columns: right, kind, name."""
     closed_columns: _PermissionsClosedColumns
     """Return the table, and whether this role may insert every one of these columns. `is_open` is
@@ -2499,17 +2488,9 @@ class _RecoveryGone(Named):
     def __call__(self, conn: _Conn, /, *, silent_s: float | None, lock: str | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
     def script(self, *, silent_s: float | None, lock: str | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
 
-class _RecoveryOfProcess(Named):
-    def __call__(self, conn: _Conn, /, *, prefix: str | None) -> list[Row]: ...
-    def script(self, *, prefix: str | None) -> scripts.Script[list[Row]]: ...
-
-class _RecoveryOfClaim(Named):
-    def __call__(self, conn: _Conn, /, *, job: str | None, worker: str | None, claim: int | None) -> list[Row]: ...
-    def script(self, *, job: str | None, worker: str | None, claim: int | None) -> scripts.Script[list[Row]]: ...
-
 class _RecoveryCountCrash(Named):
-    def __call__(self, conn: _Conn, /, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> list[Row]: ...
-    def script(self, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, worker: str | None) -> list[Row]: ...
+    def script(self, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, jobs: _Texts | None, claims: _Ints | None, workers: _Texts | None, worker: str | None) -> scripts.Script[list[Row]]: ...
 
 class _RecoveryCountLapse(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, backoff_s: float | None, cap: int | None, band: int | None, ids: _Texts | None, worker: str | None) -> list[Row]: ...
@@ -2526,23 +2507,20 @@ class _Recovery:
     NULL and not `before`: all.
     Columns: id."""
     gone: Mapping[str, _RecoveryGone]
-    """As `lapsed`, of jobs whose worker is gone: neither the job nor the worker was renewed for `silent_s`, and no session
-    holds the advisory lock of the worker. A worker that never had a lock is left to its lease. Workers write `detail`, so
-    that it is compared as jsonb: a cast to boolean would raise for any other word.
-    Columns: id."""
-    of_process: Mapping[str, _RecoveryOfProcess]
-    """Lock and return the jobs that workers hold whose id starts with `prefix`.
-    Columns: id."""
-    of_claim: Mapping[str, _RecoveryOfClaim]
-    """Lock and return the job of a claim. No row: the claim is lost.
+    """Like `lapsed`, for jobs whose worker is gone: neither the job nor the worker was renewed for
+    `silent_s`, and no session holds the advisory lock of the worker. The jobs of a worker that never
+    had a lock are left to their leases. Workers write `detail`, so it is compared as jsonb: a cast
+    to boolean would raise for any other value.
     Columns: id."""
     count_crash: Mapping[str, _RecoveryCountCrash]
-    """Take running jobs, which the caller has locked, from their workers and count a crash of
-    each. A job is queued again, the first time with at least the priority `band`, later after
-    `backoff_s` times its crashes; at `cap` crashes it has failed as poison. If it must end, it is
-    cancelled instead, and nothing is counted."""
+    """End claims and count a crash of each job. One element of each array is a claim. A job is queued
+    again, the first time with at least the priority `band`, later after `backoff_s` times its
+    crashes; at `cap` crashes it has failed as poison. If it must end, it is cancelled instead, and
+    nothing is counted. `worker`: the worker that reports the crash, or NULL. A claim without a row
+    is lost."""
     count_lapse: Mapping[str, _RecoveryCountLapse]
-    """As `count_crash`, but count a lapse of each, in a row: nobody knows what ended them."""
+    """Take running jobs, which the caller has locked, from their workers and count a lapse of each, in
+    a row, as `count_crash` counts crashes: nobody knows what ended them."""
     requeue: Mapping[str, _RecoveryRequeue]
     """Take running jobs from their workers: those of `ids`, those of a host in one queue, or (all NULL) every one. A job is queued
     again with at least the priority `band`, or cancelled if it must end. `counted`: as ended by the watchdog, else nothing is
@@ -2947,8 +2925,8 @@ class _Runs:
     stopper: _RunsStopper
     """Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
     more. A node that ends the run comes first. A failed item is left out, because its map decides
-    whether the run fails. So is a node of an earlier generation, which runs again, and one that was
-    deleted before an upgrade, whose start queued it again unless the new definition lacks it.
+    whether the run fails. Left out are also nodes of an earlier generation, which run again, and
+    nodes that were deleted before an upgrade, since it queues them again if its definition has them.
     Columns: node_id, status, error."""
     delay_start: _RunsDelayStart
     """Count a start that failed and make the run due `after_s` seconds from now. Return how many
@@ -3072,8 +3050,8 @@ class _ScheduleDefinitionsFind(Named):
 
 class _ScheduleDefinitions:
     put: _ScheduleDefinitionsPut
-    """Insert a schedule, or replace the definition of the one of this name, source and app, or of one that left the code
-    of another app. No row: it is the same already, or of another source or app.
+    """Insert a schedule, or replace the definition of the one of this name, source and app, or bring back one that has left
+    the code of this or another app, changed or not. No row: it is the same already, or of another source or app.
     Columns: name, inserted."""
     begin: _ScheduleDefinitionsBegin
     """Let a schedule that the code has changed begin now, by the clock of the scheduler."""
@@ -3160,9 +3138,10 @@ class _ScheduleRowsLastStatus(Named):
 
 class _ScheduleRows:
     due: _ScheduleRowsDue
-    """Lock up to `limit` schedules that are not planned yet and as many that are due, and that no other scheduler has
-    locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
-    whose task this process does not know is left to others for `patience_s`. Each half is one range of the index."""
+    """Lock up to `limit` schedules that are not planned yet, and up to `limit` that are due; skip
+    locked rows. Reads schedules of the table and of this app: only `names`, if given, and not
+    `aside`. A schedule whose task this process does not know is left to others for `patience_s`.
+    Each half is one range of the index."""
     wake: _ScheduleRowsWake
     """Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned.
     Columns: any, wake_at."""

@@ -162,10 +162,10 @@ def declared_in(module: str) -> list[Node[..., Any] | Workflow[..., Any]]:
 
 
 def install(*things: Node[..., Any] | Workflow[..., Any] | ModuleType) -> None:
-    """Register nodes and workflows in this process; of a module, those that its names hold.
+    """Register these nodes and workflows, and all in the namespaces of these modules.
 
-    Declaring does so already; this restores them after `config.reset_for_tests()`. Without
-    arguments: all declared ones.
+    Without arguments, register every one that this process has declared. Declaring registers them
+    already; this restores them after `config.reset_for_tests()`.
     """
     for thing in things or tuple(_declared.values()):
         held = list(vars(thing).values()) if isinstance(thing, ModuleType) else [thing]
@@ -178,7 +178,7 @@ def install(*things: Node[..., Any] | Workflow[..., Any] | ModuleType) -> None:
 
 
 class _End(NamedTuple):
-    """The last node of an arm (relative to its step), and what of its output the branch has."""
+    """The last node of an arm (relative to its step), and whether the branch has its one value."""
 
     node: str
     is_value: bool

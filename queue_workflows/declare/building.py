@@ -13,7 +13,7 @@ from queue_workflows.declare import handles, node_functions
 
 
 class Options(NamedTuple):
-    """What a call is given beside its inputs; `extra` are keys of the entry that it adds."""
+    """The arguments of a call besides its inputs; `extra`: further keys of its entry."""
 
     id: str | None = None
     after: tuple[object, ...] = ()
@@ -35,7 +35,7 @@ class Step:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.deps: dict[str, None] = {}
         self.prefix = "" if kind == "map" else f"{step_id}/"
-        """The start of its nodes' ids in refs; those of a map's body are relative to the item."""
+        """The start of its nodes' ids in refs. Ids in a map's body are relative to the item."""
         self.outer: set[str] = set()
         """Heads of refs from a map's body to what is outside of it."""
 
@@ -67,7 +67,7 @@ class Step:
         return handles.Origin(graph, step=step, node=own, body=around, **known)
 
     def node_ids(self) -> list[str]:
-        """Return the ids of its nodes, and of those of its members, as refs name them."""
+        """Return the ids of its nodes, and of the nodes of its members, as refs name them."""
         own = [f"{self.prefix}{node_id}" for node_id in self.nodes]
         inner = [step for step in self.members.values() if step is not None]
         return [*own, *(each for step in inner for each in (step.entry["id"], *step.node_ids()))]

@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 _compiling = threading.RLock()
-"""One for all workflows, since one is compiled while another is, which calls it."""
+"""One lock for all workflows, since a workflow that calls another one compiles it meanwhile."""
 
 
 class NodeOptions(registry.Policy, total=False):

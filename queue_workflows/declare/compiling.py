@@ -160,7 +160,7 @@ def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = No
 
 
 def _complete(step: building.Step, name: str, pipelines: dict[str, dict[str, Any]]) -> None:
-    """Complete the entry of a step; `name` is that of its pipeline, which is added."""
+    """Complete the entry of a step, and add its pipeline under this `name`."""
     decides = any(member is not None for member in step.members.values())
     if decides:
         step.entry["steps"] = entries = list[dict[str, Any]]()

@@ -100,7 +100,7 @@ class Handle:
 
 
 def origin(handle: Handle) -> Origin:
-    """Return where a handle comes from."""
+    """Return the graph, step and node of a handle."""
     return handle._origin  # pyright: ignore[reportPrivateUsage]
 
 

@@ -103,12 +103,12 @@ def write(
     events: Sequence[Row] = (),
     made: plan.Plan | None = None,
 ) -> tuple[int, bool]:
-    """Write `made`, or else the plan from `finished`, and the effects of `events` of items.
+    """Write the plan `made`, or one made from `finished` nodes, and count the items in `events`.
 
-    The caller has locked the run, which is started if it is queued. Returns the number of new rows,
-    and whether a map has ended, which left an event. The run fails if a node's inputs cannot be
-    stored, or resolved (outside of items), and for a list that a map cannot take. Raises `TooLarge`
-    if fewer events may fit.
+    The caller has locked the run; a queued run is started. Returns the number of new rows, and
+    whether a map has ended, which left an event. The run fails if the inputs of a node cannot be
+    stored or, outside of items, resolved, and if a map cannot take its list. Raises `TooLarge` if
+    a part of the nodes and events may fit.
     """
     run_id, is_part, count = run["id"], len(finished or ()) + len(events) > 1, 0
     if run["out_dir"] is None:

@@ -57,7 +57,8 @@ class Expansion:
     def write(self, rows: Iterable[plan.NewNode], *, resumed: bool = False) -> None:
         """Insert the rows of a plan, and open the maps among them.
 
-        `resumed` tells the plan of a run's start, which may have missed the ends of items.
+        `resumed`: the plan starts or resumes the run. Then a map that is open already goes on, too,
+        since the ends of its items may have been missed.
         """
         rows = list(rows)
         try:
@@ -221,11 +222,11 @@ class Expansion:
         return True
 
     def _start(self, of: graph.Map, map_id: str, opened: Sequence[Row], *, is_only: bool) -> _Ended:
-        """Queue the first nodes of opened items; return the items that end with it.
+        """Queue the first nodes of opened items; return the items that have ended by that.
 
-        One fails if a node's inputs cannot be resolved or stored, or a branch or loop cannot
-        decide. Items with large inputs open in part: the others follow when an item ends.
-        `is_only`: no other item is open, so one must.
+        An item fails if a node's inputs cannot be resolved or stored, or if a branch or loop
+        cannot decide. If inputs are large, only some items are opened, and the rest when an item
+        ends. `is_only`: no other item is open, so at least one has to be opened.
         """
         outer, ended, done = self._outer(map_id), _Ended([], {}), set[str]()
         scopes = [items.Scope(of, map_id, row["key"], row["item"]) for row in opened]

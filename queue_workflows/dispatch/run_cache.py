@@ -178,7 +178,7 @@ def read_context(
                 f"its inputs or outputs{what} cannot be read: {whole.reason}"
             )
         at_once = len(wanted) // 2
-    # Together they may be too large to be loaded.
+    # Read them in parts, since together they may be too large to be loaded.
     found: dict[str, Any] = {}
     for start in range(0, len(wanted), at_once):
         found |= yield from read_context(run_id, wanted[start : start + at_once], room)
@@ -247,7 +247,7 @@ def forget(run_id: str) -> None:
 
 
 def recall(run: Row) -> plan.Progress | None:
-    """Return the progress of a run in its generation if it is cached."""
+    """Return the cached progress of a run; None if there is none for its generation."""
     known = _cache.get(run["id"])
     return known[1] if known is not None and known[0] == identity(run) else None
 
@@ -332,10 +332,10 @@ def unknown(wanted: Iterable[Row]) -> list[Row]:
 
 
 def learned(asked: Iterable[Row], texts: Mapping[str, str]) -> None:
-    """Keep the graphs of runs by the texts of their definitions, by run id.
+    """Cache the graphs of runs. `texts` has the texts of their definitions by run id.
 
-    A run without a text, as its definition is missing or large, and one that cannot run are left to
-    the dispatcher, and are not asked for again.
+    A run whose definition is missing or too large, or cannot run, is left to the dispatcher, and is
+    not read again.
     """
     for run in asked:
         keep(run, None)
@@ -361,7 +361,7 @@ def _read(text: str) -> graph.Graph:
 
 
 def keep(run: Row, progress: plan.Progress | None) -> None:
-    """Cache the progress of a run in its generation, None if it is left to the dispatcher."""
+    """Cache the progress of a run. None: workers leave this run to the dispatcher."""
     _cache.put(run["id"], (identity(run), progress))
 
 

@@ -133,7 +133,7 @@ class Moves(NamedTuple):
 
     blocked: list[str]
     versions: dict[str, str | None]
-    """The new `required_version` of queued nodes that differ in the version alone."""
+    """The new `required_version` of queued nodes that differ only in the version."""
     replaced: list[str]
     """Queued nodes whose jobs are deleted. The run's start queues them if they still exist."""
 
@@ -170,7 +170,7 @@ def _moves(
     """Return the steps that move a run with these `jobs` (node_id, status, generation, is_map).
 
     `movable` are the queued nodes that this transaction has locked. A node that has ended or that
-    runs must not differ. A map that is open may differ in versions of its body alone.
+    runs must not differ. A map that is open may differ only in versions of its body.
     """
     fields = {change["id"]: change["fields"] for change in found.changed}
     structural = {*found.added, *found.removed}

@@ -31,13 +31,13 @@ KIND = "schedule"
 BATCH = 50
 """How many schedules one transaction plans and fires."""
 BATCH_S = 1.0
-"""Seconds after which a transaction fires no further instant: what an outage missed may be much."""
+"""Seconds after which a transaction fires no further instant; an outage may have missed many."""
 OVERLAP_POLL_S = 1.0
 """Seconds between two checks whether the job that an instant waits for is over."""
 PATIENCE_S = 60.0
 """Seconds after which an instant that no scheduler fires counts as late."""
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
-"""Why an instant did not queue."""
+"""Why an instant queued no job or run."""
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
 
 
@@ -86,7 +86,7 @@ class Fired(NamedTuple):
 
 
 def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
-    """Fire a locked schedule beside its instants, unless its overlap policy holds it back.
+    """Fire a locked schedule in addition to its instants, unless its overlap policy holds it back.
 
     The policy `queue` too holds it back while the last job or run is not over, since only instants
     of the expression wait. A schedule that no scheduler has planned yet is planned before, from its
@@ -259,7 +259,7 @@ class Batch:
         """Whether others may be due now."""
 
     def run(self, isolation: row_isolation.Isolation) -> None:
-        """Plan up to BATCH schedules, and fire as many."""
+        """Plan and fire up to BATCH schedules that are due, for about BATCH_S seconds."""
         conn, given = self._conn, self._scope.given(isolation)
         # A submitter's open transaction may hold the idempotency keys of many schedules.
         statements.sessions.wait_for_locks(conn, lock_ms=str(int(db.LOOP_LOCK_S * 1000)))

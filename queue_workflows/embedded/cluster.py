@@ -294,7 +294,7 @@ def socket_dir(folder: Path, owner: Account | None) -> Path:
 
 
 def _own(path: Path, user: Account) -> bool:
-    """Create the folder for the user alone, or return whether it is such a folder already."""
+    """Create the folder for this user only, or return whether it is such a folder already."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()
@@ -311,8 +311,8 @@ def create(
 ) -> None:
     """Create the cluster and its database in a temporary place, then move it into place.
 
-    The commands inherit `server_fd`, so that others wait for those of a killed starter. `durable`
-    False lets the kernel decide when the files reach the disk.
+    The commands inherit `server_fd`, so that others wait for the commands of a killed starter. With
+    `durable` False the kernel decides when the files reach the disk.
     """
     fresh = folder / "data.new"
     shutil.rmtree(fresh, ignore_errors=True)

@@ -134,7 +134,7 @@ class Spans(Sink):
         self._exporter = exporter
         self._success = export.SpanExportResult.SUCCESS
         self._trace, self._sdk = trace, sdk
-        # The environment's name of the service, else ours.
+        # The name of the service in the environment wins over the package's.
         found = resources.OTELResourceDetector().detect().attributes
         name = found.get(resources.SERVICE_NAME) or "queue_workflows"
         named = resources.Resource({resources.SERVICE_NAME: name})
@@ -219,7 +219,7 @@ class Happening(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The content of a span; `parent` is the id of the parent's, None where a trace begins."""
+    """The content of a span; `parent`: the id of the parent span; None begins a trace."""
 
     span: trace_context.SpanContext
     parent: str | None

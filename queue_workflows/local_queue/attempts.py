@@ -19,7 +19,7 @@ COUNTERS = ("fetched", "finished", "failed", "timed_out", "late_results", "dead_
 
 @dataclasses.dataclass(slots=True)
 class TaskCount:
-    """The ended attempts of one task: all, those that failed, and the seconds of all."""
+    """The ended attempts of one task: their number, the failed ones, and their total seconds."""
 
     ended: int = 0
     failed: int = 0
@@ -153,7 +153,7 @@ class Outcomes:
         self._end(job, store, wait_s)
 
     def store_again(self) -> None:
-        """Give the plan once more what it has not taken."""
+        """Give the plan the outcomes again that it failed to store."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for each in waiting:

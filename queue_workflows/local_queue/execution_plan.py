@@ -27,15 +27,15 @@ class ExecutionPlan(Protocol):
     def fetch_ready(self) -> Iterable[job_queue.Job]:
         """Return the jobs that are to run.
 
-        One that is marked as running may be among them: it is refused, and reported after a while
-        if it does not run here.
+        A job that is marked as running may be among them. The queue does not start it again, and
+        reports it after a while if it does not run in this process.
         """
         ...
 
     def mark_running(self, job: job_queue.Job, /) -> bool | None:
-        """Note that a job begins; return False if it is not to run, as another has taken it.
+        """Note that a job begins; return False if another process has taken it.
 
-        None, as from a method without `return`: it runs.
+        Then the job does not run. It runs for True and for None.
         """
 
     def mark_done(self, job: job_queue.Job, result: Any, /) -> None:
@@ -90,7 +90,7 @@ State: TypeAlias = Literal["pending", "running", "completed", "failed"]
 
 @dataclasses.dataclass(slots=True)
 class Entry:
-    """What a `MemoryPlan` stores of a job; `error` is that of its latest failure."""
+    """A job in a `MemoryPlan` with its state; `error` is the error of its latest failure."""
 
     job: job_queue.Job
     state: State = "pending"
@@ -101,8 +101,8 @@ class Entry:
 class MemoryPlan:
     """A plan in memory, for jobs that need not outlive the process.
 
-    It keeps the `keep_ended` jobs that have ended last, with their results, and forgets those
-    before; None: it keeps all. Jobs that are pending or run are always kept.
+    It keeps the `keep_ended` jobs that ended last, with their results, and forgets earlier ones;
+    with None it keeps all. Jobs that are pending or run are always kept.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class MemoryPlan:
             self._ended.pop(job.id, None)
 
     def entry(self, job_id: str) -> Entry | None:
-        """Return what is known of a job; None for an id that is unknown, or was forgotten."""
+        """Return the entry of a job; None for an id that is unknown, or was forgotten."""
         with self._lock:
             found = self._entries.get(job_id)
             return found and copy.copy(found)
@@ -158,7 +158,7 @@ class MemoryPlan:
         self._mark(job, "failed" if final else "pending", None, error)
 
     def _mark(self, job: job_queue.Job, state: State, result: Any, error: str | None) -> None:
-        """Store what has become of a job, and forget the one that ended first beyond the kept."""
+        """Store the outcome of a job; beyond `keep_ended`, forget the job that ended first."""
         ended = self._ended
         with self._lock:
             entry = self._entries.get(job.id)

@@ -98,14 +98,14 @@ class Threads(executors.Executors):
         self._held: dict[int, Held] = {}
         self._numbers = itertools.count(1)
         self._alone: deque[Held] = deque()
-        """Jobs that may have crashed a process; each of them waits to run beside no other."""
+        """Jobs that may have crashed a process; each of them waits until it can run alone."""
         self._lone: Held | None = None
         """The job that runs alone."""
         self._flush_at = math.inf
 
     @property
     def room(self) -> int:
-        """Return how many jobs can start now; those without a thread wait for one."""
+        """Return how many jobs can start now; a job without a thread waits for one."""
         return self._slots - len(self._held)
 
     @property
@@ -196,11 +196,11 @@ class Threads(executors.Executors):
                 asked.set_exception(kind(answer["error"]))
 
     def flush_soon(self) -> None:
-        """Take soon what handlers have reported too early to send it."""
+        """Take soon the reports that handlers made too early to be sent at once."""
         self._flush_at = min(self._flush_at, clock.boot_s() + running.EVERY_S)
 
     def tick(self, now: float) -> float:
-        """Take what handlers have not sent; return when to be called again."""
+        """Take the reports that handlers have not sent; return when to be called again."""
         if now >= self._flush_at:
             self._flush_at = math.inf
             for held in [*self._held.values()]:
@@ -221,9 +221,9 @@ class Threads(executors.Executors):
         return any(held.begun and held.job.id == job_id for held in [*self._held.values()])
 
     def begins(self, held: Held) -> bool:
-        """Note that a handler begins; return False if its claim is over or ends.
+        """Note that a handler begins; return False if its claim has ended or must end now.
 
-        After a stop of the process other workers may have the job, before the loop notices.
+        After this process was suspended, another worker may have the job before the loop notices.
         """
         late = held.job.lease_end.check(clock.boot_s())
         why = held.control.interrupted or (late and late.reason)
@@ -236,11 +236,11 @@ class Threads(executors.Executors):
         return True
 
     def ends(self, held: Held, outcome: outcomes.Outcome) -> None:
-        """Record an outcome, unless another end was decided."""
+        """Record this outcome, unless the claim has ended with another one."""
         self.post(lambda: self._over(held, outcome))
 
     def ask(self, held: Held, request: JsonDict) -> futures.Future[JsonDict]:
-        """Return the answer to come to a question about the steps of a job."""
+        """Return a future for the answer to a request about the steps of a job."""
         value = futures.Future[JsonDict]()
         number = next(self._numbers)
         question = {"no": number, "what": "step", "request": request}
@@ -258,7 +258,7 @@ def cancelled(reason: str) -> outcomes.Outcome:
 
 
 class _Memory(memory_watch.MemoryWatch):
-    """What the manager decides by its memory, and what other workers of this memory do."""
+    """The decisions of the manager about memory, and the state of other workers that share it."""
 
     def __init__(self, manager: managers.JobQueueManager, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)

@@ -147,7 +147,7 @@ class JobQueue:
             self._leave(job_id, wait_s, "waits")
 
     def _leave(self, job_id: str, wait_s: float, reason: Literal["processed", "waits"]) -> None:
-        """Note that an active job is here no more and for how long it is refused."""
+        """Remove an active job, and refuse to add it again for `wait_s` seconds."""
         if self._active.pop(job_id, None) is None:
             return
         self._here.remove(job_id)
@@ -189,7 +189,7 @@ class JobQueue:
             return left
 
     def close(self) -> list[Job]:
-        """Refuse further jobs and let none start; return those that waited."""
+        """Refuse further jobs and let none start; return the jobs that waited."""
         with self._mutex:
             self._closed = True
             self._ready.notify_all()

@@ -1,6 +1,6 @@
 """Run an in-process queue: one thread fetches jobs, one supervises, and the others run them.
 
-Its length is that of the public class: its settings, its documentation and a call of a part each.
+Its length: the public class has the settings, their documentation, and a short method for each act.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class JobQueueManager:
         return min(self._supervisor.run_due(), self._master.run_due())
 
     def stop(self, timeout_s: float = 30.0) -> bool:
-        """Start no further job, and wait for those that run; return whether all have ended.
+        """Start no further job, and wait for the running ones; return whether all have ended.
 
-        Those that still run after `timeout_s` are asked to end, and are pending again in the plan.
+        Jobs that still run after `timeout_s` are asked to end, and are pending again in the plan.
         Jobs that only waited were never marked as running. Up to 10 s more pass if the plan or its
         database does not reply.
         """
@@ -294,9 +294,9 @@ class JobQueueManager:
 
 
 class StaleFlags:
-    """The jobs whose `is_currently_running` may be left over from a process that has died.
+    """Report jobs that the plan marks as running, but that do not run here, once each.
 
-    Jobs that only the plan calls running are reported once.
+    A process that died may have left the mark.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class StaleFlags:
         self._queue = queue
         self._now = now_fn
         self._since: dict[str, float | None] = {}
-        """The jobs, and since when; None: reported."""
+        """Since when each job has been in this state, None once it is reported."""
 
     @property
     def reported(self) -> list[str]:
@@ -320,7 +320,7 @@ class StaleFlags:
                 self._since.pop(each, None)
 
     def running_elsewhere(self, jobs: Iterable[job_queue.Job]) -> set[str]:
-        """Return the ids of those jobs that run by the plan, but not here."""
+        """Return the ids of jobs that the plan marks as running, but that do not run here."""
         found: set[str] = set()
         for job in jobs:
             if not self._plan.is_currently_running(job.id) or self._queue.is_active(job.id):

@@ -227,10 +227,10 @@ class WorkerThreads:
             slot.thread = thread
 
     def stop(self, timeout_s: float) -> bool:
-        """Wait until the threads have ended; return whether all have, and no job was given up.
+        """Wait until the threads have ended; return whether all did, and no job was given back.
 
-        The queue is closed. Jobs that still run after `timeout_s` are asked to end, and are pending
-        again in the plan.
+        The queue is closed. A job that still runs after `timeout_s` is asked to end, and its plan
+        gets it back as pending.
         """
         self._stopping = True
         deadline = time.monotonic() + timeout_s
@@ -254,7 +254,7 @@ class WorkerThreads:
 
     @property
     def abandoned(self) -> int:
-        """Return how many threads run on whose attempts have ended."""
+        """Return how many threads still run although their attempts were ended."""
         return sum(each.alive for each in self._left)
 
     @property

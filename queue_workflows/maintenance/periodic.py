@@ -56,7 +56,7 @@ class Availability:
         self._since = self._seen
         """When the last break ended."""
         self._unmissed = self._seen
-        """When a statement was last late, which is stricter than a break."""
+        """When a statement was last late, which takes a shorter gap than a break."""
 
     def note(self) -> None:
         """Record that the database answered now."""
@@ -68,7 +68,7 @@ class Availability:
             self._unmissed = self._seen
 
     def unmissed_s(self) -> float:
-        """Return for how many seconds no statement has been late."""
+        """Return the seconds since a statement was last late; 0.0 if one is late now."""
         return 0.0 if self._gap()[0] else self._now() - self._unmissed
 
     def lasts(self, seconds: float) -> bool:
@@ -78,7 +78,7 @@ class Availability:
     def _gap(self) -> tuple[bool, bool]:
         """Return whether a statement is late since the last `note`, and whether that is a break.
 
-        A statement is late that has failed, or waited for its reply.
+        A statement that failed, or that waits for its reply, makes it late.
         """
         quiet_s, check_s = self._now() - self._seen, config.LEASE_RECLAIM_INTERVAL_S.read()
         half_s = config.STALE_WORKER_AFTER_S.read() / 2

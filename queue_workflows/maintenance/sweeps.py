@@ -19,9 +19,9 @@ from queue_workflows.types import NowFn, Row, Unreadable
 _log = logging.getLogger(__name__)
 STALLED: Final = "stalled run"
 RUNS: Final = 2000
-"""How many running runs one pass looks at, at most."""
+"""How many running runs one pass checks at most."""
 RUNS_AT_ONCE: Final = 20
-"""How many of them one statement looks at: each may have many nodes, and all of them are read."""
+"""How many of them one statement checks; it reads all nodes of each, which may be many."""
 ORPHANS: Final = row_isolation.Duty(
     "cancel of node job",
     statements.cancellation.orphans,

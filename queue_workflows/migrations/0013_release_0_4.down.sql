@@ -1,8 +1,9 @@
 -- Locked in one order, before anything else is.
 LOCK TABLE workflow_runs, workflow_node_jobs, ingest_jobs IN ACCESS EXCLUSIVE MODE;
 
--- Triggers and functions of queue_workflows/sql/, but for the functions of 0006, 0007 and 0012, which are executable
--- by PUBLIC again. An app's object that depends on one of them makes this fail.
+-- Drop the triggers and functions of queue_workflows/sql/. Keep the functions of 0006, 0007 and
+-- 0012, and let PUBLIC execute them again. This fails if an object of the app depends on a dropped
+-- one.
 DO $$
 DECLARE
     v_one record;

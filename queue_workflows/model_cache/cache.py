@@ -41,7 +41,7 @@ class ResidentModel(NamedTuple):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Change:
-    """A load or unload in progress. It takes its place until it is over."""
+    """A load or unload in progress. Until its end the model counts against the capacity."""
 
     size_gb: float
     is_load: bool
@@ -116,7 +116,7 @@ class ModelCache:
 
     @property
     def current_handle(self) -> Any:
-        """Return what that model's loader returned; None if no model is loaded."""
+        """Return the handle of that model, from its loader; None if no model is loaded."""
         current = self._current
         return current.handle if current else None
 
@@ -156,9 +156,9 @@ class ModelCache:
     def using(self, model_id: str) -> Generator[Any]:
         """Yield the model's handle; the model is not evicted before the block ends.
 
-        If all places are taken by models in use, it waits; inside another `using` block it raises
-        `ModelLoadFailed` instead, since two threads could wait for each other. Raises what
-        `require_model` raises.
+        If the models in use leave no room, it waits for the end of a `using` block. Inside another
+        `using` block it raises `ModelLoadFailed` instead, since two threads could wait for each
+        other. Raises what `require_model` raises.
         """
         with self._changed:
             model = self._required(model_id)
@@ -197,7 +197,7 @@ class ModelCache:
                 return self._swap(spec, evicted)
             if self._local.using:
                 raise errors.ModelLoadFailed(
-                    f"no place for model {model_id!r}: the others are in use, and this thread uses "
+                    f"no room for model {model_id!r}: the others are in use, and this thread uses "
                     "one itself; raise the capacity of the cache"
                 )
             self._changed.wait()
@@ -210,7 +210,7 @@ class ModelCache:
         self._current = model
 
     def _evicted_for(self, spec: model_registry.ModelSpec) -> list[loading.Loaded] | None:
-        """Return the models to evict for another one; None while those in use leave no place.
+        """Return the models to evict for another one; None while the models in use leave no room.
 
         Raises `ModelLoadFailed` for a model that is larger than the cache.
         """
@@ -219,7 +219,7 @@ class ModelCache:
             raise errors.ModelLoadFailed(
                 f"model {spec.id!r} needs {needed_gb:g} GB: the cache has {self._capacity_gb:g} GB"
             )
-        # Each unload makes room for a load that has its place already, so it counts as over.
+        # Each unload makes room for a load that is counted already, so it is not counted itself.
         loads = [each.size_gb for each in self._changes.values() if each.is_load]
         left = [*self._resident.values()]
         idle = iter([each for each in left if not each.users])
@@ -322,7 +322,7 @@ class ModelCache:
         return model
 
     def _end(self, model_id: str, change: _Change) -> None:
-        """Note that a change is over, and wake those who wait for it."""
+        """Note that a change is over, and wake the threads that wait for it."""
         del self._changes[model_id]
         change.over = True
         if change.is_load:

@@ -65,7 +65,7 @@ def _lookup(ref: dict[str, Any], context: Mapping[str, Any]) -> Any:
 
 
 def _value(output: Any) -> Any:
-    """Return what was returned by a function whose output is stored; see `marked`."""
+    """Return the value that a function returned from its stored output; see `marked`."""
     marks = _marks(output)
     if not marks:
         return output if marks is None else output["result"]
@@ -73,17 +73,18 @@ def _value(output: Any) -> Any:
 
 
 def marked(returned: Any) -> Any:
-    """Return a dict with a mark if `$result` would take it for the output that stores its value.
+    """Return a returned value as it is stored: a dict that looks like a stored value gets a mark.
 
-    That is `{"result": x}`, which becomes `{"result": x, "$dict": true}`, and a dict that has such
-    marks itself, which gets one more: `$dict$dict`, and so on. Another value is returned as it is.
+    A value x that is not a dict is stored as `{"result": x}`. A dict of this form is stored as
+    `{"result": x, "$dict": true}`; if it has marks itself, it gets one more: `$dict$dict`, and so
+    on. Other values are returned unchanged.
     """
     marks = _marks(returned)
     return returned if marks is None else {**returned, _MARK * (marks + 1): True}
 
 
 def _marks(output: Any) -> int | None:
-    """Return how many marks are beside the only other key `result`; None for anything else."""
+    """Return the number of marks if `result` is the only other key; None for another value."""
     if not isinstance(output, dict) or "result" not in output:
         return None
     count = len(cast("dict[str, Any]", output)) - 1

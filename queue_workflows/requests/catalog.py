@@ -136,7 +136,7 @@ class Part(NamedTuple):
 
     @property
     def is_reset(self) -> bool:
-        """Return whether a new attempt begins here, and this is no part."""
+        """Return whether this is a reset mark, after which a new attempt begins, and not a part."""
         return self.seq == 0
 
     @property
@@ -193,7 +193,7 @@ class Stream(Request[T]):
         return getattr(self, next(names))
 
     def item(self, event: Event) -> T:
-        """Return what an event stands for."""
+        """Return the item that an event becomes."""
         raise NotImplementedError
 
 
@@ -667,8 +667,8 @@ class EnableWorkers(_Act, Row):
 class DisableWorkers(_Act, Row):
     """Switch the workers of a machine and queue off, by a stop policy.
 
-    `hard` returns running jobs to the queue, `pause` lets them finish. `until`: seconds, or a span
-    from now; None: until they are switched on. Returns the control row.
+    `hard` returns running jobs to the queue, `pause` lets them finish. They are on again after
+    `until` (a timedelta or seconds); None means not before `enable`. Returns the control row.
     """
 
     host: HostLabel
@@ -682,7 +682,7 @@ class DisableWorkers(_Act, Row):
 class DrainWorkers(_Act, Row):
     """Switch the workers of a machine and queue off once their running jobs have ended.
 
-    `until`: as of `disable`. Returns the control row.
+    `until`: as in `disable`. Returns the control row.
     """
 
     host: HostLabel
@@ -713,7 +713,8 @@ class GetQueue(Row):
 class PauseQueue(_Act, Row):
     """Stop claims of a queue, or of one partition; running jobs go on.
 
-    `until`: seconds, or a span from now; None: until `resume`. Returns its settings.
+    The pause ends after `until` (a timedelta or seconds), or with None at `resume`. Returns its
+    settings.
     """
 
     queue: QueueName
@@ -852,12 +853,12 @@ class FollowEvents(Stream[Event]):
 
 @operation("GET /health")
 class Health(Row):
-    """Return that the service's process answers."""
+    """Check that the process of the service runs; the database is not checked."""
 
 
 @operation("GET /ready", refuses=(503,))
 class Ready(Row):
-    """Return that the service can work; raise `ServiceUnavailable` with the reason if not."""
+    """Check that the service can work; raise `ServiceUnavailable` with the reason if it cannot."""
 
 
 @operation("GET /status")

@@ -1,4 +1,4 @@
-"""Define what describes an operation: its fields, its route, its noun and its answer."""
+"""Define the description of an operation: its fields, route, noun and response."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class Route(NamedTuple):
     path: str
     """Below PREFIX if it does not begin with a slash, with the names of fields in braces."""
     name: str
-    """That of the operation in the OpenAPI document."""
+    """The name of the operation in the OpenAPI document."""
     body: str
-    """That of its body in the OpenAPI document, "" without one."""
+    """The name of its body in the OpenAPI document, "" without a body."""
     once: bool
     """Whether a client must not repeat it; with an idempotency key it may."""
     refuses: tuple[int, ...]
-    """Its statuses beside those that each route has."""
+    """Its error statuses besides the ones of every route."""
 
 
 class Keep:
-    """The default of what stays as it is."""
+    """The default of an argument that leaves a setting unchanged."""
 
 
 KEEP: Final = Keep()
@@ -82,24 +82,24 @@ class Field:
 
     help: str = ""
     name: str = ""
-    """Its name over HTTP, if that is another one."""
+    """Its name over HTTP, if that differs."""
     kind: Any = None
-    """Its type over HTTP, if that is another one."""
+    """Its type over HTTP, if that differs."""
     default: Any = SAME
-    """Its default over HTTP, if that is another one, or what makes it."""
+    """Its default over HTTP, if that differs, or a function that returns the default."""
     strict: bool = False
     header: bool = False
     """Whether it is a header, which is not sent with the call."""
     send: Callable[[Any], Any] | None = None
-    """Returns what a client sends for a value."""
+    """Converts a Python value into the value that a client sends."""
     take: Callable[[Any], Any] | None = None
-    """Returns the value of what the service gets."""
+    """Converts the value that the service receives into the Python value."""
     metavar: str = ""
     """What stands for its value in the usage of a command."""
     forms: str = ""
-    """What a word of the command line may be, which its help names behind `help`."""
+    """The accepted forms of the command-line argument; its help text shows them after `help`."""
     parse: Callable[[str], Any] | None = None
-    """Returns the value of a word of the command line."""
+    """Converts a command-line argument into the Python value."""
     bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`min_length`, `max_length`, `ge`, `gt`, `le`, `examples`, as pydantic has them."""
 
@@ -141,11 +141,11 @@ class Request(Generic[T]):
         return function(*first, **given, **more)
 
     def read(self, found: Any) -> T:
-        """Return what the answer holds. Raises TypeError or KeyError for one of another form."""
+        """Return the result in a response; raise TypeError or KeyError for an unknown form."""
         raise NotImplementedError
 
     def steps(self) -> Steps[T]:
-        """Return the calls of a client that waits for the answer."""
+        """Yield the calls of a client, receive the result of each, and return the final result."""
         return (yield self.call(self.read))
 
     def call(self, read: Callable[[Any], Any], *, wait_s: float = 0.0, **more: Any) -> Call[Any]:
@@ -242,11 +242,11 @@ def marks(kind: type[Request[Any]]) -> dict[str, Field]:
     return found
 
 
-# --- kinds of answers ---------------------------------------------------------------------------
+# --- kinds of responses -------------------------------------------------------------------------
 
 
 def row(found: Any) -> JsonDict:
-    """Return the answer, a JSON object. Raises TypeError for any other."""
+    """Return the response if it is a JSON object; else raise TypeError."""
     if not isinstance(found, dict):
         raise TypeError
     return cast("JsonDict", found)
@@ -269,7 +269,7 @@ class RowOrNone(Request["JsonDict | None"]):
 
 
 class Items(Request["list[JsonDict]"]):
-    """It returns all rows of a list, the member `items` of the answer."""
+    """It returns all rows of a list, which is the member `items` of the response."""
 
     member: ClassVar[str] = "items"
 
@@ -300,7 +300,7 @@ class Pages(Request["list[Item]"], Generic[Item]):
         return [*members[self.member]], members.get("next")
 
     def item(self, found: JsonDict) -> Item:
-        """Return what a row stands for."""
+        """Return the item that a row becomes."""
         return cast("Item", found)
 
     def size(self, left: int) -> int:

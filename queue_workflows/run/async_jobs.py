@@ -81,7 +81,7 @@ class AsyncJobs(job_loop.Jobs):
         service.Pool("executor-jobs", 1, lambda _: self._receive_all()).start()
 
     def serve(self) -> None:
-        """Run jobs until QUIT and the end of those that run then."""
+        """Run jobs until QUIT, then wait until the running jobs have ended."""
         self._loop.serve()
         self._watch.stop()
         if self._sync is not None:
@@ -142,7 +142,7 @@ class AsyncJobs(job_loop.Jobs):
             return
         job.request(reason)
         if self._waiting.pop(key, None) is not None:
-            # Its handler would start only after that of another job.
+            # It waits for another job's handler, and would see the request only after that.
             self._ended(job, outcomes.Outcome("cancelled", 0.0, error=reason))
 
     def _call_later(self, key: int, call: Call) -> None:
@@ -230,7 +230,7 @@ class AsyncJobs(job_loop.Jobs):
             self._post(self._settle, key)
 
     def _settle(self, key: int = 0) -> None:
-        """Restore the process if it has no job, and end if it is to end; on the event loop."""
+        """Restore the process if it has no job; end if requested. Runs on the event loop."""
         with self._changing:
             if self._jobs:
                 return

@@ -14,9 +14,9 @@ from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict
 
 GROWN_MB: Final = 32.0
-"""Memory in MB that an executor keeps of its jobs, from which its end helps when memory is full.
+"""When memory is full, an idle executor is ended if it has grown by so many MB since its fork.
 
-Less than that is what imports and caches take."""
+Imports and caches take less than that."""
 UNKNOWN: Final[dict[str, Any]] = {
     "code": None, "signal": None, "core": False, "max_rss_mb": 0, "by_deadline": False,
     "oom_kills": None, "begun": None,
@@ -120,7 +120,7 @@ class Executor:
         return self.memory_mb() - self.mb_before >= GROWN_MB
 
     def close(self) -> None:
-        """Close the descriptors; a living process ends by that."""
+        """Close the descriptors. A process that still runs ends when its channel closes."""
         for each in (self.channel, self.requests, self.out):
             each.close()
 

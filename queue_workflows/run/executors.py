@@ -107,11 +107,11 @@ class Executors:
         return free
 
     def _may_wait_in(self, place: Executor) -> bool:
-        """Return whether a job may wait in an executor for the end of those that it has."""
+        """Return whether a job may wait in an executor until the jobs before it have ended."""
         return place.usable and place.queues and 0 < len(place.jobs) < self._depth
 
     def _lasting(self) -> list[Executor]:
-        """Return the executors that count as slots: those that are not about to end."""
+        """Return the executors that count as slots, as they are not about to end."""
         return [each for each in self._by_number.values() if each.jobs or not each.ends]
 
     @property
@@ -334,7 +334,7 @@ class Executors:
             self._loop.write(place.channel.fileno(), None)
 
     def _write(self, place: Executor, data: bytes | bytearray) -> int:
-        """Return how many bytes need not be sent again."""
+        """Return how many bytes were sent; all of them if the executor has closed its end."""
         try:
             return place.channel.send(data)
         except BlockingIOError:
@@ -375,7 +375,7 @@ class Executors:
         elif kind == wire.PRINTED:
             # Its output belongs to the job whose outcome follows.
             place.drains += 1
-            self._drain_all(place)
+            self._drain(place, place.out.waiting())
             self._send(place, wire.frame(wire.DRAINED, key, b""))
         elif kind == wire.LOG:
             self._on_log(place, key, wire.checked(kind, body))
@@ -469,7 +469,7 @@ class Executors:
 
     def _on_log(self, place: Executor, key: int, record: JsonDict) -> None:
         job = place.jobs.get(key)
-        # The engine's own records are for the worker's log alone.
+        # The engine's own records are for the worker's log only.
         if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
             if not place.shared and (len(place.jobs) == 1 or record.get("is_behind_output")):
                 # Printed before it, perhaps the rest of a line. No other job can have printed that.
@@ -494,27 +494,19 @@ class Executors:
             if place.drains == drains:
                 self._drain(place, 1)
 
-    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> int:
-        """Keep and print what waits in the pipes of an executor; return the number of bytes."""
-        found = place.out.drain(limit, closing=self._loop.forget)
-        for number, data in found:
+    def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> None:
+        """Keep and print what waits in the pipes of an executor."""
+        for number, data in place.out.drain(limit, closing=self._loop.forget):
             if not place.shared and place.jobs:
                 self._keep(place, place.job, data)
             self._print(place, number, data)
-        return sum(len(data) for _, data in found)
-
-    def _drain_all(self, place: Executor) -> None:
-        """Keep and print what waits now, and not what a child process goes on printing."""
-        waiting = place.out.waiting()
-        while waiting > 0 and (size := self._drain(place)):
-            waiting -= size
 
     def _keep(self, place: Executor, job: Any, data: bytes) -> None:
         place.tail = (place.tail + data)[-TAIL:]
         self._owner.printed(job, data)
 
     def _print(self, place: Executor, number: int, data: bytes | None) -> None:
-        """Print what an executor has printed; None: end the last lines of a job."""
+        """Print the output of an executor; with None, end the last line of each stream."""
         if place.lines is None:
             if data:
                 self._printer.write(number, data)
@@ -544,7 +536,7 @@ class Executors:
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
         """End the jobs of an executor; `refused`: why they are handed back, uncounted."""
         place.packet = packet
-        self._drain_all(place)
+        self._drain(place, place.out.waiting())
         self._print(place, 0, None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}

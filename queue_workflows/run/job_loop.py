@@ -57,7 +57,7 @@ class Job(running.Running):
         self._send(wire.EVENT, self.key, wire.encoded([event_type, elapsed_s]))
 
     def failed(self, error: BaseException) -> outcomes.Outcome:
-        """Return the outcome of a job that failed beside its handler."""
+        """Return the outcome of a job that failed outside its handler."""
         return (node_call if self.in_run else task_call).failed(self.row, error, 0.0)
 
 
@@ -89,7 +89,7 @@ class Jobs(abc.ABC):
     def _call(
         self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None
     ) -> outcomes.Outcome:
-        """Run a handler that is not to run beside others. Raises KeyboardInterrupt only."""
+        """Run a handler that must not run together with others. Raises KeyboardInterrupt only."""
         row = job.row
         if job.in_run:
             return node_call.refused(row) or node_call.run(row, job, runner, cache)
@@ -154,8 +154,8 @@ class _PeakMemory:
 class JobLoop(Jobs):
     """The state of an executor that runs one job at a time.
 
-    `alone`: whether the process is for this alone. Else the caller's thread runs the handlers, and
-    keeps its log and its state, and lives on when the requests of the worker end.
+    `alone`: whether the process does only this. If not, a thread of the caller runs the handlers,
+    logging and process state are not reset, and the process goes on when the worker closes.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class JobLoop(Jobs):
         self._asked = 0
         self.current: Job | None = None
         self._earlier: list[threading.Thread] = []
-        """Threads that earlier handlers have left, where the process is not for this alone."""
+        """Threads that earlier handlers have left, if the process does not only run them."""
         self._peak = _PeakMemory()
         self._left = ""
         """What the last job has found that this process cannot undo."""
@@ -200,7 +200,7 @@ class JobLoop(Jobs):
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
         self.output: job_output.JobOutput | None = None
-        """What handlers print in a process that is not for this alone."""
+        """What handlers print, if the process does not only run them."""
         if not alone:
             self.output = job_output.JobOutput(self.key, self._send_log, takes_bytes=True)
         else:
@@ -437,7 +437,7 @@ def _change(cache: ModelCache, change: Callable[[], object]) -> str | None:
 
 
 def _block(signals: Collection[int]) -> None:
-    """Block these signals alone; log what a signal handler of the app raises at this moment."""
+    """Block only these signals; log what a signal handler of the app raises at this moment."""
     try:
         wire.sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises

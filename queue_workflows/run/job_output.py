@@ -3,7 +3,7 @@
 Stdout and stderr of an executor are pipes that the worker reads, so all that a handler printed
 before it was killed is kept. An executor with one job at a time also sends log records that it does
 not print. One with many jobs sends what Python code prints, for the job of its context; output of
-child processes reaches the worker's own output alone.
+child processes reaches only the worker's own output.
 """
 
 from __future__ import annotations
@@ -93,20 +93,23 @@ class Output:
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
     ) -> list[tuple[int, bytes]]:
-        """Return a part of what waits, about `limit` bytes at most: 1 or 2, and the bytes.
+        """Return unread output, each part as 1 or 2 and its bytes; about `limit` bytes at most.
 
         A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
         """
         found: list[tuple[int, bytes]] = []
-        for fd in self.ready():
-            if limit > 0 and (data := os.read(fd, READ_BYTES)):
-                found.append((self.fds[fd], data))
-                limit -= len(data)
-            elif limit > 0:
-                del self.fds[fd]
-                self._poll.unregister(fd)
-                closing(fd)
-                os.close(fd)
+        while limit > 0 and (ready := self.ready()):
+            for fd in ready:
+                if limit <= 0:
+                    break
+                if data := os.read(fd, READ_BYTES):
+                    found.append((self.fds[fd], data))
+                    limit -= len(data)
+                else:
+                    del self.fds[fd]
+                    self._poll.unregister(fd)
+                    closing(fd)
+                    os.close(fd)
         return found
 
     def close(self) -> None:
@@ -123,7 +126,7 @@ class Forward:
         self._lock = threading.RLock()
         self._backlog = bytearray()
         self.dropped = 0
-        """Bytes that were dropped, since nobody read."""
+        """Bytes that were dropped because the backlog was full."""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -133,7 +136,7 @@ class Forward:
         return bool(self._backlog)
 
     def add(self, data: bytes) -> None:
-        """Print this, after what waits; drop it if too much waits."""
+        """Print this after the backlog; drop it if the backlog would exceed BACKLOG_BYTES."""
         with self._lock:
             if self._backlog and len(self._backlog) + len(data) > BACKLOG_BYTES:
                 self.dropped += len(data)
@@ -142,11 +145,11 @@ class Forward:
             self.flush()
 
     def flush(self) -> None:
-        """Print what waits, as far as it is taken at once; drop all of it if printing fails."""
+        """Print what the reader takes of the backlog at once; drop all of it if printing fails."""
         with self._lock:
             while self._backlog and self._poll.poll(0):
                 try:
-                    # A pipe that can be written has room for as many bytes.
+                    # A pipe that poll reports as writable has room for PIPE_BUF bytes.
                     del self._backlog[: os.write(self.fd, self._backlog[: select.PIPE_BUF])]
                 except OSError:
                     self._backlog.clear()
@@ -232,9 +235,9 @@ def _is_ours(handler: logging.Handler) -> bool:
 
 
 class Stream:
-    """Shows `add` what is written to a text stream of this process; all else is of that stream.
+    """A text stream of this process that passes each written text to `add` first.
 
-    `add` returns whether that is printed elsewhere, and not here.
+    `add` returns whether the text is printed elsewhere, so that this stream does not print it.
     """
 
     def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
@@ -254,7 +257,7 @@ class Stream:
 
     @property
     def buffer(self) -> _Bytes:
-        """Return what takes bytes."""
+        """Return the stream for bytes."""
         return _Bytes(self.stream.buffer, self._add)
 
     def __getattr__(self, name: str) -> Any:

@@ -42,9 +42,9 @@ LONGEST_MS: Final = 2**31 - 1
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
-"""Bytes of a packet. The system may allow less, but at least PIECE."""
+"""Most bytes of a packet. The system may allow fewer, but not fewer than PIECE."""
 PIECE: Final = 1 << 16
-"""Bytes of what an app has registered that one packet has."""
+"""What an app has registered is sent to the worker in packets of so many bytes."""
 FDS: Final = 4
 """Descriptors of an executor: jobs, interrupts, stdout and stderr."""
 
@@ -185,7 +185,7 @@ class Launcher:
             socket.send_fds(self._end, [json.dumps(packet).encode()], fds)
 
     def _lost(self, why: str) -> LauncherLost:
-        """Reap it; its channel closes a moment before that is possible."""
+        """Reap the launcher; wait a little for that, since its channel closes before it ends."""
         found, status, until = 0, 0, clock.boot_s() + REAP_S
         with contextlib.suppress(ChildProcessError):
             while not found and clock.boot_s() < until:
@@ -298,7 +298,7 @@ class _Launcher:
         self._worker.send(json.dumps(packet).encode())
 
     def _tell_loaded(self, found: dict[str, Any]) -> None:
-        """Tell the worker what the app has registered, whose size has no limit."""
+        """Tell the worker what the app has registered, in several packets since it may be large."""
         text = json.dumps(found).encode()
         self._say({"loaded": len(text)})
         for at in range(0, len(text), PIECE):
@@ -365,7 +365,7 @@ class _Launcher:
     def _reap(self, ready: set[int]) -> None:
         """Reap the children that have ended.
 
-        They are executors, stop policies, and what an app has let this process be the parent of.
+        They are executors, stop policies, and other children that the app has given this process.
         """
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -481,7 +481,7 @@ def _prepared(fds: Sequence[int]) -> tuple[wire.Channel, socket.socket]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # as `random` does after a fork: each executor has numbers of its own
+        numpy_random.seed()  # as `random` does after a fork, so that executors differ
     _watch_forks(ends)
     return wire.Channel(ends[0]), ends[1]
 

@@ -1,6 +1,6 @@
 """Give each executor a memory cgroup of its own, where one can be made.
 
-Its count of OOM kills then is about this executor alone. Under version 1 it is made in the cgroup
+Its count of OOM kills is then about this executor only. Under version 1 it is made in the cgroup
 of the launcher, if this account may write there. Under version 2 it is made beside the launcher's
 cgroup, if the one above was delegated to us: systemd marks it so with `Delegate=yes`, and
 `DelegateSubgroup=` puts the worker one below. A cgroup with processes of its own cannot have others
@@ -96,7 +96,7 @@ class Cgroups:
     def end(self, cgroup: Cgroup | None) -> int | None:
         """Return the OOM kills of an executor that has ended, and remove its cgroup.
 
-        Without one of its own: the new ones in ours; None if unknown.
+        Without a `cgroup`, return the new OOM kills in the launcher's; None if unknown.
         """
         found = self._ours.new()
         if cgroup is not None:
@@ -132,7 +132,7 @@ def own_folder(own: Path = _OWN, mounted: Path = _MOUNTED) -> tuple[Path, int] |
 
 
 def parent_of_executors(own: Path = _OWN, mounted: Path = _MOUNTED) -> Path | None:
-    """Return the cgroup below which those of executors can be made; None: there is none."""
+    """Return the cgroup below which executors can get their own, or None if there is none."""
     folder, version = own_folder(own, mounted) or (mounted, 2)
     if version == 1:
         return folder

@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
 
 
 class NodeCall(task_call.Attempt):
-    """A claimed node whose row is not `refused`, while its handler runs."""
+    """A claimed node while its handler runs; its row was not `refused` before."""
 
     def __init__(
         self, row: Row, link: Link, model_cache: ModelCache | None, ask: Ask | None = None
@@ -152,7 +152,7 @@ class NodeCall(task_call.Attempt):
         return confinement.make(self._out_dir, folder, f"node id {node_id!r:.120}")
 
     def _scratch(self) -> Path:
-        """Return a folder of this attempt alone, under `<out_dir>/.scratch`; it is removed."""
+        """Return a folder for this attempt only, under `<out_dir>/.scratch`; it is removed."""
         root, prefix = self._out_dir, f"{self.row['claim_no']}-"
         parent = str(Path(os.path.realpath(root), confinement.SCRATCH))
         with confinement.opened(root, confinement.SCRATCH, create=True) as fd:
@@ -215,7 +215,7 @@ class NodeCall(task_call.Attempt):
         )
 
     def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
-        """Return the outcome of a handler that raised, or whose worker or GPU is at fault."""
+        """Return the failure of a node; its `wish` says if the worker or its GPU is at fault."""
         outcome = failed(self.row, error, seconds)
         loads = not self._has_begun and self.row["required_model"] is not None
         wish = outcome.raised.wish
@@ -230,7 +230,7 @@ class NodeCall(task_call.Attempt):
 
 
 def refused(job: Row) -> outcomes.Outcome | None:
-    """Return the failure of a node whose row no handler can get, or None if it can run."""
+    """Return the failure of a node whose row cannot be read, or None if it can run."""
     columns = ["inputs", "input_template", "context", *(["run"] if "run" in job else [])]
     error = None
     if not isinstance(job["node_module"], str):

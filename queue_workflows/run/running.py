@@ -15,7 +15,7 @@ from queue_workflows.types import JsonDict
 EVERY_S: Final = 0.05
 """Seconds between two reports of a kind; what a handler reports between them is sent later."""
 PROGRESS_LIMIT: Final = 8000
-"""Characters of a progress report; a longer one counts as a beat only."""
+"""Characters of a progress report; a longer one counts as a heartbeat only."""
 Send = Callable[..., None]
 _LOCK: Final = threading.Lock()
 """Held for a moment by any job: one lock for each would cost more than short jobs take."""
@@ -40,7 +40,7 @@ class Running:
         self._take_parts: Callable[[], JsonDict | None] | None = None
 
     def report_progress(self, value: Any) -> None:
-        """Report a value that a task yields; a text is progress too."""
+        """Report a yielded value: a number 0 to 1, dict or text is progress, else a heartbeat."""
         text = progress_text(value)
         unsent = self._unsent.get((wire.PROGRESS, ""), b"")
         self._report(wire.PROGRESS, "", unsent if text is None else text.encode())
@@ -107,7 +107,7 @@ class Running:
                 call()
 
     def status(self, *values: Any, **fields: Any) -> None:
-        """Report status (`status_callback`): a number 0 to 1 or a dict is progress, else a beat."""
+        """Report status (`status_callback`): a number 0 to 1 or dict is progress."""
         value: Any = fields or (values[0] if values else None)
         self.report_progress(None if isinstance(value, str) else value)
 
@@ -122,7 +122,7 @@ class Running:
 
 
 def progress_text(value: Any) -> str | None:
-    """Return a report as JSON text, or None if it is activity only."""
+    """Return a report as JSON text, or None if it counts as a heartbeat only."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, dict)):
         return None
     if isinstance(value, (int, float)) and not 0 <= value <= 1:

@@ -37,7 +37,7 @@ class StoppedWorker:
         self.heartbeat = self
 
     def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
-        """Return the running jobs to the front of the queue, uncounted."""
+        """Return the running jobs to the front of the queue; this uses up no attempt."""
         self._call(call="requeue", reason=str(reason))
 
     def clear_model(self) -> None:

@@ -22,9 +22,9 @@ from queue_workflows.types import Row, Unreadable
 class Attempt(abc.ABC):
     """One claim of a job while its handler runs.
 
-    It is a block in which `current_job()`, log lines and spans are those of the job, and in which
-    its handler may be called. That is no generator, since the generators of three context
-    managers cost more than a short handler.
+    Within its `with` block the handler may be called, and `current_job()`, log lines and spans
+    belong to the job. It is a class, since three generators of context managers would cost more
+    than a short handler.
     """
 
     __slots__ = ("_detach", "_ids", "_result", "_token", "control", "job", "row", "started")

@@ -97,7 +97,7 @@ _BOUNDED: Final = ("no", "seconds")
 _ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})
 
 HIGH_FDS: Final = (900, 200)
-"""The channels get descriptors from here on, beyond those that a handler may close or write to."""
+"""Channels get descriptors from here on, beyond any that a handler may close or write to."""
 _COMPACT: Final = payload.Encoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
 
 
@@ -240,7 +240,7 @@ def timed(row: Row) -> Row:
 
 
 def high(fd: int) -> int:
-    """Move a descriptor beyond those of a handler, closed on exec; return the new one."""
+    """Move a descriptor beyond the ones of a handler, closed on exec; return the new one."""
     for least in HIGH_FDS:
         with contextlib.suppress(OSError):  # beyond the limit of open files
             found = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
@@ -253,12 +253,12 @@ def high(fd: int) -> int:
 # --- In an executor, or a thread of the worker's own process that takes its place.
 
 signals: Final[Any] = importlib.import_module("_signal")
-"""Its functions make no enum members of signals, as those of `signal` do: that took longer than all
-else for a job that does nothing."""
+"""Unlike `signal`, its functions do not convert signals to enum members. For an empty job, that
+took longer than everything else."""
 sigmask: Final[Callable[[int, Collection[int]], set[int]]] = signals.pthread_sigmask
 CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
 _seen: Final[list[Any]] = [[], []]
-"""The handlers that there were the last time, and the result for them."""
+"""The signal handlers at the last call, and the result of that call."""
 
 
 def handled_signals() -> list[int]:
@@ -297,7 +297,7 @@ class Channel:
     def send_all(self, data: bytes, *, blocked: bool = False) -> None:
         """Send frames. In a process that a handler has forked it does nothing.
 
-        `blocked`: signals are blocked already, and the process is known.
+        `blocked`: the caller has blocked signals and has checked the process.
         """
         if not blocked and os.getpid() != self._pid:
             # Its messages would mix with ours. libc's own fork() calls no hook of Python.

@@ -53,9 +53,9 @@ def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
 
 
 def sources(app: str) -> list[str]:
-    """Return the Python files of a loaded app: of its package, or its module and those beside it.
+    """Return the Python files of a loaded app: its package, or its module and the ones next to it.
 
-    Of the modules beside it only those that it has imported count; installed packages do not.
+    Of the modules next to it only imported ones count; installed packages do not.
     """
     top = sys.modules[app.partition(":")[0].partition(".")[0]]
     file = getattr(top, "__file__", None) or ""
@@ -91,8 +91,8 @@ def checksum(files: Iterable[str]) -> str:
 def app_name() -> str:
     """Return the name of this process's app, which owns the schedules that its code names.
 
-    What `configure(app_name=...)` set, else the `--app` of the process, else the name of its main
-    program: the module of `python -m`, or the file.
+    It is the name of `configure(app_name=...)`, else the `--app` of the process, else the name of
+    its main program: the module of `python -m`, or the file.
     """
     settings = config.get_config()
     return (settings.app_name or settings.app or _main_program())[: config.MAX_APP_NAME]
@@ -147,7 +147,7 @@ def _import_app(source: str, module_name: str) -> Any:
 
 
 def _of_app(what: str, call: Callable[[], R]) -> R:
-    """Call app code and return its result; raise `AppFailed` with the frames of the app alone."""
+    """Call app code and return its result; raise `AppFailed` with only the frames of the app."""
     try:
         return call()
     except (errors.QueueWorkflowsError, KeyboardInterrupt):

@@ -49,9 +49,9 @@ def rate_text(count: int | None, period_s: float | None) -> str | None:
 
 
 def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
-    """Return an `until` as a time or as a span from now; None if both are None.
+    """Return `(until, None)` for a datetime, `(None, until)` for a timedelta, else two Nones.
 
-    Raises `InvalidConfig`.
+    Raises `InvalidConfig` for a time without a zone, and for a span outside (0, MAX_SPAN].
     """
     if until is not None and not isinstance(until, (datetime, timedelta)):
         raise errors.InvalidConfig(f"until {until!r:.40} is neither a datetime nor a timedelta")

@@ -229,9 +229,9 @@ def _integer(value: int) -> str:
 
 
 def _masked(text: str, limit: int | None) -> tuple[str, int]:
-    """Return a text without its secrets, and how many characters behind it are left out.
+    """Return the text with its secrets masked, and how many characters at its end it lacks.
 
-    Used before a text is cut, since a cut could hide that it is a secret.
+    Call it before a text is cut, since a secret that is cut may not be recognized.
     """
     if limit is None or len(text) <= limit + _MASKED:
         return masking.mask(text), 0

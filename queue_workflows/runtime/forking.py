@@ -20,18 +20,18 @@ _commands: list[None] = []
 
 
 class SharedNumber:
-    """A number that this process has in common with those that it forks from now on."""
+    """A number that this process shares with the processes that it forks from now on."""
 
     def __init__(self, value: float) -> None:
         self._page = mmap.mmap(-1, _NUMBER.size)
         self.set(value)
 
     def set(self, value: float) -> None:
-        """Set it, here and there."""
+        """Set the number in every process that shares it."""
         _NUMBER.pack_into(self._page, 0, value)
 
     def get(self) -> float:
-        """Return it, also after the end of the process that has set it."""
+        """Return the number, also after the process that set it has ended."""
         return _NUMBER.unpack_from(self._page)[0]
 
 
@@ -47,12 +47,12 @@ def prepare() -> None:
 
 
 def note_command() -> None:
-    """Note that this process is a command of ours, and no program that calls one."""
+    """Note that this process runs a command of this package, not a program that calls one."""
     _commands.append(None)
 
 
 def is_clean() -> bool:
-    """Return whether a fork is as good as a new process: nothing but our modules is loaded.
+    """Return whether a fork is as good as a new process, since only our modules are loaded.
 
     What an app has opened, such as a connection, would be shared by both.
     """

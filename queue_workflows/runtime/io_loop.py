@@ -107,7 +107,7 @@ class IoLoop:
 
 
 class Flow:
-    """A generator on a loop that waits for a descriptor or for its bell; `begin` gives it one."""
+    """Runs a generator on a loop, which waits for a descriptor or its bell at each yield."""
 
     def __init__(self, loop: IoLoop) -> None:
         self._loop = loop

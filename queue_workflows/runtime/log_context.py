@@ -70,7 +70,7 @@ def _ids_of(found: Ids | _OfJob) -> Ids:
 
 
 def current() -> Ids:
-    """Return the ids of the process and those that are bound, in the order of `NAMES`."""
+    """Return the ids of the process and the bound ids, in the order of `NAMES`."""
     found = {**_of_process, **of_code()}
     known = {name: found.pop(name) for name in NAMES if name in found}
     return known | found

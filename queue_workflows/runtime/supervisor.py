@@ -115,10 +115,10 @@ class Child:
 
 
 class Forked(Child):
-    """A process that has what this one has imported, and so starts at once, and calls `main`.
+    """A fork of this process that calls `main`; it starts fast, as its modules are imported.
 
-    Only where `forking.is_clean` returns True, and no thread runs. `env` is as of `Child`. What is
-    registered with `atexit` is called in it, too, as in every process that imports the same.
+    Needs that `forking.is_clean` returns True, and that no thread runs. `env` is as in `Child`. It
+    calls the functions that are registered with `atexit`, too, as any process with these imports.
     """
 
     def __init__(self, main: Callable[[], int], env: Mapping[str, str] | None = None) -> None:

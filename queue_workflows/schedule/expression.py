@@ -27,7 +27,7 @@ MAX_INTERVAL_S = 366 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _EVERY = re.compile(r"every\s+((?:\d{1,9}[smhdw]\s*)+)", re.IGNORECASE | re.ASCII)
 _SIMPLE = re.compile(r"([0-5]?\d) (\*|\d\d?(?:,\d\d?)*) \* \* \*", re.ASCII)
-"""What an old-style entry is converted to: computed here, so that it needs no library."""
+"""The form of converted old-style entries, which is computed here, so that it needs no library."""
 _FIELDS = (
     "five fields (minute 0-59, hour 0-23, day of month 1-31, month 1-12 or JAN-DEC, day of week "
     "0-7 or SUN-SAT), six with seconds 0-59 in front, an alias such as @daily, or an interval such "
@@ -36,9 +36,9 @@ _FIELDS = (
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _NO_ZONES = ("localtime", "posixrules", "Factory")
-"""Files beside the zones: they mean another thing on each machine, or nothing."""
+"""Files next to the zones that name no zone, or another one on each machine."""
 _NO_FOLDERS = ("posix/", "right/")
-"""Copies of the zones; those of `right` count leap seconds, as no clock here does."""
+"""Copies of the zones. The ones in `right` count leap seconds, which clocks here do not."""
 _WIDEN = 8
 _LONGEST_FOLD = timedelta(days=1)
 _FIRST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
@@ -173,7 +173,7 @@ class Cron(Expression):
 
 
 _Walls = Callable[[datetime], "datetime | None"]
-"""Returns the first local time of an expression after another one, whatever the clock does."""
+"""Takes a local time and returns the next one of an expression; ignores changes of the clock."""
 
 
 def _hourly(minute: int, hours: frozenset[int]) -> _Walls:

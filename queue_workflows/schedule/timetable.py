@@ -34,10 +34,10 @@ GRACE_S = 60.0
 class Schedule:
     """Queue a task with `args`, or submit a workflow with `inputs`, at the times of `expression`.
 
-    `every="10s"` stands for the expression "every 10s". `catch_up`: what fires of the instants that
-    an outage missed. `overlap`: what an instant does while the job or run of the last fire is not
-    over. `on_failure(alert)`: see docs/alerts.md; for a schedule of the code only. Raises
-    `InvalidConfig` (a ValueError) that names the schedule, the field and what it takes.
+    `every="10s"` stands for the expression "every 10s". `catch_up`: which of the instants that an
+    outage missed fire afterwards. `overlap`: what happens at an instant while the last job or run
+    has not ended. `on_failure(alert)`: see docs/alerts.md; only schedules in code may have it.
+    Raises `InvalidConfig` (a ValueError) that names the schedule, the field and what it takes.
     """
 
     name: str
@@ -301,7 +301,7 @@ def _checked_hours(name: str, hours: Any) -> frozenset[int]:
 
 
 def check(entries: Iterable[object]) -> list[ScheduleEntry]:
-    """Return the entries as a list; raise as `split` does, and for a `Schedule` among them."""
+    """Return the entries as a list; raise as `split` does, and if one is a `Schedule`."""
     checked, rows = split(entries)
     if rows:
         raise errors.InvalidConfig("a schedule holds ScheduleEntry objects, not Schedule")
@@ -341,7 +341,7 @@ def split(entries: Iterable[object]) -> tuple[list[ScheduleEntry], list[Schedule
 def named(entries: Iterable[ScheduleEntry]) -> dict[str, ScheduleEntry]:
     """Return old-style entries by the names of their rows.
 
-    Entries that differ in their hours alone become one. Of others with one name, each after the
+    Entries that differ only in their hours become one. Of others with one name, each after the
     first gets a number, by minute and task.
     """
     merged: dict[tuple[object, ...], ScheduleEntry] = {}

@@ -21,9 +21,9 @@ CHANNELS: Final = (
     "ingest_job_ready", "node_job_ready", "job_cancel", "orchestrator_work", PARTS,
 )  # fmt: skip
 POLL_S: Final = 0.5
-"""Nothing notifies of a job that ends, so the history is read so often while somebody listens."""
+"""The end of a job sends no notification, so the history is read so often while clients listen."""
 NOTIFIED_S: Final = 0.1
-"""How soon it is read after a notification. Many of them together cost one statement."""
+"""Delay of the read after a notification, so that many notifications cost one statement."""
 WATCHED_RUNS: Final = 2_000
 """Runs, the newest, whose states are read although none of their jobs has an event."""
 REPLAY_PAGES: Final = 10

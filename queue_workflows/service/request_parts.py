@@ -16,7 +16,7 @@ _ESCAPED: Final = re.compile("%2f", re.IGNORECASE)
 _STAND_IN: Final = "\0"
 """Stands for an escaped slash until the endpoint is called. No URL that is served holds it."""
 LONGEST_WAIT_S: Final = 60.0
-"""Seconds for which a long poll may wait, beside the time of a request."""
+"""Seconds for which a long poll may wait, in addition to the time of a request."""
 MAX_HEAD_BYTES: Final = 16_384
 MAX_TARGET_BYTES: Final = 4_096
 PUBLIC: Final = frozenset({"/health", "/ready", "/status"})
@@ -56,7 +56,7 @@ HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]{0,5})?", 
 
 
 class Request(NamedTuple):
-    """The parts of a request that are checked."""
+    """A request as the guard checks it before it is served."""
 
     method: str
     path: str

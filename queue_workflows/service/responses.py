@@ -36,7 +36,7 @@ STATES: Final = frozenset([
     *("watchdog_retries", "at", "expression", "hours", "last_seen", "minute", "paused_until"),
     *("seconds", "tz", *get_args(types.NodeStatus), "waiting"),
 ])  # fmt: skip
-"""The members that the scope `look` sees beside times and durations; all others are null."""
+"""The members that the scope `look` sees besides times and durations; all others are null."""
 
 
 def _states(content: Any) -> Any:

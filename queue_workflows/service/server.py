@@ -58,7 +58,7 @@ class Protocol(h11_impl.H11Protocol):
 class SlowClients:
     """Closes the connections of clients that stay too long at one step (seconds).
 
-    The server's own timer runs between requests alone, and each byte stops it. A client that takes
+    The server's own timer runs only between requests, and each byte stops it. A client that takes
     none of its responses would keep the connection, also beyond its end.
     """
 

@@ -1,9 +1,9 @@
-"""Hold the SQL of the engine as package data, and write out what its files say once.
+"""Hold the SQL of the engine as package data, and expand its fragments and common texts.
 
 `queries/` has the statements by noun, `functions/` and `triggers/` the set that `db.functions`
-installs, and `privileges.sql` the rights to its functions. What takes names of tables or databases
-that are not known before, which no parameter can be, is composed in `db/`;
-`tests/unit/test_sql_in_files.py` lists it.
+installs, and `privileges.sql` the rights to its functions. Statements with variable names of tables
+or databases are composed in `db/`, since a name cannot be a parameter;
+`tests/unit/test_sql_in_files.py` lists them.
 """
 
 from __future__ import annotations

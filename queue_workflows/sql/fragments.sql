@@ -16,7 +16,7 @@ j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 AND j.required_version IS NULL AND {live(j)}  -- nodes only
 
 -- fragment: first(j)
--- The order of claims, up to the first job.
+-- Order jobs as they are claimed, and keep the first.
 ORDER BY
 j.required_version,  -- nodes only
 j.priority, j.seq LIMIT 1
@@ -226,14 +226,15 @@ at <= now() - %(late_s)s::float8 * interval '1 second'
 ||
 
 -- fragment: is_bad(v)
--- The time is none that the engine writes, the number none that it counts, or the JSON nested too deep or with a number of
--- too many digits. A text this short has neither 200 levels nor a number of 4,300 digits.
+-- The value cannot be used: a time or a number is outside the range that the engine writes, or the
+-- JSON is nested too deep or has a number with too many digits. JSON of 400 bytes or fewer can have
+-- neither 200 levels nor 4,300 digits.
 v.at NOT BETWEEN '2000-01-01Z' AND '9999-12-31Z' OR v.n NOT BETWEEN 0 AND 1000000000
 OR CASE WHEN octet_length(v.value::text) > 400 THEN jsonb_path_exists(v.value, 'strict $.**{201}')
              OR jsonb_path_exists(v.value, 'strict $.** ? (@ > 1e4299 || @ < -1e4299)') END
 
 -- fragment: why_bad(v)
--- The fault, in a sentence.
+-- Say what is wrong with a value for which `is_bad` is true.
 v.name || CASE WHEN v.value IS NULL THEN ' is out of range: ' || coalesce(v.at::text, v.n::text)
                ELSE ' is nested too deep, or has a number of too many digits' END
 
@@ -522,7 +523,7 @@ unnest(ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.
 (r.workflow_name, r.created_at) >= (p_workflow, v_since) AND (r.workflow_name, r.created_at) <= (p_workflow, v_until)
 
 -- fragment: listed_id(r)
--- The id as the indexes of lists have it.
+-- The id in the form of the indexes of run lists, so that the planner can use them.
 (r.id || '') COLLATE "C"
 
 -- fragment: is_behind(r)

@@ -29,13 +29,13 @@ EVERY_S: Final = 0.1
 """Seconds between two batches of a handler that streams all the time."""
 BATCH_BYTES: Final = 256 * payload.KIB
 BATCH_PARTS: Final = 1000
-"""Size of a batch that is sent at once; it bounds a message to the worker, and its statement."""
+"""A batch of this size is sent at once, which bounds a message to the worker and its statement."""
 PART_KB: Final = 64
-"""KiB of JSON of a part: a reader gets it within one notification's round trip."""
+"""Most KiB of JSON in a part, so that a reader has it one round trip after the notification."""
 MAX_PARTS: Final = 100_000
-"""Parts of an attempt: a token at a time, they are a book."""
+"""Most parts of an attempt. With one token in each part, this is the length of a book."""
 MAX_MB: Final = 64
-"""MiB of JSON of an attempt: larger results belong into a file."""
+"""Most MiB of JSON in the parts of an attempt. A larger result belongs in a file."""
 
 
 class AttemptSteps:

@@ -127,10 +127,10 @@ class Runner:
     # --- A loop that serves many async handlers.
 
     def serve(self) -> None:
-        """Run what `spawn` is given until `end`, then close the loop.
+        """Run the handlers that `spawn` adds until `end` is called, then close the loop.
 
-        A handler may stop the loop, or raise SystemExit in a task, which also ends the loop's run.
-        The other handlers continue.
+        If a handler stops the loop, or raises SystemExit in a task, the loop is run again, so that
+        the other handlers continue.
         """
         try:
             while not self._over:
@@ -188,7 +188,7 @@ def _close(handler: Generator[Any, None, Any], control_: control.Control) -> Non
 
 
 def _end(handler: Generator[Any, None, Any], control_: control.Control) -> None:
-    """Raise GeneratorExit at each yield until the generator ends; the worker limits the time."""
+    """Raise GeneratorExit at each yield until the generator ends; the worker sets a time limit."""
     while True:
         try:
             yielded = handler.throw(GeneratorExit())

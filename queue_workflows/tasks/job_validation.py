@@ -88,7 +88,7 @@ def new_job_prefix() -> str:
 
 
 def job_ids(prefix: str, count: int) -> list[JobId]:
-    """Return the ids of the jobs at the places 1 to `count` of one INSERT."""
+    """Return the ids of `count` jobs of one INSERT; the last 12 hex digits number them from 1."""
     return [JobId(f"{prefix}{place:012x}") for place in range(1, count + 1)]
 
 
@@ -235,7 +235,7 @@ def encode_args(task_name: str, args: Mapping[str, Any] | None) -> str:
 def encode_args_of_each(task_name: str, args: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the args of several jobs of a task as JSON texts; raise as `encode_args` does.
 
-    The message names the place of the job in the call, from 0.
+    The message has the index of the job in the call, from 0.
     """
     return _each(functools.partial(encode_args, task_name), args)
 
@@ -244,7 +244,7 @@ def encode_args_of_each(task_name: str, args: Iterable[Mapping[str, Any]]) -> li
 
 
 def _failure_policy(job: NewJob, where: str) -> dict[str, Any]:
-    """Return the columns that decide on failures; the code for nodes checks them."""
+    """Return the columns of the failure policy, which `policy` checks as it checks a node's."""
     most_attempts: Any = job.max_attempts
     if most_attempts is None and job.backoff is None and job.timeout_s is None:
         return {}

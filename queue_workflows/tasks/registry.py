@@ -232,8 +232,8 @@ class TaskCaller:
         if self._misnamed in args or (dropped and self.drops_args):
             raise errors.ArgsRefused(
                 f"{where}: parameter {self._misnamed or 'reason'!r} gets the job's reason; name it "
-                "`args` or annotate it as a dict and it gets them, or make it keyword-only "
-                "(`def task(*, day)`) and it gets the one of its name"
+                "`args` or annotate it as a dict to get all args, or make it keyword-only "
+                "(`def task(*, day)`) to get the arg of its name"
             )
 
     def checked(self, args: Any, where: str) -> Any:
@@ -250,7 +250,7 @@ def _is_for_args(parameter: inspect.Parameter, kind: Any) -> bool:
 
 
 def _is_dict(kind: Any) -> bool:
-    """Return whether values of an annotation are dicts or made of one, and never texts."""
+    """Return whether all values of an annotation are dicts, or objects that are made of a dict."""
     found = typing.get_origin(kind) or kind
     if typed_values.is_record(kind) or typing.is_typeddict(found):
         return True
@@ -258,7 +258,7 @@ def _is_dict(kind: Any) -> bool:
 
 
 def _members(kind: Any) -> list[Any]:
-    """Return the alternatives of a union but None, else the annotation alone."""
+    """Return the alternatives of a union except None, else only the annotation."""
     if typing.get_origin(kind) is typing.Annotated:
         return _members(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):

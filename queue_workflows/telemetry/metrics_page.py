@@ -25,7 +25,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 NEAR: Final = 1_000
 """Transactions whose events a scrape counts itself, in some milliseconds."""
 LATE_S: Final = 60.0
-"""After so many seconds without a count nobody else counts, so that a scrape does."""
+"""A scrape counts the events itself if they were not counted for so many seconds."""
 COUNT_FOR_S: Final = 1.0
 MOST_TOTALS: Final = 30_000
 """Rows of totals that are read; the queues and models with labels of their own have fewer."""
@@ -77,8 +77,8 @@ METRICS: Final = {
     "runs": Metric("gauge", "state", "Runs that have not ended."),
     "workers": Metric("gauge", "queue state", "Worker processes; dead ones for a day."),
     "worker_slots": Metric("gauge", "queue state", "Jobs that live workers can run at once."),
-    "outbox_events": Metric("gauge", "", "Ends of nodes that are not dispatched."),
-    "outbox_lag_seconds": Metric("gauge", "", "Age of the oldest of them that is due."),
+    "outbox_events": Metric("gauge", "", "Outbox events that are not dispatched."),
+    "outbox_lag_seconds": Metric("gauge", "", "Age of the oldest outbox event that is due."),
     "schedule_lateness_seconds": Metric("gauge", "schedule", "For how long a schedule is overdue."),
     "schedule_failing": Metric("gauge", "schedule", "Whether an error keeps it from firing."),
     "schedule_last_fire_timestamp_seconds": Metric("gauge", "schedule", "When it fired last."),
@@ -100,7 +100,7 @@ METRICS: Final = {
 _ADDED: Final = frozenset(
     {"jobs", "jobs_waiting", "jobs_lease_lapsed", "runs", "workers", "worker_slots"}
 )
-"""Gauges whose values of equal labels are added, as they count; of others the largest is kept."""
+"""Gauges that count: values with equal labels are added. Of other gauges the largest is kept."""
 _TOTALS: Final = {
     "jobs": "jobs_total", "claims": "job_claims_total", "retries": "job_retries_total",
     "reclaims": "leases_reclaimed_total", "requeues": "jobs_requeued_total",
@@ -124,10 +124,10 @@ _GPU: Final = (
 
 
 class _Family:
-    """One metric: its name, what it is, and a value for each set of labels.
+    """One metric: its complete name, its kind and text, and a value for each set of labels.
 
-    The name is complete, so that of a counter ends in `_total`. Values whose labels are equal once
-    they are cut become one, as a repeated series would spoil the whole page: see `_ADDED`.
+    The labels are cut to a maximum length. Values whose labels are equal after that are merged, as
+    `_ADDED` says, since Prometheus refuses a page with a repeated series.
     """
 
     def __init__(self, name: str, metric: Metric) -> None:

@@ -98,7 +98,7 @@ class Reading(NamedTuple):
     gpu: float | None = None
     swap: float | None = None
     ram_of: str = MACHINE
-    """Whose RAM: that of the machine, or the id of a cgroup with a limit."""
+    """Whose RAM it is: MACHINE, or the id of a cgroup with a limit."""
     swap_of: str = MACHINE
 
     def of(self, resource: str) -> tuple[float | None, str]:
@@ -130,7 +130,7 @@ class Memory:
         """The text of /proc/self/cgroup to which the cgroups belong."""
         self._cgroups: list[Cgroup] = []
         self.within: tuple[str, ...] = (MACHINE,)
-        """Whose memory this process fills: the machine's and that of each of its cgroups."""
+        """The memory that this process fills: MACHINE, and the ids of its cgroups with a limit."""
 
     def read(self) -> Reading:
         """Return the use now; raise nothing."""
@@ -265,10 +265,10 @@ class Throttle:
         return dict(self._seconds)
 
     def check(self, *, working: bool | Callable[[frozenset[str]], bool] = True) -> bool:
-        """Read the memory and return whether work has to wait; `working`: own work runs now.
+        """Read the memory and return whether work has to wait.
 
-        If that is a function, it is called only if memory is full, with whose memory is full; see
-        `Reading.ram_of`.
+        `working`: whether work of this process runs now, or a function that returns that. It is
+        called only if memory is full, with the full memories as `Reading.ram_of` names them.
         """
         now = self._now()
         for each in self._full:

@@ -86,13 +86,13 @@ class Harness:
         """Submit a run, work until it ends, and return its `Result`.
 
         `answers`: by input node; a callable gets the question and returns the answer. Returns when
-        the run is over, or waits for an answer that is not here.
+        the run is over, or waits for an answer that `answers` lacks.
         """
         run_id = self.submit(workflow, inputs, **columns)
         return self.finish(run_id, answers=answers)
 
     def finish(self, run_id: str, *, answers: Mapping[str, Any] | None = None) -> result.Result:
-        """Work until the run is over or waits for an answer that is not here; return its `Result`.
+        """Work until the run is over or waits for an answer not given; return its `Result`.
 
         The clock advances for what waits (back-off, `available_at`). Raises `AssertionError` with
         the reason for a run that cannot start.

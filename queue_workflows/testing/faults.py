@@ -75,7 +75,7 @@ class _Cancelled(control.NoControl):
 
 
 def _stop_task(lease: job_tables.Lease, job: Row) -> None:
-    """End a task that yields or awaits there; any other ends with its worker."""
+    """Cancel a task. If it yields or awaits, end it there; else it ends with its worker."""
     jobs.cancel(job["id"])
     task = config.get_config().ingest_task_map.get(job["task_name"])
     outcome = outcomes.Outcome("cancelled", 0.0)

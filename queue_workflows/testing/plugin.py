@@ -14,7 +14,7 @@ from queue_workflows.testing import app_harness, apps, servers
 
 @pytest.fixture(scope="session")
 def workflows_dsn() -> str | None:
-    """Name the `*_test` database beside which the scratch one is created; override it.
+    """Name the `*_test` database next to which the scratch one is created; override it.
 
     None: QUEUE_WORKFLOWS_TEST_DB_URL, else the embedded server.
     """

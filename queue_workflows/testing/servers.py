@@ -1,4 +1,4 @@
-"""Create the scratch database of a test run: beside a `*_test` one, or on an embedded server."""
+"""Create the scratch database of a test run: next to a `*_test` one, or on an embedded server."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WAIT_S: Final = 0.5
 
 
 class Ending(NamedTuple):
-    """Why a job must not run on, and the end that is written once its handler has ended."""
+    """Why a job must stop, and the outcome that is recorded after its handler has ended."""
 
     why: str
     make: Callable[[], db.Script[Any]] | None
@@ -87,7 +87,7 @@ class ClaimedJob:
 
     @property
     def row(self) -> Row:
-        """Return the known columns of its row, which are the ids and those that guards read."""
+        """Return the known columns of its row: the ids, and the columns that guards read."""
         more = {"task_name": self.name}
         if self.in_run:
             more = {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}

@@ -138,7 +138,7 @@ class Desk:
         self.heard_cancel = False
         """Whether a cancel came during a claim; it may be about a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
-        """A job that runs alone in this worker, or is to; no other is claimed beside it."""
+        """A job that runs alone in this worker, or is to; no other is claimed meanwhile."""
         self.throttled = False
         """Whether memory is full, so that the worker may not claim."""
         self._returned: list[tuple[list[claimed_job.ClaimedJob], Callable[[], object]]] = []
@@ -237,13 +237,13 @@ class Desk:
         self._ring()
 
     def notified(self, channel: str, text: str) -> None:
-        """Look for a job of the queue that was notified."""
+        """Let the queue that was notified claim again."""
         for own in self.queues:
             if own.table.ready_channel == channel and own.who.queue == text:
                 own.may_claim = True
 
     def connected(self) -> None:
-        """Look for jobs, since notifications of the time without a connection are lost."""
+        """Let each queue claim, since notifications sent without a connection are lost."""
         self.look()
 
     disconnected = connected
@@ -257,7 +257,7 @@ class Desk:
         return True
 
     def look(self, *, promote: bool = False) -> None:
-        """Let each queue look for jobs."""
+        """Let each queue claim again; `promote`: admit jobs that have become due first."""
         for own in self.queues:
             own.may_claim = True
             own.promote |= promote

@@ -43,7 +43,7 @@ Later = Callable[..., object]
 class GpuModels:
     """The models and the GPU of a worker's gpu queue.
 
-    `wake` lets the loop look at the results of the measuring thread.
+    `wake` lets the loop read the results of the measuring thread.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class GpuModels:
             self._wake()
 
     def _read(self) -> None:
-        """Read the GPU for the job that runs; of several that may be its own, the busiest."""
+        """Read the GPU for the running job; if several may be its GPU, take the maxima of all."""
         if (job := self._working) is None:
             return
         every = self._cards.read()

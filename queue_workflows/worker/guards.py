@@ -43,7 +43,7 @@ class Failure(NamedTuple):
 
 
 class Guard:
-    """One rule about one claim; this one uses the time alone, so that activity does not count."""
+    """One rule about one claim; this one uses only the time, so that activity does not count."""
 
     def beat(self, now: float) -> None:
         """Note that the handler showed activity."""

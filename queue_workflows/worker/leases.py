@@ -47,7 +47,7 @@ def _request(
     done: Callable[[Any], object] = _ignore,
     failed: Callable[[], object] = _ignore,
 ) -> link.Request:
-    """Return the request of a script whose refusal is logged; `failed`: it may not have run."""
+    """Return the request of a script; log a refusal. It or a lost connection calls `failed`."""
 
     def refused(error: Exception) -> None:
         _log.warning("%s: %s", what, str(error).strip())
@@ -114,7 +114,7 @@ class Leases:
         return max(now + 0.05, min(due, moves_at))
 
     def renew_now(self) -> None:
-        """Renew, and look for cancels and switches, at once."""
+        """Renew, and poll for cancels and switches, at once."""
         self._renew_at = self._control_at = 0.0
         self._ring()
 
@@ -236,12 +236,12 @@ class Leases:
                 self._desk.cancel(job)
 
     def _keep_hold(self, now: float) -> None:
-        """Let the launcher end all executors before the first lease ends, if this is silent."""
+        """Let the launcher end all executors before the first lease ends, if this process hangs."""
         self._held_until = self._safe_until(now)
         self._hold(self._held_until)
 
     def _safe_until(self, now: float) -> float:
-        """Return until when no executor runs a job whose lease has ended, whatever comes now."""
+        """Return until when no job's lease ends, even if nothing is renewed from now on."""
         own, lease_s = self._desk, self._desk.queues[0].who.lease_s
         ends = [job.lease_end.ends for job in own.jobs if not job.is_over]
         # The jobs of a claim without a reply may start before the next renewal.

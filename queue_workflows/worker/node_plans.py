@@ -53,7 +53,7 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
 
 
 def plan(done: Sequence[Done]) -> claims.Ahead | None:
-    """Return the plan after these nodes of one run, by their results alone.
+    """Return the plan after these nodes of one run, from their results only.
 
     Returns None if the dispatcher decides, for example since other nodes matter, the graph is not
     known, or the run fails. Call `noted` after the commit. Raises `UnreadableRow`.

@@ -58,12 +58,12 @@ def recover_claims(
 ) -> list[Row]:
     """Take back the claims of a reaped process of this machine; return the rows.
 
-    Covers both job families and the `workers` rows, in one transaction. If the process did not end
-    by its own decision, each job counts a crash, with a `death` event that has the exit status, the
-    last progress, heartbeat and GPU sample. Otherwise the jobs go back uncounted; but those that
-    ran in the process itself are left to their leases, as nobody knows what ended it. A job that
-    waited to run alone goes back uncounted, too. `again`: an
-    earlier call has counted; what is found now was claimed after the death, and goes back.
+    Covers both job families and the `workers` rows, in one transaction. After a crash each job
+    counts a crash and gets a `death` event with the exit status, the last progress, heartbeat and
+    GPU sample; a job that waited to run alone goes back uncounted. After any other end the jobs go
+    back uncounted, but jobs that ran in the process itself are left to their leases, since the
+    cause is unknown. `again`: an earlier call has counted; jobs that are found now were claimed
+    after the death, and go back uncounted.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
@@ -257,7 +257,7 @@ class Parent:
         self._deadline_s = None if given_s is None else given_s + supervisor.STOP_MARGIN_S
 
     def start(self) -> None:
-        """Start them now. `run` does it, too, but beside a thread, where they cannot be forked."""
+        """Start them now. `run` would do it after it started a thread, so it could not fork."""
         self._children.start()
 
     def run(

@@ -64,11 +64,11 @@ class Inline(NamedTuple):
 
 
 class _Policy(NamedTuple):
-    """A stop policy of the app that runs."""
+    """A running stop policy that the app supplied."""
 
     name: str
     end: socket.socket
-    """Where it calls the worker."""
+    """The socket by which it calls the worker."""
     until: float
 
 
@@ -206,7 +206,7 @@ class Worker:
     # --- Any thread, and signal handlers.
 
     def stop(self) -> None:
-        """Take no further job; those that run get the shutdown timeout."""
+        """Take no further job; running jobs get the shutdown timeout."""
         self.post(lambda: self._desk.stop(self._shutdown_s))
 
     def stop_now(self) -> None:
@@ -386,7 +386,7 @@ class Worker:
             return
         looks = own.throttled or any(each.looks or each.claiming for each in own.queues)
         looked = self._claims.is_open and not looks
-        if looked or not self._claims.is_open:  # without a connection a job may be there
+        if looked or not self._claims.is_open:  # without a connection, jobs may wait unseen
             own.worked_at = min(own.worked_at, now) if looked else math.inf
         ends = looked and (limits.burst or (self._inline is not None and self._inline.once))
         is_idle = limits.idle_exit_s is not None and now >= own.worked_at + limits.idle_exit_s
@@ -511,7 +511,7 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _report(self) -> JsonDict:
-        """Return the detail of the worker's rows, beside its jobs."""
+        """Return the detail of the worker's rows, without its jobs."""
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
         without: JsonDict = {"columns": columns, "gpu": None}
         return (self._models.report() if self._models else without) | self._memory.detail()

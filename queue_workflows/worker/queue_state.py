@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from queue_workflows.run import executors
 
 SHORT_S: Final = 0.02
-"""Seconds that handlers take at most if jobs are claimed ahead. A claim and a commit take 1 to
-10 ms, so a longer handler does not gain from it."""
+"""Jobs are claimed ahead only while each handler takes at most so many seconds. A claim and a
+commit take 1 to 10 ms, so a longer handler would gain little."""
 EACH: Final = 32
 """How many jobs may wait for each slot, if no `batch` says otherwise."""
 TINY_S: Final = 0.005
-"""Seconds that handlers take on the average if a job may wait in an executor behind the one that
-runs. A longer one hides the time that it takes to send the next job."""
+"""A job may wait in a busy executor only while handlers take fewer seconds than this on average.
+A longer handler hides the time that sending the next job takes."""
 LONGEST_PAUSE: Final = 8
-"""How many claims in a row, at most, must find all they look for until jobs are claimed ahead again
-after the queue was empty. So in a chain, where one node can be claimed, one claim in nine looks for
-more."""
+"""After the queue was empty, up to so many claims in a row must find as many jobs as they want
+before jobs are claimed ahead again. In a chain, where one node can be claimed at a time, one claim
+in nine asks for more."""
 ROUNDS: Final = 2
-"""How often each slot has run a short handler before jobs are claimed ahead."""
+"""How many short handlers each slot must have run before jobs are claimed ahead."""
 _FOLLOW: Final = 0.1
 """Weight of the last time in the moving averages."""
 
 
 class Window:
-    """How many jobs to claim beyond the free executors, which is as many as end in one statement.
+    """How many jobs to claim beyond the free executors: as many as end during one statement.
 
     A job that waits starts as soon as an executor is free, while the statement that records the
     results before it still runs. `most`: how many jobs may wait for each slot; 0: none.
@@ -46,7 +46,7 @@ class Window:
         self._handler_s = -1.0
         self._statement_s = 0.002
         self._full = self._pause = 0
-        """How many claims in a row found all they looked for, and how many must."""
+        """How many claims in a row found as many jobs as they wanted, and how many must."""
 
     def ended(self, seconds: float) -> None:
         """Note how long a handler has run."""
@@ -55,7 +55,7 @@ class Window:
         self._handler_s = before + _FOLLOW * (seconds - before)
 
     def stated(self, seconds: float) -> None:
-        """Note how long a statement took that recorded jobs."""
+        """Note how long the statement that recorded jobs took."""
         self._statement_s += _FOLLOW * (seconds - self._statement_s)
 
     def reset(self) -> None:
@@ -63,9 +63,9 @@ class Window:
         self._short = 0
 
     def claimed(self, found: int, wanted: int, *, ahead: bool) -> None:
-        """Note a claim. To look for more jobs than there are takes longer than to claim one.
+        """Note a claim. A claim of more jobs than the queue has takes longer than a claim of one.
 
-        `ahead`: whether some of those wanted were to wait.
+        `ahead`: whether some of the wanted jobs would have waited for a slot.
         """
         self._full = self._full + 1 if found >= wanted else 0
         if ahead:
@@ -112,7 +112,7 @@ class Queue:
         self.jobs: dict[str, claimed_job.ClaimedJob] = {}
         """All jobs whose claims are held, by id."""
         self.waiting: deque[claimed_job.ClaimedJob] = deque()
-        """Those for which no executor is free yet, in the order of their claims."""
+        """The jobs for which no executor is free yet, in the order of their claims."""
         self.done: list[node_plans.Done] = []
         """Completed jobs that wait for their record."""
         self.may_claim = self.promote = True

@@ -98,7 +98,7 @@ EXAMPLE = '[{"queue": "load", "concurrency": 2}]'
 TIMEOUT_S = 3.0
 """Seconds that nvidia-smi has for its list."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""NVIDIA's and AMD's variables by which a process sees some GPUs alone."""
+"""The variables of NVIDIA and AMD that limit which GPUs a process sees."""
 
 
 class Entry(NamedTuple):
@@ -132,7 +132,7 @@ def shapes_of(entries: Sequence[Entry]) -> dict[str, Shape]:
 
 
 def add_queues(entries: Sequence[Entry]) -> None:
-    """Add the queues to those of the app."""
+    """Add these queues to the queues of the app."""
     queues = {each.queue for each in entries}
     config.configure(ingest_queues=config.get_config().ingest_queues | queues)
 
@@ -267,7 +267,7 @@ def _missing(cards: Sequence[int], among: Sequence[str]) -> list[int]:
 
 
 def card_environment(card: int) -> Mapping[str, str]:
-    """Return the variables by which a process sees this GPU alone, as nvidia-smi numbers it."""
+    """Return the variables that let a process see only this GPU, as nvidia-smi numbers it."""
     return {**dict.fromkeys(VISIBLE, str(card)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

@@ -289,6 +289,17 @@ def test_page_ends_with_the_next_one(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_a_file_is_named_in_the_text_above_it(page: Path) -> None:
+    """The comment with the name is not visible where a page is read."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for block in BLOCKS[page]:
+        above = lines[: block.line - 2]
+        fences = [number for number, line in enumerate(above, start=1) if line.startswith("```")]
+        text = re.sub(r"<!--.*?-->", "", " ".join(above[max(fences, default=0) :]))
+        assert not block.file or f"`{block.file}`" in text, str(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_lines_of_prose_have_at_most_100_characters(page: Path) -> None:
     text = re.sub(r"^```.*?^```\s*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     no_prose = ("|", "<!--", "- `")  # The last are lists of code, such as functions.

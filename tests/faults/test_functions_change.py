@@ -160,9 +160,12 @@ def test_a_worker_ends_jobs_as_before_after_a_column_was_added_to_their_table(
     assert worker.wait() == 0
 
 
-def test_a_pool_reads_jobs_as_before_after_a_column_was_added(altered: db.Connection) -> None:
+def test_a_pool_reads_jobs_as_before_after_a_column_was_added(
+    altered: db.Connection, tmp_path: Path
+) -> None:
     """A connection prepares what it executes often, and the server refuses that afterwards."""
-    job = jobs.enqueue(task_name="fails", queue=slot_app.QUEUE)
+    args = {"folder": str(tmp_path)}
+    job = jobs.enqueue(task_name="fails", queue=slot_app.QUEUE, args=args)
 
     def status() -> str:
         row = jobs.get(job)

@@ -35,22 +35,22 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 14.4,
-        "those, that of, one of": 2.6,
-        "a no instead of a not": 4.6,
-        "what as a noun": 4.6,
-        "None and a colon": 1.1,
+        "a colon for a verb": 14.0,
+        "those, that of, one of": 1.8,
+        "a no instead of a not": 4.3,
+        "what as a noun": 4.1,
+        "None and a colon": 1.0,
     },
     "sql": {
         "a colon for a verb": 17.3,
-        "those, that of, one of": 4.8,
+        "those, that of, one of": 4.5,
         "a no instead of a not": 6.0,
         "what as a noun": 3.4,
         "None and a colon": 0.0,
     },
     "docs": {
-        "a colon for a verb": 8.2,
-        "those, that of, one of": 1.1,
+        "a colon for a verb": 7.9,
+        "those, that of, one of": 1.0,
         "a no instead of a not": 2.2,
         "what as a noun": 1.8,
         "None and a colon": 0.0,

@@ -192,7 +192,7 @@ def _jobs(asked: catalog.ListJobs, _: object, cursor: str | None) -> JsonDict:
 
 
 def _submit(asked: catalog.Submit, http: fastapi.Request) -> Response:
-    """Return the run; 200 if the one of the key was there already."""
+    """Return the new run (201), or the earlier run that has the idempotency key (200)."""
     # A process without any workflow cannot know which ones the orchestrators have.
     if config.get_config().workflow_loader is not None:
         workflow_check.workflow(asked.workflow_name)

@@ -24,7 +24,7 @@ RETRY_MS: Final = 2000
 BEGIN_S: Final = 5.0
 """Longest wait for the database before a stream begins; changes meanwhile may be missed then."""
 PAUSE_S: Final = 5.0
-"""Longest time between two reads of a stream that no notification and no event of its job wakes."""
+"""Seconds after which a stream is read again if no notification and no event of its job came."""
 _AWAY: Final = (db.OperationalError, db.InterfaceError, errors.DatabaseUnavailable, TimeoutError)
 
 

@@ -2,8 +2,8 @@
 -- not count. BETWEEN, and the model in ORDER BY, force the indexes by model: with an equality the planner may
 -- take the queue's index and read past the jobs of all other models.
 
--- Return the other live gpu workers: the model that each holds or loads, in how many seconds it is free, and how
--- long a run takes there.
+-- Return the other live gpu workers: the model that each has loaded or is loading, the seconds
+-- until it is free, and the seconds that a run takes there.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_fleet(p_worker text) RETURNS SETOF queue_workflows_gpu_holder
 LANGUAGE sql STABLE AS $$
     SELECT w.host_label, coalesce(j.required_model, w.current_model),

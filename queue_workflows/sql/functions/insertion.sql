@@ -73,7 +73,7 @@ BEGIN
     IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
         NEW.blocked_reason := 'not_due';
     END IF;
-    -- An IF of its own: an expression that contains a query is always run as a query.
+    -- This IF is separate, since PL/pgSQL runs an expression with a subquery as a query each time.
     IF NEW.partition_key IS NOT NULL AND NEW.status = 'queued' THEN
         IF EXISTS (SELECT FROM queue_partition_limits l WHERE l.queue = NEW.queue) THEN
             NEW := queue_workflows_limit_gate(NULL, NEW);

@@ -1,6 +1,7 @@
--- What happens to the steps of a job when its state changes. Functions of the tables' owner call these.
+-- Update the steps of a job when its state changes. Only functions of the tables' owner call these.
 
--- Count a crash of each step that ran under this claim of a job. Return what they are called, or NULL if none ran.
+-- Count a crash of each step that ran under this claim of a job. Return their names, or NULL if
+-- none ran.
 CREATE OR REPLACE FUNCTION queue_workflows_charge_steps(p_table text, p_job text, p_claim bigint) RETURNS text
 LANGUAGE sql AS $$
     WITH charged AS (

@@ -8,8 +8,8 @@ $$;
 
 -- Return the events that `p_new` sees, `p_old` does not, and whose transaction is from `p_low` to before `p_high`.
 -- `wait_s`: how long a claimed job waited since it was inserted or last returned to the queue, and `why` it was there.
--- `cause`: why a job left its claim without an outcome. Names are cut: no event may end the count.
--- `is_crash`: somebody saw a process die.
+-- `cause`: why a job left its claim without an outcome. `is_crash`: a process was seen to die.
+-- Long names are cut, so that no event can make the count fail.
 CREATE OR REPLACE FUNCTION queue_workflows_uncounted_events(
     p_low bigint, p_high bigint, p_old pg_snapshot, p_new pg_snapshot, p_since timestamptz)
 RETURNS TABLE (event_type text, queue text, model text, by_worker boolean, elapsed_s double precision,

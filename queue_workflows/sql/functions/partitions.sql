@@ -20,8 +20,9 @@ BEGIN
     INSERT INTO partition_turns (queue, partition_key, starts) VALUES (p_queue, p_key, p_starts);
 END $$;
 
--- Leave a partition that this commit cannot check to a claim or sweep after `p_after`, with the starts that its rate is
--- to count: their numbers are far above those that the partition's check gives, under its lock.
+-- Leave a partition that this commit cannot check to a claim or sweep after `p_after`. Add starts,
+-- which its rate then counts. Their numbers are far above the numbers that a check of the partition
+-- assigns under its lock.
 CREATE OR REPLACE FUNCTION queue_workflows_leave_partition(
     p_queue text, p_key text, p_starts integer, p_after interval) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -37,9 +37,9 @@ WITH done AS (
 
 -- name: end_by_watchdog one
 -- tables: ingest_jobs workflow_node_jobs
--- Record that a watchdog ended an attempt: the job is queued again, with at least the
--- priority `band`, until that has happened more than `cap` times; then it has failed. It is
--- cancelled instead if it must end. No row: the claim is lost.
+-- Record that a watchdog ended an attempt. The job is queued again, with at least the priority
+-- `band`. If watchdogs have ended more than `cap` attempts, it has failed instead; if it must end,
+-- it is cancelled. No row: the claim is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (watchdog_retries, status, finished_at, priority) = (

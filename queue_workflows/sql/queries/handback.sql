@@ -77,7 +77,7 @@ SELECT (SELECT count(*) FROM met) AS times,
 -- Return the nodes that workers have handed back because they do not know them, by queue and node
 -- module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
 -- `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
--- A job whose last event says so has an error, which its next claim takes away.
+-- Only jobs with an error are examined: such a hand-back stores one, and the next claim removes it.
 WITH first AS (
     (SELECT j.id, j.queue::text, j.node_module, j.run_id, j.node_id, j.error
        FROM workflow_node_jobs j

@@ -61,8 +61,9 @@ SELECT j.node_id, j.status, j.error
                       WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j;
 
 -- name: further_node_ids column
--- Return the ids of a run's queued nodes beside the given ones, behind `after`, in their order. It walks from node to
--- node: with statistics from before the run, a search for several reads all nodes behind.
+-- Return the ids of a run's queued nodes after `after`, in their order, without the ids `but`. It
+-- searches for one node at a time: with statistics from before the run, a search for several nodes
+-- would read all later ones.
 WITH RECURSIVE behind (n, name) AS (
     SELECT 0, %(after)s::text
     UNION ALL

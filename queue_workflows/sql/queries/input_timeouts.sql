@@ -17,9 +17,9 @@ SELECT FROM workflow_input_timeouts WHERE job_id = %(job)s AND due_at <= now()
 SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
 
 -- name: overdue one
--- Return the job of a wait. `answered`: an answer is in flight, or, if the row of the job is not
--- `free`, being submitted. `over`: the job does not wait, or waits again. The columns of a job that
--- is gone are NULL.
+-- Return the job of a wait, with NULL in each column if the job is gone. `answered`: an answer is
+-- stored and not taken yet, or another transaction has the row of the job locked (`free` is false)
+-- and may be submitting one. `over`: the job does not wait, or this is a later wait.
 SELECT j.*,
        NOT %(free)s::boolean
        OR EXISTS (SELECT FROM workflow_input_submissions s

@@ -19,7 +19,7 @@ SELECT
 RETURNING id;
 
 -- name: note_logged_error none
--- Append the error that the handler of an ingest job logged. Nothing: the claim is lost.
+-- Append the error that the handler of an ingest job logged, unless the claim is lost.
 INSERT INTO ingest_job_events (job_id, attempt, event_type, claim_no, worker_id, host_label, queue, error)
 SELECT j.id, j.attempts, 'error', j.claim_no, j.worker_id, j.claimed_by, j.queue, %(error)s
   FROM ingest_jobs j

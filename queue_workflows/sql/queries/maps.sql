@@ -1,10 +1,10 @@
 -- Maps: the items of a list, each with nodes of its own. All statements run under the lock on the run's row.
 
 -- name: open_map value
--- Seal a map's items, or count them again in a new generation; return which.
--- `sealed`, `again` (a new generation of the run counts the items again) or `open` (it was opened in
--- this generation). `items` is a JSON array of objects with `key` and `item`, `nodes` how many nodes
--- the items have, `root` the map of the definition around it.
+-- Seal the items of a map. Return `sealed`, `again` (an earlier generation of the run sealed them;
+-- they are counted again) or `open` (this generation opened the map before). `items`: a JSON array
+-- of objects with `key` and `item`. `nodes`: how many nodes the items have. `root`: the map of the
+-- definition around it.
 SELECT queue_workflows_open_map(
            %(run_id)s::text, %(map)s::text, %(items)s::jsonb, %(at_once)s::integer, %(refill)s::integer,
            %(may_fail)s::integer, %(nodes)s::integer, %(root)s::text) AS done;

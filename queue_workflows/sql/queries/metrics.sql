@@ -107,8 +107,8 @@ SELECT queue::text, extract(epoch FROM now())::float8
  GROUP BY queue;
 
 -- name: oldest_ingest many
--- Return the age of the oldest ingest job of each queue that nothing holds back. It walks from priority to
--- priority of each queue, however many jobs wait.
+-- Return for each queue the age of the oldest ingest job that is not blocked. It reads one job for
+-- each priority of a queue, however many jobs wait.
 WITH RECURSIVE line AS (
     (SELECT queue, priority, created_at, 1 AS step
        FROM ingest_jobs

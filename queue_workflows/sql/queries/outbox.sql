@@ -1,8 +1,8 @@
 -- Read, close and postpone events of the outbox.
 
 -- name: runs_with_events column prepared
--- Return the runs that have events to dispatch, the oldest event first, without those of
--- `set_aside`. `undefined`: also runs that have no definition yet. It reads the oldest 5,000.
+-- Return the runs that have events to dispatch, the run of the oldest event first. Leaves out runs
+-- in `set_aside` and, unless `undefined`, runs without a definition. Reads 5,000 events at most.
 SELECT run_id
   FROM (SELECT id, run_id FROM workflow_dispatch_events
          WHERE processed_at IS NULL AND (available_at IS NULL OR available_at <= now())

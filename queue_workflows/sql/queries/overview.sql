@@ -145,8 +145,8 @@ SELECT coalesce(json_object_agg(status, n ORDER BY status), '{}') AS counts
   FROM (SELECT status::text, count(*) AS n FROM workflow_runs GROUP BY 1) c;
 
 -- name: open_events row
--- Count the outbox events that are not dispatched, and return for how long the oldest that is due
--- has been, with its run and error.
+-- Count the outbox events that are not dispatched. Also return the oldest one that is due: for how
+-- long it has been due (`lag_s`), its run and its error.
 SELECT (SELECT count(*) FROM workflow_dispatch_events WHERE processed_at IS NULL) AS n,
        coalesce(o.lag_s, 0) AS lag_s, o.run_id, o.error
   FROM (SELECT) AS one

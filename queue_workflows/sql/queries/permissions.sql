@@ -2,7 +2,7 @@
 -- function that does not exist is left out.
 
 -- name: closed_tables many
--- Return those of these privileges, each given with its table, that this role lacks.
+-- Return which of these privileges this role lacks. `privileges` and `tables` are parallel arrays.
 SELECT w.privilege AS right, 'TABLE' AS kind, to_regclass(w.name)::text AS name
   FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS w (name, privilege)
  WHERE NOT has_table_privilege(to_regclass(w.name), w.privilege);

@@ -13,9 +13,10 @@ SELECT j.id FROM ingest_jobs j
 
 -- name: gone many
 -- tables: ingest_jobs workflow_node_jobs
--- As `lapsed`, of jobs whose worker is gone: neither the job nor the worker was renewed for `silent_s`, and no session
--- holds the advisory lock of the worker. A worker that never had a lock is left to its lease. Workers write `detail`, so
--- that it is compared as jsonb: a cast to boolean would raise for any other word.
+-- Like `lapsed`, for jobs whose worker is gone: neither the job nor the worker was renewed for
+-- `silent_s`, and no session holds the advisory lock of the worker. The jobs of a worker that never
+-- had a lock are left to their leases. Workers write `detail`, so it is compared as jsonb: a cast
+-- to boolean would raise for any other value.
 SELECT j.id
   FROM ingest_jobs j
   JOIN workers w USING (worker_id)

@@ -184,8 +184,8 @@ SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, %(ids)s::te
 -- name: stopper one
 -- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
 -- more. A node that ends the run comes first. A failed item is left out, because its map decides
--- whether the run fails. So is a node of an earlier generation, which runs again, and one that was
--- deleted before an upgrade, whose start queued it again unless the new definition lacks it.
+-- whether the run fails. Left out are also nodes of an earlier generation, which run again, and
+-- nodes that were deleted before an upgrade, since it queues them again if its definition has them.
 SELECT node_id, status, error
   FROM (SELECT j.node_id, j.status::text, j.error
           FROM workflow_runs r

@@ -1,9 +1,10 @@
 -- Plan and fire the rows of schedules.
 
 -- name: due many unprepared
--- Lock up to `limit` schedules that are not planned yet and as many that are due, and that no other scheduler has
--- locked: those of the table and of this app, those of `names` alone if it is given, and none of `aside`. A schedule
--- whose task this process does not know is left to others for `patience_s`. Each half is one range of the index.
+-- Lock up to `limit` schedules that are not planned yet, and up to `limit` that are due; skip
+-- locked rows. Reads schedules of the table and of this app: only `names`, if given, and not
+-- `aside`. A schedule whose task this process does not know is left to others for `patience_s`.
+-- Each half is one range of the index.
 WITH unplanned AS MATERIALIZED (
     SELECT * {firing()} AND wake_at IS NULL
      ORDER BY wake_at NULLS FIRST, name
