@@ -107,9 +107,9 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     kind = kind if _TYPE.fullmatch(kind) else "an error"
     failed = [row["id"] for row in group["members"] if row["kind"] != "schedule"]
     selections = {
-        "retry": forms.Selection("failures", tuple(failed[:most]), count=len(failed[:most])),
-        "sample": forms.Selection("failures", tuple(failed[:1]), count=1),
-        "mark": forms.Selection("failures seen", (signature,), at=group["last_at"], count=1),
+        "retry": forms.Selection("failures", tuple(failed[:most])),
+        "sample": forms.Selection("failures", tuple(failed[:1])),
+        "mark": forms.Selection("failures seen", (signature,), group["last_at"]),
     }
     signed = {act: forms.sign_selection(request, each) for act, each in selections.items()}
     return group | {"kind": kind, "failed": failed, "retried": failed[:most], "signed": signed}

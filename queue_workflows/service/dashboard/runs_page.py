@@ -168,7 +168,7 @@ async def chosen(request: Request) -> Response:
         request, "runs_chosen.html", title=f"{verb.capitalize()} runs", back=back, verb=verb,
         command=f"queue-workflows {verb} {' '.join(shlex.quote(one) for one in kept[:3])}",
         runs=takes, left_out=[row for row in found if row not in takes],
-        selection=forms.sign_selection(request, forms.Selection("runs", kept, count=len(kept))),
+        selection=forms.sign_selection(request, forms.Selection("runs", kept)),
         typed=verb == "cancel" and len(kept) > forms.TYPED_ABOVE,
     )  # fmt: skip
 

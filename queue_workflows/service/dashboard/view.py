@@ -208,7 +208,7 @@ class _Page(Response):
         message = None
         if own is not None:
             did = request.query_params.get("did", "")
-            message = request.app.state.posts.message((own.csrf, did))
+            message = request.app.state.posts.message(own.csrf, did)
             if self.status_code == 200:
                 with contextlib.suppress(*_UNREAD):
                     await pages.head(request)
