@@ -250,6 +250,30 @@ def test_a_repeated_form_does_nothing_twice(conn: psycopg.Connection[Any]) -> No
     assert len(acts.list()) == 1
 
 
+def test_the_forms_of_a_session_crowd_out_none_of_others(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "service.dashboard.forms.KEPT", 2)
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> None:
+        form = (await question(browser, run_id)).form("/runs/cancel")
+        first = await browser.send(form, follow=False)
+        name, value = cookie_of(browser)
+        browser.http.cookies.clear()
+        page = await browser.login("look", "eve")
+        for _ in range(3):
+            page = await browser.send(page.form("/zone"), {"zone": "UTC"})
+            assert "Times are shown in UTC." in page.text
+        browser.http.cookies.clear()
+        conn.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = %s", [run_id])
+        again = await browser.send(form, follow=False, headers={"cookie": f"{name}={value}"})
+        assert again.response.headers["location"] == first.response.headers["location"]
+
+    visited(use)
+    assert status_of(run_id) == "queued"
+
+
 def test_the_id_of_a_form_adds_no_header(conn: psycopg.Connection[Any]) -> None:
     run_id = factories.run(conn)
 
@@ -631,8 +655,12 @@ def test_a_read_that_takes_too_long_says_so(conn: psycopg.Connection[Any], dsn: 
     assert "narrow the filter" in page.text
 
 
-def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connection[Any]) -> None:
-    factories.run(conn, status="failed", error="no price")
+@pytest.mark.parametrize("path", ["/runs", "/runs/r/again", "/jobs/j/again"])
+def test_a_page_that_takes_long_does_not_hold_the_service(
+    conn: psycopg.Connection[Any], path: str
+) -> None:
+    factories.run(conn, id="r", status="failed", error="no price", context={"row": 7})
+    factories.ingest(conn, id="j", queue="load", args={"row": 7})
     begun, free = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
@@ -644,7 +672,7 @@ def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connecti
     queue_workflows.set_redactor(slow)
 
     async def use(browser: Browser) -> int:
-        page = asyncio.ensure_future(browser.open("/runs"))
+        page = asyncio.ensure_future(browser.open(path))
         while not begun.is_set():
             await asyncio.sleep(0.01)
         assert (await browser.http.get("/health")).status_code == 200
@@ -653,6 +681,22 @@ def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connecti
 
     assert visited(use) == 200
     assert set(in_time) == {True}
+
+
+def test_a_refusal_of_the_service_is_a_page() -> None:
+    async def use(browser: Browser) -> None:
+        form = (await browser.open("/runs")).form("/zone")
+        page = await browser.send(form, {"zone": "x" * 2000})
+        assert (page.status, "APP_MAX_BODY_KB" in page.text) == (413, True)
+        assert page.links == ["/ui/"]
+        wrong = {"host": "<b>evil"}
+        page = await browser.open("/", headers=wrong)
+        assert (page.status, "is not served" in page.text) == (421, True)
+        assert "<b>" not in page.response.text and not inner_scripts(page.response.text)
+        reply = await browser.http.get("/api/v1/jobs", headers=wrong)
+        assert reply.headers["content-type"] == "application/problem+json"
+
+    visited(use, app_max_body_kb=1)
 
 
 def test_an_unknown_page_and_an_unknown_method() -> None:

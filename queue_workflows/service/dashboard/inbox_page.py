@@ -21,7 +21,8 @@ from queue_workflows import acts, db, errors, runs
 from queue_workflows.dag import answers, confinement, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
-from queue_workflows.service.dashboard import forms, view
+from queue_workflows.service import state
+from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -46,18 +47,18 @@ async def listed(
 ) -> Response:
     """Show the questions that wait, the longest wait first."""
 
-    def read(conn: db.Connection) -> list[JsonDict]:
-        rows = statements.pages.questions(
+    def read(conn: db.Connection) -> list[Row]:
+        return statements.pages.questions(
             conn, run=None, node=None, after=after, after_seq=seq, most=LISTED_BYTES, limit=PAGE + 1
         )
-        return [_question(row) for row in rows]
 
     rows = await view.read(request, read)
     last = rows[PAGE - 1] if len(rows) > PAGE else None
     following = last and {"after": last["since"].isoformat(), "seq": last["seq"]}
     return view.page(
-        request, "inbox.html", title="Inbox", command="queue-workflows inputs",
-        questions=rows[:PAGE], few=FEW, pages=view.Pager("/inbox", {}, following, after is None),
+        request, "inbox.html", title="Inbox", command="queue-workflows inputs", few=FEW,
+        questions=await _questions(request, rows[:PAGE]),
+        pages=view.Pager("/inbox", {}, following, after is None),
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ async def news(request: Request, at: pydantic.AwareDatetime) -> Response:
 @router.get("/inbox/question")
 async def one(request: Request, run: view.Text = None, node: view.Text = None) -> Response:
     """Show one question."""
-    return _page(request, await view.read(request, _asked, run or "", node or ""))
+    return _page(request, await _read(request, run or "", node or ""))
 
 
 def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = None) -> Response:
@@ -90,8 +91,15 @@ def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = No
     )  # fmt: skip
 
 
-def _asked(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
-    """Return a question that waits. Raises `NotFound`, which says who was faster."""
+async def _read(request: Request, run_id: str, node_id: str) -> JsonDict:
+    """Return a question that waits, or raise `NotFound`."""
+    row = await view.read(request, _asked, run_id, node_id, session.of(request).sees_values)
+    (found,) = await _questions(request, [row])
+    return found
+
+
+def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> Row:
+    """Return a question that waits. Raises `NotFound`, which says who was faster, if it may."""
     where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
     text = f"{where} waits for no answer"
     if payload.is_storable(run_id) and payload.is_storable(node_id):
@@ -99,14 +107,20 @@ def _asked(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
             conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
         )
         if rows and not rows[0]["answered"]:
-            return _question(rows[0])
+            return rows[0]
         now = statements.schedules.now(conn)
         for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
             if stored_json.mapping(act["detail"]).get("node") == node_id:
                 ago = display.duration((now - act["at"]).total_seconds())
-                text += f": answered by {display.line(act['actor'], 80)} {ago} ago"
+                by = f" by {display.line(act['actor'], 80)}" if sees else ""
+                text += f": answered{by} {ago} ago"
                 break
     raise view.NotFound(text, near=[("all questions", "/inbox")])
+
+
+async def _questions(request: Request, rows: list[Row]) -> list[JsonDict]:
+    """Return questions with their forms, made on a thread, as the redactor is code of the app."""
+    return await state.of(request).renders.run(lambda: [*map(_question, rows)])
 
 
 def _question(row: Row) -> JsonDict:
@@ -182,7 +196,7 @@ async def answer(request: Request) -> Response:
 async def _waiting(request: Request, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits, or refuse the form and say who was faster."""
     try:
-        return await view.read(request, _asked, run_id, node_id)
+        return await _read(request, run_id, node_id)
     except view.NotFound as error:
         raise forms.Refused(409, f"{error.text}. Nothing was changed.") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 import fastapi
@@ -16,7 +16,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display
-from queue_workflows.service import tokens
+from queue_workflows.service import state, tokens
 from queue_workflows.service.dashboard import (
     failures_page,
     forms,
@@ -118,10 +118,14 @@ def _failed(
     )  # fmt: skip
     rows = [row | {"path": failures_page.path(row)} for row in read if row["fits"]]
     shown, pages = failures_page.paged("/jobs", query, rows, place)
-    end = read[-1]["at"], read[-1]["id"]
-    if pages.next is None and read[-1]["place"] == failures.NEWEST and end != place:
-        more = runs_page.following(query, *end)
-        pages = pages._replace(next=more, searched=f"searched {failures.NEWEST:,} failed jobs")
+    if pages.next is None and read[-1]["place"] == failures.NEWEST:
+        at, job_id = read[-1]["at"], read[-1]["id"]
+        searched = f"searched {failures.NEWEST:,} failed jobs"
+        if place is not None and place[0] == at:
+            # A search from this time on would find the same ones again.
+            searched = f"not all of those that failed at {display.moment(at)} are listed"
+            at, job_id = at - timedelta(microseconds=1), ""
+        pages = pages._replace(next=runs_page.following(query, at, job_id), searched=searched)
     return shown, pages
 
 
@@ -153,12 +157,27 @@ def _one(conn: db.Connection, job_id: str, kinds: Container[str] = KINDS) -> Jso
     return found
 
 
+@router.get("/jobs/{job_id}/value")
+async def value(
+    request: Request, job_id: view.Segment, name: Literal["inputs", "output", "log"]
+) -> Response:
+    """Return the args or the result of a job, or the log of its newest attempt, whole."""
+    run_page.check_values(request)
+    job = await view.read(request, _one, job_id, KINDS[:1])
+    if name != "log":
+        return await run_page.value_file(request, job[name], f"{name}.json")
+    log = job["attempts"][-1]["log"] if job["attempts"] else None
+    if log is None:
+        raise view.NotFound("no log is stored", near=[(job_id, view.path("/jobs/", job_id))])
+    return await run_page.log_file(request, log, "newest")
+
+
 @router.get("/jobs/{job_id}/again")
 async def changed(request: Request, job_id: view.Segment) -> Response:
     """Show a form with the args of a job, for another job with changed ones."""
     run_page.check_values(request)
     job = await view.read(request, _one, job_id, KINDS[:1])
-    args = view.editable(job["inputs"]) or ""
+    args = await state.of(request).renders.run(view.editable, job["inputs"]) or ""
     return view.page(
         request, "job_again.html", title=f"Another job of {display.line(job['task_name'], 120)}",
         command=f"queue-workflows jobs show {shlex.quote(job_id)}", job=job,

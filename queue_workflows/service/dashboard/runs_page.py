@@ -18,6 +18,7 @@ from queue_workflows import config, db, errors, runs
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import clock, display
+from queue_workflows.service import state
 from queue_workflows.service.dashboard import forms, run_page, session, view
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row, RunPage
 
@@ -72,11 +73,14 @@ def filters(request: Request, *names: str) -> tuple[dict[str, str], dict[str, An
 async def _place(
     at: pydantic.AwareDatetime | None = None, after: view.Text = None
 ) -> tuple[datetime, str] | None:
-    return (at, after) if at is not None and after else None
+    return None if at is None else (at, after or "")
 
 
 Place = Annotated[tuple[datetime, str] | None, fastapi.Depends(_place)]
-"""The time and the id of the row behind which a page begins; None for the first page."""
+"""The time and the id of the row behind which a page begins; None for the first page.
+
+Behind a time without an id are all rows of this time.
+"""
 
 
 def following(query: Mapping[str, str], at: datetime, row_id: str) -> dict[str, str]:
@@ -103,7 +107,10 @@ async def rows(request: Request, place: Place) -> Response:
 async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[str, Any]:
     query, given = filters(request, *_FILTERS)
     if "input" in given:
-        given["input"] = _inputs(given["input"])
+        inputs = given["input"] = _inputs(given["input"])
+        # Not in the transaction of the read, as the redactor is code of the app.
+        if await state.of(request).renders.run(view.redacted, inputs) != inputs:
+            raise errors.InvalidConfig("inputs of this name are hidden, so they are not searched")
     found = await view.read(request, _read, given, place)
     page: RunPage = found["page"]
     searched = None
@@ -136,9 +143,7 @@ def _inputs(text: str) -> JsonDict:
 def _read(
     conn: db.Connection, given: dict[str, Any], place: tuple[datetime, str] | None
 ) -> dict[str, Any]:
-    workflow, inputs = given.pop("workflow", None), given.get("input")
-    if inputs is not None and view.redacted(inputs) != inputs:
-        raise errors.InvalidConfig("inputs of this name are hidden, so they are not searched")
+    workflow = given.pop("workflow", None)
     page = runs.page(limit=PAGE, workflow_name=workflow, before=place, conn=conn, **given)
     last, nodes = list[Row](), list[Row]()
     if workflow:

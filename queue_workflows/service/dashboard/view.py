@@ -117,16 +117,16 @@ class Pages:
         self.last_head = attention.Facts()
         """The facts of the head as they were read last."""
         self._kept: dict[tuple[str, ...], tuple[float, asyncio.Future[Any]]] = {}
+        """Until when each outcome counts, by the monotonic clock, and the outcome."""
 
     async def kept(
         self, key: tuple[str, ...], lasts_s: float, make: Callable[[], Awaitable[T]]
     ) -> T:
         """Return the outcome of this key, made once in this time, also for many at once."""
         now = time.monotonic()
-        if key not in self._kept or now - self._kept[key][0] >= lasts_s:
-            # The head is kept longest.
-            self._kept = {k: each for k, each in self._kept.items() if now - each[0] < HEAD_S}
-            self._kept[key] = now, asyncio.ensure_future(make())
+        if key not in self._kept or self._kept[key][0] <= now:
+            self._kept = {k: each for k, each in self._kept.items() if each[0] > now}
+            self._kept[key] = now + lasts_s, asyncio.ensure_future(make())
         return await asyncio.shield(self._kept[key][1])
 
     async def head(self, request: Request) -> attention.Facts:
