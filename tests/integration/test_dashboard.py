@@ -17,7 +17,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, db, history, runs
-from tests.support import constants, factories, http_service, tabled, wait
+from tests.support import asgi_service, constants, factories, http_service, tabled, wait
 from tests.support.dashboard import TOKENS, Browser, Page, inner_scripts, path_of, visited
 
 HOSTILE = (
@@ -359,6 +359,15 @@ def test_a_form_that_is_no_unicode_is_refused(
 
     visited(use)
     assert status_of(run_id) == "running"
+
+
+def test_a_form_of_very_many_fields_is_refused() -> None:
+    async def use(browser: Browser) -> None:
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        reply = await browser.http.post("/ui/login", content=b"a=&" * 2_001, headers=kind)
+        assert (reply.status_code, "at most 2,000 fields" in reply.text) == (400, True)
+
+    visited(use, scope=None)
 
 
 def test_no_form_takes_a_file(conn: psycopg.Connection[Any]) -> None:
@@ -706,6 +715,23 @@ def test_an_unknown_page_and_an_unknown_method() -> None:
         assert "There is no such page" in page.text
         response = await browser.http.put("/ui/runs")
         assert response.status_code == 405
+
+    visited(use)
+
+
+def test_it_closes_websockets() -> None:
+    async def use(browser: Browser) -> None:
+        sent: list[str] = []
+
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        scope = asgi_service.scope_of("/ui/live") | {"type": "websocket", "subprotocols": []}
+        await browser.app(scope, receive, send)
+        assert sent == ["websocket.close"]
 
     visited(use)
 

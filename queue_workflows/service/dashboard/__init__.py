@@ -81,6 +81,9 @@ class _Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; its `state.session` is its session, None on the open paths."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # which has no websocket
+            return
         request = Request(scope, receive)
         doors: session.Doors = request.app.state.doors
         request.state.session, request.state.answer = doors.session(request), None

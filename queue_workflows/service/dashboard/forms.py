@@ -206,6 +206,10 @@ def local(path: str) -> str:
 async def fields(request: Request, max_files: int = 0) -> FormData:
     """Return the fields of a POST. Raises `Refused` for a text that no database can store."""
     refused = Refused(400, "A field has characters that cannot be stored. Nothing was changed.")
+    kind = request.headers.get("content-type", "").strip().lower()
+    if not kind.startswith("multipart/") and (await request.body()).count(b"&") >= MOST_FIELDS:
+        # Some versions of starlette read any number of them, which blocks the event loop.
+        raise Refused(400, f"A form has at most {MOST_FIELDS:,} fields. Nothing was changed.")
     try:
         sent = await request.form(max_files=max_files, max_fields=MOST_FIELDS)
     except UnicodeError:  # of the character set that the form names
