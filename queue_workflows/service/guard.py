@@ -76,6 +76,7 @@ class Guard:
         self._tokens = known
         self._most: dict[request_parts.Kind, int] = {
             "request": settings.app_max_requests,
+            "page": settings.app_max_requests,
             "stream": settings.app_max_streams,
             "viewer": settings.app_max_viewers,
         }

@@ -768,6 +768,32 @@ def test_the_stream_goes_on_after_an_error_of_the_database(
     assert (status, failed) == (200, [True])
 
 
+def test_slow_forms_of_anybody_take_no_request_of_the_api() -> None:
+    async def use(browser: Browser) -> None:
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> Any:
+            begun.set()
+            await over.wait()
+            return {"type": "http.disconnect"}
+
+        async def drop(_: Any) -> None:
+            pass
+
+        form = {"content_type": "application/x-www-form-urlencoded", "content_length": "7"}
+        scope = asgi_service.scope_of("/ui/login", method="POST", **form)
+        slow = asyncio.ensure_future(browser.app(scope, receive, drop))
+        await begun.wait()
+        assert (await browser.http.get("/api/v1/jobs", headers=BEARER)).status_code == 200
+        page = await browser.open("/login")
+        assert (page.status, "try again" in page.text) == (503, True)
+        over.set()
+        await slow
+        assert (await browser.open("/login")).status == 200
+
+    visited(use, scope=None, app_max_requests=1)
+
+
 def test_viewers_have_a_limit_of_their_own(conn: psycopg.Connection[Any]) -> None:
     async def use(browser: Browser) -> None:
         begun = asyncio.Event()
