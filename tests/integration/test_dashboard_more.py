@@ -159,6 +159,41 @@ def test_the_scope_look_sees_states_and_no_values(conn: Any) -> None:
     pages.browse(use, "look")
 
 
+def test_the_redactor_of_an_app_hides_reasons_and_causes(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = factories.run(conn)
+    factories.insert(
+        conn, "operator_acts", actor="ann", action="retry", kind="run", subject=run_id,
+        reason="customer 4711",
+    )  # fmt: skip
+    schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
+    conn.execute("UPDATE schedules SET error = 'customer 4711'")
+    factories.insert(
+        conn, "workers", worker_id="w", host_label="box", queue="load", pid=1, state="idle"
+    )
+    factories.insert(
+        conn, "worker_controls", host_label="box", queue="load", desired_state="off",
+        stop_policy="pause", requested_by="ann", reason="customer 4711",
+    )  # fmt: skip
+    _, job = [load(conn, lock_key="customer 4711") for _ in range(2)]
+
+    def redactor(value: Any) -> Any:
+        return value.replace("4711", "N") if isinstance(value, str) else value
+
+    monkeypatch.setattr(queue_workflows.get_config(), "redactor", redactor)
+
+    async def use(browser: Browser) -> None:
+        for path in ("/", f"/runs/{run_id}", "/machines?host=box", "/schedules/nightly", "/acts"):
+            page = await browser.open(path)
+            assert "customer N" in page, path
+            assert "4711" not in page, path
+        for path in ("/waiting", f"/waiting?job={job}"):
+            assert "4711" not in await browser.open(path), path
+
+    pages.browse(use)
+
+
 @pytest.mark.parametrize("scope", ["look", "read", "submit"])
 def test_a_scope_that_may_not_act_is_refused(conn: Any, scope: str) -> None:
     job = failed(conn)
