@@ -384,6 +384,22 @@ def test_no_form_takes_a_file(conn: psycopg.Connection[Any]) -> None:
     assert status_of(run_id) == "running"
 
 
+def test_a_form_of_a_session_that_has_ended_says_so(conn: psycopg.Connection[Any]) -> None:
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> None:
+        form = (await question(browser, run_id)).form("/runs/cancel")
+        browser.http.cookies.clear()
+        page = await browser.send(form, follow=False)
+        assert (page.status, "log in again" in page.text) == (401, True)
+        assert page.links[-1] == "/ui/"
+        part = await browser.open("/", headers={"hx-request": "true"})
+        assert part.response.headers["content-type"].startswith("text/plain")
+
+    visited(use)
+    assert status_of(run_id) == "running"
+
+
 def test_the_token_of_another_session_is_refused(conn: psycopg.Connection[Any]) -> None:
     run_id = factories.run(conn)
 

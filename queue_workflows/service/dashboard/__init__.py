@@ -99,8 +99,7 @@ class _Gate:
             login = session.url(request, "/login", next=None if there == "/" else there)
             answer: Response = RedirectResponse(login, 303)
         else:
-            text = "log in again: nothing was changed"
-            answer = Response(text, 401, media_type="text/plain")
+            answer = _message(request, 401, "Nothing was changed: log in again.", "Not logged in")
         await answer(scope, receive, send)
 
 
