@@ -234,7 +234,7 @@ def _saved(asked: JsonDict, upload: UploadFile) -> Path:
     """Store an uploaded file in a new folder below that of the run, and return its path.
 
     Raises `InvalidAnswer` if the question does not take it, or it cannot be stored, and
-    `FolderRefused` outside of OUT_ROOTS or, where that is not set, of the engine's own folder.
+    `FolderRefused` as `confinement.root_of` does.
     """
     name = Path((upload.filename or "").replace("\\", "/")).name
     if not name.isprintable() or name in ("", "..") or len(name.encode()) > NAME_BYTES:
@@ -243,21 +243,14 @@ def _saved(asked: JsonDict, upload: UploadFile) -> Path:
         raise errors.InvalidAnswer("it takes no file")
     answers.check(asked["input_spec"], name, "the question")
     given = confinement.given({"id": asked["run_id"], "out_dir": asked["out_dir"]})
-    own = Path(os.path.realpath(given["out_dir"]))
-    roots = confinement.roots() or [os.path.realpath(confinement.outputs_folder())]
-    root = next((each for each in roots if own != Path(each) and own.is_relative_to(each)), None)
-    if root is None:
-        raise errors.FolderRefused(
-            f"the run's files are in {os.fspath(own)!r:.200}: set OUT_ROOTS to a folder around it, "
-            "or name the path of a file"
-        )
-    added = ("uploads", secrets.token_hex(8))
+    root, below = confinement.root_of(given["out_dir"])
+    names = (*below, "uploads", secrets.token_hex(8))
     try:
         # No step follows a link, which a node may have put in the place of a folder.
-        with confinement.opened(root, *own.relative_to(root).parts, *added, create=True) as folder:
+        with confinement.opened(root, *names, create=True) as folder:
             fd = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
         with os.fdopen(fd, "wb") as file:
             shutil.copyfileobj(upload.file, file)
     except OSError as error:
         raise errors.InvalidAnswer(f"the file cannot be stored: {error.strerror}") from None
-    return own.joinpath(*added, name)
+    return Path(root, *names, name)
