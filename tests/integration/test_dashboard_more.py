@@ -425,11 +425,13 @@ def test_large_values_and_logs_of_a_job_are_downloads(conn: Any) -> None:
         conn, "job_attempt_logs", job_table="ingest_jobs", job_id=job, claim_no=1,
         head="h" * 40_000, tail="t" * 40_000, cut_bytes=7,
     )  # fmt: skip
-    other = load(conn)
+    other = load(conn, args={"big": 3 * big})
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/jobs/{job}")
         assert len(page) < 30_000
+        huge = pages.words(await browser.open(f"/jobs/{other}"))
+        assert "Download the args : they are too large" in huge and "characters" not in huge
         for name, part in (("inputs", big), ("output", big), ("log", "[... 7 bytes cut ...]")):
             link = f"/ui/jobs/{job}/value?name={name}"
             assert link in html.unescape(page), name

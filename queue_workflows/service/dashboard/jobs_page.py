@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -140,8 +141,15 @@ async def one(request: Request, job_id: view.Segment) -> Response:
         request, "job.html", title=f"Job of {display.line(found['task_name'], 120)}", job=found,
         command=f"queue-workflows jobs show {shlex.quote(job_id)}",
         needs={verb: needs for verb, (_, needs) in _ACTS.items()},
+        large=await state.of(request).renders.run(_large, found),
         attempts=found["attempts"][-20:][::-1],
     )  # fmt: skip
+
+
+def _large(job: JsonDict) -> set[str]:
+    """Return the names of the values of a job that are too large for its page."""
+    sizes = {name: len(json.dumps(job[name], default=str)) for name in ("inputs", "output")}
+    return {name for name, size in sizes.items() if size > run_page.MOST_BYTES}
 
 
 def _one(conn: db.Connection, job_id: str, kinds: Container[str] = KINDS) -> JsonDict:
