@@ -113,7 +113,7 @@ def _message(
     if "hx-request" in request.headers:
         return Response(text, status, media_type="text/plain")
     title = title or problems.TITLES.get(status, "The request was refused")
-    return view.page(
+    return view.Page(
         request, "message.html", title=title, command="", status=status, text=text, near=near
     )
 

@@ -41,7 +41,7 @@ async def listed(
 
     rows = await view.read(request, read)
     more = {**query, "before": rows[PAGE - 1]["id"]} if len(rows) > PAGE else None
-    return view.page(
+    return view.Page(
         request, "acts.html", title="Acts", command=view.command("queue-workflows acts", query),
         acts=rows[:PAGE], filters=query, kinds=KINDS,
         pages=view.Pager("/acts", query, more, before is None),

@@ -46,16 +46,13 @@ async def listed(
     request: Request, after: pydantic.AwareDatetime | None = None, seq: int | None = None
 ) -> Response:
     """Show the questions that wait, the longest wait first."""
-
-    def read(conn: db.Connection) -> list[Row]:
-        return statements.pages.questions(
-            conn, run=None, node=None, after=after, after_seq=seq, most=LISTED_BYTES, limit=PAGE + 1
-        )
-
-    rows = await view.read(request, read)
+    rows = await view.read(
+        request, statements.pages.questions, run=None, node=None, after=after, after_seq=seq,
+        most=LISTED_BYTES, limit=PAGE + 1,
+    )  # fmt: skip
     last = rows[PAGE - 1] if len(rows) > PAGE else None
     following = last and {"after": last["since"].isoformat(), "seq": last["seq"]}
-    return view.page(
+    return view.Page(
         request, "inbox.html", title="Inbox", command="queue-workflows inputs", few=FEW,
         questions=await _questions(request, rows[:PAGE]),
         pages=view.Pager("/inbox", {}, following, after is None),
@@ -84,7 +81,7 @@ async def one(request: Request, run: view.Text = None, node: view.Text = None) -
 
 def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = None) -> Response:
     """Return the page of a question, also with an answer that it does not take."""
-    return view.page(
+    return view.Page(
         request, "inbox_question.html", status=422 if wrong else 200, each=asked, wrong=wrong,
         title=f"Question of {display.line(asked['workflow_name'], 120)}", given=given or {},
         command=display.answer_command(asked["run_id"], asked["node_id"]),

@@ -61,7 +61,7 @@ async def listed(
     if query.get("status", "failed") not in jobs.STATUSES:
         raise errors.InvalidConfig(f"status: it is one of {', '.join(jobs.STATUSES)}")
     found = await view.read(request, _read, query, place, node, before)
-    return view.page(
+    return view.Page(
         request, "jobs.html", title="Jobs", filters=query, states=jobs.STATUSES,
         command=view.command("queue-workflows jobs list", query), **found,
     )  # fmt: skip
@@ -137,7 +137,7 @@ async def one(request: Request, job_id: view.Segment) -> Response:
     if found["kind"] == "node job":
         where = session.url(request, view.path("/runs/", found["run_id"]), node=found["name"])
         return RedirectResponse(where, 303)
-    return view.page(
+    return view.Page(
         request, "job.html", title=f"Job of {display.line(found['task_name'], 120)}", job=found,
         command=f"queue-workflows jobs show {shlex.quote(job_id)}",
         needs={verb: needs for verb, (_, needs) in _ACTS.items()},
@@ -186,7 +186,7 @@ async def changed(request: Request, job_id: view.Segment) -> Response:
     run_page.check_values(request)
     job = await view.read(request, _one, job_id, KINDS[:1])
     args = await state.of(request).renders.run(view.editable, job["inputs"]) or ""
-    return view.page(
+    return view.Page(
         request, "job_again.html", title=f"Another job of {display.line(job['task_name'], 120)}",
         command=f"queue-workflows jobs show {shlex.quote(job_id)}", job=job,
         args=args if 0 < len(args) <= view.DOWNLOADED else None,

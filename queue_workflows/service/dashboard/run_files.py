@@ -142,7 +142,7 @@ async def files(request: Request, run_id: view.Segment, path: Place = "") -> Res
     above = [(part, "/".join(parts[: n + 1])) for n, part in enumerate(parts)]
     title = f"Files of run {head['id']}"
     command = f"ls {shlex.quote(display.line(head['out_dir'], None))}"
-    return view.page(
+    return view.Page(
         request, "run_files.html", title=title, command=command, run=head, above=above, place=path,
         found=found,
     )  # fmt: skip

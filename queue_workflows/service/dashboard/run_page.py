@@ -377,13 +377,13 @@ async def run(
         text = f"Run node {display.line(node, 120)} and all that depends on it again."
         may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
         actions = [retried(found["run"], "Retry from here", text, node)] if may else []
-        return view.page(
+        return view.Page(
             request, "run_node.html", title=f"{node} of run {run_id}", actions=actions,
             command=f"{shown} --node {shlex.quote(display.line(node, None))}", **found,
         )  # fmt: skip
     found = await _run_values(request, run_id, show, lit)
     actions = _run_actions(found["run"], found["counts"])
-    return view.page(
+    return view.Page(
         request, "run.html", title=f"Run {run_id}", command=shown, zoom=zoom, actions=actions,
         **found,
     )  # fmt: skip
@@ -548,7 +548,7 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     inputs = await state.of(request).renders.run(view.editable, head["context"])
     command = f"queue-workflows submit {shlex.quote(display.line(head['workflow_name'], None))}"
     title = f"Run {head['workflow_name']} again"
-    return view.page(
+    return view.Page(
         request, "run_again.html", title=title, command=command, run=head, inputs=inputs
     )
 

@@ -90,18 +90,14 @@ def following(query: Mapping[str, str], at: datetime, row_id: str) -> dict[str, 
 
 @router.get("/runs")
 async def listed(request: Request, place: Place) -> Response:
-    """Show a page of runs."""
+    """Show a page of runs, or for htmx, which fetches them again, the rows alone."""
+    if "hx-request" in request.headers:
+        return await view.fragment(request, "runs_rows.html", lambda: _values(request, place))
     values = await _values(request, place)
     query = values["filters"]
     title = f"Runs of {query['workflow']}" if "workflow" in query else "Runs"
     command = view.command("queue-workflows runs", query)
-    return view.page(request, "runs.html", title=title, command=command, **values)
-
-
-@router.get("/runs-rows")
-async def rows(request: Request, place: Place) -> Response:
-    """Return the rows of a page of runs."""
-    return await view.fragment(request, "runs_rows.html", lambda: _values(request, place))
+    return view.Page(request, "runs.html", title=title, command=command, **values)
 
 
 async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[str, Any]:
@@ -121,7 +117,7 @@ async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[
     return found | {
         "runs": page.items,
         "pager": view.Pager("/runs", query, more, place is None, searched),
-        "back": view.here(request).replace("/runs-rows", "/runs", 1),
+        "back": view.here(request),
         "filters": query,
         "states": STATES,
         "workflows": sorted(config.get_config().workflow_map),
@@ -166,20 +162,17 @@ async def chosen(request: Request) -> Response:
     assert form.selection is not None
     if "id" not in form.values and "whole" not in form.values:
         raise forms.Refused(422, "No run was chosen: check the boxes of runs, or the one of all.")
-    found = await view.read(request, _to_change, form.selection.ids)
+    ids = [*form.selection.ids]
+    found = await view.read(request, statements.pages.runs_to_change, ids=ids, most=LIVE_READ)
     takes = [row for row in found if _takes(verb, row["status"])]
     kept = tuple(row["id"] for row in takes)
-    return view.page(
+    return view.Page(
         request, "runs_chosen.html", title=f"{verb.capitalize()} runs", back=back, verb=verb,
         command=f"queue-workflows {verb} {' '.join(shlex.quote(one) for one in kept[:3])}",
         runs=takes, left_out=[row for row in found if row not in takes],
         selection=forms.sign_selection(request, forms.Selection("runs", kept)),
         typed=verb == "cancel" and len(kept) > forms.TYPED_ABOVE,
     )  # fmt: skip
-
-
-def _to_change(conn: db.Connection, ids: Sequence[str]) -> list[Row]:
-    return statements.pages.runs_to_change(conn, ids=[*ids], most=LIVE_READ)
 
 
 def _takes(verb: str, status: str) -> bool:

@@ -179,27 +179,22 @@ def command(words: str, query: Mapping[str, str]) -> str:
     return " ".join([words, *(f"--{name} {shlex.quote(text)}" for name, text in query.items())])
 
 
-def page(
-    request: Request, template: str, *, title: str, command: str, status: int = 200, **values: Any
-) -> Response:
-    """Return a page: `template` (in templates/) extends `base.html` and fills `{% block main %}`.
+class Page(Response):
+    """A page whose `template` (in templates/) extends `base.html` and fills `{% block main %}`.
 
     `command`: the command line that shows the same, printed at the foot. Each template has, beside
     `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
     (path and query of the page), `read_only`, `app`, and the filters of this module. It is rendered
-    when it is sent.
+    when it is sent, by a thread, as large values and the app's redactor take their time.
     """
-    return _Page(request, template, status, values | {"title": title, "command": command})
-
-
-class _Page(Response):
-    """A page that a thread renders: large values, and the app's redactor, take their time."""
 
     def __init__(
-        self, request: Request, template: str, status: int, values: Mapping[str, Any]
-    ) -> None:
+        self, request: Request, template: str, *, title: str, command: str, status: int = 200,
+        **values: Any,
+    ) -> None:  # fmt: skip
         super().__init__(status_code=status)
-        self._request, self._template, self._values = request, template, values
+        self._request, self._template = request, template
+        self._values = values | {"title": title, "command": command}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the facts of the head, which a page of an error does without; render and send."""
