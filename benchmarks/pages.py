@@ -360,8 +360,10 @@ async def _rate(made: Any, http: httpx.AsyncClient, viewers: int, seconds: float
     async def poll(number: int) -> None:
         await asyncio.sleep(POLL_S * number / viewers)
         while not over.is_set():
-            for path in ("/ui/now", "/ui/head"):
-                await http.get(path, headers={"hx-request": "true"})
+            for path in ("/ui/", "/ui/head"):
+                reply = await http.get(path, headers={"hx-request": "true"})
+                if reply.status_code != 200:
+                    raise RuntimeError(f"{path}: {reply.status_code} {reply.text[:500]}")
             await asyncio.sleep(POLL_S)
 
     open_ = [asyncio.ensure_future(made({**stream}, receive, drop)) for _ in range(viewers)]

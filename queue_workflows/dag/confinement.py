@@ -79,6 +79,23 @@ def check(out_dir: str | None) -> None:
         _place(out_dir, allowed)
 
 
+def root_of(out_dir: str) -> tuple[str, tuple[str, ...]]:
+    """Return the root that a run's folder is in, and the names of the folders below it.
+
+    The roots are OUT_ROOTS or, where that is not set, the engine's own folder. Raises
+    `FolderRefused` outside of them: a row may name any folder, such as `/etc`, which no page may
+    show.
+    """
+    if allowed := roots():
+        return _place(out_dir, allowed)
+    top, own = os.path.realpath(outputs_folder()), Path(os.path.realpath(out_dir))
+    if str(own) == top or not own.is_relative_to(top):
+        raise errors.FolderRefused(
+            f"the run's files are in {out_dir!r:.200}: set OUT_ROOTS to a folder around it"
+        )
+    return top, own.relative_to(top).parts
+
+
 @contextlib.contextmanager
 def opened(out_dir: str, *parts: str, create: bool = False) -> Generator[int]:
     """Yield the descriptor of `out_dir`, or of the folder that `parts` name below it.

@@ -76,6 +76,7 @@ class Guard:
         self._tokens = known
         self._most: dict[request_parts.Kind, int] = {
             "request": settings.app_max_requests,
+            "page": settings.app_max_requests,
             "stream": settings.app_max_streams,
             "viewer": settings.app_max_viewers,
         }
@@ -121,7 +122,7 @@ class Guard:
         kind = request.kind
         refused = self._is_crowded() or refused or self._refusal(request) or self._is_full(kind)
         if refused is not None:
-            await refused(scope, receive, reply)
+            await self._refuse(request, refused, receive, reply)
             return
         self._served[kind] += 1
         before = responses.scope.set(request.scope["queue_workflows.scope"])
@@ -257,6 +258,15 @@ class Guard:
         if body is None:
             # The rest of the body is not read, so the connection cannot be used again.
             refused.headers["connection"] = "close"
+        await self._refuse(request, refused, receive, reply)
+
+    async def _refuse(
+        self, request: request_parts.Request, refused: Response, receive: Receive, reply: Reply
+    ) -> None:
+        """Send a refusal, to a reader of the dashboard as a page."""
+        if request.is_page and self._settings.app_dashboard:
+            home = f"{request.scope.get('root_path', '')}{request_parts.PAGES}/"
+            refused = problems.page(refused, home)
         await refused(request.scope, receive, reply)
 
     async def _body(self, request: request_parts.Request, receive: Receive) -> bytes | None:

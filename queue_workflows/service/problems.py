@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -15,6 +17,8 @@ from queue_workflows.runtime import display
 MEDIA_TYPE: Final = "application/problem+json"
 DETAIL_CHARACTERS: Final = 2000
 RETRY_AFTER_S: Final = 2
+_KEPT: Final = ("connection", "retry-after")
+"""Headers of a problem document that its page has, too."""
 _log = logging.getLogger("queue_workflows.service")
 
 STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
@@ -80,6 +84,17 @@ def problem(
     if status == 503:
         chosen.setdefault("retry-after", str(RETRY_AFTER_S))
     return Response(display.strict_json(content), status, chosen, MEDIA_TYPE)
+
+
+def page(refused: Response, home: str) -> Response:
+    """Return a problem document as a page for people, with a link to the address `home`."""
+    detail = html.escape(json.loads(bytes(refused.body))["detail"])
+    text = (
+        f'<!doctype html><html lang="en"><title>Not done</title><h1>Not done</h1><p>{detail}</p>'
+        f'<p><a href="{html.escape(home)}">Go to Now</a></p></html>'
+    )
+    kept = {name: refused.headers[name] for name in _KEPT if name in refused.headers}
+    return Response(text, refused.status_code, kept, "text/html; charset=utf-8")
 
 
 def of_error(error: Exception) -> Response:

@@ -21,7 +21,7 @@ MAX_HEAD_BYTES: Final = 16_384
 MAX_TARGET_BYTES: Final = 4_096
 PUBLIC: Final = frozenset({"/health", "/ready", "/status"})
 """Paths that need no token, and take any Host: probes call a machine by its address."""
-Kind = Literal["request", "stream", "viewer"]
+Kind = Literal["request", "stream", "page", "viewer"]
 PAGES: Final = "/ui"
 """Where the dashboard is."""
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -84,11 +84,14 @@ class Request(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of which so many are served at once; all but `request` may stay open."""
-        if self.method != "GET":
-            return "request"
-        if STREAMS.fullmatch(self.path) is not None:
+        """Return the kind of which so many are served at once; a stream and a viewer may stay open.
+
+        Pages count apart, as anybody may send a form to the login, and slowly.
+        """
+        if self.method == "GET" and STREAMS.fullmatch(self.path) is not None:
             return "viewer" if self.is_page else "stream"
+        if self.is_page:
+            return "page"
         return "request" if self.wait_s is None else "stream"
 
     @property

@@ -77,7 +77,9 @@ class Settings(pydantic_settings.BaseSettings):
         "longest time in which a client may read nothing of a response",
     )
     app_header_timeout_sec: Seconds = Field(10.0, description="longest time of a request's head")
-    app_max_requests: int = Field(100, ge=1, le=10_000, description="requests at once")
+    app_max_requests: int = Field(
+        100, ge=1, le=10_000, description="requests at once, and as many to the dashboard"
+    )
     app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls, streams at once")
     app_max_viewers: int = Field(
         200, ge=1, le=10_000, description="open tabs of the dashboard that follow changes, at once"

@@ -17,7 +17,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, db, history, runs
-from tests.support import constants, factories, http_service, tabled, wait
+from tests.support import asgi_service, constants, factories, http_service, tabled, wait
 from tests.support.dashboard import TOKENS, Browser, Page, inner_scripts, path_of, visited
 
 HOSTILE = (
@@ -250,6 +250,30 @@ def test_a_repeated_form_does_nothing_twice(conn: psycopg.Connection[Any]) -> No
     assert len(acts.list()) == 1
 
 
+def test_the_forms_of_a_session_crowd_out_none_of_others(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "service.dashboard.forms.KEPT", 2)
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> None:
+        form = (await question(browser, run_id)).form("/runs/cancel")
+        first = await browser.send(form, follow=False)
+        name, value = cookie_of(browser)
+        browser.http.cookies.clear()
+        page = await browser.login("look", "eve")
+        for _ in range(3):
+            page = await browser.send(page.form("/zone"), {"zone": "UTC"})
+            assert "Times are shown in UTC." in page.text
+        browser.http.cookies.clear()
+        conn.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = %s", [run_id])
+        again = await browser.send(form, follow=False, headers={"cookie": f"{name}={value}"})
+        assert again.response.headers["location"] == first.response.headers["location"]
+
+    visited(use)
+    assert status_of(run_id) == "queued"
+
+
 def test_the_id_of_a_form_adds_no_header(conn: psycopg.Connection[Any]) -> None:
     run_id = factories.run(conn)
 
@@ -337,6 +361,15 @@ def test_a_form_that_is_no_unicode_is_refused(
     assert status_of(run_id) == "running"
 
 
+def test_a_form_of_very_many_fields_is_refused() -> None:
+    async def use(browser: Browser) -> None:
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        reply = await browser.http.post("/ui/login", content=b"a=&" * 2_001, headers=kind)
+        assert (reply.status_code, "at most 2,000 fields" in reply.text) == (400, True)
+
+    visited(use, scope=None)
+
+
 def test_no_form_takes_a_file(conn: psycopg.Connection[Any]) -> None:
     run_id = factories.run(conn)
 
@@ -348,6 +381,22 @@ def test_no_form_takes_a_file(conn: psycopg.Connection[Any]) -> None:
         return [*found, (await browser.send(login, files=file)).status]
 
     assert visited(use) == [400, 400]
+    assert status_of(run_id) == "running"
+
+
+def test_a_form_of_a_session_that_has_ended_says_so(conn: psycopg.Connection[Any]) -> None:
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> None:
+        form = (await question(browser, run_id)).form("/runs/cancel")
+        browser.http.cookies.clear()
+        page = await browser.send(form, follow=False)
+        assert (page.status, "log in again" in page.text) == (401, True)
+        assert page.links[-1] == "/ui/"
+        part = await browser.open("/", headers={"hx-request": "true"})
+        assert part.response.headers["content-type"].startswith("text/plain")
+
+    visited(use)
     assert status_of(run_id) == "running"
 
 
@@ -468,10 +517,11 @@ def test_a_fragment_that_is_unchanged_is_not_sent_again(conn: psycopg.Connection
     factories.run(conn)
 
     async def use(browser: Browser) -> None:
-        page = await browser.open("/runs-rows")
-        tag = {"if-none-match": page.response.headers["etag"], "hx-request": "true"}
+        part = {"hx-request": "true"}
+        page = await browser.open("/runs", headers=part)
+        tag = part | {"if-none-match": page.response.headers["etag"]}
         assert "<html" not in page.response.text
-        again = await browser.open("/runs-rows", headers=tag)
+        again = await browser.open("/runs", headers=tag)
         assert (again.status, again.response.text) == (304, "")
 
     visited(use)
@@ -527,7 +577,7 @@ def test_hostile_values_run_nothing_and_every_page_opens(conn: psycopg.Connectio
     )
 
     async def use(browser: Browser) -> None:
-        for path in ("/", "/runs", "/runs-rows", "/head"):
+        for path in ("/", "/runs", "/head"):
             for headers in ({}, {"hx-request": "true"}):
                 page = await browser.open(path, headers=headers)
                 assert page.status == 200, (path, page.text)
@@ -574,7 +624,7 @@ def test_the_scope_look_sees_states_and_no_values(conn: psycopg.Connection[Any])
     factories.run(conn, workflow_name="nightly", status="failed", error="value 4711 is wrong")
 
     async def use(browser: Browser) -> None:
-        for path in ("/", "/runs", "/runs-rows"):
+        for path in ("/", "/runs"):
             for headers in ({}, {"hx-request": "true"}):
                 assert "4711" not in (await browser.open(path, headers=headers)).response.text
         assert "nightly" in browser.page.text
@@ -631,8 +681,12 @@ def test_a_read_that_takes_too_long_says_so(conn: psycopg.Connection[Any], dsn: 
     assert "narrow the filter" in page.text
 
 
-def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connection[Any]) -> None:
-    factories.run(conn, status="failed", error="no price")
+@pytest.mark.parametrize("path", ["/runs", "/runs/r/again", "/jobs/j/again"])
+def test_a_page_that_takes_long_does_not_hold_the_service(
+    conn: psycopg.Connection[Any], path: str
+) -> None:
+    factories.run(conn, id="r", status="failed", error="no price", context={"row": 7})
+    factories.ingest(conn, id="j", queue="load", args={"row": 7})
     begun, free = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
@@ -644,7 +698,7 @@ def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connecti
     queue_workflows.set_redactor(slow)
 
     async def use(browser: Browser) -> int:
-        page = asyncio.ensure_future(browser.open("/runs"))
+        page = asyncio.ensure_future(browser.open(path))
         while not begun.is_set():
             await asyncio.sleep(0.01)
         assert (await browser.http.get("/health")).status_code == 200
@@ -655,6 +709,22 @@ def test_a_page_that_takes_long_does_not_hold_the_service(conn: psycopg.Connecti
     assert set(in_time) == {True}
 
 
+def test_a_refusal_of_the_service_is_a_page() -> None:
+    async def use(browser: Browser) -> None:
+        form = (await browser.open("/runs")).form("/zone")
+        page = await browser.send(form, {"zone": "x" * 2000})
+        assert (page.status, "APP_MAX_BODY_KB" in page.text) == (413, True)
+        assert page.links == ["/ui/"]
+        wrong = {"host": "<b>evil"}
+        page = await browser.open("/", headers=wrong)
+        assert (page.status, "is not served" in page.text) == (421, True)
+        assert "<b>" not in page.response.text and not inner_scripts(page.response.text)
+        reply = await browser.http.get("/api/v1/jobs", headers=wrong)
+        assert reply.headers["content-type"] == "application/problem+json"
+
+    visited(use, app_max_body_kb=1)
+
+
 def test_an_unknown_page_and_an_unknown_method() -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open("/nothing")
@@ -662,6 +732,23 @@ def test_an_unknown_page_and_an_unknown_method() -> None:
         assert "There is no such page" in page.text
         response = await browser.http.put("/ui/runs")
         assert response.status_code == 405
+
+    visited(use)
+
+
+def test_it_closes_websockets() -> None:
+    async def use(browser: Browser) -> None:
+        sent: list[str] = []
+
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        scope = asgi_service.scope_of("/ui/live") | {"type": "websocket", "subprotocols": []}
+        await browser.app(scope, receive, send)
+        assert sent == ["websocket.close"]
 
     visited(use)
 
@@ -696,6 +783,32 @@ def test_the_stream_goes_on_after_an_error_of_the_database(
     monkeypatch.setattr(history, "feed", once)
     status, _ = visited(lambda browser: browser.stream("/live", noted))
     assert (status, failed) == (200, [True])
+
+
+def test_slow_forms_of_anybody_take_no_request_of_the_api() -> None:
+    async def use(browser: Browser) -> None:
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> Any:
+            begun.set()
+            await over.wait()
+            return {"type": "http.disconnect"}
+
+        async def drop(_: Any) -> None:
+            pass
+
+        form = {"content_type": "application/x-www-form-urlencoded", "content_length": "7"}
+        scope = asgi_service.scope_of("/ui/login", method="POST", **form)
+        slow = asyncio.ensure_future(browser.app(scope, receive, drop))
+        await begun.wait()
+        assert (await browser.http.get("/api/v1/jobs", headers=BEARER)).status_code == 200
+        page = await browser.open("/login")
+        assert (page.status, "try again" in page.text) == (503, True)
+        over.set()
+        await slow
+        assert (await browser.open("/login")).status == 200
+
+    visited(use, scope=None, app_max_requests=1)
 
 
 def test_viewers_have_a_limit_of_their_own(conn: psycopg.Connection[Any]) -> None:

@@ -267,6 +267,9 @@ def test_the_scope_look_sees_that_a_question_waits(conn: Any) -> None:
             assert "the name of Ann" not in page
             assert "blue" not in page
             assert "/inbox/answer" not in page
+        runs.answer(run_id, "ask", "red", by="bob")
+        gone = await browser.open("/inbox/question", 404, run=run_id, node="ask")
+        assert re.search(r"answered \d+\.\d s ago", pages.words(gone)), "not by whom"
 
     pages.browse(use, "look")
 

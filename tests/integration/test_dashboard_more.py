@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -11,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 import queue_workflows
-from queue_workflows import acts, failures, jobs, queues, schedules
+from queue_workflows import acts, db, failures, jobs, queues, schedules
 from tests.support import constants, factories, named_statements, pages, tabled, transitions
 from tests.support.pages import EVIL, Browser
 
@@ -147,10 +148,50 @@ def test_the_scope_look_sees_states_and_no_values(conn: Any) -> None:
             page = await browser.open(path)
             assert "hush" not in page, path
             assert not re.search(r'action="/ui/(jobs|queues|schedules|health)/', page), path
-        for path in ("/jobs?key=key-hush", "/acts?actor=ann-hush", f"/jobs/{job}/again"):
+        for path in (
+            "/jobs?key=key-hush", "/acts?actor=ann-hush", "/acts?subject=ValueError%3A+hush",
+            "/acts?kind=failures&subject=ValueError%3A+hush", f"/jobs/{job}/again",
+            f"/jobs/{job}/value?name=inputs",
+        ):  # fmt: skip
             await browser.open(path, 403)
+        assert "pause" in pages.words(await browser.open("/acts?kind=queue&subject=load"))
 
     pages.browse(use, "look")
+
+
+def test_the_redactor_of_an_app_hides_reasons_and_causes(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = factories.run(conn)
+    factories.insert(
+        conn, "operator_acts", actor="ann", action="retry", kind="run", subject=run_id,
+        reason="customer 4711",
+    )  # fmt: skip
+    schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
+    conn.execute("UPDATE schedules SET error = 'customer 4711'")
+    factories.insert(
+        conn, "workers", worker_id="w", host_label="box", queue="load", pid=1, state="idle"
+    )
+    factories.insert(
+        conn, "worker_controls", host_label="box", queue="load", desired_state="off",
+        stop_policy="pause", requested_by="ann", reason="customer 4711",
+    )  # fmt: skip
+    _, job = [load(conn, lock_key="customer 4711") for _ in range(2)]
+
+    def redactor(value: Any) -> Any:
+        return value.replace("4711", "N") if isinstance(value, str) else value
+
+    monkeypatch.setattr(queue_workflows.get_config(), "redactor", redactor)
+
+    async def use(browser: Browser) -> None:
+        for path in ("/", f"/runs/{run_id}", "/machines?host=box", "/schedules/nightly", "/acts"):
+            page = await browser.open(path)
+            assert "customer N" in page, path
+            assert "4711" not in page, path
+        for path in ("/waiting", f"/waiting?job={job}"):
+            assert "4711" not in await browser.open(path), path
+
+    pages.browse(use)
 
 
 @pytest.mark.parametrize("scope", ["look", "read", "submit"])
@@ -308,6 +349,26 @@ def test_a_search_for_jobs_says_how_far_it_went(conn: Any, monkeypatch: pytest.M
     pages.browse(use)
 
 
+def test_a_search_goes_on_behind_many_jobs_that_failed_at_once(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "failures.NEWEST", 10)
+    for _ in range(12):
+        failed(conn)
+    old = load(conn, status="failed", finished_at=NOW - timedelta(hours=1))
+
+    async def use(browser: Browser) -> None:
+        found = await rows_of_pages(browser, "/jobs?status=failed")
+        assert [len(page) for page in found] == [10, 0, 1]
+        assert found[-1] == [old]
+        address = next_page(await browser.open("/jobs?status=failed"))
+        assert address is not None
+        words = pages.words(await browser.open(address))
+        assert "not all of those that failed at 20" in words
+
+    pages.browse(use)
+
+
 def test_a_search_for_jobs_reads_the_newest_by_their_index(conn: Any) -> None:
     conn.execute(
         "INSERT INTO ingest_jobs (task_name, queue, status, finished_at)"
@@ -351,6 +412,35 @@ def test_a_job_shows_its_attempts_args_and_log(conn: Any) -> None:
         assert '"row": 7' in words and "hidden5" not in page
         assert "/delete" not in page, "a running job is not deleted"
         assert f"queue-workflows jobs show {job}" in page
+
+    pages.browse(use)
+
+
+def test_large_values_and_logs_of_a_job_are_downloads(conn: Any) -> None:
+    big = "y" * 100_000
+    job = load(conn, args={"big": big, "password": "hidden5"})
+    transitions.claim(conn, transitions.who("load", "w1", host="box-1"))
+    conn.execute("UPDATE ingest_jobs SET result = jsonb_build_object('big', %s::text)", [big])
+    factories.insert(
+        conn, "job_attempt_logs", job_table="ingest_jobs", job_id=job, claim_no=1,
+        head="h" * 40_000, tail="t" * 40_000, cut_bytes=7,
+    )  # fmt: skip
+    other = load(conn, args={"big": 3 * big})
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/jobs/{job}")
+        assert len(page) < 30_000
+        huge = pages.words(await browser.open(f"/jobs/{other}"))
+        assert "Download the args : they are too large" in huge and "characters" not in huge
+        for name, part in (("inputs", big), ("output", big), ("log", "[... 7 bytes cut ...]")):
+            link = f"/ui/jobs/{job}/value?name={name}"
+            assert link in html.unescape(page), name
+            reply = await browser.http.get(link)
+            assert reply.headers["content-disposition"].startswith("attachment")
+            assert part in reply.text and "hidden5" not in reply.text
+            assert name == "log" or json.loads(reply.text)["big"] == big
+        await browser.open(f"/jobs/{other}/value?name=log", 404)
+        await browser.open(f"/jobs/{other}/value?name=args", 422)
 
     pages.browse(use)
 
@@ -560,6 +650,28 @@ def test_a_schedule_is_paused_resumed_and_fired(conn: Any) -> None:
     pages.browse(use)
     assert [row["task_name"] for row in factories.ingest_jobs()] == ["t"]
     assert done() == [("ann", "http", name, "a/b") for name in ("pause", "resume", "run now")]
+
+
+def test_a_form_whose_reply_was_lost_acts_once(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants.put(monkeypatch, "service.dashboard.forms.REPEAT_S", 0.0)
+    schedules.add("nightly", "0 3 * * *", task_name="t", queue="load")
+    fire = schedules.fire_now
+
+    def lost(name: str) -> Any:
+        fire(name)
+        raise db.OperationalError("the connection was lost after the COMMIT")
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/schedules/nightly")
+        with monkeypatch.context() as own:
+            own.setattr(schedules, "fire_now", lost)
+            reply = await browser.send(page, "/schedules/run", label="Run now")
+        assert reply.status_code == 503
+        reply = await browser.send(page, "/schedules/run", label="Run now")
+        assert (reply.status_code, "its outcome is not known" in reply.text) == (409, True)
+
+    pages.browse(use)
+    assert len(factories.ingest_jobs()) == 1
 
 
 def test_the_list_of_schedules_names_problems(conn: Any) -> None:

@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import threading
 import zlib
 from collections.abc import Generator
 from datetime import datetime, timedelta, timezone
@@ -16,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
+import queue_workflows
 from queue_workflows import acts, runs
 from queue_workflows import db as engine_db
 from tests.support import constants, counting_cursor, factories, flow, pages
@@ -569,6 +571,46 @@ def test_a_value_that_is_small_only_as_stored_is_not_rendered(conn: engine_db.Co
             text = pages.words(await browser.open(f"/runs/{run_id}", **query))
             assert "Download" in text
             assert "characters" not in text
+
+    pages.browse(use)
+
+
+def test_the_redactor_of_an_app_runs_outside_of_transactions(
+    conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, asking = failed_run(conn), factories.run(conn)
+    factories.node(
+        conn, asking, "ask", status="awaiting_input", node_module="__input__choose_one",
+        input_spec={"widget": "choose_one", "options": ["tea"]},
+    )  # fmt: skip
+    read_only, inside = engine_db.read_only, set[int]()
+    found: list[bool] = []
+
+    @contextlib.contextmanager
+    def noted() -> Generator[engine_db.Connection]:
+        with read_only() as own:
+            inside.add(threading.get_ident())
+            try:
+                yield own
+            finally:
+                inside.discard(threading.get_ident())
+
+    def redactor(value: Any) -> Any:
+        found.append(threading.get_ident() in inside)
+        return value
+
+    monkeypatch.setattr(engine_db, "read_only", noted)
+    monkeypatch.setattr(queue_workflows.get_config(), "redactor", redactor)
+
+    async def use(browser: Browser) -> None:
+        for path in (
+            f"/runs/{run_id}", f"/runs/{run_id}?node=b", "/inbox", "/runs?input=wish%3D1",
+            f"/runs/{run_id}/value?name=log&node=b&attempt=2",
+            f"/inbox/question?run={asking}&node=ask",
+        ):  # fmt: skip
+            found.clear()
+            await browser.open(path)
+            assert set(found) == {False}, path
 
     pages.browse(use)
 

@@ -206,3 +206,28 @@ def test_a_very_deep_folder_is_listed_down_to_a_bound_and_leaves_no_descriptor_o
     found = widgets.listings(str(tmp_path), ["scan"])
     assert [file["rel_path"] for file in found["scan"]] == ["scan/d/file"]
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+# --- the root of a run's folder ----------------------------------------------------------------
+
+
+def test_the_root_is_one_of_out_roots(root: Path, foreign: Path) -> None:
+    (root / "link").symlink_to(foreign)
+    assert confinement.root_of(f"{root}/a/../b") == (str(root), ("b",))
+    for out_dir in (foreign, root / "link", root.parent):
+        with pytest.raises(errors.FolderRefused, match="is outside the folders"):
+            confinement.root_of(str(out_dir))
+
+
+def test_without_out_roots_the_root_is_the_folder_of_the_engine(
+    tmp_path: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUEUE_WORKFLOWS_OUT_ROOTS", raising=False)
+    own = tmp_path / "outputs"
+    own.mkdir()
+    monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", str(own))
+    (own / "link").symlink_to(foreign)
+    assert confinement.root_of(f"{own}/run-1/a") == (str(own), ("run-1", "a"))
+    for out_dir in (own, own / "link", foreign, "/etc"):
+        with pytest.raises(errors.FolderRefused, match="set OUT_ROOTS"):
+            confinement.root_of(str(out_dir))

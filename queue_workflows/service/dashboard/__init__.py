@@ -81,6 +81,9 @@ class _Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; its `state.session` is its session, None on the open paths."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # which has no websocket
+            return
         request = Request(scope, receive)
         doors: session.Doors = request.app.state.doors
         request.state.session, request.state.answer = doors.session(request), None
@@ -96,8 +99,7 @@ class _Gate:
             login = session.url(request, "/login", next=None if there == "/" else there)
             answer: Response = RedirectResponse(login, 303)
         else:
-            text = "log in again: nothing was changed"
-            answer = Response(text, 401, media_type="text/plain")
+            answer = _message(request, 401, "Nothing was changed: log in again.", "Not logged in")
         await answer(scope, receive, send)
 
 
@@ -111,7 +113,7 @@ def _message(
     if "hx-request" in request.headers:
         return Response(text, status, media_type="text/plain")
     title = title or problems.TITLES.get(status, "The request was refused")
-    return view.page(
+    return view.Page(
         request, "message.html", title=title, command="", status=status, text=text, near=near
     )
 

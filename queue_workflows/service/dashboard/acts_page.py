@@ -15,6 +15,8 @@ from queue_workflows.types import Rows
 
 router = fastapi.APIRouter()
 PAGE: Final = 50
+KINDS: Final = ("run", "job", "queue", "schedule", "machine")
+"""The kinds of subjects with a page. Another subject may be a value, as the text of an error."""
 
 
 @router.get("/acts")
@@ -26,8 +28,10 @@ async def listed(
     """Show a page of acts, the newest first."""
     texts = {"since": since, "actor": actor, "action": action, "kind": kind, "subject": subject}
     query = {name: text.strip() for name, text in texts.items() if text and text.strip()}
-    if "actor" in query and not session.of(request).sees_values:
-        raise forms.Refused(403, "Your session has scope look, which does not see actors.")
+    guesses = "actor" in query or ("subject" in query and query.get("kind") not in KINDS)
+    if guesses and not session.of(request).sees_values:
+        text = "Your session has scope look: it sees no actors, and an id or a name needs its kind."
+        raise forms.Refused(403, text)
     given: dict[str, Any] = {**query, "before": before, "limit": PAGE + 1}
     if "since" in query:
         given["since"] = clock.parse_since(query["since"])
@@ -37,8 +41,8 @@ async def listed(
 
     rows = await view.read(request, read)
     more = {**query, "before": rows[PAGE - 1]["id"]} if len(rows) > PAGE else None
-    return view.page(
+    return view.Page(
         request, "acts.html", title="Acts", command=view.command("queue-workflows acts", query),
-        acts=rows[:PAGE], filters=query, kinds=("run", "job", "queue", "schedule", "machine"),
+        acts=rows[:PAGE], filters=query, kinds=KINDS,
         pages=view.Pager("/acts", query, more, before is None),
     )  # fmt: skip

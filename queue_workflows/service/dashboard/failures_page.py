@@ -70,7 +70,7 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
     shown, pages = paged("/failures", query, newest, place)
     # All groups of a page together name as many jobs as the page of one.
     most = jobs.BATCH // max(1, len(shown))
-    response = view.page(
+    response = view.Page(
         request, "failures.html", title="Failures", found=found, filter=query, pages=pages,
         command=_command("list", query) + (" --all" if given["seen"] else ""),
         groups=[_shown(request, row["group"], most) for row in shown], most=failures.MOST,
@@ -107,9 +107,9 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     kind = kind if _TYPE.fullmatch(kind) else "an error"
     failed = [row["id"] for row in group["members"] if row["kind"] != "schedule"]
     selections = {
-        "retry": forms.Selection("failures", tuple(failed[:most]), count=len(failed[:most])),
-        "sample": forms.Selection("failures", tuple(failed[:1]), count=1),
-        "mark": forms.Selection("failures seen", (signature,), at=group["last_at"], count=1),
+        "retry": forms.Selection("failures", tuple(failed[:most])),
+        "sample": forms.Selection("failures", tuple(failed[:1])),
+        "mark": forms.Selection("failures seen", (signature,), group["last_at"]),
     }
     signed = {act: forms.sign_selection(request, each) for act, each in selections.items()}
     return group | {"kind": kind, "failed": failed, "retried": failed[:most], "signed": signed}
@@ -157,7 +157,7 @@ async def one(request: Request, group: str, place: runs_page.Place, ids: bool = 
         text = "".join(f"{each}\n" for each in shown["failed"])
         return run_page.download(text, f"failures-{group}.txt")
     rows, pages = paged(f"/failures/{group}", query, own["members"], place)
-    return view.page(
+    return view.Page(
         request, "failure.html", title="Failures of one cause", found=found, filter=query,
         command=_command(f"show {group}", query), group=shown, trace=trace, pages=pages,
         rows=[row | {"path": path(row)} for row in rows],

@@ -15,14 +15,16 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from queue_workflows import acts
+from queue_workflows import acts, db
 from queue_workflows.dag import payload
 from queue_workflows.service import state, tokens
 from queue_workflows.service.dashboard import session
 
 T = TypeVar("T")
-KEPT: Final = 5_000
-"""Forms that were sent and are remembered, the newest."""
+KEPT: Final = 100
+"""Forms of a session that were sent and are remembered, the newest."""
+SESSIONS: Final = 50
+"""Sessions whose forms are remembered, those that sent one last."""
 UNDO_S: Final = 30.0
 REPEAT_S: Final = 8.0
 """Seconds for which a repeated POST waits for the answer of the first."""
@@ -67,11 +69,9 @@ class Selection(NamedTuple):
 
     kind: str
     """The name that the page gives it, such as `runs`; another kind is refused."""
-    ids: tuple[str, ...] = ()
-    filter: Mapping[str, Any] = {}
+    ids: tuple[str, ...]
     at: datetime | None = None
-    """With a filter, the objects are those of that time."""
-    count: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]
+    """The time up to which the act counts, if it has one."""
 
 
 class Answer(NamedTuple):
@@ -93,31 +93,39 @@ class Posts:
 
     def __init__(self) -> None:
         self.word = secrets.token_hex(4)
-        self._sent: dict[tuple[str, str], asyncio.Future[Answer]] = {}
-        """By the token of the session and the id of the form."""
+        self._sent: dict[str, dict[str, asyncio.Future[Answer]]] = {}
+        """By the token of the session and the id of the form, so that none crowds out others."""
 
-    async def begin(self, key: tuple[str, str]) -> asyncio.Future[Answer]:
+    async def begin(self, csrf: str, form_id: str) -> asyncio.Future[Answer]:
         """Note a form, and return where its answer goes; cancel it if the form changed nothing.
 
         Raises `HTTPException` with the address of the answer for a form that was sent before, and
         `Refused` if that is not known.
         """
-        while (known := self._sent.get(key)) is not None and not known.cancelled():
+        while (known := self._known(csrf, form_id)) is not None:
             if known.done():
                 raise exceptions.HTTPException(303, headers={"location": known.result().where})
             await asyncio.wait([known], timeout=REPEAT_S)
             if not known.done():
                 text = "This form was sent already, and its outcome is not known: see Acts."
                 raise Refused(409, text)
-        made = self._sent[key] = asyncio.get_running_loop().create_future()
-        if len(self._sent) > KEPT:
+        sent = self._sent[csrf] = self._sent.pop(csrf, {})
+        made = sent[form_id] = asyncio.get_running_loop().create_future()
+        if len(sent) > KEPT:
+            del sent[next(iter(sent))]
+        if len(self._sent) > SESSIONS:
             del self._sent[next(iter(self._sent))]
         return made
 
-    def message(self, key: tuple[str, str]) -> Answer | None:
+    def _known(self, csrf: str, form_id: str) -> asyncio.Future[Answer] | None:
+        """Return where the answer of a form goes; None for one that has changed nothing."""
+        known = self._sent.get(csrf, {}).get(form_id)
+        return None if known is None or known.cancelled() else known
+
+    def message(self, csrf: str, form_id: str) -> Answer | None:
         """Return the answer of a form, with its Undo for UNDO_S; None if there is none."""
-        known = self._sent.get(key)
-        if known is None or known.cancelled() or not known.done():
+        known = self._known(csrf, form_id)
+        if known is None or not known.done():
             return None
         found = known.result()
         return found._replace(undo=None) if time.monotonic() - found.at > UNDO_S else found
@@ -154,7 +162,13 @@ class Form:
         become a page with their text, to which the reader can come back.
         """
         with acts.acting(self.by, reason=self.reason, via="http"):
-            return await state.of(self._request).calls.run(call, *args, **keywords)
+            try:
+                return await state.of(self._request).calls.run(call, *args, **keywords)
+            except (db.OperationalError, db.InterfaceError) as error:
+                if error.sqlstate is None:
+                    # The connection was perhaps lost after a COMMIT, so the form counts as sent.
+                    self._request.state.answer = None
+                raise
 
     def confirm(self, count: int) -> None:
         """Refuse the form if so many objects need their number typed, and it was not."""
@@ -192,6 +206,10 @@ def local(path: str) -> str:
 async def fields(request: Request, max_files: int = 0) -> FormData:
     """Return the fields of a POST. Raises `Refused` for a text that no database can store."""
     refused = Refused(400, "A field has characters that cannot be stored. Nothing was changed.")
+    kind = request.headers.get("content-type", "").strip().lower()
+    if not kind.startswith("multipart/") and (await request.body()).count(b"&") >= MOST_FIELDS:
+        # Some versions of starlette read any number of them, which blocks the event loop.
+        raise Refused(400, f"A form has at most {MOST_FIELDS:,} fields. Nothing was changed.")
     try:
         sent = await request.form(max_files=max_files, max_fields=MOST_FIELDS)
     except UnicodeError:  # of the character set that the form names
@@ -227,7 +245,7 @@ async def act(
             "back, reload the page, and see whether it is still needed.",
         )
     chosen = None if kind is None else _selected(own, sent, kind)
-    request.state.answer = await posts.begin((csrf, form_id))
+    request.state.answer = await posts.begin(csrf, form_id)
     return Form(request, form_id, sent, chosen, request.state.answer)
 
 
@@ -248,9 +266,9 @@ def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
     if found is None or found[0] != kind:
         raise Refused(403, "This selection was changed, or is of another page or scope. Nothing "
                            "was changed.")  # fmt: skip
-    _, ids, chosen, at, count = found
+    _, ids, at = found
     checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
     if not set(checked) <= set(ids):
         raise Refused(403, "One of these was not on the page. Nothing was changed.")
     when = datetime.fromisoformat(at) if at else None
-    return Selection(kind, tuple(checked or ids), chosen, when, len(checked) or count)
+    return Selection(kind, tuple(checked or ids), when)

@@ -27,7 +27,7 @@ async def shown(request: Request) -> Response:
     """Show the health of the installation, and the last results of doctor and audit."""
     found = await view.read(request, _read)
     version, kind, _ = checks.driver()
-    return view.page(
+    return view.Page(
         request, "health.html", title="Health", command="queue-workflows doctor",
         results=request.app.state.results, action=forms.Action, package=__version__,
         python=platform.python_version(), driver=f"{version} ({kind})",

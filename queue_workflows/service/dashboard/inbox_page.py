@@ -21,7 +21,8 @@ from queue_workflows import acts, db, errors, runs
 from queue_workflows.dag import answers, confinement, payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
-from queue_workflows.service.dashboard import forms, view
+from queue_workflows.service import state
+from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -45,19 +46,16 @@ async def listed(
     request: Request, after: pydantic.AwareDatetime | None = None, seq: int | None = None
 ) -> Response:
     """Show the questions that wait, the longest wait first."""
-
-    def read(conn: db.Connection) -> list[JsonDict]:
-        rows = statements.pages.questions(
-            conn, run=None, node=None, after=after, after_seq=seq, most=LISTED_BYTES, limit=PAGE + 1
-        )
-        return [_question(row) for row in rows]
-
-    rows = await view.read(request, read)
+    rows = await view.read(
+        request, statements.pages.questions, run=None, node=None, after=after, after_seq=seq,
+        most=LISTED_BYTES, limit=PAGE + 1,
+    )  # fmt: skip
     last = rows[PAGE - 1] if len(rows) > PAGE else None
     following = last and {"after": last["since"].isoformat(), "seq": last["seq"]}
-    return view.page(
-        request, "inbox.html", title="Inbox", command="queue-workflows inputs",
-        questions=rows[:PAGE], few=FEW, pages=view.Pager("/inbox", {}, following, after is None),
+    return view.Page(
+        request, "inbox.html", title="Inbox", command="queue-workflows inputs", few=FEW,
+        questions=await _questions(request, rows[:PAGE]),
+        pages=view.Pager("/inbox", {}, following, after is None),
     )  # fmt: skip
 
 
@@ -78,20 +76,27 @@ async def news(request: Request, at: pydantic.AwareDatetime) -> Response:
 @router.get("/inbox/question")
 async def one(request: Request, run: view.Text = None, node: view.Text = None) -> Response:
     """Show one question."""
-    return _page(request, await view.read(request, _asked, run or "", node or ""))
+    return _page(request, await _read(request, run or "", node or ""))
 
 
 def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = None) -> Response:
     """Return the page of a question, also with an answer that it does not take."""
-    return view.page(
+    return view.Page(
         request, "inbox_question.html", status=422 if wrong else 200, each=asked, wrong=wrong,
         title=f"Question of {display.line(asked['workflow_name'], 120)}", given=given or {},
         command=display.answer_command(asked["run_id"], asked["node_id"]),
     )  # fmt: skip
 
 
-def _asked(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
-    """Return a question that waits. Raises `NotFound`, which says who was faster."""
+async def _read(request: Request, run_id: str, node_id: str) -> JsonDict:
+    """Return a question that waits, or raise `NotFound`."""
+    row = await view.read(request, _asked, run_id, node_id, session.of(request).sees_values)
+    (found,) = await _questions(request, [row])
+    return found
+
+
+def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> Row:
+    """Return a question that waits. Raises `NotFound`, which says who was faster, if it may."""
     where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
     text = f"{where} waits for no answer"
     if payload.is_storable(run_id) and payload.is_storable(node_id):
@@ -99,14 +104,20 @@ def _asked(conn: db.Connection, run_id: str, node_id: str) -> JsonDict:
             conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
         )
         if rows and not rows[0]["answered"]:
-            return _question(rows[0])
+            return rows[0]
         now = statements.schedules.now(conn)
         for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
             if stored_json.mapping(act["detail"]).get("node") == node_id:
                 ago = display.duration((now - act["at"]).total_seconds())
-                text += f": answered by {display.line(act['actor'], 80)} {ago} ago"
+                by = f" by {display.line(act['actor'], 80)}" if sees else ""
+                text += f": answered{by} {ago} ago"
                 break
     raise view.NotFound(text, near=[("all questions", "/inbox")])
+
+
+async def _questions(request: Request, rows: list[Row]) -> list[JsonDict]:
+    """Return questions with their forms, made on a thread, as the redactor is code of the app."""
+    return await state.of(request).renders.run(lambda: [*map(_question, rows)])
 
 
 def _question(row: Row) -> JsonDict:
@@ -182,7 +193,7 @@ async def answer(request: Request) -> Response:
 async def _waiting(request: Request, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits, or refuse the form and say who was faster."""
     try:
-        return await view.read(request, _asked, run_id, node_id)
+        return await _read(request, run_id, node_id)
     except view.NotFound as error:
         raise forms.Refused(409, f"{error.text}. Nothing was changed.") from None
 
@@ -220,7 +231,7 @@ def _saved(asked: JsonDict, upload: UploadFile) -> Path:
     """Store an uploaded file in a new folder below that of the run, and return its path.
 
     Raises `InvalidAnswer` if the question does not take it, or it cannot be stored, and
-    `FolderRefused` outside of OUT_ROOTS or, where that is not set, of the engine's own folder.
+    `FolderRefused` as `confinement.root_of` does.
     """
     name = Path((upload.filename or "").replace("\\", "/")).name
     if not name.isprintable() or name in ("", "..") or len(name.encode()) > NAME_BYTES:
@@ -229,21 +240,14 @@ def _saved(asked: JsonDict, upload: UploadFile) -> Path:
         raise errors.InvalidAnswer("it takes no file")
     answers.check(asked["input_spec"], name, "the question")
     given = confinement.given({"id": asked["run_id"], "out_dir": asked["out_dir"]})
-    own = Path(os.path.realpath(given["out_dir"]))
-    roots = confinement.roots() or [os.path.realpath(confinement.outputs_folder())]
-    root = next((each for each in roots if own != Path(each) and own.is_relative_to(each)), None)
-    if root is None:
-        raise errors.FolderRefused(
-            f"the run's files are in {os.fspath(own)!r:.200}: set OUT_ROOTS to a folder around it, "
-            "or name the path of a file"
-        )
-    added = ("uploads", secrets.token_hex(8))
+    root, below = confinement.root_of(given["out_dir"])
+    names = (*below, "uploads", secrets.token_hex(8))
     try:
         # No step follows a link, which a node may have put in the place of a folder.
-        with confinement.opened(root, *own.relative_to(root).parts, *added, create=True) as folder:
+        with confinement.opened(root, *names, create=True) as folder:
             fd = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
         with os.fdopen(fd, "wb") as file:
             shutil.copyfileobj(upload.file, file)
     except OSError as error:
         raise errors.InvalidAnswer(f"the file cannot be stored: {error.strerror}") from None
-    return own.joinpath(*added, name)
+    return Path(root, *names, name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 import fastapi
@@ -16,7 +17,7 @@ from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display
-from queue_workflows.service import tokens
+from queue_workflows.service import state, tokens
 from queue_workflows.service.dashboard import (
     failures_page,
     forms,
@@ -60,7 +61,7 @@ async def listed(
     if query.get("status", "failed") not in jobs.STATUSES:
         raise errors.InvalidConfig(f"status: it is one of {', '.join(jobs.STATUSES)}")
     found = await view.read(request, _read, query, place, node, before)
-    return view.page(
+    return view.Page(
         request, "jobs.html", title="Jobs", filters=query, states=jobs.STATUSES,
         command=view.command("queue-workflows jobs list", query), **found,
     )  # fmt: skip
@@ -118,10 +119,14 @@ def _failed(
     )  # fmt: skip
     rows = [row | {"path": failures_page.path(row)} for row in read if row["fits"]]
     shown, pages = failures_page.paged("/jobs", query, rows, place)
-    end = read[-1]["at"], read[-1]["id"]
-    if pages.next is None and read[-1]["place"] == failures.NEWEST and end != place:
-        more = runs_page.following(query, *end)
-        pages = pages._replace(next=more, searched=f"searched {failures.NEWEST:,} failed jobs")
+    if pages.next is None and read[-1]["place"] == failures.NEWEST:
+        at, job_id = read[-1]["at"], read[-1]["id"]
+        searched = f"searched {failures.NEWEST:,} failed jobs"
+        if place is not None and place[0] == at:
+            # A search from this time on would find the same ones again.
+            searched = f"not all of those that failed at {display.moment(at)} are listed"
+            at, job_id = at - timedelta(microseconds=1), ""
+        pages = pages._replace(next=runs_page.following(query, at, job_id), searched=searched)
     return shown, pages
 
 
@@ -132,12 +137,19 @@ async def one(request: Request, job_id: view.Segment) -> Response:
     if found["kind"] == "node job":
         where = session.url(request, view.path("/runs/", found["run_id"]), node=found["name"])
         return RedirectResponse(where, 303)
-    return view.page(
+    return view.Page(
         request, "job.html", title=f"Job of {display.line(found['task_name'], 120)}", job=found,
         command=f"queue-workflows jobs show {shlex.quote(job_id)}",
         needs={verb: needs for verb, (_, needs) in _ACTS.items()},
+        large=await state.of(request).renders.run(_large, found),
         attempts=found["attempts"][-20:][::-1],
     )  # fmt: skip
+
+
+def _large(job: JsonDict) -> set[str]:
+    """Return the names of the values of a job that are too large for its page."""
+    sizes = {name: len(json.dumps(job[name], default=str)) for name in ("inputs", "output")}
+    return {name for name, size in sizes.items() if size > run_page.MOST_BYTES}
 
 
 def _one(conn: db.Connection, job_id: str, kinds: Container[str] = KINDS) -> JsonDict:
@@ -153,13 +165,28 @@ def _one(conn: db.Connection, job_id: str, kinds: Container[str] = KINDS) -> Jso
     return found
 
 
+@router.get("/jobs/{job_id}/value")
+async def value(
+    request: Request, job_id: view.Segment, name: Literal["inputs", "output", "log"]
+) -> Response:
+    """Return the args or the result of a job, or the log of its newest attempt, whole."""
+    run_page.check_values(request)
+    job = await view.read(request, _one, job_id, KINDS[:1])
+    if name != "log":
+        return await run_page.value_file(request, job[name], f"{name}.json")
+    log = job["attempts"][-1]["log"] if job["attempts"] else None
+    if log is None:
+        raise view.NotFound("no log is stored", near=[(job_id, view.path("/jobs/", job_id))])
+    return await run_page.log_file(request, log, "newest")
+
+
 @router.get("/jobs/{job_id}/again")
 async def changed(request: Request, job_id: view.Segment) -> Response:
     """Show a form with the args of a job, for another job with changed ones."""
     run_page.check_values(request)
     job = await view.read(request, _one, job_id, KINDS[:1])
-    args = view.editable(job["inputs"]) or ""
-    return view.page(
+    args = await state.of(request).renders.run(view.editable, job["inputs"]) or ""
+    return view.Page(
         request, "job_again.html", title=f"Another job of {display.line(job['task_name'], 120)}",
         command=f"queue-workflows jobs show {shlex.quote(job_id)}", job=job,
         args=args if 0 < len(args) <= view.DOWNLOADED else None,

@@ -33,7 +33,7 @@ async def live(
     if "hx-request" in request.headers:
         return await view.fragment(request, part, make)
     found = await make()
-    return view.page(request, "live.html", title=title, command=command, part=part, **found)
+    return view.Page(request, "live.html", title=title, command=command, part=part, **found)
 
 
 def link(path: str, **query: str) -> str:

@@ -25,7 +25,7 @@ def _form(
     request: Request, given: Mapping[str, object], text: str = "", status: int = 200
 ) -> Response:
     asks_name = endpoints.user(request) is None
-    return view.page(
+    return view.Page(
         request, "login.html", title="Log in", command="", status=status, text=text,
         asks_name=asks_name, given={name: given.get(name, "") for name in ("link", "name", "next")},
     )  # fmt: skip

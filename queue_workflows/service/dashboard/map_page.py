@@ -42,7 +42,7 @@ async def one_map(
     item = f" --item {shlex.quote(display.line(key, None))}" if key else ""
     command = run_page.command("show", run_id) + item
     actions = _actions(found) if found["run"]["over"] else []
-    return view.page(
+    return view.Page(
         request, "run_map.html", title=title, command=command, actions=actions, **found
     )
 

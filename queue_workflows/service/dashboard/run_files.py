@@ -49,21 +49,9 @@ def _parts(place: str) -> list[str]:
 
 
 def _opened(out_dir: str, *parts: str) -> Any:
-    """Open a folder below a run's folder without following links; use it as a context.
-
-    The run's folder is below OUT_ROOTS or, where that is not set, below the folder that the engine
-    chooses: a row may name any other, as `/etc`, which a page must not show.
-    """
-    if confinement.roots():
-        return confinement.opened(out_dir, *parts)
-    top = Path(os.path.realpath(confinement.outputs_folder()))
-    own = Path(os.path.realpath(out_dir))
-    if own == top or not own.is_relative_to(top):
-        raise errors.FolderRefused(
-            f"the run's files are in {out_dir!r:.200}: set OUT_ROOTS to a folder around it to show "
-            "them here"
-        )
-    return confinement.opened(os.fspath(top), *own.relative_to(top).parts, *parts)
+    """Open a folder below a run's folder without following links; use it as a context."""
+    root, below = confinement.root_of(out_dir)
+    return confinement.opened(root, *below, *parts)
 
 
 def _shown(out_dir: str, place: str) -> JsonDict:
@@ -154,7 +142,7 @@ async def files(request: Request, run_id: view.Segment, path: Place = "") -> Res
     above = [(part, "/".join(parts[: n + 1])) for n, part in enumerate(parts)]
     title = f"Files of run {head['id']}"
     command = f"ls {shlex.quote(display.line(head['out_dir'], None))}"
-    return view.page(
+    return view.Page(
         request, "run_files.html", title=title, command=command, run=head, above=above, place=path,
         found=found,
     )  # fmt: skip

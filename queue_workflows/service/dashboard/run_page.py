@@ -30,7 +30,8 @@ EVENTS: Final = 5_000
 """Events that the attempts of a page are made from, the newest."""
 STEPS: Final = 250
 """Steps in the time line of a large run."""
-GRAPHS: Final = 64
+GRAPHS: Final = 20
+"""Drawings that are kept; the largest take a megabyte each."""
 EXPLAINED: Final = 10
 """Nodes whose reasons to wait are shown; each needs several queries."""
 PAGE: Final = 50
@@ -73,7 +74,7 @@ def _run(
 ) -> JsonDict:
     """Return the values of a run's page: its state, and its time line or its graph.
 
-    `lit`: the box whose path is marked.
+    `lit`: the box whose path is marked. `nodes`: the rows for its sentence.
     """
     head = run_row(conn, run_id)
     empty: Row = {"counts": {}, "of_items": 0}
@@ -89,8 +90,7 @@ def _run(
     maps = statements.overview.maps(conn, run=run_id)
     found: JsonDict = {
         "run": head, "show": show, "counts": counts, "done": _done(counts), "large": large,
-        "queued": queued, "total": queued + waiting, "maps": maps,
-        "sentence": sentence(head, counts, nodes, sees),
+        "queued": queued, "total": queued + waiting, "maps": maps, "nodes": nodes,
     }  # fmt: skip
     if show != "time":
         return found | _drawn(conn, head, None if large else nodes, steps, maps, lit)
@@ -105,6 +105,18 @@ def _run(
         "steps_cut": len(shown) < len(steps),
         "acts": acts.list(kind="run", subject=run_id, limit=5, conn=conn) if sees else [],
     }
+
+
+async def _run_values(
+    request: Request, run_id: str, show: Show = "time", lit: str | None = None
+) -> JsonDict:
+    """Return what `_run` does, with the run's `sentence` in the place of the rows for it."""
+    sees = session.of(request).sees_values
+    found = await view.read(request, _run, run_id, sees, show, lit)
+    head, counts, nodes = found["run"], found["counts"], found.pop("nodes")
+    # Not in the transaction of the read, as the redactor is code of the app.
+    text = await state.of(request).renders.run(sentence, head, counts, nodes, sees)
+    return found | {"sentence": text}
 
 
 def _done(counts: Mapping[str, int]) -> int:
@@ -329,13 +341,24 @@ def _machine(conn: db.Connection, attempt: JsonDict, head: Row) -> JsonDict:
     }
 
 
+async def _node_values(request: Request, run_id: str, name: str, claim: int | None) -> JsonDict:
+    """Return what `_node` does, and its log by its lines."""
+    found = await view.read(request, _node, run_id, name, claim, session.of(request).sees_values)
+    if found.get("log") is not None:
+        # Not in the transaction of the read, as the redactor is code of the app.
+        found["log"] = await state.of(request).renders.run(_by_lines, found["log"])
+    return found
+
+
 def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | None:
     row = statements.run_page.log(conn, run_id=run_id, node=node, claim=claim)
-    if row is None:
-        return None
-    found = attempt_history.log_of(row)
-    lines = display.lines(view.redacted(found["text"].rstrip("\r\n")))
-    return found | {"lines": lines, "linked": len(lines) <= LOG_LINES, "at": row["updated_at"]}
+    return None if row is None else attempt_history.log_of(row) | {"at": row["updated_at"]}
+
+
+def _by_lines(log: JsonDict) -> JsonDict:
+    """Return a log with its `lines` without secrets; `linked`: whether each of them has a link."""
+    lines = display.lines(view.redacted(log["text"].rstrip("\r\n")))
+    return log | {"lines": lines, "linked": len(lines) <= LOG_LINES}
 
 
 # --- pages -------------------------------------------------------------------------------------
@@ -348,20 +371,19 @@ async def run(
     zoom: Annotated[int, fastapi.Query(ge=0, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
-    sees = session.of(request).sees_values
     shown = command("show", run_id)
     if node is not None:
-        found = await view.read(request, _node, run_id, node, attempt, sees)
+        found = await _node_values(request, run_id, node, attempt)
         text = f"Run node {display.line(node, 120)} and all that depends on it again."
         may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
         actions = [retried(found["run"], "Retry from here", text, node)] if may else []
-        return view.page(
+        return view.Page(
             request, "run_node.html", title=f"{node} of run {run_id}", actions=actions,
             command=f"{shown} --node {shlex.quote(display.line(node, None))}", **found,
         )  # fmt: skip
-    found = await view.read(request, _run, run_id, sees, show, lit)
+    found = await _run_values(request, run_id, show, lit)
     actions = _run_actions(found["run"], found["counts"])
-    return view.page(
+    return view.Page(
         request, "run.html", title=f"Run {run_id}", command=shown, zoom=zoom, actions=actions,
         **found,
     )  # fmt: skip
@@ -378,12 +400,11 @@ async def live(
     request: Request, run_id: view.Segment, node: view.Text = None, attempt: Attempt = None
 ) -> Response:
     """Return the part of the page of a run, or of one of its nodes, that changes while it runs."""
-    sees = session.of(request).sees_values
 
     async def make() -> JsonDict:
         if node is None:
-            return await view.read(request, _run, run_id, sees)
-        return await view.read(request, _node, run_id, node, attempt, sees)
+            return await _run_values(request, run_id)
+        return await _node_values(request, run_id, node, attempt)
 
     template = "run_state.html" if node is None else "run_node_state.html"
     return await view.fragment(request, template, make)
@@ -431,10 +452,8 @@ async def value(
 
     found = await view.read(request, read)
     if name == "log":
-        return download("\n".join(found["lines"]) + "\n", f"attempt-{attempt}.log")
-    # A large value takes long, and the redactor is code of the app.
-    text = await state.of(request).reads.run(lambda: display.strict_json(view.redacted(found)))
-    return download(text, f"{name}.json")
+        return await log_file(request, found, f"{attempt}")
+    return await value_file(request, found, f"{name}.json")
 
 
 def check_values(request: Request) -> None:
@@ -443,6 +462,19 @@ def check_values(request: Request) -> None:
         raise forms.Refused(
             403, "Your session has scope look, which sees no values; read is needed."
         )
+
+
+async def value_file(request: Request, found: Any, name: str) -> Response:
+    """Return a JSON value without what is redacted as a download."""
+    # A large value takes long, and the redactor is code of the app.
+    text = await state.of(request).reads.run(lambda: display.strict_json(view.redacted(found)))
+    return download(text, name)
+
+
+async def log_file(request: Request, log: JsonDict, attempt: str) -> Response:
+    """Return a stored log without secrets as a download."""
+    found = await state.of(request).renders.run(_by_lines, log)
+    return download("\n".join(found["lines"]) + "\n", f"attempt-{attempt}.log")
 
 
 def attachment(name: str) -> dict[str, str]:
@@ -513,10 +545,10 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     """Show a form with the inputs of a run, for another run with changed ones."""
     check_values(request)
     head = await view.read(request, run_row, run_id)
-    inputs = view.editable(head["context"])
+    inputs = await state.of(request).renders.run(view.editable, head["context"])
     command = f"queue-workflows submit {shlex.quote(display.line(head['workflow_name'], None))}"
     title = f"Run {head['workflow_name']} again"
-    return view.page(
+    return view.Page(
         request, "run_again.html", title=title, command=command, run=head, inputs=inputs
     )
 

@@ -18,6 +18,7 @@ from queue_workflows import config, db, errors, runs
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import clock, display
+from queue_workflows.service import state
 from queue_workflows.service.dashboard import forms, run_page, session, view
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row, RunPage
 
@@ -72,11 +73,14 @@ def filters(request: Request, *names: str) -> tuple[dict[str, str], dict[str, An
 async def _place(
     at: pydantic.AwareDatetime | None = None, after: view.Text = None
 ) -> tuple[datetime, str] | None:
-    return (at, after) if at is not None and after else None
+    return None if at is None else (at, after or "")
 
 
 Place = Annotated[tuple[datetime, str] | None, fastapi.Depends(_place)]
-"""The time and the id of the row behind which a page begins; None for the first page."""
+"""The time and the id of the row behind which a page begins; None for the first page.
+
+Behind a time without an id are all rows of this time.
+"""
 
 
 def following(query: Mapping[str, str], at: datetime, row_id: str) -> dict[str, str]:
@@ -86,24 +90,23 @@ def following(query: Mapping[str, str], at: datetime, row_id: str) -> dict[str, 
 
 @router.get("/runs")
 async def listed(request: Request, place: Place) -> Response:
-    """Show a page of runs."""
+    """Show a page of runs, or for htmx, which fetches them again, the rows alone."""
+    if "hx-request" in request.headers:
+        return await view.fragment(request, "runs_rows.html", lambda: _values(request, place))
     values = await _values(request, place)
     query = values["filters"]
     title = f"Runs of {query['workflow']}" if "workflow" in query else "Runs"
     command = view.command("queue-workflows runs", query)
-    return view.page(request, "runs.html", title=title, command=command, **values)
-
-
-@router.get("/runs-rows")
-async def rows(request: Request, place: Place) -> Response:
-    """Return the rows of a page of runs."""
-    return await view.fragment(request, "runs_rows.html", lambda: _values(request, place))
+    return view.Page(request, "runs.html", title=title, command=command, **values)
 
 
 async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[str, Any]:
     query, given = filters(request, *_FILTERS)
     if "input" in given:
-        given["input"] = _inputs(given["input"])
+        inputs = given["input"] = _inputs(given["input"])
+        # Not in the transaction of the read, as the redactor is code of the app.
+        if await state.of(request).renders.run(view.redacted, inputs) != inputs:
+            raise errors.InvalidConfig("inputs of this name are hidden, so they are not searched")
     found = await view.read(request, _read, given, place)
     page: RunPage = found["page"]
     searched = None
@@ -114,7 +117,7 @@ async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[
     return found | {
         "runs": page.items,
         "pager": view.Pager("/runs", query, more, place is None, searched),
-        "back": view.here(request).replace("/runs-rows", "/runs", 1),
+        "back": view.here(request),
         "filters": query,
         "states": STATES,
         "workflows": sorted(config.get_config().workflow_map),
@@ -136,9 +139,7 @@ def _inputs(text: str) -> JsonDict:
 def _read(
     conn: db.Connection, given: dict[str, Any], place: tuple[datetime, str] | None
 ) -> dict[str, Any]:
-    workflow, inputs = given.pop("workflow", None), given.get("input")
-    if inputs is not None and view.redacted(inputs) != inputs:
-        raise errors.InvalidConfig("inputs of this name are hidden, so they are not searched")
+    workflow = given.pop("workflow", None)
     page = runs.page(limit=PAGE, workflow_name=workflow, before=place, conn=conn, **given)
     last, nodes = list[Row](), list[Row]()
     if workflow:
@@ -161,20 +162,17 @@ async def chosen(request: Request) -> Response:
     assert form.selection is not None
     if "id" not in form.values and "whole" not in form.values:
         raise forms.Refused(422, "No run was chosen: check the boxes of runs, or the one of all.")
-    found = await view.read(request, _to_change, form.selection.ids)
+    ids = [*form.selection.ids]
+    found = await view.read(request, statements.pages.runs_to_change, ids=ids, most=LIVE_READ)
     takes = [row for row in found if _takes(verb, row["status"])]
     kept = tuple(row["id"] for row in takes)
-    return view.page(
+    return view.Page(
         request, "runs_chosen.html", title=f"{verb.capitalize()} runs", back=back, verb=verb,
         command=f"queue-workflows {verb} {' '.join(shlex.quote(one) for one in kept[:3])}",
         runs=takes, left_out=[row for row in found if row not in takes],
-        selection=forms.sign_selection(request, forms.Selection("runs", kept, count=len(kept))),
+        selection=forms.sign_selection(request, forms.Selection("runs", kept)),
         typed=verb == "cancel" and len(kept) > forms.TYPED_ABOVE,
     )  # fmt: skip
-
-
-def _to_change(conn: db.Connection, ids: Sequence[str]) -> list[Row]:
-    return statements.pages.runs_to_change(conn, ids=[*ids], most=LIVE_READ)
 
 
 def _takes(verb: str, status: str) -> bool:

@@ -19,6 +19,8 @@ _LINKED: Final = 25
 POINTS: Final = 240
 """Points of a curve; of the samples that share one, the highest counts."""
 WIDTH, HEIGHT = 960, 40
+MB: Final = 1024
+"""MB in a GB, the unit in which memory is shown."""
 _CARDS: Final = 8
 
 
@@ -67,7 +69,7 @@ def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[
             continue
         for name, unit, value, top in _measures(row, cards):
             points = found.setdefault((name, unit), [])
-            scale = 1024 if unit == "GB" else 1
+            scale = MB if unit == "GB" else 1
             number = stored_json.number(value)
             if number is not None and number >= 0:
                 points.append((row["sampled_at"], number / scale))

@@ -117,16 +117,16 @@ class Pages:
         self.last_head = attention.Facts()
         """The facts of the head as they were read last."""
         self._kept: dict[tuple[str, ...], tuple[float, asyncio.Future[Any]]] = {}
+        """Until when each outcome counts, by the monotonic clock, and the outcome."""
 
     async def kept(
         self, key: tuple[str, ...], lasts_s: float, make: Callable[[], Awaitable[T]]
     ) -> T:
         """Return the outcome of this key, made once in this time, also for many at once."""
         now = time.monotonic()
-        if key not in self._kept or now - self._kept[key][0] >= lasts_s:
-            # The head is kept longest.
-            self._kept = {k: each for k, each in self._kept.items() if now - each[0] < HEAD_S}
-            self._kept[key] = now, asyncio.ensure_future(make())
+        if key not in self._kept or self._kept[key][0] <= now:
+            self._kept = {k: each for k, each in self._kept.items() if each[0] > now}
+            self._kept[key] = now + lasts_s, asyncio.ensure_future(make())
         return await asyncio.shield(self._kept[key][1])
 
     async def head(self, request: Request) -> attention.Facts:
@@ -179,27 +179,22 @@ def command(words: str, query: Mapping[str, str]) -> str:
     return " ".join([words, *(f"--{name} {shlex.quote(text)}" for name, text in query.items())])
 
 
-def page(
-    request: Request, template: str, *, title: str, command: str, status: int = 200, **values: Any
-) -> Response:
-    """Return a page: `template` (in templates/) extends `base.html` and fills `{% block main %}`.
+class Page(Response):
+    """A page whose `template` (in templates/) extends `base.html` and fills `{% block main %}`.
 
     `command`: the command line that shows the same, printed at the foot. Each template has, beside
     `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
     (path and query of the page), `read_only`, `app`, and the filters of this module. It is rendered
-    when it is sent.
+    when it is sent, by a thread, as large values and the app's redactor take their time.
     """
-    return _Page(request, template, status, values | {"title": title, "command": command})
-
-
-class _Page(Response):
-    """A page that a thread renders: large values, and the app's redactor, take their time."""
 
     def __init__(
-        self, request: Request, template: str, status: int, values: Mapping[str, Any]
-    ) -> None:
+        self, request: Request, template: str, *, title: str, command: str, status: int = 200,
+        **values: Any,
+    ) -> None:  # fmt: skip
         super().__init__(status_code=status)
-        self._request, self._template, self._values = request, template, values
+        self._request, self._template = request, template
+        self._values = values | {"title": title, "command": command}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the facts of the head, which a page of an error does without; render and send."""
@@ -208,7 +203,7 @@ class _Page(Response):
         message = None
         if own is not None:
             did = request.query_params.get("did", "")
-            message = request.app.state.posts.message((own.csrf, did))
+            message = request.app.state.posts.message(own.csrf, did)
             if self.status_code == 200:
                 with contextlib.suppress(*_UNREAD):
                     await pages.head(request)

@@ -28,7 +28,7 @@ async def listed(request: Request, job: view.Text = None) -> Response:
     found = await view.read(request, _one, job)
     title = f"Why {display.line(found['name'], 120)} waits"
     command = f"queue-workflows why {shlex.quote(job)}"
-    return view.page(request, "waiting_job.html", title=title, command=command, job=found)
+    return view.Page(request, "waiting_job.html", title=title, command=command, job=found)
 
 
 def _groups(conn: db.Connection) -> JsonDict:
