@@ -375,7 +375,7 @@ class Executors:
         elif kind == wire.PRINTED:
             # Its output belongs to the job whose outcome follows.
             place.drains += 1
-            self._drain(place, place.out.waiting())
+            self._drain(place, job_output.HELD_BYTES)
             self._send(place, wire.frame(wire.DRAINED, key, b""))
         elif kind == wire.LOG:
             self._on_log(place, key, wire.checked(kind, body))
@@ -536,7 +536,7 @@ class Executors:
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
         """End the jobs of an executor; `refused`: why they are handed back, uncounted."""
         place.packet = packet
-        self._drain(place, place.out.waiting())
+        self._drain(place, job_output.HELD_BYTES)
         self._print(place, 0, None)
         self._forget(place)
         jobs, place.jobs = [*place.jobs.values()], {}

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import functools
 import logging
 import os
 import select
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -28,6 +26,8 @@ from queue_workflows.types import JsonDict
 
 READ_BYTES: Final = 64 * 1024
 DRAIN_BYTES: Final = 2 * READ_BYTES
+HELD_BYTES: Final = 2 << 20
+"""Bytes that both pipes of an executor hold at most: `pipe-max-size` of pipe(7) is 1 MiB."""
 BACKLOG_BYTES: Final = 64 * 1024
 """Bytes that wait for a reader of the worker's own stdout or stderr; more are dropped."""
 LINE: Final = 8000
@@ -84,11 +84,6 @@ class Output:
     def ready(self) -> list[int]:
         """Return the descriptors that have something to read."""
         return [fd for fd, _ in self._poll.poll(0)]
-
-    def waiting(self) -> int:
-        """Return the number of bytes that wait to be read."""
-        held = (fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) for fd in self.fds)
-        return sum(int.from_bytes(each, sys.byteorder) for each in held)
 
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
