@@ -914,7 +914,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text, p_since timestamp with time zone, p_until timestamp with time zone, p_text text, p_low text, p_high text, p_input jsonb, p_at timestamp with time zone, p_id text, p_limit integer, p_most integer, p_by_workflow boolean) RETURNS TABLE(run_id text, at timestamp with time zone, fits boolean, place bigint)
+CREATE FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text, p_since timestamp with time zone, p_until timestamp with time zone, p_text text, p_low text, p_high text, p_input jsonb, p_at timestamp with time zone, p_id text, p_limit integer, p_most integer, p_by_workflow boolean, p_schedule text, p_machine text) RETURNS TABLE(run_id text, at timestamp with time zone, fits boolean, place bigint)
     LANGUAGE plpgsql STABLE ROWS 50
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
@@ -940,6 +940,12 @@ BEGIN
         v_ids := ARRAY(SELECT x.id FROM unnest(v_ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.id = i.id LIMIT 1) x
                         WHERE cardinality(v_ids) <= c_few AND x.created_at >= v_since
                           AND x.created_at <= coalesce(p_until, 'infinity') AND ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_schedule IS NULL
+     OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = x.id AND f.name = p_schedule OFFSET 0))
+AND (p_machine IS NULL
+     OR EXISTS (SELECT FROM (SELECT n.claimed_by, n.host_label FROM workflow_node_jobs n
+                              WHERE n.run_id = x.id LIMIT 1000) f
+                 WHERE p_machine IN (f.claimed_by, f.host_label)))
 AND (p_input IS NULL OR x.context @> p_input)
 AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE);
         v_ids := nullif(v_ids, '{}');
@@ -947,10 +953,21 @@ AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_tex
     IF v_ids IS NULL AND p_input <> '{}' THEN
         v_ids := queue_workflows_runs_with_input(p_input, c_few);
     END IF;
+    IF v_ids IS NULL AND p_schedule IS NOT NULL THEN
+        v_ids := ARRAY(SELECT f.run_id FROM schedule_fires f
+                        WHERE f.name = p_schedule AND f.run_id IS NOT NULL ORDER BY f.fire_at LIMIT c_few + 1);
+        v_ids := CASE WHEN cardinality(v_ids) <= c_few THEN v_ids END;
+    END IF;
     IF v_ids IS NOT NULL THEN
         RETURN QUERY
         SELECT x.id, x.created_at, true, 0::bigint FROM unnest(v_ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.id = i.id LIMIT 1) x
          WHERE x.created_at >= v_since AND x.created_at <= v_until AND (p_id IS NULL OR x.created_at < p_at OR (x.id || '') COLLATE "C" > p_id) AND ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_schedule IS NULL
+     OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = x.id AND f.name = p_schedule OFFSET 0))
+AND (p_machine IS NULL
+     OR EXISTS (SELECT FROM (SELECT n.claimed_by, n.host_label FROM workflow_node_jobs n
+                              WHERE n.run_id = x.id LIMIT 1000) f
+                 WHERE p_machine IN (f.claimed_by, f.host_label)))
 AND (p_input IS NULL OR x.context @> p_input)
 AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE
          ORDER BY x.created_at DESC, (x.id || '') COLLATE "C" LIMIT p_limit;
@@ -958,6 +975,12 @@ AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_tex
         RETURN QUERY
 SELECT e.id, e.created_at, e.fits, e.place
   FROM (SELECT x.id, x.created_at, ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_schedule IS NULL
+     OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = x.id AND f.name = p_schedule OFFSET 0))
+AND (p_machine IS NULL
+     OR EXISTS (SELECT FROM (SELECT n.claimed_by, n.host_label FROM workflow_node_jobs n
+                              WHERE n.run_id = x.id LIMIT 1000) f
+                 WHERE p_machine IN (f.claimed_by, f.host_label)))
 AND (p_input IS NULL OR x.context @> p_input)
 AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE AS fits, row_number() OVER () AS place
           FROM (SELECT * FROM workflow_runs r WHERE (r.status, r.created_at) >= (p_status, v_since) AND (r.status, r.created_at) <= (p_status, v_until) AND (p_id IS NULL OR r.created_at < p_at OR (r.id || '') COLLATE "C" > p_id)
@@ -967,6 +990,12 @@ AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_tex
         RETURN QUERY
 SELECT e.id, e.created_at, e.fits, e.place
   FROM (SELECT x.id, x.created_at, ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_schedule IS NULL
+     OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = x.id AND f.name = p_schedule OFFSET 0))
+AND (p_machine IS NULL
+     OR EXISTS (SELECT FROM (SELECT n.claimed_by, n.host_label FROM workflow_node_jobs n
+                              WHERE n.run_id = x.id LIMIT 1000) f
+                 WHERE p_machine IN (f.claimed_by, f.host_label)))
 AND (p_input IS NULL OR x.context @> p_input)
 AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE AS fits, row_number() OVER () AS place
           FROM (SELECT * FROM workflow_runs r WHERE (r.workflow_name, r.created_at) >= (p_workflow, v_since) AND (r.workflow_name, r.created_at) <= (p_workflow, v_until) AND (p_id IS NULL OR r.created_at < p_at OR (r.id || '') COLLATE "C" > p_id)
@@ -976,6 +1005,12 @@ AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_tex
         RETURN QUERY
 SELECT e.id, e.created_at, e.fits, e.place
   FROM (SELECT x.id, x.created_at, ((p_status IS NULL OR x.status = p_status) AND (p_workflow IS NULL OR x.workflow_name = p_workflow)
+AND (p_schedule IS NULL
+     OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = x.id AND f.name = p_schedule OFFSET 0))
+AND (p_machine IS NULL
+     OR EXISTS (SELECT FROM (SELECT n.claimed_by, n.host_label FROM workflow_node_jobs n
+                              WHERE n.run_id = x.id LIMIT 1000) f
+                 WHERE p_machine IN (f.claimed_by, f.host_label)))
 AND (p_input IS NULL OR x.context @> p_input)
 AND (p_text IS NULL OR starts_with(x.id, p_text) OR strpos(lower(x.error), v_text) > 0)) IS TRUE AS fits, row_number() OVER () AS place
           FROM (SELECT * FROM workflow_runs r WHERE r.created_at >= v_since AND r.created_at <= v_until AND (p_id IS NULL OR r.created_at < p_at OR (r.id || '') COLLATE "C" > p_id)
@@ -1275,19 +1310,16 @@ END $$;
 CREATE FUNCTION public.queue_workflows_gpu_live() RETURNS TABLE(host_label text, known_models text[], vram_total_mb integer, is_serving boolean)
     LANGUAGE sql STABLE
     AS $$
-    SELECT w.host_label, w.known_models, w.vram_total_mb, w.state IN ('idle', 'busy', 'throttled')
+    SELECT w.host_label, w.known_models, w.vram_total_mb, w.state NOT IN ('parked', 'paused', 'draining')
       FROM workers w
-     WHERE w.queue = 'gpu' AND w.state NOT IN ('stopped', 'dead')
-       AND w.last_seen > now() - interval '30 seconds'
+     WHERE w.queue = 'gpu' AND w.state NOT IN ('stopped', 'dead') AND w.last_seen > now() - 30 * interval '1 second'
     UNION ALL
     SELECT h.host_label, nullif(h.known_models, '{}'), h.vram_total_mb, true
       FROM worker_heartbeats h
      WHERE h.queue = 'gpu' AND h.last_seen > now() - interval '30 seconds'
        AND NOT EXISTS (SELECT FROM workers w
                         WHERE w.host_label = h.host_label AND w.queue = 'gpu'
-                          AND (w.last_seen >= h.last_seen
-                               OR w.last_seen > now() - interval '30 seconds'
-                                  AND w.state NOT IN ('stopped', 'dead')))
+                          AND (w.last_seen >= h.last_seen OR w.state NOT IN ('stopped', 'dead') AND w.last_seen > now() - 30 * interval '1 second'))
 $$;
 
 CREATE FUNCTION public.queue_workflows_gpu_misfit(p_host text, p_models text[], p_vram_mb integer, p_model text) RETURNS text
@@ -2049,10 +2081,10 @@ CREATE FUNCTION public.queue_workflows_ingest_waiting(p_most integer) RETURNS TA
                  WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > w.queue
                  ORDER BY j.queue LIMIT 1)
           FROM walk w WHERE w.queue IS NOT NULL),
-    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 200),
+    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 500),
     chosen AS (
         SELECT c.*, q.queue AS scan, row_number() OVER (PARTITION BY q.queue) >= b.most AS is_last
-          FROM (SELECT greatest(50, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
+          FROM (SELECT greatest(40, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
          CROSS JOIN queues q
          CROSS JOIN LATERAL (
                SELECT
@@ -3219,10 +3251,10 @@ CREATE FUNCTION public.queue_workflows_node_waiting(p_most integer) RETURNS TABL
                  WHERE j.status = 'queued' AND j.blocked_reason IS NULL AND j.queue > w.queue
                  ORDER BY j.queue LIMIT 1)
           FROM walk w WHERE w.queue IS NOT NULL),
-    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 200),
+    queues AS MATERIALIZED (SELECT w.queue FROM walk w WHERE w.queue IS NOT NULL LIMIT 500),
     chosen AS (
         SELECT c.*, q.queue AS scan, row_number() OVER (PARTITION BY q.queue) >= b.most AS is_last
-          FROM (SELECT greatest(50, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
+          FROM (SELECT greatest(40, least(p_most, 20 * p_most / greatest(1, count(*)))) AS most FROM queues) b
          CROSS JOIN queues q
          CROSS JOIN LATERAL (
                SELECT
@@ -4275,15 +4307,15 @@ CREATE FUNCTION public.queue_workflows_served_queues(p_stale_s double precision)
     LANGUAGE sql STABLE
     SET search_path TO 'public', 'pg_temp'
     AS $$
-    SELECT coalesce(array_agg(q.queue ORDER BY q.queue), '{}') FROM (
-        SELECT w.queue::text FROM workers w
-         WHERE w.state NOT IN ('stopped', 'dead', 'parked', 'paused')
-           AND w.last_seen > now() - p_stale_s * interval '1 second'
-        UNION
-        SELECT b.queue::text FROM worker_heartbeats b
-         WHERE b.last_seen > now() - p_stale_s * interval '1 second'
-           AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) q
-     WHERE NOT EXISTS (
+    SELECT coalesce(array_agg(DISTINCT q.queue ORDER BY q.queue), '{}')
+      FROM (SELECT w.queue::text, w.state NOT IN ('parked', 'paused', 'draining') AS takes_jobs
+  FROM workers w WHERE w.state NOT IN ('stopped', 'dead') AND w.last_seen > now() - p_stale_s * interval '1 second'
+ UNION ALL
+SELECT b.queue::text, true
+  FROM worker_heartbeats b
+ WHERE b.last_seen > now() - p_stale_s * interval '1 second'
+   AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)) q
+     WHERE q.takes_jobs AND NOT EXISTS (
            SELECT FROM queue_settings s
             WHERE s.queue = q.queue AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 $$;
@@ -5888,7 +5920,7 @@ REVOKE ALL ON FUNCTION public.queue_workflows_enqueue(p_prefix text, p_jobs json
 
 REVOKE ALL ON FUNCTION public.queue_workflows_event_sent() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text, p_since timestamp with time zone, p_until timestamp with time zone, p_text text, p_low text, p_high text, p_input jsonb, p_at timestamp with time zone, p_id text, p_limit integer, p_most integer, p_by_workflow boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.queue_workflows_find_runs(p_status text, p_workflow text, p_since timestamp with time zone, p_until timestamp with time zone, p_text text, p_low text, p_high text, p_input jsonb, p_at timestamp with time zone, p_id text, p_limit integer, p_most integer, p_by_workflow boolean, p_schedule text, p_machine text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_forget_parts(p_table text, p_jobs text[]) FROM PUBLIC;
 

@@ -422,8 +422,7 @@ class _Controls:
     is_over: _ControlsIsOver
     """Return whether an instant has come, by the database's clock."""
     known_queues: _ControlsKnownQueues
-    """Return the queues that a worker of any host has served, or that a control row names; `all` in
-    such a row is no queue."""
+    """Return the queues that workers have served or switches name."""
     known_hosts: _ControlsKnownHosts
     """Return the hosts that have had a worker of any queue, or that a control row names."""
     get: _ControlsGet
@@ -534,7 +533,7 @@ class _DoctorLapsed(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
     def script(self) -> scripts.Script[Row]: ...
 
-class _DoctorServing(Named):
+class _DoctorSilentWorkers(Named):
     def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
     def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
@@ -593,10 +592,10 @@ class _Doctor:
     lapsed: _DoctorLapsed
     """Return how many running jobs have a lapsed lease, and for how many seconds the oldest has.
     Columns: n, since_s."""
-    serving: _DoctorServing
-    """Return how many live workers each queue has (`alive`), and how many of them take jobs. A worker of 0.3.0 has a
-    heartbeat only.
-    Columns: queue, alive, taking."""
+    silent_workers: _DoctorSilentWorkers
+    """Return the hosts and queues, up to 1,000, of which a heartbeat is flagged as dead while they are on, or a worker that is
+    dead, or was not seen for `stale_s` seconds, still has a running job.
+    Columns: host_label, queue."""
     missing_versions: _DoctorMissingVersions
     """Return the versions of nodes that due jobs need and no live worker of their queue has, up to
     `listed`, with up to three of these jobs and the age of the oldest.
@@ -1006,8 +1005,8 @@ class _HistoryRows:
     """Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
     first."""
     node_states: _HistoryRowsNodeStates
-    """Return the states of these nodes of a run, each looked up as in of_nodes().
-    Columns: node_id, status."""
+    """Return the state and the error of those of these nodes of a run that have a row, by a look-up per node.
+    Columns: node_id, status, error."""
     further_node_ids: _HistoryRowsFurtherNodeIds
     """Return the ids of a run's queued nodes after `after`, in their order, without the ids `but`. It
     searches for one node at a time: with statistics from before the run, a search for several nodes
@@ -1490,13 +1489,9 @@ class _MapsNoteErrors(Named):
     def __call__(self, conn: _Conn, /, *, errors: str | None, run_id: str | None, map: str | None) -> None: ...
     def script(self, *, errors: str | None, run_id: str | None, map: str | None) -> scripts.Script[None]: ...
 
-class _MapsFirstFailure(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None) -> Row | None: ...
-    def script(self, *, run_id: str | None, map: str | None) -> scripts.Script[Row | None]: ...
-
-class _MapsStates(Named):
-    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Row]: ...
-    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Row]]: ...
+class _MapsFailedItems(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, map: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _MapsReopenItem(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, key: str | None) -> None: ...
@@ -1545,12 +1540,9 @@ class _Maps:
     note_errors: _MapsNoteErrors
     """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
     `errors` has them by key. An item that has an error keeps it; one that has ended is left alone."""
-    first_failure: _MapsFirstFailure
-    """Return the first item of a map that failed, and its error.
+    failed_items: _MapsFailedItems
+    """Return the first items of a map that failed, with their errors.
     Columns: key, error."""
-    states: _MapsStates
-    """Return the state of those of these nodes that have a row, by a look-up per node.
-    Columns: node_id, status, error."""
     reopen_item: _MapsReopenItem
     """Let an item wait again.
     The map counts its items again in the next generation."""
@@ -1954,10 +1946,6 @@ class _Outbox:
 
 outbox: _Outbox
 
-class _OverviewSteps(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
-    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
-
 class _OverviewNodes(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None, live_only: bool | None, limit: int | None) -> list[Row]: ...
     def script(self, *, run: str | None, live_only: bool | None, limit: int | None) -> scripts.Script[list[Row]]: ...
@@ -1965,10 +1953,6 @@ class _OverviewNodes(Named):
 class _OverviewMaps(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
     def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
-
-class _OverviewFailedItems(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None, map: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, run: str | None, map: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _OverviewNodesOfItem(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None, key: str | None) -> list[Row]: ...
@@ -2002,10 +1986,6 @@ class _OverviewRunningUnder(Named):
     def __call__(self, conn: _Conn, /, *, id: str | None) -> list[Row]: ...
     def script(self, *, id: str | None) -> scripts.Script[list[Row]]: ...
 
-class _OverviewWaitingInputs(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
 class _OverviewHasAnswer(Named):
     def __call__(self, conn: _Conn, /, *, run: str | None, node: str | None) -> Any: ...
     def script(self, *, run: str | None, node: str | None) -> scripts.Script[Any]: ...
@@ -2030,21 +2010,13 @@ class _OverviewOpenEvents(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
     def script(self) -> scripts.Script[Row]: ...
 
-class _OverviewOpenAnswers(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
-
-class _OverviewNodesAwaitingInput(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
+class _OverviewAnswers(Named):
+    def __call__(self, conn: _Conn, /) -> Row: ...
+    def script(self) -> scripts.Script[Row]: ...
 
 class _OverviewLateRuns(Named):
     def __call__(self, conn: _Conn, /, *, patience_s: float | None) -> list[Row]: ...
     def script(self, *, patience_s: float | None) -> scripts.Script[list[Row]]: ...
-
-class _OverviewClaimsInFlight(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
 
 class _OverviewForeignWork(Named):
     def __call__(self, conn: _Conn, /, *, workflows: _Texts | None, tasks: _Texts | None) -> list[Row]: ...
@@ -2055,19 +2027,12 @@ class _OverviewUnfinished(Named):
     def script(self) -> scripts.Script[list[Row]]: ...
 
 class _Overview:
-    steps: _OverviewSteps
-    """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket.
-    `elapsed_s` ends with the last node, or now while a node has not ended.
-    Columns: step, counts, elapsed_s."""
     nodes: _OverviewNodes
     """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
     these, and the queued ones of which an attempt failed."""
     maps: _OverviewMaps
     """Return the maps of a run's definition: their items by state, and the nodes of the items.
     Columns: node_id, total, done, failed, open, nodes."""
-    failed_items: _OverviewFailedItems
-    """Return the first items of a map that failed, with their errors.
-    Columns: key, error."""
     nodes_of_item: _OverviewNodesOfItem
     """Return the nodes that the items with a key have, in all maps of a run, with their states.
     Columns: node_id, status."""
@@ -2095,12 +2060,6 @@ class _Overview:
     running_under: _OverviewRunningUnder
     """Return the running jobs that have this id or belong to the run that has it, with their workers.
     Columns: job_id, name, queue, worker_id, host_label, pid."""
-    waiting_inputs: _OverviewWaitingInputs
-    """Return the input nodes that wait in live runs, of one run or node if given, the longest wait
-    first, behind the place `after` and `after_seq` (NULL: from the first). `answered`: whether an
-    answer was submitted and not taken yet. `due_at`: when the wait ends by itself, with `default`
-    as the answer if it `has_default`; NULL: never.
-    Columns: run_id, workflow_name, node_id, job_id, seq, input_spec, due_at, has_default, default, since, waiting_s, answered."""
     has_answer: _OverviewHasAnswer
     """Return whether an answer to a node was submitted and not taken yet."""
     took_default: _OverviewTookDefault
@@ -2116,18 +2075,13 @@ class _Overview:
     """Count the outbox events that are not dispatched. Also return the oldest one that is due: for how
     long it has been due (`lag_s`), its run and its error.
     Columns: n, lag_s, run_id, error."""
-    open_answers: _OverviewOpenAnswers
-    """Count the answers that are not taken yet."""
-    nodes_awaiting_input: _OverviewNodesAwaitingInput
-    """Count the nodes of running runs that wait for an answer."""
+    answers: _OverviewAnswers
+    """Count the answers that are not taken yet, and the nodes of running runs that wait for one.
+    Columns: answers, awaiting_input."""
     late_runs: _OverviewLateRuns
     """Return at most 50 runs that could start and have waited for `patience_s`, in the order of their
     start, each with its wait, and whether others were started within the last minute.
     Columns: id, wait_s, others."""
-    claims_in_flight: _OverviewClaimsInFlight
-    """Return the running jobs of both families, by worker: their `ids`, and as `jobs` also the kind, the name, the run and
-    for how long each runs.
-    Columns: worker_id, ids, jobs."""
     foreign_work: _OverviewForeignWork
     """Count the unfinished runs of other workflows, and the unfinished ingest jobs of other tasks.
     Columns: kind, name, n."""
@@ -2138,21 +2092,17 @@ class _Overview:
 
 overview: _Overview
 
-class _PagesFailures(Named):
-    def __call__(self, conn: _Conn, /, *, within_s: float | None, most: int | None) -> Row: ...
-    def script(self, *, within_s: float | None, most: int | None) -> scripts.Script[Row]: ...
+class _PagesAttention(Named):
+    def __call__(self, conn: _Conn, /, *, within_s: float | None, most: int | None, patience_s: float | None) -> Row: ...
+    def script(self, *, within_s: float | None, most: int | None, patience_s: float | None) -> scripts.Script[Row]: ...
 
 class _PagesQuestions(Named):
-    def __call__(self, conn: _Conn, /, *, most: int | None) -> Row: ...
-    def script(self, *, most: int | None) -> scripts.Script[Row]: ...
+    def __call__(self, conn: _Conn, /, *, most: int | None, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, most: int | None, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _PagesNewQuestions(Named):
     def __call__(self, conn: _Conn, /, *, since: datetime | None, most: int | None) -> Any: ...
     def script(self, *, since: datetime | None, most: int | None) -> scripts.Script[Any]: ...
-
-class _PagesOverdueSwitches(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
 
 class _PagesRunning(Named):
     def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
@@ -2170,13 +2120,13 @@ class _PagesRunsToChange(Named):
     def __call__(self, conn: _Conn, /, *, ids: _Texts | None, most: int | None) -> list[Row]: ...
     def script(self, *, ids: _Texts | None, most: int | None) -> scripts.Script[list[Row]]: ...
 
-class _PagesAnyRun(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
-
 class _PagesNodeJobs(Named):
-    def __call__(self, conn: _Conn, /, *, status: str | None, queue: str | None, task: str | None, key: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, status: str | None, queue: str | None, task: str | None, key: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, status: str | None, queue: str | None, task: str | None, key: str | None, seq: int | None, priority: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, status: str | None, queue: str | None, task: str | None, key: str | None, seq: int | None, priority: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesTaskJobs(Named):
+    def __call__(self, conn: _Conn, /, *, statuses: _Texts | None, queue: str | None, task: str | None, key: str | None, before: int | None, most: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, statuses: _Texts | None, queue: str | None, task: str | None, key: str | None, before: int | None, most: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _PagesFires(Named):
     def __call__(self, conn: _Conn, /, *, name: str | None, limit: int | None) -> list[Row]: ...
@@ -2187,25 +2137,30 @@ class _PagesTables(Named):
     def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _Pages:
-    failures: _PagesFailures
-    """Return how many jobs of both families failed within `within_s` seconds, up to `most` of each, and the end and the
-    error of the last one that failed at all. Always one row.
-    Columns: recent, last_at, error."""
+    attention: _PagesAttention
+    """Return the facts that every page has, numbers up to `most`: nodes of running runs that wait for an answer that nobody
+    has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
+    the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
+    (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
+    worker of their host and queue was seen since then; whether there is any run.
+    Columns: asked, asked_s, failed_at, error, failed, event, late, switches, any_run."""
     questions: _PagesQuestions
-    """Return how many nodes of running runs wait for an answer that nobody has given, up to `most`, and the longest wait.
-    Columns: n, waiting_s."""
+    """Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
+    `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
+    the spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet.
+    `due_at`: when the wait ends by itself, with `default` as the answer if it `has_default`; NULL: never.
+    Columns: run_id, workflow_name, out_dir, node_id, job_id, seq, due_at, has_default, default, input_spec, is_known, asked, since, waiting_s, answered."""
     new_questions: _PagesNewQuestions
     """Return how many nodes of running runs began to wait for an answer after `since`, up to `most`."""
-    overdue_switches: _PagesOverdueSwitches
-    """Return the switches whose OFF has ended by itself, while no worker of their host and queue was seen since then.
-    Columns: host_label, queue, until_at, since_s."""
     running: _PagesRunning
     """Return the jobs of both families that run longest, each with how long its node usually takes: the median of the last
     20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
     Columns: job_id, queue, host_label, started_at, seq, run_id, workflow_name, name, elapsed_s, usual_s."""
     last_runs: _PagesLastRuns
-    """Return the last runs of a workflow, the newest first, each with how long it took, or has taken so far.
-    Columns: id, status, created_at, started_at, finished_at, elapsed_s."""
+    """Return the last runs of a workflow, the oldest first, each with how long it took, or has taken so far. Each also has
+    figures of them all: the median and the 95th percentile of the completed runs, the longest of the ended runs, NULL
+    without any, and how many failed.
+    Columns: id, status, created_at, started_at, finished_at, elapsed_s, p50_s, p95_s, longest_s, failures."""
     nodes_of_runs: _PagesNodesOfRuns
     """Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
     nodes are read.
@@ -2213,12 +2168,15 @@ class _Pages:
     runs_to_change: _PagesRunsToChange
     """Return these runs in their order, each with how many of its nodes wait, wait for a child run, and run, up to `most`.
     Columns: id, workflow_name, status, waiting, children, running."""
-    any_run: _PagesAnyRun
-    """Return whether there is any run."""
     node_jobs: _PagesNodeJobs
-    """Return nodes that are queued or running, whichever the status is, in the order of the claim. A filter that is NULL
-    matches every node. No plan is kept. The conditions are those of indexes, which have no other nodes.
-    Columns: id, run_id, node_id, node_module, queue, status, created_at, started_at, host_label."""
+    """Return nodes that are queued or running, whichever the status is, in the order of the claim, from the one behind this
+    `priority` and `seq` on (NULL: from the first). A filter that is NULL matches every node. No plan is kept. The conditions
+    are those of indexes, which have no other nodes.
+    Columns: id, run_id, node_id, node_module, queue, status, priority, seq, created_at, started_at, host_label."""
+    task_jobs: _PagesTaskJobs
+    """Return the ingest jobs that fit the filters, the newest first, from the one behind the `seq` `before` on (NULL: from the
+    first). `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
+    the list only if it `fits`. A filter that is NULL matches every job."""
     fires: _PagesFires
     """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
     that; NULL if there is none, or none any more.
@@ -2400,29 +2358,17 @@ class _QueuesSettings(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None) -> list[Row]: ...
     def script(self, *, queue: str | None) -> scripts.Script[list[Row]]: ...
 
-class _QueuesPartitionSettings(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
-
 class _QueuesIsUsed(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None) -> Any: ...
     def script(self, *, queue: str | None) -> scripts.Script[Any]: ...
 
-class _QueuesCountJobs(Named):
-    def __call__(self, conn: _Conn, /, *, window: float | None) -> list[Row]: ...
-    def script(self, *, window: float | None) -> scripts.Script[list[Row]]: ...
-
-class _QueuesCountEvents(Named):
-    def __call__(self, conn: _Conn, /, *, window: float | None) -> list[Row]: ...
-    def script(self, *, window: float | None) -> scripts.Script[list[Row]]: ...
+class _QueuesList(Named):
+    def __call__(self, conn: _Conn, /, *, window: float | None, queue: str | None, most: int | None, served: bool | None, stale_s: float | None) -> list[Row]: ...
+    def script(self, *, window: float | None, queue: str | None, most: int | None, served: bool | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _QueuesWaiting(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None) -> list[Row]: ...
     def script(self, *, queue: str | None) -> scripts.Script[list[Row]]: ...
-
-class _QueuesPaused(Named):
-    def __call__(self, conn: _Conn, /) -> list[Row]: ...
-    def script(self) -> scripts.Script[list[Row]]: ...
 
 class _Queues:
     pause_queue: _QueuesPauseQueue
@@ -2454,29 +2400,19 @@ class _Queues:
     """Return the settings of one queue, or (NULL) of every queue that has some, with `paused`:
     whether it is paused now.
     Columns: queue, retention_days, updated_at, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, partition_max_running, partition_rate_limit, partition_rate_period_s, paused."""
-    partition_settings: _QueuesPartitionSettings
-    """Return the settings of all partitions that have some of their own, with `paused`.
-    Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at, paused."""
     is_used: _QueuesIsUsed
     """Return whether a queue has settings, or an ingest job that could be claimed."""
-    count_jobs: _QueuesCountJobs
-    """Count the jobs of each queue that are queued or running, by what keeps them (`blocked`: all that something keeps);
-    `oldest_s` is the age of the oldest that is due, `ready_s` of the oldest that nothing keeps, and `fresh` counts those
-    queued within the last `window` seconds. Reads every such job, and no other: the three conditions are those of indexes.
-    Columns: queue, running, ready, blocked, limited, locked, unserved, not_due, oldest_s, ready_s, fresh."""
-    count_events: _QueuesCountEvents
-    """Count the jobs of each queue that came in (`came`) or ended (`went`) within the last
-    `window` seconds, by their events. A job that came in and is queued still has no event:
-    count_jobs has it.
-    Columns: queue, came, went."""
+    list: _QueuesList
+    """Return the queues that have settings, live jobs, or events of the last `window` seconds, and with `served` also those
+    that a worker has served or a switch names; only one of them if `queue` is given. Each has its settings, with `paused`;
+    its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due (`oldest_s`),
+    and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`) and ended (`went`) within the window;
+    its live workers (`alive`), and those that take jobs (`taking`). Behind a queue come its partitions with settings of
+    their own, of all queues the first `most`. Reads every live job, and no other but those with events of the window: the
+    three conditions are those of indexes."""
     waiting: _QueuesWaiting
-    """Return one queue with settings, or (NULL) each: whether it is `paused`; whether jobs could be
-    claimed but for the queue's own limits (`ready`) or are blocked by the limits of their partitions
-    (`limited`); how many of its ingest jobs run, and in how many seconds its rate allows the next
-    start (`due_s`; NULL: now, or there is no rate)."""
-    paused: _QueuesPaused
-    """Return the queues and partitions (NULL: the whole queue) that are paused now.
-    Columns: queue, partition, since, until, by."""
+    """Return one queue with settings, or (NULL) each, with the use of its limits.
+    Columns: queue, paused, max_running, rate_limit, rate_period_s, running, due_s, paused_until, paused_by."""
 
 queues: _Queues
 
@@ -2631,20 +2567,24 @@ class _RetryJobs:
 retry_jobs: _RetryJobs
 
 class _RunPageHead(Named):
-    def __call__(self, conn: _Conn, /, *, known: _Texts | None, most: int | None, run_id: str | None) -> Row | None: ...
-    def script(self, *, known: _Texts | None, most: int | None, run_id: str | None) -> scripts.Script[Row | None]: ...
+    def __call__(self, conn: _Conn, /, *, most: int | None, run_id: str | None) -> Row | None: ...
+    def script(self, *, most: int | None, run_id: str | None) -> scripts.Script[Row | None]: ...
 
 class _RunPageSteps(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
-    def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _RunPageNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, active: bool | None, limit: int | None) -> list[Row]: ...
     def script(self, *, run_id: str | None, active: bool | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
+class _RunPageQueued(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, node: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, node: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _RunPageEvents(Named):
-    def __call__(self, conn: _Conn, /, *, whole: bool | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, whole: bool | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, claim: int | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, claim: int | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _RunPageNode(Named):
     def __call__(self, conn: _Conn, /, *, most: int | None, run_id: str | None, node: str | None) -> Row | None: ...
@@ -2666,6 +2606,10 @@ class _RunPageBuckets(Named):
     def __call__(self, conn: _Conn, /, *, buckets: int | None, total: int | None, opened: int | None, run_id: str | None, map: str | None) -> list[Row]: ...
     def script(self, *, buckets: int | None, total: int | None, opened: int | None, run_id: str | None, map: str | None) -> scripts.Script[list[Row]]: ...
 
+class _RunPageGroups(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, map: str | None, most: int | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run_id: str | None, map: str | None, most: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _RunPageItems(Named):
     def __call__(self, conn: _Conn, /, *, opened: int | None, run_id: str | None, map: str | None, start: int | None, state: str | None, text: str | None, signature: str | None, limit: int | None) -> list[Row]: ...
     def script(self, *, opened: int | None, run_id: str | None, map: str | None, start: int | None, state: str | None, text: str | None, signature: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
@@ -2680,34 +2624,43 @@ class _RunPageValue(Named):
 
 class _RunPage:
     head: _RunPageHead
-    """Return a run with its output, its schedule and its first child runs; values over `most` bytes are NULL.
-    `definition` is NULL if its hash is `known`. No row: there is no such run."""
+    """Return a run with its output, its schedule and its first child runs, and the number of nodes of its graph. Values over
+    `most` bytes are NULL. No row: there is no such run."""
     steps: _RunPageSteps
-    """Count the nodes of a run by status, for each step: the node id up to its first slash or bracket. `of_items`: how many
-    belong to items of maps. `finished_at` is NULL while a node has not ended.
-    Columns: step, counts, of_items, started_at, finished_at."""
+    """Count the nodes of a run by status, for each step in the order of their start: the node id up to its first slash or
+    bracket. The first row counts all of them and has no step; a run without nodes has no row. `of_items`: how many belong
+    to items of maps. `finished_at` is NULL while a node has not ended, and `elapsed_s` grows.
+    Columns: step, counts, of_items, started_at, finished_at, elapsed_s."""
     nodes: _RunPageNodes
     """Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
     for an answer or failed."""
+    queued: _RunPageQueued
+    """Return the first queued nodes of a run, or the one of this id, in the order of the queue, and how many there are.
+    Columns: id, total."""
     events: _RunPageEvents
-    """Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. `whole`: with
-    their details, of which tracebacks are large.
-    Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, created_at, detail."""
+    """Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
+    they have their errors and details, and the traceback of this claim.
+    Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, created_at, error, detail."""
     node: _RunPageNode
-    """Return one node with its values up to `most` bytes, and their sizes as stored. No row: it is not queued yet."""
+    """Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed. No
+    row: it is not queued yet."""
     log: _RunPageLog
     """Return the log of an attempt of a node. No row: nothing is stored.
     Columns: head, tail, cut_bytes, updated_at."""
     job_steps: _RunPageJobSteps
-    """Return the first steps of a node's job, in the order in which they began first, with the beginnings of their values.
-    Columns: kind, name, key, state, output, error, position, claim_no, attempts, crashes, due_at, started_at, ended_at."""
+    """Return the first steps of a node's job, in the order in which they began first, without their values.
+    Columns: name, key, state, error, attempts, ended_at."""
     map: _RunPageMap
     """Return the counters of a map. No row: it was not opened yet.
     Columns: node_id, total, done, failed, open, next_position, may_fail, at_once."""
     buckets: _RunPageBuckets
-    """Count the items of a map by bucket and state: 0 done, 1 waiting, 2 open, 3 failed. Failed ones are also apart by the
-    beginning of their error with its numbers replaced. It reads the items once.
-    Columns: bucket, state, signature, n, first."""
+    """Return the worst state of the items in each of so many `buckets` of a map, by position: 0 done, 1 waiting, 2 open,
+    3 failed. It reads the items once.
+    Columns: bucket, state."""
+    groups: _RunPageGroups
+    """Count the first `most` failed items of a map by the beginning of their error with its numbers replaced, the largest
+    group first. `kinds`: how many groups there are.
+    Columns: signature, n, kinds."""
     items: _RunPageItems
     """Return items of a map from a position on, in the order of the source. A filter that is NULL matches every item.
     `state`: done, failed, open or waiting. `text`: a part of the key.
@@ -2849,8 +2802,8 @@ class _RunsRequeueRunning(Named):
     def script(self) -> scripts.Script[list[Any]]: ...
 
 class _RunsNewest(Named):
-    def __call__(self, conn: _Conn, /, *, status: str | None, workflow: str | None, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, text: str | None, low: str | None, high: str | None, inputs: str | None, before: datetime | None, before_id: str | None, limit: int | None, most: int | None, by_workflow: bool | None) -> list[Row]: ...
-    def script(self, *, status: str | None, workflow: str | None, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, text: str | None, low: str | None, high: str | None, inputs: str | None, before: datetime | None, before_id: str | None, limit: int | None, most: int | None, by_workflow: bool | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, status: str | None, workflow: str | None, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, text: str | None, low: str | None, high: str | None, inputs: str | None, before: datetime | None, before_id: str | None, limit: int | None, most: int | None, by_workflow: bool | None, schedule: str | None, machine: str | None) -> list[Row]: ...
+    def script(self, *, status: str | None, workflow: str | None, since: datetime | None, since_ago: timedelta | None, until: datetime | None, until_ago: timedelta | None, text: str | None, low: str | None, high: str | None, inputs: str | None, before: datetime | None, before_id: str | None, limit: int | None, most: int | None, by_workflow: bool | None, schedule: str | None, machine: str | None) -> scripts.Script[list[Row]]: ...
 
 class _Runs:
     submit: _RunsSubmit
@@ -2962,8 +2915,8 @@ class _SamplesBetween(Named):
     def script(self, *, host: str | None, since: datetime | None, past_s: float | None, until: datetime | None) -> scripts.Script[list[Row]]: ...
 
 class _SamplesOfHosts(Named):
-    def __call__(self, conn: _Conn, /, *, hosts: _Texts | None, every_s: int | None, past_s: float | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, hosts: _Texts | None, every_s: int | None, past_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, hosts: _Texts | None, past_s: float | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, hosts: _Texts | None, past_s: float | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _SamplesLast(Named):
     def __call__(self, conn: _Conn, /, *, host: str | None, since: datetime | None, until: datetime | None) -> Row | None: ...
@@ -2986,8 +2939,8 @@ class _Samples:
     for `past_s` seconds ago, `until` NULL for now.
     Columns: every_s, sampled_at, sample."""
     of_hosts: _SamplesOfHosts
-    """Return the newest samples of hosts in the ring of this interval, up to `limit` of each within `past_s` seconds, the
-    oldest first.
+    """Return the newest samples of hosts, a minute each, up to `limit` of each within `past_s` seconds, the oldest first.
+    Only the slots of that time are read, as queue_workflows_put_sample() counts them.
     Columns: host_label, sampled_at, sample."""
     last: _SamplesLast
     """Return the last sample of a host between two instants. No row: there is none.
@@ -3080,7 +3033,7 @@ class _ScheduleDefinitions:
     `failures`, `late_s` if the next instant is overdue by more than `patience_s` (no scheduler fires it), and `missed`
     if an instant was missed since the last fire. `failures`: how many of the last fires, boot kicks among them, failed in
     a row (100 at most); fires that queued nothing, and jobs and runs that are gone or not over, do not count, nor do fires
-    past their retention, except the last."""
+    past their retention, except the last. `read_at`: the time of this read."""
 
 schedule_definitions: _ScheduleDefinitions
 
@@ -3338,32 +3291,24 @@ class _WaitingFactsRun(Named):
     def script(self, *, run: str | None) -> scripts.Script[Row | None]: ...
 
 class _WaitingFactsRunNodes(Named):
-    def __call__(self, conn: _Conn, /, *, run: str | None) -> list[Row]: ...
-    def script(self, *, run: str | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, run: str | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, run: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
 class _WaitingFactsWorkers(Named):
-    def __call__(self, conn: _Conn, /, *, models: _Texts | None, queues: _Texts | None, stale_s: float | None) -> list[Row]: ...
-    def script(self, *, models: _Texts | None, queues: _Texts | None, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, queues: _Texts | None, stale_s: float | None, models: _Texts | None) -> list[Row]: ...
+    def script(self, *, queues: _Texts | None, stale_s: float | None, models: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _WaitingFactsMet(Named):
+    def __call__(self, conn: _Conn, /, *, ids: _Texts | None) -> list[Row]: ...
+    def script(self, *, ids: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _WaitingFactsJobsAhead(Named):
     def __call__(self, conn: _Conn, /, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> Row: ...
     def script(self, *, priority: int | None, queue: str | None, newest: bool | None, seq: int | None, most: int | None) -> scripts.Script[Row]: ...
 
-class _WaitingFactsNewerGpuJob(Named):
-    def __call__(self, conn: _Conn, /, *, required_model: str | None, priority: int | None, seq: int | None) -> Row | None: ...
-    def script(self, *, required_model: str | None, priority: int | None, seq: int | None) -> scripts.Script[Row | None]: ...
-
-class _WaitingFactsModels(Named):
-    def __call__(self, conn: _Conn, /, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None) -> Any: ...
-    def script(self, *, host_label: str | None, known_models: _Texts | None, vram_total_mb: int | None) -> scripts.Script[Any]: ...
-
-class _WaitingFactsChoice(Named):
-    def __call__(self, conn: _Conn, /, *, worker_id: str | None, host_label: str | None, current_model: str | None, models: _Texts | None, newest: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None) -> Row: ...
-    def script(self, *, worker_id: str | None, host_label: str | None, current_model: str | None, models: _Texts | None, newest: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None) -> scripts.Script[Row]: ...
-
-class _WaitingFactsWeighed(Named):
-    def __call__(self, conn: _Conn, /, *, worker_id: str | None, model: str | None, host_label: str | None, versions: _Texts | None) -> Row: ...
-    def script(self, *, worker_id: str | None, model: str | None, host_label: str | None, versions: _Texts | None) -> scripts.Script[Row]: ...
+class _WaitingFactsGpuChoices(Named):
+    def __call__(self, conn: _Conn, /, *, models: _Texts | None, workers: str | None) -> list[Row]: ...
+    def script(self, *, models: _Texts | None, workers: str | None) -> scripts.Script[list[Row]]: ...
 
 class _WaitingFacts:
     jobs: Mapping[str, _WaitingFactsJobs]
@@ -3382,30 +3327,26 @@ class _WaitingFacts:
     """Return the facts that explain why a run waits. No row: no such run.
     Columns: id, workflow_name, status, available_at, definition."""
     run_nodes: _WaitingFactsRunNodes
-    """Return the jobs of a run's nodes, in the order of the queue.
-    Columns: id, node_id, status, input_spec, child_run_id."""
+    """Return the first queued or asking nodes of a run, in the order of the queue, each with the number (`total`) of them all.
+    Columns: id, node_id, status, prompt, child_run_id, child_status, total."""
     workers: _WaitingFactsWorkers
-    """Return the live workers of these queues. `current_model` is the model that is warm when the worker
-    claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running
-    jobs. `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out,
-    `model` (it does not know it), `vram` (too little GPU memory) or null, and the GPU memory that it needs.
+    """Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
+    worker claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs.
+    `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out, `model` (it does not know it),
+    `vram` (too little GPU memory) or null, and the GPU memory that it needs: found once for all alike workers of a host.
     Columns: worker_id, host_label, queue, pid, state, known_models, current_model, vram_total_mb, claim, throttle, gpu_fault, off, node, ingest, misfits."""
+    met: _WaitingFactsMet
+    """Return which workers did not know these nodes.
+    Columns: id, workers."""
     jobs_ahead: Mapping[str, _WaitingFactsJobsAhead]
     """Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
     of them, and those of a better priority. `models`: only nodes of one of these models or of none; NULL: of any.
     Columns: better, every."""
-    newer_gpu_job: _WaitingFactsNewerGpuJob
-    """Return a due gpu job of this model and priority that came later. No row: this one is the newest.
-    Columns: ."""
-    models: _WaitingFactsModels
-    """Return the models in the queue of which a worker can take jobs."""
-    choice: _WaitingFactsChoice
-    """Return what a gpu worker would claim next: the model, how and why, the priority and the job.
-    Columns: model, how, band, seq, why."""
-    weighed: _WaitingFactsWeighed
-    """Return how a worker that has not loaded a model weighs the jobs of that model, and `holders`,
-    the hosts that have loaded it.
-    Columns: jobs, waited_s, load_s, run_s, reach_s, is_left, holders."""
+    gpu_choices: _WaitingFactsGpuChoices
+    """Return for each of these gpu workers, a JSON array, the choice of its next claim: the model (`can` has each of which it
+    can take jobs), why, the priority (`band`) and the job (`seq`). `held`: by each of `models` that its policy leaves to
+    workers that hold it, their hosts (`holders`), the seconds until one is free (`reach_s`) and of a load here (`load_s`).
+    Columns: worker_id, can, model, why, band, seq, held."""
 
 waiting_facts: _WaitingFacts
 
@@ -3418,8 +3359,8 @@ class _WorkersReport(Named):
     def script(self, *, obey: bool | None, host_label: str | None, queue: str | None, worker_id: str | None, pid: int | None, state: str | None, job_ids: _Texts | None, detail: str | None, current_model: str | None, known_models: _Texts | None, vram_total_mb: int | None, concurrency: int | None) -> scripts.Script[None]: ...
 
 class _WorkersFillMemory(Named):
-    def __call__(self, conn: _Conn, /, *, but: _Texts | None, stale_s: float | None, memory: _Texts | None) -> Row | None: ...
-    def script(self, *, but: _Texts | None, stale_s: float | None, memory: _Texts | None) -> scripts.Script[Row | None]: ...
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None, but: _Texts | None, memory: _Texts | None) -> Row | None: ...
+    def script(self, *, stale_s: float | None, but: _Texts | None, memory: _Texts | None) -> scripts.Script[Row | None]: ...
 
 class _WorkersStop(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None) -> None: ...
@@ -3446,8 +3387,8 @@ class _WorkersFlagStale(Named):
     def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _WorkersList(Named):
-    def __call__(self, conn: _Conn, /, *, stale_s: float | None) -> list[Row]: ...
-    def script(self, *, stale_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, stale_s: float | None, absent: bool | None) -> list[Row]: ...
+    def script(self, *, stale_s: float | None, absent: bool | None) -> scripts.Script[list[Row]]: ...
 
 class _WorkersSwitchedOff(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
@@ -3500,10 +3441,12 @@ class _Workers:
     running jobs under their host and queue; return them with the number of those jobs.
     Columns: host_label, queue, concurrency, current_model, known_models, last_seen, last_flagged_dead_at, vram_total_mb, detail, running_jobs."""
     list: _WorkersList
-    """List the worker processes that have not ended and were seen within a day, for an operator.
-    One that was not seen for `stale_s` seconds is dead. Each has the model of its host's
-    heartbeat (a worker of one GPU: its own) and the control row that switches it off now: of its queue's and the host's row,
-    the one whose policy queue_workflows_off_policy() returns."""
+    """List the worker processes that have not ended and were seen within a day, for an operator. One that was not seen for
+    `stale_s` seconds is dead. Each has its running jobs (`job_ids`, and as `jobs` their kind, name, run and seconds), the
+    model of its host's heartbeat (a worker of one GPU: its own), and the control row that switches it off now: of its queue's
+    and the host's row, the one whose policy queue_workflows_off_policy() returns. `limits`: the use of the limits of its
+    queue, if that has settings; whether jobs could be claimed but for these (`ready`) or are blocked by those of their
+    partitions (`limited`). Behind them with `absent`: the control rows that are off without a live worker."""
     switched_off: _WorkersSwitchedOff
     """Return the control rows that switch workers off now, whether or not there are such workers.
     The queue 'all' stands for every queue of its host.

@@ -89,6 +89,9 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "a cross-site request": (
         "POST", TRIGGER, {"json": BODY, "headers": {"sec-fetch-site": "cross-site"}}, 403,
     ),
+    "a request of another origin of the same site": (
+        "POST", TRIGGER, {"json": BODY, "headers": {"sec-fetch-site": "same-site"}}, 403,
+    ),
     "text/plain": (
         "POST", TRIGGER, {"content": json.dumps(BODY), "headers": {"content-type": "text/plain"}},
         415,

@@ -107,6 +107,14 @@ def test_the_node_waits_and_has_the_output_of_its_run(toy: flow.Flow) -> None:
     assert CALLS == ["first a", "second A", "last <A>"]
 
 
+def test_a_child_has_the_priority_and_the_headers_of_its_parent(toy: flow.Flow) -> None:
+    given: Any = {"priority": 7, "headers": {"tenant": "x"}}
+    run_id = runs.submit("outer", inputs={"name": "a"}, **given)["id"]
+    inside = flow.run(started(run_id, toy))
+    assert (inside["priority"], inside["headers"]) == (7, {"tenant": "x"})
+    assert flow.job(inside["id"], "first/first")["priority"] == 7
+
+
 def test_a_waiting_node_takes_no_slot(toy: flow.Flow) -> None:
     run_id = submit()
     started(run_id, toy)

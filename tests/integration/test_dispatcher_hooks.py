@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 
 from queue_workflows import config, db, dispatcher, errors, node_queue, run_store
-from tests.support import factories, flow, timeouts, wait
+from tests.support import constants, factories, flow, timeouts, wait
 
 STAYS_OPEN_S = 1.0
 
@@ -168,6 +169,25 @@ def test_without_a_provider_runs_stay_queued_and_one_warning_is_logged(
         dispatcher.start_run(run_ids[0])
     toy.dag(a="")
     toy.provide()
+    toy.look()
+    assert {flow.status(run_id) for run_id in run_ids} == {"running"}
+
+
+def test_a_check_ends_although_an_app_has_locked_all_the_runs_that_it_could_start(
+    toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "dispatch.advance.STARTS_A_ROUND", 2)
+    toy.dag(a="")
+    run_ids = [toy.submit() for _ in range(2)]
+    thread = threading.Thread(target=toy.look, name="test-look")
+    with db.connect() as mine, mine.transaction():
+        mine.execute("SELECT FROM workflow_runs FOR UPDATE")
+        thread.start()
+        thread.join(wait.patience(20))
+        has_ended = not thread.is_alive()
+    thread.join(wait.patience(30))
+    assert has_ended
+    make_due(conn)
     toy.look()
     assert {flow.status(run_id) for run_id in run_ids} == {"running"}
 

@@ -209,6 +209,16 @@ def test_a_retry_from_a_node_requests_no_end_of_nodes_that_still_run(
     assert flow.status(run_id) == "completed"
 
 
+def test_a_run_with_a_status_of_its_app_goes_on(toy: flow.Flow) -> None:
+    run_id = chain(toy)
+    run_store.update_run(run_id, status="rendering")
+    assert flow.finish(run_id, "s/b") == 1
+    assert flow.states(run_id)["s/c"] == "queued"
+    run_store.update_run(run_id, status="running")
+    toy.go()
+    assert flow.status(run_id) == "completed"
+
+
 # --- runs that an operator put back in line
 
 
@@ -230,6 +240,22 @@ def test_an_old_failure_does_not_fail_a_run_that_was_reopened(toy: flow.Flow, co
     queue_workflows.retry_run(run_id)
     flow.dispatch_all()
     assert flow.status(run_id) == "queued"
+    toy.go()
+    assert flow.status(run_id) == "completed"
+
+
+def test_an_old_failure_does_not_fail_a_run_that_has_started_again(
+    toy: flow.Flow, conn: Any
+) -> None:
+    run_id = chain(toy)
+    running = transitions.claim_node(conn)
+    queue_workflows.cancel_run(run_id)
+    node_queue.mark_failed(running["id"], error="too late")
+    queue_workflows.retry_run(run_id)
+    dispatcher.start_run(run_id)
+    assert flow.job(run_id, running["node_id"])["status"] == "queued"
+    flow.dispatch_all()
+    assert flow.status(run_id) == "running"
     toy.go()
     assert flow.status(run_id) == "completed"
 

@@ -199,6 +199,24 @@ def test_a_job_that_has_not_ended_keeps_its_key_however_old_it_is(conn: Any) -> 
     assert enqueue(idempotency_key="k") == first
 
 
+def test_the_key_of_a_job_that_is_queued_once_is_its_own_as_long_as_it_exists(conn: Any) -> None:
+    first, status = jobs_api.enqueue_once("t", queue="fetch", idempotency_key="k")
+    assert (first.created, status) == (True, "queued")
+    end(conn)
+    age(conn, first, 300 * 86_400)
+    assert enqueue(idempotency_key="k") == first
+    assert jobs_api.enqueue_once("t", queue="fetch", idempotency_key="k") == (first, "completed")
+
+
+def test_the_job_of_a_key_is_not_one_that_has_lost_it(conn: Any) -> None:
+    first = enqueue(idempotency_key="k", idempotency_window_s=0)
+    end(conn)
+    second = enqueue(idempotency_key="k", idempotency_window_s=0)
+    assert second != first
+    found = jobs_api.enqueue_once("t", queue="fetch", idempotency_key="k")
+    assert found == (second, "queued")
+
+
 @pytest.mark.parametrize("end_as", ["failed", "cancelled"])
 def test_a_job_that_failed_or_was_cancelled_has_ended(conn: Any, end_as: str) -> None:
     first = enqueue(idempotency_key="k", idempotency_window_s=1)

@@ -249,6 +249,26 @@ def test_a_wait_that_is_over_is_read_by_later_attempts_and_not_written(
     assert conn.execute("SELECT * FROM job_steps").fetchall() == before
 
 
+def test_an_event_does_not_shorten_the_back_off_of_a_later_attempt(conn: db.Connection) -> None:
+    def task(reason: str) -> None:
+        if queue_workflows.current_job().claim == 1:
+            steps.wait_for_event("approved", timeout_s=3600)
+        raise OSError("broke")
+
+    queued(conn, task)
+    conn.execute("UPDATE ingest_jobs SET max_attempts = 2")
+    run(conn)
+    assert is_waiting(conn)
+    conn.execute("UPDATE ingest_jobs SET available_at = now()")
+    run(conn)
+    before = job(conn)
+    assert (before["status"], before["attempts"], before["claim_no"]) == ("queued", 1, 2)
+    assert events.send("approved")
+    swept()
+    assert job(conn)["available_at"] == before["available_at"]
+    assert run(conn) is None
+
+
 def test_an_event_is_sent_from_an_event_loop(conn: db.Connection, dsn: str) -> None:
     async def sent() -> list[bool]:
         async with await psycopg.AsyncConnection.connect(dsn) as own:

@@ -302,6 +302,22 @@ def test_a_flag_is_logged_once_per_reason_and_removed(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
 
+def test_a_model_is_not_flagged_for_the_time_of_an_outage(
+    conn: Any, orchestrator: Orchestrator
+) -> None:
+    gpu_job(conn, "m")
+    orchestrator.after(10)
+    orchestrator.now += 60
+    orchestrator.sweeps.flag_unassignable()
+    assert flags(conn) == []
+    orchestrator.sweeps.reclaim()
+    orchestrator.sweeps.flag_unassignable()
+    assert flags(conn) == []
+    for _ in range(4):
+        orchestrator.after(30)
+    assert flags(conn) == [("no_worker", "no gpu worker is alive")]
+
+
 def test_a_flag_is_not_shown_above_a_worker_that_takes_the_jobs(
     conn: Any, orchestrator: Orchestrator
 ) -> None:

@@ -256,6 +256,18 @@ def test_a_reopened_node_has_waited_since_its_run_was_queued_again(toy: Flow) ->
     assert second["queued_at"] == flow.run(run_id)["queued_at"] > first["ended_at"]
 
 
+def test_a_page_of_the_feed_begins_behind_the_last_event_of_the_one_before(
+    conn: db.Connection,
+) -> None:
+    for _ in range(2):
+        transitions.run_ingest(conn)
+    since = factories.one(conn, "SELECT now() - interval '1 hour'")
+    found = history.feed(since).events
+    assert len(found) >= 2
+    for number, event in enumerate(found, 1):
+        assert history.feed(since, after=event).events == found[number:]
+
+
 def test_an_unknown_id_is_none(db: ModuleType) -> None:
     assert history.get_run("nope") is None
     assert history.get_job("nope") is None

@@ -172,6 +172,16 @@ def test_an_apps_builder_wins_over_a_generic_widget(toy: flow.Flow) -> None:
     assert (found["widget"], found["own"], "accept" in found) == ("file_upload", True, False)
 
 
+def test_what_a_builder_does_to_its_step_does_not_reach_another_run(toy: flow.Flow) -> None:
+    def build(step: Any, run: Any) -> dict[str, Any]:
+        step["choices"].append("x")
+        return {"choices": step["choices"]}
+
+    queue_workflows.register_input_widget("mine", build)
+    found = [spec(asked(toy, "mine", choices=["a"]))["choices"] for _ in range(2)]
+    assert found == [["a", "x"]] * 2
+
+
 def test_a_worker_leaves_the_spec_to_the_orchestrator(toy: flow.Flow) -> None:
     queue_workflows.register_input_widget("mine", lambda step, run: {"from": "orchestrator"})
     toy.define(

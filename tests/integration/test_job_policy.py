@@ -293,6 +293,20 @@ def test_an_answer_that_is_being_handed_in_wins(toy: Flow, conn: Connection) -> 
     assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
 
 
+def test_an_answer_that_a_killed_listener_had_claimed_wins(toy: Flow, conn: Connection) -> None:
+    run_id = waiting(toy, timeout_s=3600, default="blue")
+    runs.answer(run_id, "ask", "red")
+    claimed = "UPDATE workflow_input_submissions SET status = 'processing', claimed_at = now()"
+    conn.execute(claimed)
+    conn.execute(OVERDUE)
+    sweeps.expire_inputs(conn)
+    assert flow.states(run_id)["ask"] == "awaiting_input"
+    conn.execute("UPDATE workflow_input_submissions SET claimed_at = now() - interval '1 hour'")
+    toy.go()
+    assert flow.job(run_id, "ask")["context_delta"] == {"answer": "red"}
+    assert flow.status(run_id) == "completed"
+
+
 def test_an_answer_that_comes_after_the_check_waits_for_its_outcome(
     toy: Flow, conn: Connection
 ) -> None:

@@ -257,6 +257,19 @@ def test_each_job_gets_an_outcome_or_a_reason(conn: Any, some: None) -> None:
     assert history_of(conn, "done") == [("claimed", None), ("completed", None)]
 
 
+def test_a_job_that_is_retried_has_no_count_and_no_request_of_before(conn: Any) -> None:
+    failed(conn, "j")
+    conn.execute(
+        "UPDATE ingest_jobs SET crash_count = 1, lapse_count = 2, watchdog_retries = 1,"
+        " cancel_requested_at = now()"
+    )
+    jobs.retry("j")
+    row = factories.job(conn)
+    counts = ("attempts", "crash_count", "lapse_count", "watchdog_retries")
+    assert [row[name] for name in counts] == [0, 0, 0, 0]
+    assert (row["status"], row["cancel_requested_at"]) == ("queued", None)
+
+
 def test_waiting_jobs_are_cancelled_and_running_ones_requested_to_stop(
     conn: Any, some: None
 ) -> None:

@@ -841,6 +841,22 @@ def test_the_longest_chain_goes_through_the_item_that_took_longest(
     assert line in capsys.readouterr().out.splitlines()
 
 
+def test_an_item_whose_node_of_the_result_was_skipped_has_no_result(toy: flow.Flow) -> None:
+    flow.body({"seen": True}, "watch")
+    over = [{"id": "one", "off": False}, {"id": "two", "off": True}]
+    steps = [{**of_node("watch"), "skip_if": {"$from": "item.off"}}]
+    toy.define({"id": "m", "kind": "map", "key": "id", "over": over, "steps": steps})
+    run_id = toy.submit()
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert flow.states(run_id)["m[two]/watch"] == "skipped"
+    assert flow.job(run_id, "m")["context_delta"] == {
+        "results": [{"seen": True}],
+        "keys": ["one"],
+        "failed": [],
+    }
+
+
 # --- limits, and what an item keeps
 
 

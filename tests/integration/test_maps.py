@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import cli, runs
-from tests.support import console, constants, flow
+from queue_workflows import cli, errors, node_queue, runs
+from tests.support import console, constants, flow, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
 
@@ -96,6 +96,18 @@ def test_a_failed_item_fails_the_run_and_is_named(toy: flow.Flow) -> None:
         "ValueError: cannot read bad"
     )
     assert seen == []
+
+
+def test_the_first_item_of_the_list_that_failed_is_named(toy: flow.Flow) -> None:
+    define(toy, ["b", "a"])
+    run_id = toy.started()
+    flow.finish(run_id, "scan/scan", files=["b", "a"])
+    for key in ("a", "b"):
+        job = flow.job(run_id, f"thumbs[{key}]/thumb")
+        assert node_queue.mark_failed(job["id"], error=f"no {key}") is not None
+    flow.dispatch(run_id)
+    error = flow.run(run_id)["error"]
+    assert error == "node thumbs failed: 2 of 2 items failed, 0 may; the first: b: no b"
 
 
 @pytest.mark.parametrize("may_fail", [1, 0.34, 1.0])
@@ -267,6 +279,46 @@ def test_retry_from_the_source_seals_a_new_list(toy: flow.Flow, start: str) -> N
     assert sum(node_id.startswith("thumbs[") for node_id in flow.states(run_id)) == 2
 
 
+def test_a_retry_counts_the_nodes_of_a_map_once(
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The graph has 3 nodes, and the items as many.
+    constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 8)
+    broken = [True]
+
+    def body(inputs: dict[str, Any]) -> dict[str, Any]:
+        if broken and inputs["photo"] == "b":
+            raise ValueError("no")
+        return {"of": inputs["photo"]}
+
+    define(toy, ["a", "b", "c"])
+    flow.body(body, "thumb")
+    run_id = toy.submit()
+    toy.go()
+    assert flow.status(run_id) == "failed"
+    broken.clear()
+    runs.retry(run_id)
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+
+
+def test_a_retry_from_the_source_waits_for_an_item_that_still_runs(
+    toy: flow.Flow, conn: Any
+) -> None:
+    define(toy, [1, 2])
+    run_id = toy.started()
+    flow.finish(run_id, "scan/scan", files=[1, 2])
+    running = transitions.claim_node(conn)
+    assert running["node_id"] == "thumbs[1]/thumb"
+    runs.cancel(run_id)
+    with pytest.raises(errors.InvalidConfig, match=r"'thumbs\[1\]/thumb' .* still runs"):
+        runs.retry(run_id, from_node="scan/scan")
+    transitions.hand_back(conn, running, reason="cancelled")
+    runs.retry(run_id, from_node="scan/scan")
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+
+
 def test_cancel_ends_the_open_items(toy: flow.Flow) -> None:
     define(toy, [1, 2, 3], at_once=2)
     run_id = toy.started()
@@ -435,6 +487,26 @@ def test_a_failed_item_of_an_inner_map_fails_the_item_around_it(toy: flow.Flow) 
     [failed] = flow.job(run_id, "films")["context_delta"]["failed"]
     assert failed["key"] == "f"
     assert "films[f]/frames failed: 1 of 2 items failed, 0 may; the first: 2" in failed["error"]
+
+
+def test_a_map_in_an_item_fails_once_none_of_its_items_is_open(toy: flow.Flow) -> None:
+    inner = {"id": "frames", "kind": "map", "over": {"$from": "film.of"}, "pipeline": "draw"}
+    outer = {
+        "id": "films",
+        "kind": "map",
+        "over": {"$from": "given"},
+        "as": "film",
+        "key": "id",
+        "steps": [inner],
+    }
+    toy.define(outer, draw=flow.nodes(draw=""))
+    run_id = toy.started(context={"given": [{"id": 1, "of": ["x", "y"]}]})
+    flow.fail(run_id, "films[1]/frames[x]/draw")
+    assert flow.states(run_id)["films[1]/frames"] == "queued"
+    assert flow.status(run_id) == "running"
+    flow.finish(run_id, "films[1]/frames[y]/draw")
+    assert flow.states(run_id)["films[1]/frames"] == "failed"
+    assert flow.status(run_id) == "failed"
 
 
 # --- what commands show

@@ -25,6 +25,7 @@ from queue_workflows import (
     workers,
 )
 from queue_workflows import models as models_api
+from queue_workflows.worker import gpu_models
 from tests.support import console, constants, factories, flow, wait
 from tests.support.commands import Commands
 from tests.support.worker_views import node_row
@@ -363,6 +364,29 @@ def test_a_worker_that_is_off_loads_nothing_but_unloads(models: Models, gpu: Any
     assert (refused["state"], refused["error"]) == ("refused", "the worker is OFF by policy pause")
     assert subject.answer(models_api.unload("box"))["state"] == "done"
     assert models.log == ["load a", "unload a"]
+
+
+def test_a_paused_worker_keeps_its_model(
+    models: Models, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "worker.gpu_models.REAP_S", 0.05)
+    looks: list[int] = []
+    reap = gpu_models.GpuModels._reap
+
+    def counted(self: gpu_models.GpuModels) -> None:
+        looks.append(1)
+        reap(self)
+
+    monkeypatch.setattr(gpu_models.GpuModels, "_reap", counted)
+    models.add("a")
+    subject = gpu()
+    subject.answer(models_api.load("box", "a"))
+    workers.disable("box", "gpu", stop_policy="pause")
+    wait.until(lambda: [row["state"] for row in workers.list()] == ["paused"])
+    monkeypatch.setenv("QUEUE_WORKFLOWS_GPU_MODEL_IDLE_TTL_S", "0.001")
+    before = len(looks)
+    wait.until(lambda: len(looks) > before + 10)
+    assert models.log == ["load a"]
 
 
 def test_off_hard_ends_a_worker_in_the_middle_of_a_load(models: Models, gpu: Any) -> None:

@@ -44,6 +44,15 @@ def test_boot_takes_back_what_is_lapsed_or_ownerless_and_nothing_else(conn: Any)
     assert factories.reread(conn, over)["status"] == "cancelled"
 
 
+def test_boot_counts_no_lapse_since_nobody_knows_who_had_the_database(conn: Any) -> None:
+    factories.node(conn, factories.run(conn))
+    lapsed = transitions.claim_node(conn)
+    transitions.expire(conn, lapsed)
+    assert orchestrators.recover() is True
+    row = factories.reread(conn, lapsed)
+    assert (row["status"], row["lapse_count"], row["crash_count"]) == ("queued", 0, 0)
+
+
 def node_rows(conn: Any) -> list[dict[str, Any]]:
     return conn.execute("SELECT * FROM workflow_node_jobs").fetchall()
 

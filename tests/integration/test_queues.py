@@ -109,6 +109,14 @@ def test_a_queue_of_jobs_of_both_families_counts_them_together(db: ModuleType) -
     assert (row["running"], row["ready"], row["in_per_min"]) == (1, 1, 0.4)
 
 
+def test_a_pause_of_a_partition_that_is_in_force_keeps_its_beginning(db: ModuleType) -> None:
+    since = queues.pause("load", partition="a", until=timedelta(minutes=5))["paused_at"]
+    assert queues.pause("load", partition="a", by="ana")["paused_at"] == since
+    with db.connect() as conn:
+        conn.execute("UPDATE queue_partitions SET paused_until = now() - interval '1 s'")
+    assert queues.pause("load", partition="a")["paused_at"] > since
+
+
 def test_a_partition_key_may_be_as_long_as_that_of_a_job(db: ModuleType) -> None:
     queues.limit("fetch", partition="é" * 500, max_running=1)
     assert queues.pause("fetch", partition="é" * 500, by="ana")["paused_by"]
@@ -204,6 +212,13 @@ def test_how_a_queue_stands_in_figures(db: ModuleType) -> None:
             "UPDATE ingest_jobs SET blocked_reason = 'unserved' WHERE blocked_reason = 'locked'"
         )
     assert [of()[name] for name in stand] == [1, 1, 0, 1, 1]
+
+
+def test_a_cancelled_job_has_left_its_queue(db: ModuleType) -> None:
+    with db.connect() as conn:
+        job = factories.ingest(conn)
+    jobs_api.cancel(job["id"])
+    assert (of()["in_per_min"], of()["out_per_min"]) == (0.2, 0.2)
 
 
 def test_why_names_the_limit(db: ModuleType) -> None:

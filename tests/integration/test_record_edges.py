@@ -99,6 +99,26 @@ def test_a_watchdog_queues_a_node_again_as_often_as_the_knob_says(
     assert ended == ["queued", "queued", "failed"]
 
 
+def test_a_trip_that_cannot_be_noted_ends_no_attempt(conn: db.Connection) -> None:
+    held = claimed(conn, "ingest")
+    conn.execute(
+        "CREATE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN IF NEW.event_type = 'budget_trip' THEN RAISE EXCEPTION 'no trip'; END IF;"
+        " RETURN NEW; END $$;"
+        " CREATE TRIGGER zz_refuse BEFORE INSERT ON ingest_job_events"
+        " FOR EACH ROW EXECUTE FUNCTION test_refuse()"
+    )
+    try:
+        with pytest.raises(db.Error, match="no trip"):
+            transitions.end_by_watchdog(conn, held)
+    finally:
+        conn.execute("DROP FUNCTION test_refuse CASCADE")
+    assert factories.reread(conn, held)["status"] == "running"
+    ended = transitions.end_by_watchdog(conn, held)
+    assert ended is not None
+    assert "budget_trip" in factories.events(conn, held["id"])
+
+
 def test_a_lost_claim_stores_no_received_inputs(conn: db.Connection) -> None:
     lost, held = claimed_again(conn, "node")
     more = {"error": "broke", "resolved_inputs": '{"of": "lost"}'}

@@ -185,6 +185,27 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         assert factories.one(conn, f"SELECT count(*) FROM {table}") == 1, table
 
 
+def test_an_error_of_one_kind_is_raised_after_the_others_are_pruned(conn: Any) -> None:
+    conn.execute("INSERT INTO events (name, created_at) VALUES ('old', now() - interval '40 days')")
+    conn.execute(
+        "INSERT INTO workers (worker_id, host_label, queue, pid, last_seen)"
+        " VALUES ('old', 'b', 'cpu', 1, now() - interval '40 days')"
+    )
+    conn.execute(
+        "CREATE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'it stays'; END $$;"
+        " CREATE TRIGGER zz_refuse BEFORE DELETE ON events"
+        " FOR EACH STATEMENT EXECUTE FUNCTION test_refuse()"
+    )
+    try:
+        with pytest.raises(db.Error, match="it stays"):
+            history.prune()
+    finally:
+        conn.execute("DROP FUNCTION test_refuse CASCADE")
+    assert factories.column(conn, "SELECT worker_id FROM workers") == []
+    assert history.prune()["events"] == 1
+
+
 def test_nobody_waits_and_nothing_is_lost_that_another_transaction_has(conn: Any) -> None:
     held, run_id = finished_job(conn, 100), finished_run(conn, 400)
     gone = finished_job(conn, 100)

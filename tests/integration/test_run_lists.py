@@ -99,6 +99,19 @@ def test_a_list_has_the_runs_that_match_every_filter(conn: db.Connection) -> Non
             assert found(**given) == wanted
 
 
+def test_a_page_of_a_list_with_an_end_has_no_run_of_the_page_before(conn: db.Connection) -> None:
+    for hours, run_id in enumerate("abc", 1):
+        put(conn, run_id, hours)
+    ids: list[str] = []
+    page = runs.page(limit=1, until=NEW_YEAR + 3 * HOUR)
+    for _ in range(4):
+        ids += [row["id"] for row in page.items]
+        if page.next is None:
+            break
+        page = runs.page(limit=1, until=NEW_YEAR + 3 * HOUR, before=page.next)
+    assert ids == ["c", "b", "a"]
+
+
 @pytest.mark.parametrize("operators", ["jsonb_ops", "jsonb_path_ops"])
 def test_an_index_of_inputs_changes_no_list(
     own: str, operators: str, monkeypatch: pytest.MonkeyPatch

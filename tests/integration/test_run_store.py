@@ -98,6 +98,17 @@ def test_inputs_that_are_no_object_are_named_as_both_functions_call_them(db: Mod
         run_store.insert_run(workflow_name="w", context=wrong)
 
 
+def test_the_key_of_a_run_is_not_that_of_another_workflow(db: ModuleType) -> None:
+    first, is_new = runs_api.submit_once("w", key="k")
+    assert is_new
+    again, is_new = runs_api.submit_once("w", key="k")
+    assert (again["id"], is_new) == (first["id"], False)
+    with pytest.raises(errors.IdempotencyClash, match="another workflow"):
+        runs_api.submit_once("v", key="k")
+    with pytest.raises(errors.IdempotencyClash, match="another workflow or inputs"):
+        runs_api.submit_once("w", key="k", inputs={"a": 1})
+
+
 # --- update ------------------------------------------------------------------------------------
 
 

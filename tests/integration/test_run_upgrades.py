@@ -96,6 +96,33 @@ def test_a_run_moves_with_its_queued_node_to_the_new_version(conn: db.Connection
     assert jobs(conn, run_id)["b/b"] == ("queued", "b@1")
 
 
+def test_a_worker_that_is_dead_or_of_another_queue_knows_no_node(conn: db.Connection) -> None:
+    def unknown() -> list[str]:
+        return runs.upgrade(run_id, dry_run=True)["unknown"]
+
+    run_id = started({"a": 1})
+    declare({"a": 2})
+    report(conn, transitions.who("gpu", "w1", versions=["a@2"]))
+    assert unknown() == ["a/a"]
+    report(conn, transitions.who("cpu", "w2", versions=["a@2"]))
+    assert unknown() == []
+    conn.execute("UPDATE workers SET state = 'dead' WHERE worker_id = 'w2'")
+    assert unknown() == ["a/a"]
+
+
+def test_a_node_that_failed_moves_once_its_run_is_retried(conn: db.Connection) -> None:
+    run_id = started({"a": 1})
+    transitions.fail(conn, transitions.claim_node(conn, who("a@1")), retry=False)
+    flow.dispatch_all()
+    assert flow.status(run_id) == "failed"
+    runs.retry(run_id)
+    declare({"a": 2})
+    assert runs.upgrade(run_id, dry_run=True)["blocked"] == []
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    dispatcher.start_run(run_id)
+    assert jobs(conn, run_id) == {"a/a": ("queued", "a@2")}
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_node_that_ended_or_runs_keeps_the_run(conn: db.Connection, ended: bool) -> None:
     run_id = started({"a": 1})

@@ -15,7 +15,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import config, scheduler, schedules
-from tests.support import wait
+from tests.support import constants, wait
 from tests.support.factories import execute as rows
 
 APP = """
@@ -133,6 +133,35 @@ def test_a_name_that_two_apps_use_is_a_reported_clash_until_one_gives_it_up(
     assert gone() == ["a"]
     become("two", hourly("a", "two"), hourly("b", "two")).run_once()
     assert (row("a")["app"], row("a")["gone_at"]) == ("two", None)
+
+
+def test_a_clash_ends_without_a_restart_once_the_other_app_gives_the_name_up(
+    clean_process: None, db: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    constants.put(monkeypatch, "scheduler.RETRY_S", 0.0)
+    become("one", hourly("a", "one")).run_once()
+    wanted = hourly("a", "two")
+    second = become("two", wanted)
+    second.run_once()
+    assert (row("a")["app"], row("a")["clash"]) == ("one", "two")
+    become("one").run_once()
+    assert gone() == ["a"]
+    become("two", wanted)
+    second.run_once()
+    assert (row("a")["app"], row("a")["clash"], gone()) == ("two", None, [])
+
+
+def test_an_entry_that_is_left_out_is_still_in_the_code(clean_process: None, db: ModuleType):
+    entry = scheduler.ScheduleEntry("e", 5, "task_one", "fetch")
+    become("one")
+    config.set_ingest_schedule([entry])
+    scheduler.Ticker(now_fn=lambda: TEN).run_once()
+    assert row("e")["gone_at"] is None
+    config.reset_for_tests()
+    config.configure(ingest_queues={"fetch"}, app_name="one")
+    config.set_ingest_schedule([entry])
+    scheduler.Ticker(now_fn=lambda: TEN).run_once()
+    assert gone() == [], "its task is unknown, which may be an import that fails"
 
 
 def test_only_an_app_with_a_name_or_a_schedule_marks_its_own_as_gone(

@@ -336,6 +336,15 @@ def test_replace_cancels_the_job_before(db: ModuleType):
     assert [job["status"] for job in factories.ingest_jobs()] == ["cancelled", "queued"]
 
 
+def test_replace_cancels_the_run_before(db: ModuleType):
+    clock = Clock(TEN)
+    nightly = Schedule("w", "5 * * * *", workflow_name="nightly", overlap="replace")
+    ticker = put(clock, nightly)
+    after(ticker, clock, 5, 65)
+    found = rows("SELECT status FROM workflow_runs ORDER BY created_at")
+    assert [row["status"] for row in found] == ["cancelled", "queued"]
+
+
 def test_queue_lets_one_instant_wait_until_the_job_is_over(db: ModuleType):
     clock = Clock(TEN)
     ticker = put(clock, hourly(overlap="queue"))
@@ -438,6 +447,22 @@ def test_start_and_end_bound_the_instants(db: ModuleType):
 def test_a_schedule_that_is_over_when_it_is_planned_has_ended(db: ModuleType):
     put(Clock(TEN), hourly(end_at=TEN - HOUR))
     assert rows("SELECT ended, next_at FROM schedules") == [{"ended": True, "next_at": None}]
+
+
+def test_a_schedule_that_has_ended_fires_again_once_its_end_is_lifted(db: ModuleType):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly(end_at=TEN + 6 * MINUTE, overlap="allow"))
+    after(ticker, clock, 5, 6)
+    assert rows("SELECT ended FROM schedules") == [{"ended": True}]
+    config.set_ingest_schedule([hourly(overlap="allow")])
+    after(ticker, clock, 64, 65)
+    assert fires() == [("s", 5, None), ("s", 65, None)]
+
+
+def test_a_schedule_that_has_ended_is_not_overdue(db: ModuleType):
+    put(Clock(TEN), hourly(end_at=TEN - HOUR))
+    assert rows("SELECT ended FROM schedules") == [{"ended": True}]
+    assert schedules.troubled() == []
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -578,6 +603,30 @@ def test_an_entry_that_comes_back_to_the_code_unchanged_fires_again(db: ModuleTy
     assert {name for name, _, _ in fires()} == {"a", "b"}
 
 
+def test_a_change_of_the_zone_by_sql_forgets_the_plan(db: ModuleType):
+    put(Clock(TEN), hourly())
+    rows("UPDATE schedules SET tz = 'Asia/Kolkata' RETURNING name")
+    assert rows("SELECT next_at, wake_at, definition_hash FROM schedules") == [
+        {"next_at": None, "wake_at": None, "definition_hash": None}
+    ]
+
+
+def test_the_instants_of_an_entry_that_was_not_in_the_code_never_fire(db: ModuleType):
+    clock = Clock(TEN)
+    a, b = hourly("a", catch_up="last"), hourly("b")
+    put(clock, a, b)
+    clock.now = TEN + MINUTE
+    config.set_ingest_schedule([b])
+    Ticker(now_fn=clock).run_once()
+    clock.now = TEN + 130 * MINUTE
+    config.set_ingest_schedule([a, b])
+    ticker = Ticker(now_fn=clock)
+    after(ticker, clock, 130, 131)
+    assert [at for name, at, _ in fires() if name == "a"] == []
+    after(ticker, clock, 185)
+    assert [at for name, at, _ in fires() if name == "a"] == [185]
+
+
 def test_an_outage_of_the_database_is_waited_out(db: ModuleType):
     clock = Clock(TEN)
     put(clock, hourly())
@@ -606,6 +655,22 @@ def test_an_outage_of_the_database_is_waited_out(db: ModuleType):
         ticker.stop()
         thread.join(30)
     assert fires() == [("s", 5, None)]
+
+
+def test_what_the_code_names_is_stored_by_the_call_after_one_that_failed(db: ModuleType):
+    clock = Clock(TEN)
+    config.set_ingest_schedule([hourly()])
+    ticker = Ticker(now_fn=clock)
+    with db.connection() as conn:
+        conn.execute("ALTER TABLE schedules RENAME TO away")
+    try:
+        with pytest.raises(db.Error):
+            ticker.run_once()
+    finally:
+        with db.connection() as conn:
+            conn.execute("ALTER TABLE away RENAME TO schedules")
+    ticker.run_once()
+    assert rows("SELECT name FROM schedules") == [{"name": "s"}]
 
 
 # --- the API
@@ -829,6 +894,15 @@ def test_a_preview_lists_the_coming_instants(db: ModuleType):
     config.set_ingest_schedule([scheduler.ScheduleEntry("old", 5, "prices", "fetch", hours=[1])])
     assert len(schedules.preview("old", days=30)) in (30, 31)
     assert {row["name"] for row in schedules.list()} == {"s", "old"}
+
+
+def test_a_preview_has_the_instants_at_its_start_and_at_its_end(db: ModuleType):
+    day = timedelta(days=1)
+    start = datetime.now(UTC).replace(hour=3, minute=0, second=0, microsecond=0) + 2 * day
+    bounds: dict[str, Any] = {"start_at": start, "end_at": start + 2 * day}
+    schedules.add("s", "0 3 * * *", task_name="prices", queue="fetch", **bounds)
+    found = [one.at for one in schedules.preview("s", days=30)]
+    assert found == [start, start + day, start + 2 * day]
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,20 @@ def test_a_newer_database_is_refused_only_when_marked_incompatible(
         fresh.bootstrap(migrations_dir=folder)
 
 
+def test_a_newer_database_that_this_code_may_still_use_is_not_refused(
+    fresh: ModuleType, tmp_path: Path
+) -> None:
+    texts = {"_0001_a": "SELECT 1", "_0002_b": "SELECT 1"}
+    newer = "-- why\n-- compatible-with: 2\nSELECT 1"
+    folder = migration_folders.write_chain(tmp_path / "c", **texts, _0003_c=newer)
+    assert fresh.bootstrap(migrations_dir=folder) == [1, 2, 3]
+    (folder / "0003_c.sql").unlink()
+    assert fresh.bootstrap(migrations_dir=folder) == []
+    (folder / "0002_b.sql").unlink()
+    with pytest.raises(errors.SchemaTooNew, match=r"version 3.*this code knows 1"):
+        fresh.bootstrap(migrations_dir=folder)
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

@@ -94,6 +94,18 @@ def test_a_run_that_was_submitted_meanwhile_is_replayed(db: Any, conn: db.Connec
     assert (status, '"new"' in text) == (200, True)
 
 
+def test_an_event_whose_transaction_began_before_the_last_one_is_replayed(
+    db: Any, conn: db.Connection
+) -> None:
+    last = place()
+    conn.execute(
+        "INSERT INTO ingest_job_events (job_id, event_type, queue, created_at)"
+        " VALUES ('late', 'note', 'load.a', now() - interval '3 s')"
+    )
+    status, text = streamed("job_id=late", last=last, until=lambda text: '"late"' in text)
+    assert (status, '"late"' in text) == (200, True)
+
+
 def test_fifty_viewers_cost_two_statements_a_second(reads: list[Read]) -> None:
     begun: list[float] = []
 

@@ -407,6 +407,15 @@ def test_a_part_that_meets_the_end_of_its_claim_waits_and_is_not_stored(
     assert (stored, streams.read(job["id"])) == ([False], [])
 
 
+def test_a_follower_reads_once_a_second_while_no_part_comes() -> None:
+    page = streams.Page([], "1-0", over=False, full=False, status="running")
+    pause_s = streams.PAUSE_FIRST_S
+    for _ in range(20):
+        pause_s = streams.next_pause(page, "1-0", pause_s)
+    assert pause_s == 1.0
+    assert streams.next_pause(page._replace(after="1-1"), "1-0", pause_s) == 0.1
+
+
 def test_streams_outside_of_a_job_and_bad_ids_are_refused(conn: db.Connection) -> None:
     with pytest.raises(errors.NoCurrentJob):
         streams.stream("text", 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import claim_worker, config, db, jobs
+from queue_workflows import claim_worker, config, db, jobs, workers
 from queue_workflows.types import Row
 from tests.integration.test_unreadable_rows import serving
 from tests.support import console, constants, factories, transitions
@@ -79,6 +79,29 @@ def test_a_busy_worker_that_reports_the_node_is_waited_for(conn: db.Connection) 
     registered(conn, "old", nodes=["other"])
     assert meet(conn, "old")[0] == "queued"
     assert meet(conn, "old", 10_000)[0] == "queued"
+
+
+@pytest.mark.usefixtures("job")
+def test_a_worker_that_is_switched_off_is_not_waited_for(conn: db.Connection) -> None:
+    report(conn, who(worker_id="w2", host="far"))
+    workers.disable("far", "cpu")
+    assert meet(conn, "w1")[0] == "queued"
+    status, error = meet(conn, "w1", 130)
+    assert status == "failed"
+    assert error.endswith("; no live worker has known it for 120 s; these met it: w1")
+
+
+def test_a_gpu_worker_without_the_model_of_a_node_is_not_waited_for(conn: db.Connection) -> None:
+    job = factories.node(conn, node_module="mistyped", queue="gpu", required_model="m")
+    report(conn, who("gpu", "w2", host="far"), known_models=["n"])
+    for _ in range(2):
+        conn.execute("UPDATE workflow_node_jobs SET available_at = now()")
+        (claimed,) = transitions.claim(conn, who("gpu", "w1", models=["m"]), promote=True)
+        transitions.leave(conn, claimed, UNKNOWN)
+        conn.execute("UPDATE workflow_node_events SET created_at = created_at - interval '130 s'")
+    found = factories.reread(conn, job)
+    assert found["status"] == "failed"
+    assert found["error"].endswith("; no live worker has known it for 120 s; these met it: w1")
 
 
 @pytest.mark.usefixtures("job")

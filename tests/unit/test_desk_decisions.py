@@ -436,6 +436,31 @@ def test_nothing_is_claimed_ahead_while_a_job_is_held_that_may_kill_the_worker(
     assert (world.claimed() > 1) is (crashes == 0)
 
 
+def test_nothing_is_claimed_ahead_while_a_job_is_held_whose_lease_has_lapsed_before() -> None:
+    world = World()
+    for _ in range(queue_state.ROUNDS):
+        world.queue.window.ended(0.0001)
+    world.desk.look()
+    (row,) = world.rows("a")
+    world.request().done([(*row[:-1], b"1")])
+    assert world.job("a").lapse_count == 1
+    world.ended("a")
+    assert world.claimed() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "heard"),
+    [("host:load", True), ("host:all", True), ("host:other", False), ("other:all", False)],
+)
+def test_a_switch_of_the_queue_or_of_its_whole_host_is_looked_at_at_once(
+    text: str, heard: bool
+) -> None:
+    world = World()
+    world.leases._control_at = 2000.0
+    world.leases.notified("worker_control", text)
+    assert (world.leases._control_at == 0.0) is heard
+
+
 # Waiting jobs.
 
 

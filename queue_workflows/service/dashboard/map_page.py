@@ -59,7 +59,7 @@ def _map(
         text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
     own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
-    where = {"run_id": run_id, "map": name, "opened": own["next_position"]}
+    where: JsonDict = {"run_id": run_id, "map": name, "opened": own["next_position"]}
     found: JsonDict = {"run": head, "map": own, "key": key, "rows": []}
     if key is not None:
         item = statements.run_page.item(conn, **where, key=key, most=run_page.MOST_BYTES)
