@@ -111,10 +111,11 @@ class Guard:
 
     async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         query: bytes = scope["query_string"]
-        if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
-            await problems.problem(400, "a URL holds no NUL character")(scope, receive, reply)
-            return
         request = request_parts.of(scope)
+        if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
+            refused = problems.problem(400, "a URL holds no NUL character")
+            await self._refuse(request, refused, receive, reply)
+            return
         refused = request_parts.refused_head(request)
         if refused is None and request.is_public:
             await self._app(request.scope, receive, reply)

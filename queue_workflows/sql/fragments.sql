@@ -382,8 +382,9 @@ coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec
         SELECT * FROM records WHERE run_id = %(run_id)s AND node_id = w.name OFFSET 0) found)
 
 -- fragment: age_s(at)
--- The seconds since a time; an infinite one counts as the nearest that the server can subtract.
-extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8
+-- The seconds since a time, NULL without one; an infinite one counts as the nearest that the server can subtract.
+CASE WHEN at IS NOT NULL
+     THEN extract(epoch FROM now() - greatest(least(at, timestamptz '9999-12-31Z'), timestamptz '2000-01-01Z'))::float8 END
 
 -- fragment: asking()
 -- The nodes of running runs that wait for an answer of a person; more conditions follow.

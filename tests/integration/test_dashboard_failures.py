@@ -144,9 +144,8 @@ def test_one_job_of_a_group_is_retried_as_a_sample(conn: Any, path: str) -> None
 
 
 def test_a_group_of_a_schedule_has_no_job_to_retry(conn: Any) -> None:
-    factories.insert(
-        conn, "schedules", name="nightly", expression="0 3 * * *", task_name="t", error="E: x"
-    )
+    factories.insert(conn, "schedules", name="nightly", expression="0 3 * * *", task_name="t")
+    conn.execute("UPDATE schedules SET error = 'E: x'")  # an insert takes none
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/failures/{failures.group_id('E: x')}")

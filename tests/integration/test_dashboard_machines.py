@@ -555,7 +555,7 @@ def test_hostile_machines(conn: Any) -> None:
                 await browser.open(link.removeprefix("/ui")), "/machines/switch",
                 host=host, queue="gpu", to="pause",
             )  # fmt: skip
-            assert reply.status_code == 422, host
+            assert reply.status_code == (400 if "\0" in host else 422), host
 
     pages.browse(use)
 

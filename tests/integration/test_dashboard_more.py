@@ -295,7 +295,7 @@ async def rows_of_pages(browser: Browser, address: str | None) -> list[list[str]
 def test_nodes_come_in_pages_in_the_order_of_the_claim(conn: Any) -> None:
     conn.execute(
         "INSERT INTO workflow_node_jobs (id, run_id, node_id, node_module, queue, priority)"
-        " SELECT 'j' || n, %s, 'n' || n, 'm', 'cpu', n % 3 FROM generate_series(1, 120) n",
+        " SELECT 'j' || n, %s, 'n' || n, 'm', 'cpu', n %% 3 FROM generate_series(1, 120) n",
         [factories.run(conn)],
     )
     ids = [f"j{n}" for n in sorted(range(1, 121), key=lambda n: n % 3)]
@@ -419,8 +419,8 @@ def test_a_job_shows_its_attempts_args_and_log(conn: Any) -> None:
 def test_large_values_and_logs_of_a_job_are_downloads(conn: Any) -> None:
     big = "y" * 100_000
     job = load(conn, args={"big": big, "password": "hidden5"})
-    transitions.claim(conn, transitions.who("load", "w1", host="box-1"))
-    conn.execute("UPDATE ingest_jobs SET result = jsonb_build_object('big', %s::text)", [big])
+    (claimed,) = transitions.claim(conn, transitions.who("load", "w1", host="box-1"))
+    transitions.complete(conn, claimed, big=big)
     factories.insert(
         conn, "job_attempt_logs", job_table="ingest_jobs", job_id=job, claim_no=1,
         head="h" * 40_000, tail="t" * 40_000, cut_bytes=7,

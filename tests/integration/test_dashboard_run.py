@@ -196,9 +196,10 @@ def test_why_a_node_waits_is_about_this_node(conn: engine_db.Connection) -> None
         text = pages.words(await browser.open(html.unescape(link[1])))
         assert "b queued" in text and "no live worker serves queue cpu" in text
         assert "queue gpu" not in text
-        for odd in ("nothing", "\0"):
-            none = await browser.open(f"/runs/{run_id}/why", node=odd)
-            assert "No node waits for a worker." in pages.words(none)
+        none = await browser.open(f"/runs/{run_id}/why", node="nothing")
+        assert "No node waits for a worker." in pages.words(none)
+        refused = await browser.open(f"/runs/{run_id}/why", 400, node="\0")
+        assert "a URL holds no NUL character" in refused and "Go to Now" in refused
 
     pages.browse(use)
 

@@ -166,7 +166,7 @@ def test_the_comment_of_a_statement_is_one_line() -> None:
     assert list(comments) == ["now", "last_fires", "prune"]
     assert statements.comments("schedule_definitions")["find"].endswith(
         "fires that queued nothing, and jobs and runs that are gone or not over, do not count, nor "
-        "do fires past their retention, except the last."
+        "do fires past their retention, except the last. `read_at`: the time of this read."
     )
 
 

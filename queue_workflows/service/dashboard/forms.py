@@ -212,6 +212,7 @@ async def fields(request: Request, max_files: int = 0) -> FormData:
         raise Refused(400, f"A form has at most {MOST_FIELDS:,} fields. Nothing was changed.")
     try:
         sent = await request.form(max_files=max_files, max_fields=MOST_FIELDS)
+        request.state.sent = sent
     except UnicodeError:  # of the character set that the form names
         raise refused from None
     if not all(payload.is_storable(f"{name}{given}") for name, given in sent.multi_items()):
