@@ -13,9 +13,9 @@ PAUSE_MAX_S = 60.0
 class ClaimTimes:
     """When to claim again after a claim that returned fewer jobs than it may.
 
-    Many workers may wait for one job, and a due job may have to wait for its lock key. So after a
-    claim that was sent because a job was due, and got none, the next such claim waits 10 ms, then
-    20 ms, and so on up to 60 s. A claimed job, or none due soon, resets that.
+    Other workers may have taken a due job, or its lock key may be in use. So if a claim was sent
+    because a job was due, but got none, the next such claim waits 10 ms, then 20 ms, and so on up
+    to 60 s. The pause starts over once a job is claimed, or no delayed job is due soon.
     """
 
     def __init__(self) -> None:
@@ -23,9 +23,9 @@ class ClaimTimes:
         self._pause_s = 0.0
 
     def after(self, sent: float, now: float, wait: claims.Wait, *, claimed: bool) -> float:
-        """Return when a limit admits the next job, or the next delayed one is due, or inf.
+        """Return the earlier time at which a limit admits a job or a delayed job is due, else inf.
 
-        `sent`: when the claim was sent; `wait`: the times that it returned.
+        `sent` is when the claim was sent, `wait` has the waiting times that it returned.
         """
         was_due = sent >= self._due_at
         self._due_at = math.inf if wait.due_s is None else now + wait.due_s

@@ -29,19 +29,19 @@ class Ending(NamedTuple):
 
     why: str
     make: Callable[[], db.Script[Any]] | None
-    """None if the claim is lost, so that the job has no end to write."""
+    """Makes the script that records the outcome; None if the claim is lost."""
     code: int
     """The exit code of a worker that ends with its job."""
     at: float
 
 
 class ClaimedJob:
-    """A claimed job: its lease, its guards, and where it is.
+    """A claimed job with its lease, its guards and the executor that runs it.
 
-    `queue`: a `queue_state.Queue`. `row`: id, claim_no, crash_count, timeout_s, name of the task or
+    `row` has these columns, all as text: id, claim_no, crash_count, timeout_s, name of the task or
     node module, run_id, node_id, required_model, the run as JSON (the last four are NULL for ingest
-    jobs), the whole row as JSON for the handler, `wait_s`, `due_s` and lapse_count, all as texts.
-    `asked`: when the claim was sent (`clock.boot_s`).
+    jobs), the whole row as JSON for the handler, `wait_s`, `due_s`, lapse_count. `queue` is a
+    `queue_state.Queue`, `asked` is when the claim was sent (`clock.boot_s`).
     """
 
     def __init__(self, queue: Any, row: Sequence[bytes | None], asked: float) -> None:
@@ -59,8 +59,8 @@ class ClaimedJob:
         self._run, self.body = run, body or b""
         counts = self.crash_count, self.lapse_count
         self.is_last = any(counts) and recovery.is_last(*counts)
-        """Whether one more crash or lapse makes it poison. Such a job runs alone in its worker: one
-        that dies takes all its jobs with it, and nobody sees which one was at fault."""
+        """Whether one more crash or lapse exceeds its limit. Such a job runs alone in its worker,
+        since the death of a worker with several jobs may have been caused by any of them."""
         self.asked = self.started = self.renewed = asked
         self.lease_end = guards.LeaseEnd(asked, queue.who.lease_s)
         self.has_started, self.guards = False, list[guards.Guard]()
@@ -68,26 +68,26 @@ class ClaimedJob:
         self.key = 0
         self.place: executors.Executor | None = None
         self.is_over = False
-        """Whether its handler has ended, or will not start, and its end is to be written."""
+        """Whether its handler has ended or will not start, and its outcome is to be recorded."""
         self.refusals = 0
-        """How often the database has refused its end."""
+        """How often the database has refused to record its outcome."""
         self.end: Ending | None = None
         self.cancel_requested, self.cancel_at = False, math.inf
-        """`cancel_at`: when the grace of a cancelled handler ends."""
+        """`cancel_at` is when the grace period of a cancelled handler ends."""
         self.progress: str | None = None
         """Progress as JSON text that no renewal has stored yet."""
         self.cursors: dict[tuple[str, str], int] = {}
-        """How far cursors of the handler are, as no renewal has stored yet."""
+        """Positions of the handler's cursors that are not stored yet."""
         self.announced_in: executors.Executor | None = None
         """The executor that keeps the value of a completed node for the app's hook."""
         self.unwound = False
-        """Whether the handler was told that its worker stops."""
+        """Whether the handler was interrupted because its worker stops, or because it waits."""
         self.gpu_readings: list[tuple[float, int]] = []
-        """The use of its GPU in % and of that memory in MB; another thread adds them."""
+        """Use of its GPU in % and of the GPU memory in MB; another thread appends to this list."""
 
     @property
     def row(self) -> Row:
-        """Return the known columns of its row: the ids, and the columns that guards read."""
+        """Return its ids and the columns that guards read, as a row."""
         more = {"task_name": self.name}
         if self.in_run:
             more = {"run_id": self.run_id, "node_id": self.node_id, "node_module": self.name}
@@ -104,7 +104,7 @@ class ClaimedJob:
 
     @property
     def run(self) -> Row:
-        """Return id, generation, revision and `born` of a node's run, which identify it."""
+        """Return id, generation, revision and `born` of the run, which identify its graph."""
         known: Row = json.loads(self._run) if self._run else {}
         return {"id": self.run_id, "generation": None, "revision": None, "born": None} | known
 
@@ -123,9 +123,9 @@ class ClaimedJob:
 
     @property
     def starts_by(self) -> float:
-        """Return when it has waited too long behind another job, in the worker or an executor.
+        """Return by when it must start; after that it goes back to the queue.
 
-        A job that is to run alone waits for as long as the jobs before it take.
+        A job that runs alone may wait for as long as the jobs before it take.
         """
         place = self.place
         if self.has_started or self.unwound:
@@ -134,12 +134,12 @@ class ClaimedJob:
         return math.inf if never else self.asked + WAIT_S
 
     def start(self, now: float) -> None:
-        """Count the time of the guards from now on, as the handler starts."""
+        """Start the guards, since the handler starts now."""
         self.started, self.has_started = now, True
         self.guards = guards.guards_for(self.row, now)
 
     def wait(self) -> None:
-        """Count no time of a job that waits for others in its executor."""
+        """Remove the guards of a job that waits for others in its executor."""
         self.has_started, self.guards = False, []
 
     def beat(self, now: float, progress: str | None = None) -> None:
@@ -150,10 +150,10 @@ class ClaimedJob:
             self.progress = progress
 
     def verdict(self, now: float, *, stopped: bool = False) -> guards.Failure | None:
-        """Return the first failure of the guards; without a handler only the lease is checked.
+        """Return the first failure of a guard, or None; before the handler only check the lease.
 
-        `stopped`: whether its process is stopped by a signal or a debugger. Then it is idle for
-        that reason, so the guards that use samples are not checked.
+        If a signal or a debugger has stopped its process (`stopped`), that is why the process is
+        idle. Then the guards that use samples are not checked.
         """
         failure = self.lease_end.check(now)
         if failure is not None or not self.has_started:
@@ -165,7 +165,7 @@ class ClaimedJob:
         return None
 
     def check_at(self, now: float) -> float:
-        """Return when a guard may fail at the earliest."""
+        """Return the earliest time at which a guard may fail or another deadline passes."""
         margin_s = min(self.lease_end.MARGIN_S, self.queue.who.lease_s / 4)
         due = min(self.lease_end.ends - margin_s, self.cancel_at)
         if not self.has_started:
@@ -175,10 +175,10 @@ class ClaimedJob:
         return due
 
     def used(self, seconds: float, ram_mb: int | None = None) -> JsonDict:
-        """Return the member `used` of the detail of its end, or {} if it has none.
+        """Return the resources it used as `{"used": ...}` for its last event; {} if unknown.
 
-        `seconds`: how long its handler took. `ram_mb`: the most memory of its process, which counts
-        if the process runs no other job at the same time.
+        `seconds` is how long its handler took. `ram_mb` is the peak memory of its process, which is
+        ignored if other jobs run there at the same time.
         """
         if seconds < outcomes.USED_S or self.place is None:
             return {}
@@ -192,9 +192,10 @@ class ClaimedJob:
         return {"used": found} if found else {}
 
     def judged(self, outcome: outcomes.Outcome) -> outcomes.Outcome:
-        """Return the outcome to record of a handler that ended after its time limit was decided.
+        """Return the outcome to record if a handler ended while it was being stopped by its limit.
 
-        The limit holds, unless the handler took less. Else the first of two writes would decide.
+        The time limit decides, unless the handler took less time. So the outcome does not depend on
+        which of two writes comes first.
         """
         decided, timed = self.end, (guards.Budget, guards.GpuHealth)
         if decided is None or decided.code != exit_codes.BUDGET:
@@ -209,12 +210,12 @@ class ClaimedJob:
 
 
 def answered(value: Any = None, error: str | None = None, *, is_final: bool = False) -> JsonDict:
-    """Return the answer to a question, with a value or the text of an error, which may be final."""
+    """Return an answer to a handler with a value or an error, which another try may not cure."""
     return {"value": value, "error": error, "is_final": is_final}
 
 
 def answer(job: ClaimedJob, question: JsonDict) -> db.Script[JsonDict]:
-    """Return the answer to a question: `step`, `rows`, `out_dir` or `context`."""
+    """Return the answer to a handler's question for `step`, `rows`, `out_dir` or `context`."""
     what, run_id = question["what"], job.run_id or ""
     try:
         if what == "step":
@@ -236,7 +237,7 @@ def answer(job: ClaimedJob, question: JsonDict) -> db.Script[JsonDict]:
 
 
 def rows(job: ClaimedJob) -> db.Script[JsonDict]:
-    """Return the rows of a node and of its run with all columns, as JSON has them."""
+    """Return the rows of a node and of its run with all columns, as JSON values."""
     own = yield from statements.nodes.get.script(job=job.id)
     run = yield from statements.runs.get.script(run_id=job.run_id)
     return {"job": wire.tagged(own or job.row), "run": wire.tagged(run or {})}
@@ -245,7 +246,7 @@ def rows(job: ClaimedJob) -> db.Script[JsonDict]:
 def note(
     job: ClaimedJob, event_type: str, detail: str = "{}", *, once: bool = False, **more: Any
 ) -> db.Script[None]:
-    """Append an event to the history of a job. `once`: unless its claim has one of this type."""
+    """Append an event to the history of a job; with `once`, at most one of its type per claim."""
     if not (once and (yield from record.has_recorded(job.lease, [event_type]))):
         row = job.row | {"attempts": 0}
         yield from record.note(job.lease.table, row, event_type, detail=detail, **more)

@@ -1,8 +1,7 @@
-"""Decide what a worker does: which statement comes next, and what each event means for its jobs.
+"""Decide which statement a worker sends next, and how its jobs react to each event.
 
-It has neither connections nor sockets nor processes. The loop brings replies, outcomes, deaths,
-signals and the time, and carries out its decisions. Its length: whatever ends a job, the same few
-functions end it.
+This module does no I/O. The worker's loop passes replies, outcomes, deaths, signals and the time to
+it, and carries out its decisions. Its length: whatever ends a job, the same few functions do it.
 """
 
 from __future__ import annotations
@@ -31,66 +30,66 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 TERM_S: Final = 1.0
-"""Seconds between SIGTERM and SIGKILL for an executor whose job must not run on."""
+"""Seconds between SIGTERM and SIGKILL for an executor whose job has to end."""
 UNWIND_S: Final = 2.0
 """Seconds before the stop deadline at which a handler that yields or awaits is interrupted."""
 LATE: Final = 1 / 3
-"""Share of the lease after which a claim whose reply comes late is handed back.
+"""If the reply to a claim takes longer than this share of the lease, its jobs are handed back.
 
-The first renewal may follow a third of the lease later, and a job ends a quarter of it early.
+The first renewal may come a third of the lease later, and a job is ended a quarter before its end.
 """
 REFUSALS: Final = 4
-"""How often the database may refuse the end of a job by its values before the job is given up."""
+"""How often the database may refuse the values of a job's outcome before the job is given up."""
 REFUSED_WAIT_S: Final = 60.0
-"""Seconds for which a job waits if its end cannot be recorded, not even as poison."""
+"""Seconds for which a job is delayed if neither its outcome nor its failure can be recorded."""
 RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 UNSURE_S: Final = 1.0
-"""Seconds after a lost reply at which a worker looks again for claims that it does not know."""
+"""Seconds after a lost reply until a worker looks again for claims that it does not know of."""
 WAITED: Final = "waited too long for an executor"
 LOST_WITHIN_S: Final = 0.5
-"""Seconds that a worker whose claim is lost has for its records before it exits."""
+"""Seconds that a worker has to record outcomes before it exits because a claim is lost."""
 EXIT_WITHIN_S: Final = 4.0
-"""Seconds that any other exit may take, if the database does not answer for example."""
+"""Seconds that any other exit may take, for example while the database does not answer."""
 INPUT_PREFIX: Final = "__input__"
 MOST: Final = 500
-"""How many results one statement records at most."""
+"""The most results that one statement records."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
 TIMED_OUT: Final = "57014"
 """SQLSTATE of a statement that took longer than `pool.STATEMENT_TIMEOUT_S`."""
 SHORTEST_S: Final = 0.001
-"""The shortest time limit of a job that runs: the loop's timer has milliseconds."""
+"""The shortest time limit that can be enforced, since the loop's timer counts milliseconds."""
 COMPLETED: Final = "completed"
-"""`_record` returns it if it has recorded the result."""
+"""Returned by `_record` once the result is recorded."""
 ASIDE_S: Final = 0.5
-"""Seconds between two statements that a lock of somebody else may delay; it may last for hours."""
+"""Seconds between two tries of a statement that waits for another session's row lock."""
 _READ_ONLY, _TOO_LARGE = "25", "54"
 """SQLSTATE classes of a read-only server, and of a value that no retry makes small enough."""
 MakeScript = Callable[[], "db.Script[Any]"]
 
 
 class Write(NamedTuple):
-    """A script that the claiming connection runs again until the database has answered.
+    """A script that the claiming connection repeats until the database has answered.
 
-    After a lost reply it may run a second time; its claim, or what it looks up, fences it.
+    After a lost reply it may run twice; then the check of its claim, or a lookup, prevents harm.
     """
 
     make: MakeScript
     done: Callable[[Any], object]
-    """Takes the result."""
+    """Called with the result."""
     refused: Callable[[Exception], object]
-    """Takes an error that no repetition cures."""
+    """Called with an error that a repetition would not cure."""
     job: claimed_job.ClaimedJob | None = None
-    """The job that it is about. What is written about one job keeps its order."""
+    """The job that it is about. Writes about the same job keep their order."""
     ends: bool = False
-    """Whether it writes the end of the job."""
+    """Whether it records the outcome of the job."""
 
 
 def may_pass(error: Exception) -> bool:
     """Return whether the same write may succeed later, after a lost connection for example.
 
-    False for an error that is not the database's, such as one of an app's adapter of values.
+    False for an error that the database did not raise, such as a failure to adapt a value.
     """
     state = _sqlstate(error)
     passing = isinstance(error, (db.OperationalError, db.InterfaceError))
@@ -98,12 +97,12 @@ def may_pass(error: Exception) -> bool:
 
 
 class Desk:
-    """The state of a worker: its queues, their jobs, and what is to be written.
+    """The state of a worker, which is its queues, their jobs and the pending writes.
 
-    `ring` lets the claiming connection ask for `next`, `wake_at` lets `tick` be called by a time.
-    `ends_with_job`: the worker ends with a job that it ends before its handler does, as the plain
-    command promises. `is_known`: whether a row shows this worker, so that others notice its death;
-    it claims nothing before `begin`.
+    `ring` makes the claiming connection call `next`, `wake_at` makes the loop call `tick` in time.
+    `ends_with_job`: if the worker has to kill a handler, it exits, as the plain command promises.
+    `is_known`: whether the database has a row of this worker, so that others notice its death. If
+    not, it claims no job before `begin`.
     """
 
     def __init__(
@@ -120,34 +119,34 @@ class Desk:
         self._ring, self._wake_at = ring, wake_at
         self._logs, self._models = logs, models
         self.printed = logs.add
-        """Keeps the output of a handler."""
+        """Stores a part of a handler's output."""
         self.ends_with_job, self._is_known = ends_with_job, is_known
         self.now = now_fn
         self.queues: list[queue_state.Queue] = []
-        """The first is asked first; each that has sent a statement becomes the last."""
+        """In the order of their turns; a queue that has sent a statement moves to the end."""
         self._writes: deque[Write] = deque()
-        """The writes besides claims and completed jobs, one by one."""
+        """All other writes than claims and records of completed jobs, sent one by one."""
         self._aside: deque[Write] = deque()
-        """The writes that wait for a lock of somebody else."""
+        """The writes that wait for a row lock of another session."""
         self._aside_at = 0.0
-        """When the first of these is tried again. Other statements come between, as each try may
-        take the whole time for which it may wait."""
+        """When the first of these is tried again. Each try may wait for `pool.LOOP_LOCK_S`, so
+        other statements are sent in between."""
         self._retry_at, self._retry_s = math.inf, RETRY_FIRST_S
         self._logged = ""
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
         self.heard_cancel = False
-        """Whether a cancel came during a claim; it may be about a job that the claim returns."""
+        """Whether a cancel arrived during a claim; it may concern a job that the claim returns."""
         self._lone: claimed_job.ClaimedJob | None = None
-        """A job that runs alone in this worker, or is to; no other is claimed meanwhile."""
+        """A job that runs, or has to run, alone in this worker; no other is claimed meanwhile."""
         self.throttled = False
         """Whether memory is full, so that the worker may not claim."""
         self._returned: list[tuple[list[claimed_job.ClaimedJob], Callable[[], object]]] = []
-        """Jobs that are to be handed back, and the function to call once all of these are."""
+        """Jobs that are being handed back, and the function to call once all of them are."""
         self.stopping = False
         self.stop_at = math.inf
-        """When the jobs of a stopping worker are handed back."""
+        """When a stopping worker hands its jobs back."""
         self.exit_code, self.exit_by = 0, math.inf
-        """`exit_by`: when the process exits, whatever is not written by then."""
+        """`exit_by` is when the process exits, even with pending writes."""
         self.worked_at = now_fn()
         """When the worker last had something to do."""
 
@@ -158,7 +157,7 @@ class Desk:
 
     @property
     def busy(self) -> bool:
-        """Return whether jobs are held or may be, a model changes, or anything is to be written."""
+        """Return whether jobs are or may be claimed, a model changes, or writes are pending."""
         changes = self._models is not None and self._models.is_changing
         return bool(changes or self._writes or self._aside) or any(
             each.jobs or each.claiming or each.unsure for each in self.queues
@@ -201,7 +200,7 @@ class Desk:
                 self._set_aside(write)
             elif may_pass(error):
                 found = self._with_later(write)
-                self._writes.extend(found)  # another one may succeed at once
+                self._writes.extend(found)  # at the end, as another write may succeed at once
                 self._retry_later(error)
             else:
                 write.refused(error)
@@ -209,7 +208,7 @@ class Desk:
         return link.Request(write.make(), done, refused, lambda: None)
 
     def _set_aside(self, write: Write) -> None:
-        """Try a write again later, as somebody else has locked what it needs."""
+        """Try a write again later, since another session has locked a row that it needs."""
         found = self._with_later(write)
         self._aside.extend(found)
         if (now := self.now()) >= self._aside_at:
@@ -219,9 +218,9 @@ class Desk:
             self.start(self._lone.queue)
 
     def _with_later(self, write: Write) -> list[Write]:
-        """Return a write that has to wait, and take those of its job that come after it along.
+        """Return a write that has to wait, with the later writes of its job, to keep their order.
 
-        A handler that streams sends the next parts before these are stored, and relies on that.
+        For example, a handler sends parts of a stream before the earlier parts are stored.
         """
         if (job := write.job) is None:
             return [write]
@@ -249,7 +248,7 @@ class Desk:
     disconnected = connected
 
     def begin(self) -> bool:
-        """Claim from now on; return whether this is the first call."""
+        """Claim from now on; return whether the worker could not claim before."""
         if self._is_known:
             return False
         self._is_known = True
@@ -257,7 +256,7 @@ class Desk:
         return True
 
     def look(self, *, promote: bool = False) -> None:
-        """Let each queue claim again; `promote`: admit jobs that have become due first."""
+        """Let each queue claim again; with `promote`, first admit jobs that have become due."""
         for own in self.queues:
             own.may_claim = True
             own.promote |= promote
@@ -293,7 +292,7 @@ class Desk:
         self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, ahead: bool,
         rows: Sequence[Sequence[bytes | None]],
     ) -> None:  # fmt: skip
-        """Forget the recorded jobs, and take over the claimed ones."""
+        """Remove the recorded jobs, and add the claimed ones."""
         now = self.now()
         own.claiming = False
         self._retry_s, self._logged = RETRY_FIRST_S, ""
@@ -323,7 +322,7 @@ class Desk:
     def _take(
         self, own: queue_state.Queue, jobs: Sequence[claimed_job.ClaimedJob], now: float
     ) -> None:
-        """Take over claimed jobs, or hand them back if they cannot run here."""
+        """Add claimed jobs, or hand them back if they cannot run here."""
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
         if now - own.asked > LATE * own.who.lease_s:
             why = "its claim took too long"
@@ -333,7 +332,7 @@ class Desk:
         for job in jobs:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:
-                # Its lease has lapsed unnoticed, and the earlier handler may run here.
+                # The lease of the earlier claim has lapsed unnoticed. Its handler may still run.
                 if before.end is None and not before.is_over:
                     self.lose(before)
                 why_not = "an earlier claim of it has not ended in this worker"
@@ -352,13 +351,13 @@ class Desk:
         self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, by_row: bool,
         error: Exception,
     ) -> None:  # fmt: skip
-        """Find whether the database refuses a result, the row of a job, or all for the moment."""
+        """Find whether a result, the row of a job, or the state of the database is the cause."""
         own.may_claim |= count > 0
         own.claiming = False
         state = _sqlstate(error)
         apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
         if done and apart:
-            self._record_apart(own, done)  # one of them is at fault, or they are too many
+            self._record_apart(own, done)  # one result is refused, or they take too long together
         elif state == LOCKED:
             own.may_claim = False  # until the next poll
         elif not by_row and not done and row_isolation.is_about_rows(error):
@@ -402,9 +401,9 @@ class Desk:
     # --- Ends of jobs that are not completed.
 
     def write(self, job: claimed_job.ClaimedJob, make: MakeScript | None) -> None:
-        """Write the end of a job whose handler has ended. The script returns None if it lost.
+        """Record the outcome of a job whose handler has ended.
 
-        `make` is None if its claim is lost already.
+        The script returns None or False if the claim is lost; `make` is None if that is known.
         """
         job.is_over = True
         self._lone = None if self._lone is job else self._lone
@@ -419,7 +418,7 @@ class Desk:
             else:
                 job.queue.runner.recorded(job, found)
             self._forget(job, completed=found is COMPLETED)
-            # It may be queued again with a time before the next poll.
+            # The job may be queued again, and be due before the next poll.
             job.queue.may_claim = job.queue.promote = True
 
         def refused(error: Exception) -> None:
@@ -458,7 +457,7 @@ class Desk:
             self.start(self._lone.queue)
 
     def _announce(self, job: claimed_job.ClaimedJob, *, completed: bool) -> None:
-        """Let the app hear of a node that is recorded, in the executor that has its value."""
+        """Call the app's hook for a recorded node, in the executor that has its value."""
         assert job.announced_in is not None
         announce = functools.partial(job.queue.runner.announce, job.announced_in, job.key)
         job.announced_in = None
@@ -477,10 +476,11 @@ class Desk:
     # --- Handlers: the owner of `run.executors.Executors`.
 
     def start(self, own: queue_state.Queue) -> None:
-        """Give waiting jobs to executors that have room; one that runs alone comes last.
+        """Give waiting jobs to executors that have room.
 
-        It waits until the others are recorded. If the worker dies with several jobs, its parent
-        knows that this one had not begun. It does not wait for a row that somebody has locked.
+        A job that runs alone waits until all others are recorded, except for records that wait for
+        a row lock. So if the worker dies with several jobs, its parent knows that this one had not
+        begun.
         """
         now = self.now()
         while own.waiting and not own.changing:
@@ -511,7 +511,7 @@ class Desk:
             self._wake_at(own.waiting[0].starts_by)
 
     def room(self) -> None:
-        """Give waiting jobs to an executor that has become free, and claim others."""
+        """Give waiting jobs to an executor that has become free, and claim more."""
         for own in self.queues:
             if own.waiting:
                 self.start(own)
@@ -525,14 +525,14 @@ class Desk:
         if self._logs.open:
             self._logs.end(job)
         if own.left < math.inf:
-            # `run_once`: its process does not wait for others that may know the node.
+            # `run_once` does not wait for another worker that may know the node.
             outcome = outcomes.without_others(outcome)
         if self._models is not None:
             outcome = self._models.ended(job, outcome)
         used = job.used(outcome.seconds, outcome.vm_rss_mb_peak)
         place, job.place = job.place, None
         if decided is not None and (decided.make is None or outcome.kind == "cancelled"):
-            # Its claim is lost; or it has ended as it was requested to, or never started.
+            # Its claim is lost, or it has ended on request, or it never started.
             self.write(job, decided.make)
             return
         outcome = outcomes.with_used(job.judged(outcome) if decided else outcome, used)
@@ -550,7 +550,7 @@ class Desk:
             self._leave(decided.code)
 
     def died(self, job: claimed_job.ClaimedJob, death: executors.Death) -> None:
-        """Write the decided end of a job whose executor has ended, or charge the job."""
+        """Record the decided outcome of a job whose executor has died, else count a crash."""
         self._logs.end(job)
         job.place = None
         if job.end is not None:
@@ -569,14 +569,14 @@ class Desk:
             self.write(job, functools.partial(_charge, job, death.evidence, detail))
 
     def started(self, job: claimed_job.ClaimedJob) -> None:
-        """Count the time of a job that had to wait for others in its executor."""
+        """Start the guards of a job that had to wait for others in its executor."""
         now = self.now()
         job.start(now)
         job.unwound = False
         self._wake_at(job.check_at(now))
 
     def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
-        """Record an event about the model of a node, before its end is recorded."""
+        """Record an event about the model of a node, before its outcome is recorded."""
         if self._models is None:
             return
         if event_type == "model_load_done" and elapsed_s is not None:
@@ -594,7 +594,7 @@ class Desk:
             self._models.reported(model)
 
     def changed(self, error: str | None) -> None:
-        """Note that a model was loaded or unloaded on request, or why not."""
+        """Note that a requested load or unload of a model has ended, with its error if any."""
         if self._models is not None:
             self._models.changed(error)
         self.room()
@@ -617,9 +617,9 @@ class Desk:
         self, job: claimed_job.ClaimedJob, why: str, make: MakeScript | None, *, code: int = 0,
         now: bool = False,
     ) -> None:  # fmt: skip
-        """End a job that must not run on, and write this once its handler has ended.
+        """Stop the handler of a job, and record the outcome of `make` once it has ended.
 
-        `make` is None if the claim is lost. With `now` SIGKILL ends it at once.
+        `make` is None if the claim is lost. With `now`, SIGKILL stops the handler at once.
         """
         if job.is_over:
             return
@@ -642,19 +642,19 @@ class Desk:
         self, job: claimed_job.ClaimedJob, reason: str, *, front: bool = False,
         after_s: float = 0.0, now: bool = False, code: int = 0,
     ) -> None:  # fmt: skip
-        """Hand a job back, uncounted, once its handler has ended."""
-        # The reason may be an error of an executor, which no database need store.
+        """Stop a job and return it to its queue, without counting an attempt."""
+        # The reason may be the text of an executor's error, with characters no database stores.
         given = {"reason": payload.error_text(reason), "front": front, "after_s": after_s}
         make = functools.partial(record.hand_back, job.lease, **given)
         self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
 
     def lose(self, job: claimed_job.ClaimedJob) -> None:
-        """End a job whose claim is lost, as another worker may run it already."""
+        """Stop a job whose claim is lost, since another worker may run it already."""
         at_once = job.place is None or not job.place.shared or len(job.place.jobs) == 1
         self.decide(job, "the claim was lost", None, code=exit_codes.LOST, now=at_once)
 
     def cancel(self, job: claimed_job.ClaimedJob) -> None:
-        """Let a cancelled handler end; it has CANCEL_GRACE_S for that."""
+        """Ask the handler of a cancelled job to end within CANCEL_GRACE_S."""
         if job.cancel_requested:
             return
         job.cancel_requested = True
@@ -666,7 +666,7 @@ class Desk:
         self._wake_at(job.cancel_at)
 
     def switch(self, own: queue_state.Queue, policy: str | None, *, hard: bool) -> None:
-        """Obey the switch of a queue: OFF by this policy, or ON (None)."""
+        """Switch a queue OFF by this stop policy, or ON if it is None."""
         was, own.off = own.off, policy
         if policy is None:
             if was is not None:
@@ -680,8 +680,8 @@ class Desk:
                 self._leave(exit_codes.CONTROL)
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
-        """Hand all jobs back to the front, uncounted, and then call `done`."""
-        reason = payload.error_text(reason)  # it may be of an app's stop policy
+        """Return all jobs to the front of their queues, uncounted, and then call `done`."""
+        reason = payload.error_text(reason)  # an app's stop policy may have written it
         self._returned.append((self.jobs, done))
         for own in self.queues:
             self._return_all(own, reason)
@@ -708,7 +708,7 @@ class Desk:
                 own.runner.interrupt(job, reason)
 
     def stop(self, within_s: float) -> None:
-        """Claim no more; running jobs have so many seconds, then they are handed back."""
+        """Claim no more, and hand back the jobs that still run after so many seconds."""
         self.stopping = True
         self.stop_at = min(self.stop_at, self.now() + within_s)
         self.exit_by = min(self.exit_by, self.stop_at + EXIT_WITHIN_S)
@@ -717,12 +717,12 @@ class Desk:
         self._wake_at(self.now())
 
     def _leave(self, code: int) -> None:
-        """End the worker with a job that it has ended, if that was promised."""
+        """Exit after a job that the worker has stopped, if it `ends_with_job`."""
         if self.ends_with_job and code:
             self.leave(code)
 
     def leave(self, code: int) -> None:
-        """End the worker with this exit code, soon."""
+        """Stop the worker now, so that it exits with this code."""
         self.exit_code = self.exit_code or code
         self.stop(0.0)
         within_s = LOST_WITHIN_S if code == exit_codes.LOST else EXIT_WITHIN_S
@@ -731,9 +731,9 @@ class Desk:
     # --- Time.
 
     def tick(self, now: float, *, stopped: bool = False) -> float:
-        """Act on the time; return when to be called again.
+        """Do everything that is due; return when to call this again.
 
-        `stopped`: whether the process that runs a gpu job is stopped by a signal or a debugger.
+        `stopped` is True while a signal or a debugger has stopped the process that runs a gpu job.
         """
         if now >= self._poll_at:
             self._poll_s = config.CLAIM_POLL_S.read()
@@ -752,7 +752,7 @@ class Desk:
         return min(due)
 
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
-        """End a job if it is time; return when to check again."""
+        """Stop a job whose time is over; return when to check again."""
         unwind_at = math.inf if job.unwound else self.stop_at - UNWIND_S
         if job.is_over or job.end is not None:
             pass
@@ -766,7 +766,7 @@ class Desk:
             self._unwind(job, "shutdown")
         elif now >= job.starts_by:
             if job.place is None:
-                self._return_waiting(job.queue, WAITED)  # with all behind it
+                self._return_waiting(job.queue, WAITED)  # also the jobs behind it
             else:
                 self._unwind(job, WAITED)
         if job.is_over:
@@ -786,14 +786,14 @@ class Desk:
             return end.at + TERM_S
         assert job.place is not None
         job.queue.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
-        # If the kernel does not let it go, its lease has to lapse.
+        # If the kernel does not end the process, the lease has to lapse.
         self._leave(end.code)
         return now + TERM_S
 
     def _fail(self, job: claimed_job.ClaimedJob, failure: guards.Failure, now: float) -> None:
-        """End a job as its guard demands."""
+        """Stop a job because a guard has failed."""
         if failure.code == exit_codes.LOST:
-            # If the claim is held even so, after the end of its handler another worker may have it.
+            # If the database still has this claim, the job is handed back after its handler's end.
             self.hand_back(job, failure.reason, now=True, code=failure.code)
             return
         more = {"guard": failure.event, "exit_code": failure.code}
@@ -808,12 +808,12 @@ def _ignore(_: object) -> None:
 
 
 def _sqlstate(error: Exception) -> str:
-    """Return the SQLSTATE of an error; empty if it is not the server's."""
+    """Return the SQLSTATE of an error; empty if the server did not raise it."""
     return getattr(error, "sqlstate", None) or ""
 
 
 def _without_handler(job: claimed_job.ClaimedJob) -> outcomes.Outcome | None:
-    """Return the outcome of a claimed job that no executor has to run, or None."""
+    """Return the outcome of a claimed job that ends without a handler, else None."""
     if (size := len(job.body)) > wire.MAX_BYTES:
         why = f"its row has {size} bytes as JSON, more than {wire.MAX_BYTES}"
         return outcomes.of_error(errors.UnreadableRow(why), 0.0, f"job {job.id}")
@@ -826,7 +826,7 @@ def _without_handler(job: claimed_job.ClaimedJob) -> outcomes.Outcome | None:
 
 
 def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script[Any]:
-    """Record a completed job by itself, unless that is done; fail it if its result is refused.
+    """Record one completed job, if not recorded yet; fail it if its result is refused.
 
     Returns COMPLETED, the result of `record.end` for a failure, or None if its claim is lost.
     """
@@ -845,7 +845,7 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
 
 
 def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Script[bool]:
-    """Fail a job whose end cannot be stored, else count a crash, which bounds how often it runs."""
+    """Fail a job whose outcome cannot be stored; if that fails too, count a crash."""
     text = payload.error_text(why)
     ended, table = None, job.queue.table
     if row_isolation.is_about_data(error):
@@ -858,7 +858,7 @@ def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Scri
 def _charge(job: claimed_job.ClaimedJob, evidence: str, detail: JsonDict) -> db.Script[bool]:
     """Count a crash of the job, and record how its executor died, in one transaction.
 
-    Returns True also if the claim was lost, since a crash that was counted for it stays counted.
+    Returns True even if the claim is lost.
     """
     lease = job.lease
     yield db.BEGIN

@@ -1,6 +1,6 @@
-"""Know the model of a gpu worker's executor, carry out requests about it, and sample its GPU.
+"""Track the model of a gpu worker's executor, run requests to load or unload, and sample its GPU.
 
-A measurement may take seconds. It runs on a thread of its own, and its results wait here.
+A measurement may take seconds, so it runs on a thread of its own. The loop reads the results.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SAMPLE_CHECK_S: Final = 1.0
 READ_S: Final = 5.0
 """Seconds between two readings of the GPU for the job that runs."""
 PUBLISH_WAIT_S: Final = 5.0
-"""Seconds for which the first claim waits for the GPU's size and a heartbeat, a little more than
-`shapes.TIMEOUT_S`."""
+"""Seconds for which the first claim waits until the size of the GPU memory is published, a little
+more than `shapes.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
 FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
-"""Pauses in seconds after a job that could not use the GPU; each one in a row doubles it."""
+"""First and longest pause in seconds after a job could not use the GPU; it doubles each time."""
 KNOWN_S, UNKNOWN_S = 3600.0, 60.0
-"""Seconds between two measurements of the GPU's size, as a driver may start after the worker."""
+"""Seconds between two measurements of the GPU memory's size, if it is known and if not yet."""
 REAP: Final[Row] = {"action": "reap", "model": None}
-"""The request of a worker itself to unload a model that is idle too long."""
+"""The worker's own request to unload a model that has been idle too long."""
 Later = Callable[..., object]
 
 
@@ -62,13 +62,13 @@ class GpuModels:
         self._seen: JsonDict = executors.NO_MODEL
         self._since = self._used_at = now_fn()
         self._load_s = 0.0
-        """Seconds that the change under way has spent loading."""
+        """Seconds that the current request has spent loading."""
         self._waiting: Row | None = None
         self._running: Row | None = None
-        """Requests to load or unload a model."""
+        """The requests to load or unload a model that wait and run, or None."""
         self._began, self._request_no = math.inf, 0
         self._polls = 0
-        """How many polls wait for their answers."""
+        """How many polls for requests wait for their answers."""
         self._latest: JsonDict | None = None
         self._poll_at = self._reap_at = 0.0
         self._probe = worker_usage.Sampler(card=card)
@@ -80,13 +80,13 @@ class GpuModels:
         self._working: claimed_job.ClaimedJob | None = None
         """The job that runs."""
         self._fault = ""
-        """Why the last job that ended could not use the GPU."""
+        """Why the last job could not use the GPU; empty once another job has completed."""
         self._fault_s, self._fault_until = FAULT_FIRST_S, -math.inf
         self._without: str = ""
         self._works = False
-        """The last job that could not use it; whether another one has completed since."""
+        """Id of the last job that could not use the GPU; whether another has completed since."""
         self.published = config.DISABLE_WORKER_HEARTBEAT.read()
-        """Whether the database has the size of the GPU memory, or cannot have it."""
+        """Whether the database has the size of the GPU memory, or never gets it."""
         self._publish_by = now_fn() + PUBLISH_WAIT_S
         self._sizes: dict[str, float] = {}
         size = service.Task("gpu-memory", self._memory.every_s, self._measure)
@@ -95,9 +95,9 @@ class GpuModels:
         self._thread = service.Loop("worker-gpu", [size, sample, cards])
 
     def serve(self, own: queue_state.Queue, later: Later, changed: Callable[[], object]) -> None:
-        """Serve this queue from now on; claims wait for the size of the GPU.
+        """Serve this queue from now on; claims wait for the size of the GPU memory.
 
-        `later` runs a script on the second connection, best effort; `changed` lets it report.
+        `later` runs a script on the second connection, best effort. `changed` asks for a heartbeat.
         """
         self._queue, self._later, self._changed = own, later, changed
         own.models = self._known
@@ -121,7 +121,7 @@ class GpuModels:
             self._wake()
 
     def _read(self) -> None:
-        """Read the GPU for the running job; if several may be its GPU, take the maxima of all."""
+        """Read the use of the running job's GPU, or the maxima of all GPUs if it may use any."""
         if (job := self._working) is None:
             return
         every = self._cards.read()
@@ -142,7 +142,7 @@ class GpuModels:
 
     @property
     def may_claim(self) -> bool:
-        """Return whether the GPU can be used, and a claim takes no job whose model does not fit."""
+        """Return whether the GPU works, and claims know which models fit."""
         now = self._now()
         return now >= self._fault_until and (self.published or now >= self._publish_by)
 
@@ -153,20 +153,20 @@ class GpuModels:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a model is being loaded or unloaded, but for a job."""
+        """Return whether a request is loading or unloading a model."""
         return self._running is not None
 
     def overdue(self, now: float, stop_at: float) -> str:
-        """Return why a change of the model has to end now; empty if it may go on.
+        """Return why a request for a model has to be stopped now; empty if it may go on.
 
-        It has the time of a gpu job, in a worker that does not stop.
+        It may take as long as a gpu job, unless the worker stops earlier.
         """
         if not self.is_changing or now < min(stop_at, self._began + guards.GPU_S):
             return ""
         return "shutdown" if now >= stop_at else "a request that took too long"
 
     def report(self) -> JsonDict:
-        """Return the worker row's `columns`, and its `detail`, about the GPU and the model."""
+        """Return `columns` and `detail` of the worker's row that describe the GPU and the model."""
         seen, vram_mb = self._seen, self._memory.vram_mb
         current, loading, known = seen["current"], seen["loading"], self._known or []
         model = None if loading is None else {"id": loading, "loading": True}
@@ -188,7 +188,7 @@ class GpuModels:
         }
 
     def reported_size(self) -> None:
-        """Note that a heartbeat has published the size of the GPU, if it was measured by then."""
+        """Note that a heartbeat was stored, which has the GPU memory's size if that is measured."""
         if self._memory.measured and not self.published:
             self.published = True
             self._queue.may_claim = True
@@ -203,7 +203,7 @@ class GpuModels:
             self._later(publish, "the sizes of models")
 
     def tick(self, now: float) -> float:
-        """Take samples to the guards, and act on the time; return when to be called again."""
+        """Pass samples to the guards, and poll if due; return when to call this again."""
         jobs = [*self._queue.jobs.values()]
         self._working = next((job for job in jobs if job.has_started), None)
         every = [guard for job in jobs for guard in job.guards]
@@ -251,14 +251,14 @@ class GpuModels:
             self._changed()
 
     def _used(self) -> None:
-        """Start the idle time again, as a job has ended, or a request has begun."""
+        """Restart the idle time, since a job has ended or a request has begun."""
         self._used_at, self._load_s = self._now(), 0.0
 
     def ended(self, job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> outcomes.Outcome:
-        """Stop claiming for a while after a job that could not use the GPU; return the new outcome.
+        """Pause claims after a job that could not use the GPU; return the outcome to record.
 
-        A job that sees no GPU waits uncounted. If another one has completed since it did so the
-        last time, it fails as any other: it may hide the GPU from itself.
+        A job that sees no GPU is delayed without counting an attempt. If another job has completed
+        since its last try, it fails like any other, as the cause may be its own.
         """
         self._used()
         raised, before = outcome.raised, self._fault
@@ -270,7 +270,7 @@ class GpuModels:
             pause_s, self._fault_s = self._fault_s, min(FAULT_MAX_S, 2 * self._fault_s)
             self._fault, self._fault_until = outcome.error, self._now() + pause_s
             self._without, self._works = job.id, False
-            # Another job comes first, which tells whether it is this one that is at fault.
+            # Another job runs first, which shows whether this job is the cause.
             raised = raised._replace(after_s=2 * pause_s)
             _log.warning("no gpu job is claimed for %g s: %s", pause_s, outcome.error)
         if before != self._fault:
@@ -278,7 +278,7 @@ class GpuModels:
         return outcome._replace(raised=raised)
 
     def learn(self, model: str | None, seconds: float) -> None:
-        """Remember how long a load has taken, for the choice of jobs."""
+        """Remember how long a load has taken, so that the next claim can weigh it."""
         learn = statements.models.learn_load.script(
             host=self._queue.who.host, model=model, seconds=seconds
         )
@@ -287,7 +287,7 @@ class GpuModels:
     # --- Requests to load and unload.
 
     def poll(self) -> None:
-        """Look for a request; it replaces one that still waits."""
+        """Read the latest request from the database; it replaces one that still waits."""
         self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
         self._polls += 1
         who = self._queue.who
@@ -308,7 +308,7 @@ class GpuModels:
         self._later(newest, "requests for models", polled, not_polled)
 
     def _reap(self) -> None:
-        """Unload a model that is idle too long, unless the worker is paused with it."""
+        """Request the unload of a model that is idle too long, unless the worker is paused."""
         if config.DISABLE_GPU_IDLE_REAPER.read() or self._queue.off == "pause":
             return
         idle_s, ttl_s = self._now() - self._used_at, config.GPU_MODEL_IDLE_TTL_S.read()
@@ -328,7 +328,7 @@ class GpuModels:
     def _begin(self, request: Row) -> None:
         loads, off = request["action"] == "load", self._queue.off
         if self._queue.who.obey and request is not REAP:
-            off = off or request["off_policy"]  # it may not have looked since
+            off = off or request["off_policy"]  # the worker may not have seen the switch yet
         change = {"model": request["model"] if loads else None, "idle_only": request is REAP}
         if loads and off is not None:
             self._set_report(request, "refused", error=f"the worker is OFF by policy {off}")
@@ -344,7 +344,7 @@ class GpuModels:
                 self._set_report(request, "running")
 
     def changed(self, error: str | None) -> None:
-        """Note that the executor has carried out a change, or why not."""
+        """Note that the executor has carried out a request, or that it failed with `error`."""
         request, self._running = self._running, None
         self._queue.changing = False
         if request is None or request is REAP:
@@ -360,7 +360,7 @@ class GpuModels:
             _log.warning(
                 "request to %s %s: %s", request["action"], request["model"] or "", more["error"]
             )
-        # Plain SQL may write long names; the worker's report has a limit.
+        # Plain SQL may have written long names, but the size of a report is limited.
         names = {name: (request[name] or "")[:NAME_CHARS] or None
                  for name in ("model", "requested_by")}  # fmt: skip
         given = {"no": request["request_no"], "action": request["action"], "state": state}
@@ -369,13 +369,13 @@ class GpuModels:
 
 
 class GpuMemory:
-    """The size of this worker's GPU memory, if known; measured by one thread."""
+    """The size of this worker's GPU memory, if known. Only one thread may call it."""
 
     def __init__(self) -> None:
         self._tool = external_tool.Tool("nvidia-smi")
         self.vram_mb: int | None = None
         self.measured = False
-        """Whether it was measured, with whatever result."""
+        """Whether a measurement was made, even without a result."""
 
     def measure(self) -> bool:
         """Measure; return whether the size is new. A size that was known once stays known."""
@@ -393,7 +393,8 @@ class GpuMemory:
 def vram_total_mb(tool: external_tool.Tool) -> int | None:
     """Return the MiB that nvidia-smi reports for the largest GPU.
 
-    Only visible GPUs count. With None, for unknown, every model fits. Blocks for up to TIMEOUT_S.
+    Only visible GPUs count. Returns None if unknown; then every model counts as fitting. Blocks for
+    up to TIMEOUT_S.
     """
     return largest_mb(
         shapes.listed_gpus(tool),
@@ -405,9 +406,9 @@ def vram_total_mb(tool: external_tool.Tool) -> int | None:
 def largest_mb(text: str, visible: str | None, *, by_bus: bool = False) -> int | None:
     """Return the size of the largest visible GPU in a list with one `index, uuid, MiB` per line.
 
-    `visible` has indexes or prefixes of UUIDs as in CUDA_VISIBLE_DEVICES; None: all. Returns None
-    for no GPU, or if a visible one has no size (`[N/A]`). Also None for an index among GPUs of
-    different sizes unless `by_bus`: CUDA numbers the fastest first, nvidia-smi by bus.
+    `visible` has indexes or UUID prefixes as in CUDA_VISIBLE_DEVICES; None means all. Returns None
+    if no GPU is visible, or a visible one has no size (`[N/A]`). Without `by_bus`, an index among
+    GPUs of different sizes also gives None, as CUDA and nvidia-smi may number them differently.
     """
     cards = shapes.gpu_rows(text)
     sizes = [size for _, _, size in cards]

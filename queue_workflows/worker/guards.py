@@ -1,6 +1,6 @@
-"""Choose the guards of a job, which decide by pure rules over a clock whether it must be ended.
+"""Choose the guards of a job, which are pure rules about when the worker has to stop it.
 
-Its length: all rules are here, so that one place shows the reasons to end a job.
+Its length: all these rules are here, so that one place shows the reasons to stop a job.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from queue_workflows.telemetry.worker_usage import Sample
 
 STALL_TIMEOUT_S = 120.0
-"""Seconds without a sign of life after which a stall is suspected, as the contract names them."""
+"""Seconds without a beat of the handler after which a stall is suspected."""
 SAMPLE_S = 30.0
 """Longest time in seconds between two GPU samples; a tenth of the window if that is shorter."""
 MIN_IDLE_SAMPLES = 3
 """Smallest number of samples in a window, however short the settings make it."""
 STATIC_RAM_MB = 32.0
-"""RAM change in MB that still counts as none while a stall is confirmed; a load changes more."""
+"""RAM change in MB that still counts as no activity; loading a model changes more."""
 FROZEN_S = 5.0
-"""Seconds without a check after which a guard may have been frozen along with its job."""
+"""Seconds without a check after which the whole worker, and so the job, may have been frozen."""
 
 GPU_S = 8100.0
 VIDEO_S = 1800.0
 CPU_S = 2100.0
 INPUT_S = 120.0
 INGEST_S = {"fetch": 7200.0, "load": 3600.0}
-"""Wall-clock budgets in seconds, as the contract names them."""
+"""Wall-clock budgets in seconds of these ingest queues."""
 
 
 class Failure(NamedTuple):
-    """The decision of a guard to end a job, with exit code, event type and reason."""
+    """Why a guard stops a job, with the worker's exit code, the event type and a text."""
 
     code: int
     event: str
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
 
 
 class Guard:
-    """One rule about one claim; this one uses only the time, so that activity does not count."""
+    """The base of the rules about a claim; by default beats and samples change nothing."""
 
     def beat(self, now: float) -> None:
         """Note that the handler showed activity."""
@@ -56,7 +56,7 @@ class Guard:
         """Note a sample that was started at `now`, whether it was due or not."""
 
     def check(self, now: float) -> Failure | None:
-        """Return the failure at `now`, or None."""
+        """Return the failure if the job has to be stopped at `now`, else None."""
         raise NotImplementedError
 
 
@@ -95,11 +95,11 @@ class LeaseEnd(Guard):
 
 
 class GpuHealth(Guard):
-    """Fail a job whose GPU was idle and whose RAM did not change for a window of known samples.
+    """Fail a job whose GPU was idle, and whose RAM stayed the same, during a window of samples.
 
     A beat, a busy sample, a change of RAM, or a gap between known samples starts a new window.
-    Until the first beat the window is as long as a cold load may take. The gaps count against the
-    wall-clock budget, so that a job without any probe is bounded too.
+    Until the first beat the window is as long as a cold load may take. Gaps count against the
+    wall-clock budget, so that a job is bounded even if the GPU's use is never known.
     """
 
     def __init__(self, started: float, budget_s: float) -> None:
@@ -110,7 +110,7 @@ class GpuHealth(Guard):
         self._beat_s = config.GPU_HEALTH_INTERVAL_S.read()
         self._beaten: float | None = None
         self._since = self._until = started
-        """When the window began, and the last of its idle samples."""
+        """When the window began, and when its last idle sample was taken."""
         self._samples = 0
         self._seen = self._tried = started
         self._unseen_s = 0.0
@@ -161,7 +161,7 @@ class GpuHealth(Guard):
         return None
 
     def is_blind(self, now: float) -> bool:
-        """Return whether no probe reports, so that the wall-clock budget runs."""
+        """Return whether the GPU's use is unknown, so that the wall-clock budget counts."""
         return self._gap(now) > 0
 
     def _window(self) -> tuple[float, float]:
@@ -182,7 +182,7 @@ class GpuHealth(Guard):
         return self._high_mb - self._low_mb > self._ram_delta_mb
 
     def _gap(self, now: float) -> float:
-        """Return the seconds since the last known sample if they are too many to bridge, else 0."""
+        """Return the seconds since the last known sample if that gap is too long, else 0."""
         gap = now - self._seen
         return gap if gap > max(FROZEN_S, 3 * _interval(self._window()[1])) else 0.0
 
@@ -241,7 +241,7 @@ class Stall(Guard):
         )
 
     def suspicion(self, now: float) -> str | None:
-        """Return the reason for a suspected stall, once per period without a beat; else None."""
+        """Return why a stall is suspected, once per period without a beat, else None."""
         beaten = self._beaten
         if beaten is None or beaten == self._reported:
             return None
@@ -274,9 +274,9 @@ def _interval(window_s: float) -> float:
 
 
 def budget_for(job: Row) -> float:
-    """Return the budget in seconds by a job's `timeout_s`, else its task's, else by its kind."""
-    # A node's row comes as JSON, in which NaN and infinity are strings; from plain SQL they and -1
-    # count as none.
+    """Return the budget in seconds from a job's `timeout_s`, else its task, else its kind."""
+    # A node's row comes as JSON, in which NaN and infinity are strings. Plain SQL may write these
+    # or -1; they mean no limit of its own.
     own_s = float(job.get("timeout_s") or 0.0)
     if own_s > 0:
         return min(own_s, policy.MAX_WAIT_S)
@@ -290,10 +290,10 @@ def budget_for(job: Row) -> float:
 
 
 def guards_for(job: Row, started: float) -> list[Guard]:
-    """Return the guards of a job claimed now, except the one of its lease.
+    """Return the guards of a job whose handler starts, except `LeaseEnd`.
 
-    All jobs but gpu nodes have a wall-clock budget. A gpu node is checked by its activity. Its
-    budget counts only if it has a `timeout_s`, or while no probe reports.
+    Every job but a gpu node has a wall-clock budget. A gpu node is checked by its activity; its
+    budget counts only if it has a `timeout_s`, or while the GPU's use is unknown.
     """
     budget_s, kind = budget_for(job), _kind(job)
     if kind not in ("gpu", "video"):

@@ -1,7 +1,7 @@
 """Run the handlers of a worker in the calling thread of its own process, one at a time.
 
-The loop of the worker then has a thread of its own. Both talk as worker and executor do, by a pair
-of sockets. A handler that must not run on ends with the process.
+The worker's loop then runs on another thread. The two talk over a pair of sockets, as worker and
+executor do. To stop a handler, the process has to exit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, leases
 
 LATE_S: Final = 3.0
-"""Seconds after its time limit at which a handler that keeps the GIL ends with its process."""
+"""Seconds after its time limit at which the kernel ends a handler that keeps the GIL."""
 
 
 class InlineExecutors(executors.Executors):
@@ -32,7 +32,7 @@ class InlineExecutors(executors.Executors):
     def __init__(self, *given: Any, on_exit: ExitFn, **more: Any) -> None:
         super().__init__(*given, slots=1, lone=True, **more)
         self.cut_at: float | None = None
-        """Since when the thread runs a job that was given up, so that it cannot run another."""
+        """When a job was given up whose handler still runs, so that no other can; else None."""
         self._timed = on_exit is os._exit
         self._lease_timer = kernel.DeathTimer(exit_codes.LOST)
         self._budget_timer = kernel.DeathTimer(exit_codes.BUDGET)
@@ -54,28 +54,28 @@ class InlineExecutors(executors.Executors):
         """Give the thread a job."""
         del isolated, shared
         if self._timed:
-            # The next renewal may be the first that fails.
+            # Set now, since the next renewal may fail.
             self.hold(job.lease_end.ends - leases.EARLY_S, starts=True)
             limits = [each.ends for each in job.guards if isinstance(each, guards.Budget)]
             self._budget_timer.set(min(limits) + LATE_S if limits else None)
         super().start(job)
 
     def hold(self, until: float, *, starts: bool = False) -> None:
-        """Let the kernel end the process at this time (`clock.boot_s`): its leases end then.
+        """Let the kernel end the process when its leases end (`clock.boot_s`).
 
-        `starts`: a job is about to start; else nothing is done without one.
+        It has no effect while no job runs, unless one is about to start (`starts`).
         """
         if self._timed and (self.place.jobs or starts):
             self._lease_timer.set(until)
 
     def kill(self, place: executors.Executor, signum: int, why: str) -> None:
-        """Treat the handler as ended, since the process ends as soon as that is written."""
+        """Report the handler as dead, since the process exits once that is recorded."""
         if signum == signal.SIGKILL and place.packet is None:
             place.killed_for, self.cut_at = why, clock.boot_s()
             self._end(place, {"died": place.pid} | executors.UNKNOWN, why)
 
     def tick(self, now: float) -> float:
-        """Replace no thread."""
+        """Do nothing, since the thread is never replaced."""
         del now
         return float("inf")
 
@@ -95,7 +95,7 @@ class InlineExecutors(executors.Executors):
         ends, self._theirs = self._theirs, []
         if not ends:
             return  # the loop has ended already
-        # They are this thread's from here on: what waits for a descriptor is not woken by its end.
+        # This thread closes them. If another did, a wait for such a descriptor would not end.
         with ends[0], ends[1]:
             jobs = job_loop.JobLoop(
                 wire.Channel(ends[0]), ends[1], model_cache, alone=False, begins=lambda _: begins()

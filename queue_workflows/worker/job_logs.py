@@ -1,4 +1,4 @@
-"""Keep the first and the last part of the output of handlers until it is stored, and mask it."""
+"""Keep and mask the first and the last part of handlers' output until it is stored."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Recording:
             del self._tail[: -self._half - 1]
 
     def written(self) -> tuple[str | None, str, int]:
-        """Return the first and the last part of the log to store now, and how many bytes are gone.
+        """Return the first and last part of the log to store now, and how many bytes are omitted.
 
-        A first part that is stored already is None. Neither has a NUL or a lone surrogate.
+        The first part is None if it is stored already. Neither has a NUL or a lone surrogate.
         """
         self.changed = False
         head, tail, total = bytes(self._head), bytes(self._tail), self._total
@@ -66,7 +66,7 @@ class Recording:
         return _text(head) if new else None, _text(tail), cut
 
     def mark_unstored(self) -> None:
-        """Note that the last `written` was not stored, so that the next one is complete."""
+        """Note that the last `written` was not stored, so that the next one repeats it."""
         self._head_stored = 0
         self.changed = True
 
@@ -94,7 +94,7 @@ class JobLogs:
         """The logs of handlers that run and have printed."""
         self._ended: list[Recording] = []
         self.store_at, self._stored_at = math.inf, -math.inf
-        """`store_at`: when there is something to store."""
+        """`store_at` is when the next logs are to be stored."""
 
     def add(self, job: claimed_job.ClaimedJob, data: bytes) -> None:
         """Keep the output of a handler."""
@@ -126,7 +126,7 @@ class JobLogs:
         return [each for each in every if each.changed]
 
     def put_back(self, taken: Sequence[Recording], *, keep: bool) -> None:
-        """Note that these were not stored; `keep`: try again later."""
+        """Note that these logs were not stored; with `keep`, try again later."""
         for each in taken:
             each.mark_unstored()
         if keep:
@@ -140,9 +140,9 @@ _DSN_BEGUN = re.compile(rb":(?:/|//\S*)?\Z")
 
 
 def _end_of_whole(head: bytes) -> int:
-    """Return where to end a head, so that a cut does not hide a secret from masking.
+    """Return where to end the first part, so that no secret is cut in two and escapes masking.
 
-    Cut at a line or a word, unless that drops more than half.
+    It ends after a line or a word, unless that drops more than half.
     """
     for mark in (b"\n", b" "):
         if (at := head.rfind(mark)) >= len(head) // 2:
@@ -152,7 +152,7 @@ def _end_of_whole(head: bytes) -> int:
 
 
 def _start_of_whole(tail: bytes) -> int:
-    """Return where to begin a tail whose first byte is not kept, by the same rule."""
+    """Return where to begin the last part by the same rule; its first byte is never kept."""
     for mark in (b"\n", b" "):
         if (at := tail.find(mark, 0, len(tail) // 2)) >= 0:
             return at + 1
@@ -161,5 +161,5 @@ def _start_of_whole(tail: bytes) -> int:
 
 
 def _text(data: bytes) -> str:
-    """Return the text as the database takes it, masked and without a character that was cut."""
+    """Return the text masked, without NUL and without a character that was cut."""
     return masking.mask(data.decode("utf-8", "ignore").replace("\0", "\N{REPLACEMENT CHARACTER}"))

@@ -1,6 +1,6 @@
-"""Renew leases, report, obey switches and store logs on a worker's second connection.
+"""Renew leases, send heartbeats, read switches and store logs on a worker's second connection.
 
-No job waits for it, and it waits for no job.
+So long statements of the claiming connection do not delay renewals.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 Reports: TypeAlias = "Mapping[claimed_job.ClaimedJob, str | None]"
 """The progress of jobs as JSON texts."""
 AGAIN_S: Final = 1.0
-"""Seconds after which something is written again whose row somebody else had locked."""
+"""Seconds until the next try after another session had locked a row."""
 AGAIN: Final = 1 / 16
-"""Share of the lease after which a lease is renewed again at the latest. The launcher must be told
-of the end of a job without a renewal in time. Else it ends all others too."""
+"""Longest pause, as a share of the lease, before a failed renewal is tried again. A job without a
+renewal has to end before the launcher's deadline, which would end all jobs."""
 PROGRESS_S: Final = 1.0
-"""Shortest time in seconds between two writes of a job's progress."""
+"""Shortest time in seconds between two writes of one job's progress."""
 EARLY_S: Final = 0.25
-"""Seconds before the lease may expire on the server at which the launcher ends the executors."""
+"""Seconds before a lease may expire on the server at which the launcher kills the executors."""
 
 
 def _ignore(*_: object) -> None:
@@ -47,7 +47,7 @@ def _request(
     done: Callable[[Any], object] = _ignore,
     failed: Callable[[], object] = _ignore,
 ) -> link.Request:
-    """Return the request of a script; log a refusal. It or a lost connection calls `failed`."""
+    """Return the request of a script; an error is logged, and it or a lost reply calls `failed`."""
 
     def refused(error: Exception) -> None:
         _log.warning("%s: %s", what, str(error).strip())
@@ -57,11 +57,11 @@ def _request(
 
 
 class Leases:
-    """The second connection's part of a desk; a `db.link.Source`.
+    """The statements of a worker's second connection, as a `db.link.Source`.
 
-    `hold` moves the deadline at which the launcher ends the executors of a silent worker.
-    `report` returns the detail of the rows of its workers, beside their jobs. `is_own_policy` tells
-    the stop policies of the app, which `run_policy` runs.
+    `hold` moves the deadline at which the launcher kills the executors of a silent worker.
+    `report` returns the detail of the worker rows, except for their jobs. `is_own_policy` returns
+    whether the app defines a stop policy, `run_policy` runs it.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Leases:
         self._ring, self._report, self._now = ring, report, now_fn
         self._is_own_policy, self._run_policy = is_own_policy, run_policy
         self.locked = False
-        """Whether its session holds the advisory lock of a live worker."""
+        """Whether this session holds the advisory lock that shows that the worker lives."""
         self._renew_at = self._beat_at = self._control_at = 0.0
         self._calls: deque[link.Request] = deque()
-        """Other scripts to run here, best effort."""
+        """Other scripts to run on this connection, best effort."""
         self._leaving = False
         self.left = False
         """Whether the rows of the workers say that they have stopped."""
@@ -93,12 +93,12 @@ class Leases:
     # --- Times.
 
     def due_at(self) -> float:
-        """Return when there is something to do."""
+        """Return when the next statement is due."""
         at = min(self._renew_at, self._beat_at, self._control_at, self._logs.store_at)
         return 0.0 if self._calls or self._leaving else at
 
     def tick(self, now: float) -> float:
-        """Ring if something is due; return when to be called again."""
+        """Ask for `next` if a statement is due; return when to call this again."""
         own = self._desk
         if any(job.progress is not None and now - job.renewed >= PROGRESS_S for job in own.jobs):
             self._renew_at = min(self._renew_at, now)
@@ -107,7 +107,7 @@ class Leases:
             self.renew_now()
         if now >= (due := self.due_at()):
             self._ring()
-        # While the connection is stuck no renewal moves the deadline, which idle executors share.
+        # Without renewals, on a stuck connection, the deadline would also end idle executors.
         moves_at = self._held_until - own.queues[0].who.lease_s / 3
         if now >= moves_at and self._safe_until(now) > self._held_until:
             self._keep_hold(now)
@@ -119,7 +119,7 @@ class Leases:
         self._ring()
 
     def beat_now(self) -> None:
-        """Report at once."""
+        """Send a heartbeat at once."""
         self._beat_at = 0.0
         self._ring()
 
@@ -135,7 +135,7 @@ class Leases:
         done: Callable[[Any], object] = _ignore,
         failed: Callable[[], object] = _ignore,
     ) -> None:
-        """Run a script here and call `done` with its result, or else `failed`."""
+        """Run a script on this connection; call `done` with its result, or `failed` without one."""
         self._calls.append(_request(script, what, done, failed))
         self._ring()
 
@@ -153,7 +153,7 @@ class Leases:
             return self._store_logs() or (None if self.left else self._stop())
         if now >= self._renew_at and (found := self._renew(now)) is not None:
             return found
-        # Before the calls, so that a request for a model finds the switch that was set before it.
+        # Read the switches before the calls, as a request for a model may follow a switch.
         if now >= self._control_at and (found := self._check_control(now)) is not None:
             return found
         if self._calls:
@@ -163,7 +163,7 @@ class Leases:
         return self._store_logs() if now >= self._logs.store_at else None
 
     def notified(self, channel: str, text: str) -> None:
-        """Act on a cancel, and on a switch of one of the workers."""
+        """Act on a cancel, and on a switch of a queue."""
         own = self._desk
         if channel == "job_cancel":
             if any(text in (job.id, job.run_id) for job in own.jobs):
@@ -180,13 +180,13 @@ class Leases:
             self._desk.look()
 
     def connected(self) -> None:
-        """Look at all again, since notifications of the time without a connection are lost."""
+        """Read everything again, since notifications were lost while there was no connection."""
         self.locked = not config.POLL_ONLY.read()
         self.renew_now()
         self.beat_now()
 
     def disconnected(self) -> None:
-        """Note that the session that held the lock is gone."""
+        """Note that the advisory lock ended with its session."""
         self.locked = False
 
     # --- Leases.
@@ -236,15 +236,15 @@ class Leases:
                 self._desk.cancel(job)
 
     def _keep_hold(self, now: float) -> None:
-        """Let the launcher end all executors before the first lease ends, if this process hangs."""
+        """Set the deadline at which the launcher kills all executors if this process hangs."""
         self._held_until = self._safe_until(now)
         self._hold(self._held_until)
 
     def _safe_until(self, now: float) -> float:
-        """Return until when no job's lease ends, even if nothing is renewed from now on."""
+        """Return the time before which no job's lease ends, even without any further renewal."""
         own, lease_s = self._desk, self._desk.queues[0].who.lease_s
         ends = [job.lease_end.ends for job in own.jobs if not job.is_over]
-        # The jobs of a claim without a reply may start before the next renewal.
+        # The jobs of a claim that has no reply yet may start before the next renewal.
         starts_by = now - desk.LATE * lease_s
         asked = [each.asked for each in own.queues if each.claiming and each.asked >= starts_by]
         return min([*ends, *(each + lease_s for each in asked), now + lease_s]) - EARLY_S
@@ -293,7 +293,7 @@ class Leases:
         def reported(_: None) -> None:
             if self._desk.begin():
                 for own in self._desk.queues:
-                    # Not before the row: `queue-workflows run` starts a worker where it finds none.
+                    # Logged only now, as `queue-workflows run` looks for the row of a worker.
                     _log.info("worker %s works on %s", own.who.worker_id, db.describe())
             if self._models is not None:
                 self._models.reported_size()
@@ -363,8 +363,8 @@ def _renewals(
 ) -> db.Script[list[claims.Renewal]]:
     """Renew the leases of jobs, with their progress.
 
-    If the database refuses a row, because of a trigger of the app for example, each is renewed by a
-    statement of its own, so that the other ones are.
+    If the database refuses a row, for example because of an app's trigger, each lease is renewed by
+    a statement of its own, so that the others are.
     """
     found: list[claims.Renewal] = []
     for own, jobs in held:
@@ -392,7 +392,7 @@ def _renewal(
 
 
 def claim_detail(who: claims.Claimant) -> JsonDict:
-    """Return how a worker chooses jobs, for the detail of its report."""
+    """Return the settings by which a worker chooses jobs, for the detail of its row."""
     chosen: JsonDict = {"newest": who.newest, "obey": who.obey}
     if who.versions:
         chosen["versions"] = who.versions

@@ -14,11 +14,11 @@ from queue_workflows.worker import desk
 
 
 class MemoryWatch:
-    """Read the memory on a thread of its own, and say whether the desk may claim.
+    """Read the use of memory on a thread of its own, and decide whether the desk may claim.
 
-    It may always claim while no job runs that could free the memory, neither of this worker nor
-    of another one that fills the same memory. `post` lets the loop of the worker call `tick`,
-    `later` runs a script on the second connection; `changed` is called when waiting begins or ends.
+    It may always claim if no job runs whose end would free memory, in this worker or in another
+    that uses the same memory. `post` lets the worker's loop call `tick`, `later` runs a script on
+    the second connection, `changed` is called when throttling begins or ends.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MemoryWatch:
         self._decide(working=row is not None)
 
     def _not_found(self) -> None:
-        """Leave all as it is until the next reading."""
+        """Keep the last decision until the next reading."""
         self._asks, self._reading = False, None
 
     def _decide(self, *, working: bool) -> None:
@@ -101,6 +101,6 @@ class MemoryWatch:
     def detail(self) -> JsonDict:
         """Return the part of the worker row's `detail` about memory.
 
-        `throttle`: why it claims nothing, or None. `memory`: ids of the memory that it fills.
+        `throttle` is why it does not claim, or None. `memory` has the ids of the memory it uses.
         """
         return {"throttle": self._throttle.reason, "memory": pressure.ids(self._memory.within)}

@@ -1,4 +1,4 @@
-"""Plan the steps after completed nodes by their results and the graphs that are known."""
+"""Plan the next nodes of runs from the results of completed nodes and the cached graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Done = tuple[claimed_job.ClaimedJob, outcomes.Outcome]
 
 
 def learned(done: Sequence[Done]) -> db.Script[None]:
-    """Read the graphs of the runs of completed nodes that this process does not know yet."""
+    """Read the graphs of completed nodes' runs that this process has not cached yet."""
     if hooks.app_resolves():
         return
     runs = [job.run for job, _ in done if not item_ids.of_item(job.node_id or "")]
@@ -35,9 +35,9 @@ def learned(done: Sequence[Done]) -> db.Script[None]:
 
 
 def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
-    """Return the plan after each of these nodes, or None if the orchestrator has to make it.
+    """Return a plan for each of these nodes, or None where the orchestrator has to make it.
 
-    The nodes of one run are planned together; the last of them has the plan.
+    The nodes of one run are planned together; the plan is at the last of them.
     """
     found: list[claims.Ahead | None] = [None] * len(done)
     runs: dict[str | None, list[int]] = {}
@@ -53,10 +53,11 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
 
 
 def plan(done: Sequence[Done]) -> claims.Ahead | None:
-    """Return the plan after these nodes of one run, from their results only.
+    """Return the plan after these nodes of one run, made from their results alone.
 
-    Returns None if the dispatcher decides, for example since other nodes matter, the graph is not
-    known, or the run fails. Call `noted` after the commit. Raises `UnreadableRow`.
+    Returns None if the orchestrator has to decide, for example because the results of other nodes
+    matter, the graph is not cached, or the run fails. Call `noted` after the commit. Raises
+    `UnreadableRow`.
     """
     run = done[0][0].run
     results = {job.node_id or "": outcome.result for job, outcome in done}
@@ -66,7 +67,7 @@ def plan(done: Sequence[Done]) -> claims.Ahead | None:
         return None
 
     def context(heads: set[str] | None) -> dict[str, Any]:
-        # An empty result leaves the value that `run.context` may have under the node's id.
+        # An empty result keeps the value that `run.context` has under the node's id, if any.
         if not heads or not all(results.get(head, EMPTY) != EMPTY for head in heads):
             raise run_cache.ReadNeeded
         return {head: json.loads(results[head]) for head in heads}
@@ -77,7 +78,7 @@ def plan(done: Sequence[Done]) -> claims.Ahead | None:
 
 
 def _best_effort(call: Callable[[], T]) -> T | None:
-    """Return its result, or None. Then the orchestrator does what a plan leaves undone."""
+    """Return the result of `call`, or None if it fails, so that the orchestrator plans."""
     try:
         return call()
     except errors.QueueWorkflowsError as error:

@@ -1,6 +1,6 @@
-"""Keep the processes of an app running, and hand back at once the jobs of a dead worker.
+"""Keep the processes of an app running, and return the jobs of a dead worker at once.
 
-It is the one parent of `up`, `run`, `demo`, `serve`, `--supervise` and `--cards`.
+It is the parent process of `up`, `run`, `demo`, `serve`, `--supervise` and `--cards`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ WORKER = "queue_workflows.claim_worker"
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
 AGAIN_S = 1.0
-"""Seconds until a second recovery.
+"""Seconds until a second recovery of the same worker.
 
-The server still executes what the worker sent before it died, and a finish may claim another job.
+The server may still execute its last statement, which may claim another job.
 """
 RECOVERY_S = 3.0
 _ORDERLY = (0, exit_codes.CONTROL)
@@ -56,14 +56,14 @@ def recover_claims(
     oom_kills: int | None = None,
     again: bool = False,
 ) -> list[Row]:
-    """Take back the claims of a reaped process of this machine; return the rows.
+    """Take back the claims of a process of this machine that has ended; return the rows.
 
     Covers both job families and the `workers` rows, in one transaction. After a crash each job
     counts a crash and gets a `death` event with the exit status, the last progress, heartbeat and
     GPU sample; a job that waited to run alone goes back uncounted. After any other end the jobs go
     back uncounted, but jobs that ran in the process itself are left to their leases, since the
-    cause is unknown. `again`: an earlier call has counted; jobs that are found now were claimed
-    after the death, and go back uncounted.
+    cause is unknown. With `again`, an earlier call has counted the crash, so jobs found now were
+    claimed after the death and go back uncounted.
     """
     prefix = identity.process_prefix(host_label, ended.pid)
     how = evidence(ended)
@@ -89,7 +89,7 @@ def recover_claims(
                     rows += db.run(conn, record.hand_back_all(leases, reason=reason))
                 continue
             if sum(map(len, held)) > 1:
-                # A job that had to run alone had not begun, as the process held others too.
+                # The process held several jobs, so one that has to run alone had not begun.
                 last = [
                     job_tables.lease_of(table, row)
                     for row in claimed
@@ -97,7 +97,7 @@ def recover_claims(
                 ]
                 rows += db.run(conn, record.hand_back_all(last, reason=f"its worker {how}"))
             for row in recovery.reclaim_dead(conn, leases, evidence=how):
-                # A requeued job has no worker any more, but its event must name one.
+                # A requeued job has no worker any more, but its event has to name one.
                 job, holder = row | {"claimed_by": host_label}, holders.get(row["id"])
                 db.run(conn, recovery.note_death(table, job, holder, death | {"gpu": gpu}, how))
                 rows.append(row)
@@ -107,10 +107,10 @@ def recover_claims(
 
 
 def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> bool:
-    """Return whether a process has died without its own decision.
+    """Return whether the end of a process counts as a crash of its jobs.
 
-    `apart`: its handlers ran in executors, so that no handler could give it an exit code, and the
-    memory that it was short of was not its own.
+    If its handlers ran in executors (`apart`), no handler could choose its exit code, and an OOM
+    kill was not caused by its own memory.
     """
     if ended.overdue:
         return False
@@ -120,7 +120,7 @@ def _is_crash(ended: supervisor.Exit, apart: bool, oom_kills: int | None) -> boo
 
 
 def evidence(ended: supervisor.Exit) -> str:
-    """Return signal or exit code, and peak memory, of a dead process for the error of its job."""
+    """Return how a process ended, and its peak memory, as text for the error of its job."""
     how = "ended for an unknown reason"
     if ended.overdue is not None:
         how = f"killed by its parent: it {ended.overdue}"
@@ -136,10 +136,10 @@ def evidence(ended: supervisor.Exit) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Death:
-    """A reaped process whose claims are to be recovered at `due`; `last`: no further try follows.
+    """An ended process whose claims are to be recovered at `due`, for the last time if `last`.
 
-    `oom_kills`: the OOM kills counted around its death, or None. `counted`: its claims were taken
-    back once.
+    `oom_kills` is the number of OOM kills around its death, or None. `counted` is True once its
+    claims were taken back.
     """
 
     ended: supervisor.Exit
@@ -150,10 +150,10 @@ class _Death:
 
 
 class CrashRecovery:
-    """Recover the claims of reaped workers on a thread of its own, with retries.
+    """Recover the claims of ended workers on a thread of its own, with retries.
 
-    Enter it before the supervisor starts and leave it after the supervisor has stopped. Leaving
-    tries once more; what fails then is recovered when the leases expire.
+    Enter it before the supervisor starts, and exit it after the supervisor has stopped. The exit
+    tries once more; claims that are left then are recovered when their leases expire.
     """
 
     def __init__(self, host_label: str | None = None) -> None:
@@ -237,8 +237,8 @@ def process(name: str, *words: str) -> supervisor.ChildSpec:
 class Parent:
     """Processes that are restarted with back-off; if one dies, its claims are recovered.
 
-    `shutdown_timeout_s`: seconds that a stop gives to jobs; None: SHUTDOWN_TIMEOUT_S. `fail_fast`:
-    it ends if one of the processes, rather than all of them, refuses to start.
+    `shutdown_timeout_s` is how many seconds a stop gives to jobs, by default SHUTDOWN_TIMEOUT_S.
+    With `fail_fast`, it ends if any process refuses to start; else only if all do.
     """
 
     def __init__(
@@ -257,23 +257,23 @@ class Parent:
         self._deadline_s = None if given_s is None else given_s + supervisor.STOP_MARGIN_S
 
     def start(self) -> None:
-        """Start them now. `run` would do it after it started a thread, so it could not fork."""
+        """Start the processes now. `run` first starts a thread, after which it cannot fork."""
         self._children.start()
 
     def run(
         self, stop: signals.StopRequest, *, outdated: Callable[[], bool] = lambda: False
     ) -> int:
-        """Keep them running until a stop; return 0, or 2 if they refuse to start.
+        """Keep the processes running until a stop; return 0, or 2 if they refuse to start.
 
-        They die with the thread that calls this. A further request in `stop` hurries them. It also
-        ends when `outdated` returns True.
+        They die with the thread that calls this. A second stop request ends them sooner. It also
+        returns when `outdated` returns True.
         """
         with self._recovery:
             return self._children.run(stop, deadline_s=self._deadline_s, outdated=outdated)
 
 
 def supervise(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Keep the worker of `queue-claim-worker`'s options running, or one for each GPU, until a stop.
+    """Keep the worker that the options describe, or one for each GPU, running until a stop.
 
     Returns 0, or 2 if all of them refuse to start.
     """

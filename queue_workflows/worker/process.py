@@ -1,7 +1,7 @@
 """Run a worker process, which is one loop over two connections, a launcher and its executors.
 
-Its length: it wires the parts, and runs the app's stop policies, which call nearly all of them.
-An inline worker needs little of what this imports, so `claim_worker` imports it late.
+Its length: it connects the parts, and runs the app's stop policies, which call nearly all of them.
+An inline worker needs few of these imports, so `claim_worker` imports this module late.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from queue_workflows.worker import inline as inline_jobs
 _log = logging.getLogger("queue_workflows.claim_worker")
 Launched: TypeAlias = "tuple[launcher.Launcher, loaded_app.Registered]"
 LEAVE_S: Final = 4.0
-"""Seconds in which a worker without any work left stores its logs."""
+"""Seconds that a worker without any work left has to store its logs."""
 
 
 class Inline(NamedTuple):
@@ -57,7 +57,7 @@ class Inline(NamedTuple):
 
     on_exit: ExitFn
     once: bool = False
-    """Whether it runs one job at most, and then leaves."""
+    """Whether it runs at most one job and then exits."""
     known_models: list[str] | None = None
     stops_by_signal: bool = False
     """Whether SIGTERM and SIGINT stop it, also while the calling thread runs C code (Linux)."""
@@ -68,15 +68,15 @@ class _Policy(NamedTuple):
 
     name: str
     end: socket.socket
-    """The socket by which it calls the worker."""
+    """The socket over which it calls the worker."""
     until: float
 
 
 class Worker:
-    """A worker of some queues, by their shapes.
+    """A worker of some queues, each with its shape.
 
-    `launched`: the launcher whose executors run the handlers, and what the app registered there.
-    `inline` instead: the thread that calls `run_inline` does. The other arguments are those of
+    `launched` has the launcher whose executors run the handlers, and the app's registrations. With
+    `inline` instead, the thread that calls `run_inline` runs them. For the other arguments see
     `claim_worker.ClaimWorker`.
     """
 
@@ -93,7 +93,7 @@ class Worker:
         ends_with_job: bool = False,
         inline: Inline | None = None,
     ) -> None:
-        """Wire the parts. Its length: an argument is a line, and so is each part."""
+        """Connect the parts. Its length: each argument and each part takes a line."""
         self._launcher, registered = launched or (None, None)
         self._own_policies = registered.stop_policies if registered else []
         self._limits, self._inline = limits, inline
@@ -156,9 +156,9 @@ class Worker:
         self._metrics = hw_metrics.Sampler(host, ready=self._wake) if sampled else None
         self._posted: deque[Callable[[], object]] = deque()
         self._policies: dict[queue_state.Queue, _Policy] = {}
-        """The stop policies of the app that run, by the queue that is OFF."""
+        """The app's stop policies that run now, by the queue that is OFF."""
         self._thread = 0
-        """The thread of the loop."""
+        """Id of the loop's thread."""
         self._lost: launcher.LauncherLost | None = None
         self._leave_by = math.inf
 
@@ -195,29 +195,29 @@ class Worker:
 
     @property
     def worker_ids(self) -> dict[str, str]:
-        """Return the identity under which each queue is claimed."""
+        """Return the worker id of each queue."""
         return {own.who.queue: own.who.worker_id for own in self._desk.queues}
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of a worker that has ended with its job, else 0."""
+        """Return the exit code if the worker ended because it stopped a job, else 0."""
         return self._desk.exit_code
 
     # --- Any thread, and signal handlers.
 
     def stop(self) -> None:
-        """Take no further job; running jobs get the shutdown timeout."""
+        """Claim no further job; running jobs have the shutdown timeout to end."""
         self.post(lambda: self._desk.stop(self._shutdown_s))
 
     def stop_now(self) -> None:
-        """Give the running jobs back at once and leave."""
+        """Hand the running jobs back at once and exit."""
         self.post(lambda: self._desk.stop(0.0))
 
     def requeue(self, reason: str) -> None:
         """Return the running jobs to the front of their queues, uncounted, as OFF does.
 
-        It waits until that is written, but for WITHIN_S at most. In this process a handler goes on,
-        so that the worker leaves after this time.
+        It waits until that is recorded, at most WITHIN_S. A handler that runs in this process
+        cannot be stopped, so the worker exits after this time.
         """
         done = threading.Event()
         self.post(lambda: self._desk.requeue(reason, done.set))
@@ -225,7 +225,7 @@ class Worker:
             done.wait(stop_policy.WITHIN_S)
 
     def beat(self) -> None:
-        """Report soon."""
+        """Send a heartbeat soon."""
         self.post(self._leases.beat_now)
 
     def post(self, call: Callable[[], object]) -> None:
@@ -234,15 +234,15 @@ class Worker:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is full and wakes anyway, or the loop has ended
+        with contextlib.suppress(OSError):  # a full socket wakes the loop too, or it has ended
             self._rope.send(b"!")
 
     # --- The loop.
 
     def run_forever(self) -> None:
-        """Run jobs as they come until `stop`; survive the loss of the database.
+        """Run jobs until `stop`; keep on trying while the database is away.
 
-        Raises `LauncherLost`, after all jobs were handed back, if the launcher has ended.
+        Raises `LauncherLost` if the launcher has ended, after all jobs were handed back.
         """
         self._thread = threading.get_ident()
         self._loop.read(self._bell.fileno(), self._rang)
@@ -262,16 +262,16 @@ class Worker:
 
     @contextlib.contextmanager
     def _woken_by_signals(self) -> Generator[None]:
-        """Let a signal wake the loop, also one that comes just before the loop waits.
+        """Let a signal wake the loop, even one that arrives just before the loop waits.
 
-        Python calls its handler only after the wait, which may be long.
+        Python runs the signal's handler only after that wait, which may be long.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
         if before != -1:
-            signal.set_wakeup_fd(before)  # an event loop of the app has it
+            signal.set_wakeup_fd(before)  # an event loop of the app uses it
         try:
             yield
         finally:
@@ -279,10 +279,10 @@ class Worker:
                 signal.set_wakeup_fd(-1)
 
     def run_inline(self, models: model_cache.ModelCache | None) -> bool:
-        """Run jobs in this thread until `stop`, or one if `once`; return whether there was one.
+        """Run jobs in this thread until `stop`, or one job if `once`; return whether any ran.
 
-        A handler in C code delays what signals call in the main thread. So the loop receives
-        signals by itself, if `stops_by_signal`.
+        A handler in C code delays signal handlers of the main thread. So with `stops_by_signal` the
+        loop reads signals itself.
         """
         assert self._inline is not None
         assert self._inline_runner is not None
@@ -331,7 +331,7 @@ class Worker:
                 self._end_policy(each, f"takes more than {stop_policy.WITHIN_S:.0f} s")
             else:
                 due.append(policy.until)
-        # Behind other calls they wait where old ones are dropped, as during an outage.
+        # While other calls wait, as in an outage, keep samples in `_metrics`, which drops old ones.
         takes = self._metrics is not None and not self._leases.is_behind
         for sample in self._metrics.take() if self._metrics is not None and takes else ():
             put = statements.samples.put.script(
@@ -352,7 +352,7 @@ class Worker:
     def _is_over(self) -> bool:
         """Return whether the loop ends.
 
-        A worker that leaves, or ends by itself, is asked at each turn, so it waits for no timer.
+        While a worker stops, or may end by itself, the loop calls this after each wait.
         """
         own = self._desk
         if not own.stopping:
@@ -378,7 +378,7 @@ class Worker:
         return is_gone and (self._leases.left or now >= self._leave_by)
 
     def _end_by_itself(self, now: float) -> None:
-        """Stop a worker that is to end when no job is left, or none came for a while."""
+        """Stop a worker that has to exit once no job is left, or after it was idle."""
         own, limits = self._desk, self._limits
         if self._cut_at is not None:
             if now >= self._cut_at + stop_policy.WITHIN_S:
@@ -395,7 +395,7 @@ class Worker:
 
     @property
     def _cut_at(self) -> float | None:
-        """Return since when the calling thread runs a job that is not this worker's any more."""
+        """Return when a job was given up whose handler still runs in that thread, or None."""
         return None if self._inline_runner is None else self._inline_runner.cut_at
 
     # --- Stop policies of the app.
@@ -407,9 +407,9 @@ class Worker:
     def _begin_policy(
         self, policy: str, about: JsonDict, on_exit: ExitFn | None = None
     ) -> socket.socket:
-        """Let the launcher run a stop policy, or a thread of this process; return where it calls.
+        """Run a stop policy in a launcher's child, or else a thread; return the socket to it.
 
-        The policy calls `on_exit` in a thread, instead of letting the worker leave.
+        In a thread, the policy calls `on_exit` instead of asking the worker to exit.
         """
         if self._launcher is not None:
             return self._launcher.run_policy(policy, about)
@@ -424,7 +424,7 @@ class Worker:
         return ours
 
     def _run_policy(self, own: queue_state.Queue, policy: str) -> None:
-        """Begin a stop policy of the app; stop by `hard` if it fails."""
+        """Start a stop policy of the app; stop by `hard` if it cannot start."""
         if own in self._policies:
             return
         who = own.who
@@ -494,11 +494,11 @@ class Worker:
         try:
             packets = self._launcher.receive()
         except launcher.LauncherLost as error:
-            # The executors have ended with it. Their jobs count a crash if a signal has killed it.
+            # The executors died with the launcher. If a signal killed it, their jobs count a crash.
             _log.error("%s", error)
             self._lost = error
             self._loop.forget(self._launcher.fileno())
-            self._desk.stop(0.0)  # first, so that no outcome that is still read lets a job start
+            self._desk.stop(0.0)  # first, so that an outcome that is still read starts no job
             for own in self._desk.queues:
                 own.runner.lose(error)
             return
@@ -511,13 +511,13 @@ class Worker:
         self._loop.wake_at(0.0)
 
     def _report(self) -> JsonDict:
-        """Return the detail of the worker's rows, without its jobs."""
+        """Return the detail of the worker's rows, except for its jobs."""
         columns: JsonDict = {"current_model": None, "known_models": [], "vram_total_mb": None}
         without: JsonDict = {"columns": columns, "gpu": None}
         return (self._models.report() if self._models else without) | self._memory.detail()
 
     def close(self) -> None:
-        """End the launcher and the executors; also of a worker that never ran."""
+        """End the launcher and the executors, even if the worker never ran."""
         if self._launcher is not None:
             self._launcher.close()
         if self._models is not None:
@@ -536,12 +536,12 @@ def launch(
     *,
     is_pool: bool = False,
 ) -> Launched | None:
-    """Fork the launcher, let it load the app, and take over the app's settings.
+    """Fork the launcher, let it load the app, and apply the app's settings here.
 
-    `models` returns the cache of models of an executor, in which it is called.
+    Each executor calls `models` to make its model cache.
 
-    To be called before the first thread or connection. Where that is not safe it raises
-    `InvalidConfig` for a pool, or returns None with one warning: then handlers run in this process.
+    Call this before the first thread or connection. Where a fork is not safe, it raises
+    `InvalidConfig` for a pool, or else warns and returns None, and handlers run in this process.
     Raises the errors of loading the app.
     """
     app = loaded_app.App(load, models, stop_policies=workers.app_stop_policies)
@@ -565,7 +565,7 @@ def launch(
 
 
 def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int | None:
-    """Serve the worker of the command's options with `serve_`; return its exit code.
+    """Make the worker that the options describe, and call `serve_` with it; return the exit code.
 
     Returns None if the handlers have to run in this process.
     """
@@ -605,7 +605,7 @@ def serve(options: argparse.Namespace, serve_: Callable[[Worker], int]) -> int |
 def _launch(
     app: str | None, own: Mapping[str, shapes.Shape], entries: Sequence[shapes.Entry]
 ) -> Launched | None:
-    """Launch the app for a queue of this shape, for a pool, or for both."""
+    """Launch the app for the queue of the options, for a pool, or for both."""
     gpus = [shape for shape in own.values() if shape.gpu]
 
     def load() -> None:
@@ -617,7 +617,7 @@ def _launch(
 
     for shape in own.values():
         if shape.card is not None:
-            # Before the app is loaded, as a library may read them only once.
+            # Set before the app is loaded, since a library may read these only once.
             os.environ.update(shapes.card_environment(shape.card))
     models = gpu_model_cache.gpu_model_cache if gpus else lambda: None
     return launch(load, models, is_pool=bool(entries))

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from queue_workflows.run import executors
 
 SHORT_S: Final = 0.02
-"""Jobs are claimed ahead only while each handler takes at most so many seconds. A claim and a
-commit take 1 to 10 ms, so a longer handler would gain little."""
+"""Longest time in seconds of handlers for which jobs are claimed ahead. A claim and a commit take
+1 to 10 ms, so longer handlers would gain little."""
 EACH: Final = 32
-"""How many jobs may wait for each slot, if no `batch` says otherwise."""
+"""How many jobs may wait for each slot by default (see `batch`)."""
 TINY_S: Final = 0.005
-"""A job may wait in a busy executor only while handlers take fewer seconds than this on average.
-A longer handler hides the time that sending the next job takes."""
+"""A job may wait in a busy executor only if handlers take less than this on average, in seconds.
+Beside a longer handler, the time for sending the next job does not matter."""
 LONGEST_PAUSE: Final = 8
-"""After the queue was empty, up to so many claims in a row must find as many jobs as they want
-before jobs are claimed ahead again. In a chain, where one node can be claimed at a time, one claim
-in nine asks for more."""
+"""The most claims in a row that must find as many jobs as they want, after one did not, before jobs
+are claimed ahead again. So in a chain, where one node at a time is ready, only one claim in nine
+asks for more."""
 ROUNDS: Final = 2
 """How many short handlers each slot must have run before jobs are claimed ahead."""
 _FOLLOW: Final = 0.1
@@ -33,10 +33,10 @@ _FOLLOW: Final = 0.1
 
 
 class Window:
-    """How many jobs to claim beyond the free executors: as many as end during one statement.
+    """Compute how many jobs to claim ahead, which is as many as end during one statement.
 
-    A job that waits starts as soon as an executor is free, while the statement that records the
-    results before it still runs. `most`: how many jobs may wait for each slot; 0: none.
+    A job claimed ahead starts as soon as an executor is free, while the statement that records the
+    earlier results still runs. `most` is how many jobs may wait for each slot.
     """
 
     def __init__(self, slots: int, most: int) -> None:
@@ -46,7 +46,7 @@ class Window:
         self._handler_s = -1.0
         self._statement_s = 0.002
         self._full = self._pause = 0
-        """How many claims in a row found as many jobs as they wanted, and how many must."""
+        """How many claims in a row found enough jobs, and how many must before claims ahead."""
 
     def ended(self, seconds: float) -> None:
         """Note how long a handler has run."""
@@ -63,7 +63,7 @@ class Window:
         self._short = 0
 
     def claimed(self, found: int, wanted: int, *, ahead: bool) -> None:
-        """Note a claim. A claim of more jobs than the queue has takes longer than a claim of one.
+        """Note how many jobs a claim found; asking for more than the queue has takes longer.
 
         `ahead`: whether some of the wanted jobs would have waited for a slot.
         """
@@ -78,7 +78,7 @@ class Window:
 
     @property
     def ahead(self) -> int:
-        """Return how many claimed jobs may wait."""
+        """Return how many claimed jobs may wait for an executor."""
         if self._short < ROUNDS * self._slots or self._full < self._pause:
             return 0
         during = math.ceil(self._slots * self._statement_s / max(self._handler_s, 1e-6))
@@ -88,8 +88,8 @@ class Window:
 class Queue:
     """One queue of a worker, and its jobs between claim and record.
 
-    The desk decides about the jobs; this has their state. `isolated`: names of
-    tasks or nodes each of whose jobs has a fresh executor.
+    The desk decides about the jobs; this class holds their state. `isolated` has the names of tasks
+    or nodes whose jobs each get a new executor.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class Queue:
         self.window = Window(shape.slots, 0 if lone else shape.batch if shape.batch > 1 else EACH)
         self.times = claim_times.ClaimTimes()
         self.jobs: dict[str, claimed_job.ClaimedJob] = {}
-        """All jobs whose claims are held, by id."""
+        """All claimed jobs, by id."""
         self.waiting: deque[claimed_job.ClaimedJob] = deque()
         """The jobs for which no executor is free yet, in the order of their claims."""
         self.done: list[node_plans.Done] = []
-        """Completed jobs that wait for their record."""
+        """Completed jobs that are not recorded yet."""
         self.may_claim = self.promote = True
         self.left = math.inf
-        """How many jobs it still takes."""
+        """How many more jobs it may claim."""
         self.claiming = False
         """Whether a claim waits for its reply."""
         self.asked = 0.0
@@ -125,11 +125,11 @@ class Queue:
         self.off: str | None = None
         """The policy by which the queue is OFF, or None if it is ON."""
         self.unsure = False
-        """Whether a commit may have happened whose reply was lost."""
+        """Whether a claim may have been committed whose reply was lost."""
         self.unsure_at = math.inf
-        """When to look again, as the server may have gone on with the statement for a while."""
+        """When to look for its jobs again, as the server may have run the statement until then."""
         self.by_row = False
-        """Whether the next claim tries row by row, as a row makes the ordinary claim fail."""
+        """Whether the next claim tries row by row, since a row makes the usual claim fail."""
         self.changing = False
         """Whether a model is to be changed before the next job."""
         self.model: str | None = None
@@ -138,23 +138,22 @@ class Queue:
 
     @property
     def looks(self) -> bool:
-        """Return whether the next claim may find something that this worker takes."""
+        """Return whether the next claim may find a job for this worker."""
         return self.may_claim and self.left > 0 and not self.off
 
     def claimable(self, *, records: bool) -> tuple[int, bool]:
-        """Return how many jobs to claim now, and whether some of them are to wait.
+        """Return how many jobs to claim now, and whether some of them will wait.
 
-        `records`: whether the statement records results anyway, which is the time to claim for
-        executors that are not free.
+        Jobs are claimed ahead only if the statement also records results (`records`).
         """
         if not self.looks or not self.runner.accepts:
             return 0, False
-        self.runner.queues = False  # jobs that are to wait in an executor are claimed ahead, too
+        self.runner.queues = False  # so `room` does not count places to wait in an executor
         room, held = self.runner.room, self.jobs.values()
         free = max(0, room - len(self.waiting))
         if self.by_row:
             return int(free > 0 and not records), False
-        # Each job that waits would end with the process if one that has killed one kills it too.
+        # A job that has killed a process before may kill this one, and the jobs that wait with it.
         if records and not any(job.crash_count or job.lapse_count for job in held):
             waiting = sum(not job.has_started for job in held)
             ahead = self.window.ahead - max(0, waiting - room)
@@ -167,10 +166,10 @@ class Queue:
     def claim(
         self, count: int, done: Sequence[node_plans.Done], *, by_row: bool = False, **how: Any
     ) -> db.Script[list[tuple[bytes | None, ...]]]:
-        """Record completed jobs, and claim up to `count`; return the rows of `ClaimedJob`.
+        """Record completed jobs and claim up to `count`; return the rows for `ClaimedJob`.
 
-        `by_row`: claim one, row by row, as a row makes the ordinary claim fail. `how`: see
-        `claims.claim`.
+        With `by_row`, claim one job row by row, since a row makes the usual claim fail. For `how`
+        see `claims.claim`.
         """
         who = self.who
         if by_row:

@@ -1,7 +1,7 @@
-"""Describe the queues that a worker serves, and refuse what cannot work.
+"""Describe the queues that a worker serves, and refuse settings that cannot work.
 
-That is: how many jobs of which queue at once, the list in WORKERS_JSON, the GPUs of `--cards`, and
-the options of `queue-claim-worker`.
+It reads how many jobs of each queue run at once, the list in WORKERS_JSON, the GPUs of `--cards`,
+and the options of `queue-claim-worker`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LEASE_S = 30 * 86400.0
 
 
 class Limits(NamedTuple):
-    """When executors are replaced, and when the worker ends by itself; None for never."""
+    """When executors are replaced, and when the worker ends by itself; None means never."""
 
     max_jobs: int | None = None
     max_rss_mb: float | None = None
@@ -38,13 +38,13 @@ class Shape(NamedTuple):
 
     slots: int
     batch: int = 1
-    """How many jobs may wait for each slot, if they are short; 1: `window.EACH`."""
+    """How many jobs may wait for each slot, if they are short; 1 stands for `queue_state.EACH`."""
     concurrent: bool = False
     """Whether one executor runs all of them, on one event loop."""
     gpu: bool = False
-    """Whether its one executor has the models of a GPU.
+    """Whether its one executor holds the models of a GPU.
 
-    Another one is forked only once that has ended."""
+    A new executor is forked only after the old one has ended."""
     card: int | None = None
     """The one GPU that it uses, or None for all that its process sees."""
     mixed: bool = False
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
 
 
 def _refuse(faults: Mapping[str, bool]) -> None:
-    """Raise `InvalidConfig` with the first of these messages whose fault is there."""
+    """Raise `InvalidConfig` with the first message whose value is True."""
     for message, is_there in faults.items():
         if is_there:
             raise errors.InvalidConfig(message)
@@ -83,7 +83,7 @@ def check_times(lease_s: float, shutdown_timeout_s: float | None) -> None:
 
 
 def check_nodes(queue: str, knows_nodes: bool) -> None:
-    """Raise for a queue that does not exist, and for one of nodes if the app has none."""
+    """Raise for a queue that does not exist, and for a node queue if the app has no nodes."""
     config.check_queue(queue)
     if queue in config.DAG_QUEUES and not knows_nodes:
         raise errors.InvalidConfig(
@@ -109,9 +109,9 @@ class Entry(NamedTuple):
 
 
 def option(text: str | None) -> list[Entry]:
-    """Return the entries of `--workers`: JSON text, or the path of a file with it. See `check`.
+    """Return the entries of `--workers`, which has JSON or the path of a JSON file. See `check`.
 
-    None and an empty text stand for WORKERS_JSON.
+    Without a text, read WORKERS_JSON.
     """
     if not text:
         return parse(config.WORKERS_JSON.read(), "WORKERS_JSON")
@@ -165,7 +165,7 @@ def _once(pairs: list[tuple[str, Any]]) -> JsonDict:
 
 
 def check(found: Any, source: str) -> list[Entry]:
-    """Return the entries of such a list.
+    """Return the entries of a decoded list.
 
     Raises `InvalidConfig` with one line for each fault, which names its entry as `source[0]`.
     """
@@ -184,7 +184,7 @@ def check(found: Any, source: str) -> list[Entry]:
 
 
 def _faults(found: Any, number: int, places: dict[str, int]) -> Generator[str]:
-    """Yield the faults of an entry; `places` has the queues of the entries before it."""
+    """Yield the faults of an entry; `places` maps queues of earlier entries to their numbers."""
     if not isinstance(found, dict):
         yield f"{found!r:.40} is not an object with {' and '.join(Entry._fields)}"
         return
@@ -211,7 +211,7 @@ def _faults(found: Any, number: int, places: dict[str, int]) -> Generator[str]:
 
 
 def listed_gpus(tool: external_tool.Tool) -> str:
-    """Return a line `index, uuid, MiB` for each GPU of nvidia-smi; blocks for TIMEOUT_S at most."""
+    """Return a line `index, uuid, MiB` for each GPU of nvidia-smi; block for TIMEOUT_S at most."""
     query = ("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
     return tool.ask(*query, timeout_s=TIMEOUT_S).text or ""
 
@@ -239,9 +239,9 @@ def cards_of(text: str) -> list[int]:
 
 
 def check_cards(cards: Sequence[int]) -> None:
-    """Raise `InvalidConfig` for a GPU that this process does not see, or that is not there.
+    """Raise `InvalidConfig` for a GPU that this process does not see or that does not exist.
 
-    Without nvidia-smi nobody knows which are there. Blocks for TIMEOUT_S at most.
+    Without nvidia-smi, any number is accepted. Blocks for TIMEOUT_S at most.
     """
     for name in VISIBLE:
         visible = os.environ.get(name)
@@ -259,7 +259,7 @@ def check_cards(cards: Sequence[int]) -> None:
 
 
 def _missing(cards: Sequence[int], among: Sequence[str]) -> list[int]:
-    """Return the cards that are not in a list of numbers; none if it has anything else."""
+    """Return the cards that are not in `among`; [] if it has other values than numbers."""
     words = [word.strip() for word in among if word.strip()]
     if not all(word.isdigit() for word in words):
         return []  # UUIDs
@@ -267,12 +267,12 @@ def _missing(cards: Sequence[int], among: Sequence[str]) -> list[int]:
 
 
 def card_environment(card: int) -> Mapping[str, str]:
-    """Return the variables that let a process see only this GPU, as nvidia-smi numbers it."""
+    """Return the variables that limit a process to this GPU, by nvidia-smi's number."""
     return {**dict.fromkeys(VISIBLE, str(card)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command; exit with code 2 for unknown ones, or without a queue."""
+    """Return the parsed options; exit with code 2 for an unknown one, or without a queue."""
     found = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="queue-claim-worker",
@@ -318,7 +318,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def is_plain(options: argparse.Namespace) -> bool:
-    """Return whether the worker has neither slots nor cards, so that it ends with a job it ends."""
+    """Return whether it has neither slots nor cards, so that it exits when it stops a handler."""
     return options.queue is not None and options.slots is None and options.cards is None
 
 
