@@ -578,6 +578,12 @@ def test_the_limits_of_a_queue_are_set_and_removed(conn: Any) -> None:
         assert "Set the limits of queue load." in page
         row = queues.get("load")
         assert (row["max_running"], row["rate"]) == (3, "100/m")
+        undone = await browser.follow(await browser.send(page, "/queues/limit", label="Undo"))
+        row = queues.get("load")
+        assert (row["max_running"], row["rate"]) == (None, None)
+        page = await browser.follow(await browser.send(undone, "/queues/limit", label="Undo"))
+        row = queues.get("load")
+        assert (row["max_running"], row["rate"]) == (3, "100/m"), "an Undo can be undone"
         for bad in ({"max_running": "x"}, {"max_running": "0"}, {"rate": "fast"}, {"rate": "100"}):
             reply = await browser.send(
                 page, "/queues/limit", label="Set the limits", queue="load", **bad

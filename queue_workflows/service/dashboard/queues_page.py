@@ -80,13 +80,22 @@ async def switch(request: Request) -> Response:
 
 @router.post("/queues/limit")
 async def limit(request: Request) -> Response:
-    """Set the limits of a queue that its form has; an empty field removes a limit."""
+    """Set the limits of a queue, where an empty field is no limit; Undo restores them."""
     form = await forms.act(request, "operate")
     queue = form.values.get("queue", "")
     given: dict[str, Any] = {}
     for name in LIMITS:
         text = form.values.get(name, "").strip()
         given[name] = int(text) if text.isdecimal() and len(text) < 10 else text or None
-    await form.run(queues.limit, queue, **given)
+
+    def change() -> Row:
+        with db.transaction() as conn:
+            before = queues.get(queue, conn=conn)
+            queues.limit(queue, conn=conn, **given)
+            return before
+
+    before = await form.run(change)
+    fields = {"queue": queue} | {name: str(before[name] or "") for name in LIMITS}
+    undo = forms.Action("/queues/limit", "Undo", "operate", fields)
     text = f"Set the limits of {_words(queue, None)}."
-    return form.done(text, back=lists.link("/queues", queue=queue))
+    return form.done(text, back=lists.link("/queues", queue=queue), undo=undo)
