@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import acts, failures
-from tests.support import factories, pages, transitions
+from tests.support import factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
@@ -285,6 +285,8 @@ def test_many_groups_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
         assert next_page(rest) is None
         shown = re.findall(r">(.): x</a>", page + rest)
         assert sorted(shown) == sorted(letters)
+        last = await browser.open("/failures", at=(NOW - timedelta(days=1)).isoformat())
+        assert "No failure fits." in pages.words(last), "jobs were retried meanwhile"
 
     pages.browse(use)
 
@@ -407,21 +409,13 @@ def test_a_read_only_service_offers_no_act(conn: Any) -> None:
 
 
 def test_a_page_needs_few_statements(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from queue_workflows.db import statements
-
     for n in range(60):
         failed(conn, f"E{n}: x {n}", n + 1)
         factories.ingest(conn, queue=f"q{n % 20}")
-    calls: list[bytes] = []
-    real = statements.Named.__call__
-
-    def counted(self: Any, own: Any, /, **given: Any) -> Any:
-        calls.append(self.text)
-        return real(self, own, **given)
 
     async def use(browser: Browser) -> None:
         await browser.open("/")  # reads what is in the head of each page
-        monkeypatch.setattr(statements.Named, "__call__", counted)
+        calls = named_statements.executed(monkeypatch)
         group = f"/failures/{failures.group_id('E1: x #')}"
         for path in ("/failures", group, "/jobs", "/runs", "/waiting", "/inbox", "/machines"):
             calls.clear()
