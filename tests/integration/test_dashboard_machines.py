@@ -421,8 +421,11 @@ def test_models_are_loaded_and_unloaded(conn: Any) -> None:
             await browser.send(page, "/machines/models", label="Load", model="flux")
         )
         assert "Model flux: box loads it between two jobs." in page
-        reply = await browser.send(page, "/machines/models", label="Load", model="no")
-        assert reply.status_code == 404
+        for name, status in (("no", 404), ("", 422)):
+            reply = await browser.send(page, "/machines/models", label="Load", model=name)
+            assert reply.status_code == status
+        reply = await browser.send(page, "/machines/models", label="Unload sdxl", model="")
+        assert reply.status_code == 422
 
     pages.browse(use)
     rows = conn.execute("SELECT action, model FROM model_controls ORDER BY request_no").fetchall()

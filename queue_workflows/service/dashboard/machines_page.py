@@ -155,7 +155,7 @@ async def switch(request: Request) -> Response:
     host, queue, to, until = (
         form.values.get(name, "") for name in ("host", "queue", "to", "until")
     )
-    if to not in ("on", *workers.STOP_POLICIES) or not payload.is_storable(host + queue):
+    if to not in ("on", *workers.STOP_POLICIES):
         raise forms.Refused(422, "Choose on, pause, drain or off at once. Nothing was changed.")
 
     def change() -> Row | None:
@@ -201,15 +201,11 @@ def _undo(host: str, queue: str, before: Row | None) -> forms.Action | None:
 async def model(request: Request) -> Response:
     """Request that gpu workers of a machine load or unload a model."""
     form = await forms.act(request, "operate")
-    host, name = form.values.get("host", ""), form.values.get("model", "")
-    worker = form.values.get("worker") or None
-    if form.values.get("act") == "unload":
-        await form.run(models.unload, host, name or None, worker_id=worker)
-        done = "unloads it between two jobs"
-    elif name:
-        await form.run(models.load, host, name, worker_id=worker)
-        done = "loads it between two jobs"
-    else:
+    host, name, act = (form.values.get(key, "") for key in ("host", "model", "act"))
+    if not name:
         raise errors.InvalidConfig("choose a model: nothing was changed")
+    call = models.unload if act == "unload" else models.load
+    await form.run(call, host, name, worker_id=form.values.get("worker") or None)
+    done = f"{'un' if act == 'unload' else ''}loads it between two jobs"
     text = f"Model {display.line(name, 120)}: {display.line(host, 80)} {done}."
     return form.done(text, back=lists.link("/machines", host=host))
