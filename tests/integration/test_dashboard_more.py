@@ -520,6 +520,21 @@ def test_runs_are_found_by_schedule_and_machine(conn: Any) -> None:
         pages.browse(use, scope)
 
 
+def test_rows_that_are_fetched_again_need_one_statement(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = factories.run(conn, workflow_name="nightly")
+
+    async def use(browser: Browser) -> None:
+        assert "The last 1 run" in pages.words(await browser.open("/runs", workflow="nightly"))
+        calls = named_statements.executed(monkeypatch)
+        assert f"run-{run_id}" in await browser.part("/runs", workflow="nightly")
+        own = [text for text in calls if b"set_config" not in text and b"SET " not in text]
+        assert len(own) == 1, own
+
+    pages.browse(use)
+
+
 def test_the_error_of_a_run_may_be_very_long(conn: Any) -> None:
     factories.run(conn, status="failed", error="E: " + "x" * 1_000_000)
     page = pages.opened("/runs")

@@ -107,7 +107,7 @@ async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[
         # Not in the transaction of the read, as the redactor is code of the app.
         if await state.of(request).renders.run(view.redacted, inputs) != inputs:
             raise errors.InvalidConfig("inputs of this name are hidden, so they are not searched")
-    found = await view.read(request, _read, given, place)
+    found = await view.read(request, _read, given, place, "hx-request" not in request.headers)
     page: RunPage = found["page"]
     searched = None
     if page.next is not None and len(page.items) < PAGE:
@@ -137,12 +137,15 @@ def _inputs(text: str) -> JsonDict:
 
 
 def _read(
-    conn: db.Connection, given: dict[str, Any], place: tuple[datetime, str] | None
+    conn: db.Connection,
+    given: dict[str, Any],
+    place: tuple[datetime, str] | None,
+    has_chart: bool,
 ) -> dict[str, Any]:
     workflow = given.pop("workflow", None)
     page = runs.page(limit=PAGE, workflow_name=workflow, before=place, conn=conn, **given)
     last, nodes = list[Row](), list[Row]()
-    if workflow:
+    if workflow and has_chart:
         last = statements.pages.last_runs(conn, workflow=workflow, limit=LAST)
         ids = [row["id"] for row in last]
         nodes = statements.pages.nodes_of_runs(conn, ids=ids, most=NODES_READ, limit=NODES_SHOWN)
