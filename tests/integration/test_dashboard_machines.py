@@ -507,6 +507,13 @@ def test_a_running_node_without_a_start_leaves_now_open(conn: Any) -> None:
     assert "cut w cpu box - 5.0 s" in words
 
 
+def test_an_app_without_runs_hears_that_its_jobs_have_run(conn: Any) -> None:
+    factories.ingest(conn, status="completed", finished_at=NOW)
+    page = pages.opened("/")
+    assert "Nothing needs you." in page
+    assert "Nothing has run yet" not in page
+
+
 CLAIM = {
     "status": "running", "worker_id": "w", "claim_no": 1, "claimed_by": "box",
     "lease_expires_at": NOW + timedelta(minutes=5),

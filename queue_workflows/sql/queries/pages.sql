@@ -5,7 +5,7 @@
 -- has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
 -- the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
 -- (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
--- worker of their host and queue was seen since then; whether there is any run.
+-- worker of their host and queue was seen since then; whether there is any run or ingest job.
 SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
        (SELECT sum(c.n) FROM (
            -- both:
@@ -26,7 +26,7 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
                         WHERE w.host_label = c.host_label AND c.queue IN ('all', w.queue)
                           AND w.last_seen > c.until_at)
                  ORDER BY c.until_at LIMIT 20) o) AS switches,
-       EXISTS (SELECT FROM workflow_runs) AS any_run
+       EXISTS (SELECT FROM workflow_runs) OR EXISTS (SELECT FROM ingest_jobs) AS any_run
   FROM (SELECT count(*) AS asked, max(w.waiting_s) AS asked_s
           FROM (SELECT {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s
                   {asking()} AND NOT {is_answered(j)}
