@@ -46,7 +46,7 @@ class Action(NamedTuple):
 
     The macro shows it only if the session's scope is `needs` and the service is not read-only.
     `kind`: `now` (reversible: at once), `makes` (work: a dialog with `text` first), `ends` (ends or
-    deletes: a dialog whose safe button has the focus; with `count` > 20 the number must be typed).
+    deletes: a dialog whose safe button has the focus).
     """
 
     path: str
@@ -55,13 +55,7 @@ class Action(NamedTuple):
     fields: Mapping[str, str] = {}
     kind: Literal["now", "makes", "ends"] = "now"
     text: str = ""
-    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     asks_reason: bool = False
-
-    @property
-    def typed(self) -> bool:
-        """Return whether the number of objects must be typed."""
-        return self.kind == "ends" and self.count > TYPED_ABOVE
 
 
 class Selection(NamedTuple):
