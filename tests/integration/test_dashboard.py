@@ -667,6 +667,8 @@ def test_times_are_those_of_the_chosen_zone(conn: psycopg.Connection[Any]) -> No
         assert 'title="2026-01-02 03:04:05 UTC"' in page.response.text
         page = await browser.send(page.form("/zone"), {"zone": "../etc/passwd"})
         assert page.status == 422
+        page = await browser.send(page.form("/zone"), {"zone": "UTC"})
+        assert (page.status, "Times are shown in UTC." in page.text) == (200, True)
 
     visited(use)
 

@@ -168,7 +168,12 @@ def path(base: str, *segments: str) -> str:
 
 
 def here(request: Request) -> str:
-    """Return the path below the mount and the query of a page, as its reader has them."""
+    """Return the path below the mount and the query of a page, as its reader has them.
+
+    A page that answers a form cannot be opened by its path, so that of Now is in its place.
+    """
+    if request.method == "POST":
+        return "/"
     raw = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
     query = [(name, each) for name, each in request.query_params.multi_items() if name != "did"]
     return raw[len(request.scope["root_path"]) :] + (f"?{urlencode(query)}" if query else "")
