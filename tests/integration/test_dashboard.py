@@ -881,6 +881,27 @@ def test_a_long_question_is_read_on_its_own_page_alone(conn: psycopg.Connection[
     assert answer_of(conn, run_id) == options[299]
 
 
+@pytest.mark.parametrize(
+    ("settings", "may"), [({}, True), ({"scope": "read"}, False), ({"app_read_only": True}, False)]
+)
+def test_who_may_not_answer_has_no_button_for_it(
+    conn: psycopg.Connection[Any], settings: Any, may: bool
+) -> None:
+    asks(conn, widget="text")
+    page = visited(lambda browser: browser.open("/inbox"), **settings)
+    assert ("Which?" in page.text, "Answer" in page.text) == (True, may)
+
+
+def test_a_page_of_questions_behind_the_last_leads_to_the_first(
+    conn: psycopg.Connection[Any],
+) -> None:
+    asks(conn)
+    later = {"after": "2100-01-01T00:00:00Z", "seq": "1"}
+    page = visited(lambda browser: browser.open("/inbox", params=later))
+    assert "No later run asks anything." in page.text
+    assert "first page" in page.text
+
+
 @pytest.mark.parametrize("name", ["a.csv", "../../a.csv", "C:\\data\\a.csv"])
 def test_a_file_is_uploaded_to_the_folder_of_the_run(
     conn: psycopg.Connection[Any], name: str
