@@ -105,6 +105,37 @@ def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connecti
     assert "queue-workflows show" in page
 
 
+def test_a_failed_run_names_the_node_that_ended_it(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn)
+    conn.execute("UPDATE workflow_runs SET error = 'node last failed: OSError: full'")
+    factories.node(
+        conn, run_id, "last", status="failed", error="OSError: full", created_at=T0,
+        started_at=T0 + timedelta(seconds=55), finished_at=T0 + timedelta(seconds=60),
+    )  # fmt: skip
+    text = pages.words(pages.opened(f"/runs/{run_id}"))
+    assert "failed: node last, OSError: full 1/3 nodes" in text
+
+
+def test_all_nodes_that_run_are_counted(
+    conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = factories.run(conn)
+    claim = {
+        "claim_no": 1, "worker_id": "w:7:x", "claimed_by": "box-1",
+        "started_at": T0, "lease_expires_at": T0 + timedelta(days=1),
+    }  # fmt: skip
+    for name in ("a", "b", "c"):
+        factories.node(conn, run_id, name, status="running", **claim)
+    constants.put(monkeypatch, "service.dashboard.timeline.MOST", 2)
+    assert "runs: 3 nodes on box-1" in pages.words(pages.opened(f"/runs/{run_id}"))
+
+
+def test_the_commands_of_a_run_whose_id_begins_with_a_dash(conn: engine_db.Connection) -> None:
+    run_id = failed_run(conn, id="-x")
+    page = pages.opened(f"/runs/{run_id}", node="b")
+    assert "queue-workflows show --node b -- -x<" in page
+
+
 def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
     run_id = failed_run(conn)
 
@@ -453,7 +484,8 @@ def test_names_that_are_long_or_hide_something(conn: engine_db.Connection) -> No
     pages.browse(use)
 
 
-def many_nodes(conn: engine_db.Connection, count: int, **columns: Any) -> str:
+def many_nodes(conn: engine_db.Connection, count: int, jobs: int | None = None) -> str:
+    """Insert a run with so many nodes, of which all or the first ones have jobs that are over."""
     graph = definition(
         **{
             f"step-{n % 7}/node-{n:04d}": "" if n < 7 else f"step-{n % 7}/node-{n - 7:04d}"
@@ -471,7 +503,7 @@ def many_nodes(conn: engine_db.Connection, count: int, **columns: Any) -> str:
         " CASE WHEN n = 3 THEN 'failed' ELSE 'completed' END, %s, %s + n * interval '1 second',"
         " %s + n * interval '2 seconds', 1, jsonb_build_object('x', repeat('y', 1000))"
         " FROM generate_series(0, %s) n",
-        [run_id, T0, T0, T0, count - 1],
+        [run_id, T0, T0, T0, (jobs or count) - 1],
     )
     return run_id
 
@@ -504,6 +536,32 @@ def test_more_nodes_are_shown_by_step_and_failed_ones_alone(conn: engine_db.Conn
         graph = await browser.open(f"/runs/{run_id}", show="graph")
         assert "Steps only: the graph has 600 nodes." in graph
         assert graph.count('class="box') == 7
+
+    pages.browse(use)
+
+
+def test_a_step_in_which_nodes_have_no_job_yet_is_not_completed(
+    conn: engine_db.Connection,
+) -> None:
+    run_id = many_nodes(conn, 600, jobs=14)
+    page = pages.opened(f"/runs/{run_id}", show="graph")
+    for step, state in (("step-1", "waiting"), ("step-3", "failed")):
+        assert f"<title>{step}: {state}</title>" in page
+    assert "\N{WHITE CIRCLE} step-1 2/86" in pages.words(page)
+
+
+def test_a_node_inside_of_a_box_lights_the_box(conn: engine_db.Connection) -> None:
+    large, mapped = many_nodes(conn, 600), map_of(conn)
+
+    async def use(browser: Browser) -> None:
+        for run_id, node, box in (
+            (large, "step-1/node-0001", "step-1"), (mapped, "cut[clip-7]/encode", "cut"),
+        ):  # fmt: skip
+            page = await browser.open(f"/runs/{run_id}", show="graph", lit=node)
+            assert f"Lit: 0 others before and behind {box}" in pages.words(page)
+            assert (f'{run_id}?node={box}">' in page) is (box == "cut")
+        nothing = await browser.open(f"/runs/{mapped}", show="graph", lit="nothing")
+        assert "The graph has no node nothing." in pages.words(nothing)
 
     pages.browse(use)
 
@@ -557,6 +615,9 @@ def test_a_large_value_is_a_download_without_what_is_redacted(conn: engine_db.Co
             assert reply.headers["content-disposition"].startswith("attachment")
             assert json.loads(reply.text)["big"] == big
             assert "hidden" not in reply.text
+        for where in ("/runs/nothing", f"/runs/{run_id}"):
+            await browser.open(f"{where}/value", 404, name="inputs", node="nothing")
+        await browser.open("/runs/nothing/value", 404, name="inputs")
 
     pages.browse(use)
 
@@ -625,7 +686,12 @@ def map_of(conn: engine_db.Connection, total: int = 2000) -> str:
         "id": "cut",
         "module": "__map__",
         "deps": [],
-        "map": {"body": [{"id": "encode", "module": "m", "deps": []}]},
+        "map": {
+            "body": [
+                {"id": "encode", "module": "m", "deps": []},
+                {"id": "upload", "module": "m", "deps": ["encode"]},
+            ]
+        },
     }
     run_id = factories.run(conn, definition=definition(entry), definition_hash=f"map-{total}")
     factories.node(conn, run_id, "cut", node_module="__map__", blocked_reason="items")
@@ -682,6 +748,36 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
         assert "row 7 has no price" in item
         assert "cut[clip-7]/encode failed" in item
         await browser.open(f"/runs/{run_id}/map", 404, node="gone")
+
+    pages.browse(use)
+
+
+def test_a_node_of_an_item_names_the_nodes_of_the_item_that_it_waits_for(
+    conn: engine_db.Connection,
+) -> None:
+    run_id = map_of(conn)
+
+    async def use(browser: Browser) -> None:
+        text = pages.words(await browser.open(f"/runs/{run_id}", node="cut[clip-1999]/upload"))
+        assert "Not queued yet" in text
+        assert "cut[clip-1999]/encode waiting" in text
+        await browser.open(f"/runs/{run_id}", 404, node="cut[no-such-key]/upload")
+
+    pages.browse(use)
+
+
+def test_no_item_is_open_in_a_run_that_is_over(conn: engine_db.Connection) -> None:
+    run_id = map_of(conn)
+    conn.execute("UPDATE workflow_run_maps SET next_position = 2000, open_items = 400")
+
+    async def use(browser: Browser) -> None:
+        query = {"node": "cut", "state": "all", "start": 1990}
+        text = pages.words(await browser.open(f"/runs/{run_id}/map", **query))
+        assert "running 400 | waiting 0" in text and "clip-1999 running" in text
+        conn.execute("UPDATE workflow_runs SET status = 'cancelled', finished_at = now()")
+        text = pages.words(await browser.open(f"/runs/{run_id}/map", **query))
+        assert "running 0 | waiting 400" in text and "clip-1999 waiting" in text
+        assert "cut 1,580 20 0 2,000" in pages.words(await browser.open(f"/runs/{run_id}"))
 
     pages.browse(use)
 

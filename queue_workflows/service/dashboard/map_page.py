@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated, Final, Literal
 
 import fastapi
@@ -39,8 +38,7 @@ async def one_map(
     chosen = {"state": state, "q": q or None, "error": error if sees else None, "start": start}
     found = await view.read(request, _map, run_id, node, key, chosen, sees)
     title = f"Map {node} of run {run_id}"
-    item = f" --item {shlex.quote(display.line(key, None))}" if key else ""
-    command = run_page.command("show", run_id) + item
+    command = run_page.command(run_id, item=key) if key else run_page.command(run_id)
     actions = _actions(found) if found["run"]["over"] else []
     return view.Page(
         request, "run_map.html", title=title, command=command, actions=actions, **found
@@ -58,6 +56,8 @@ def _map(
     if own is None:
         text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
+    if head["over"]:  # the items that had not ended wait until it is retried
+        own |= {"open": 0, "next_position": 0}
     own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
     where: JsonDict = {"run_id": run_id, "map": name, "opened": own["next_position"]}
     found: JsonDict = {"run": head, "map": own, "key": key, "rows": []}

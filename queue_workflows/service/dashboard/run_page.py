@@ -39,6 +39,8 @@ CHILDREN: Final = 20
 """Child runs that a page lists; one more is read."""
 LOG_LINES: Final = 1_000
 """Lines of a log up to which each has a link."""
+_UNQUEUED: Final[Row] = {"counts": {}, "of_items": 0}
+"""The row of a step, or of a run, no node of which has a job."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
 Attempt = Annotated[int | None, fastapi.Query(ge=0, le=2**62)]
 Show = Literal["time", "graph", "list"]
@@ -77,20 +79,16 @@ def _run(
     `lit`: the box whose path is marked. `nodes`: the rows for its sentence.
     """
     head = run_row(conn, run_id)
-    empty: Row = {"counts": {}, "of_items": 0}
     rows = statements.run_page.steps(conn, run_id=run_id, limit=layered.MOST + 1)
-    whole, *steps = rows or [empty]
-    for step in steps:
-        step["state"] = timeline.state_of(step["counts"])
+    whole, *steps = rows or [_UNQUEUED]
     queued = sum(whole["counts"].values())
-    waiting = max(0, head["graph_nodes"] - queued + whole["of_items"])
-    counts = whole["counts"] | ({"waiting": waiting} if waiting else {})
+    counts = _with_waiting(whole, head["graph_nodes"])
     large = queued > timeline.MOST
     nodes = statements.run_page.nodes(conn, run_id=run_id, active=large, limit=timeline.MOST)
     maps = statements.overview.maps(conn, run=run_id)
     found: JsonDict = {
         "run": head, "show": show, "counts": counts, "done": _done(counts), "large": large,
-        "queued": queued, "total": queued + waiting, "maps": maps, "nodes": nodes,
+        "queued": queued, "total": sum(counts.values()), "maps": maps, "nodes": nodes,
     }  # fmt: skip
     if show != "time":
         return found | _drawn(conn, head, None if large else nodes, steps, maps, lit)
@@ -117,6 +115,12 @@ async def _run_values(
     # Not in the transaction of the read, as the redactor is code of the app.
     text = await state.of(request).renders.run(sentence, head, counts, nodes, sees)
     return found | {"sentence": text}
+
+
+def _with_waiting(row: Row, nodes: int) -> dict[str, int]:
+    """Return the `counts` of a row of `steps`; of so many `nodes` of its graph some have no job."""
+    waiting = nodes - sum(row["counts"].values()) + row["of_items"]
+    return row["counts"] | ({"waiting": waiting} if waiting > 0 else {})
 
 
 def _done(counts: Mapping[str, int]) -> int:
@@ -158,13 +162,18 @@ def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: b
         but = f", {display.counted(failed, 'node')} failed" if failed else ""
         return f"completed in {took}{but}"
     if status == "failed":
-        node = next((node for node in nodes if node["status"] == "failed"), None)
+        failed_nodes = [node for node in nodes if node["status"] == "failed"]
+        # The error of the run names the node that ended it, not one of an item that may fail.
+        begun = (head["error"] or "").startswith
+        named = [node for node in failed_nodes if begun(f"node {node['node_id']} failed:")]
+        node = next(iter(named or failed_nodes), None)
         error = head["error"] if node is None else node["error"]
         text = display.line(view.redacted(error or "no error"), 300) if sees else "an error"
         if node is None:
             return f"failed: {text}"
-        tries = f"attempt {node['attempts_failed']} of {node['max_attempts']}"
-        return f"failed: node {display.line(node['node_id'], 100)}, {text}, {tries}"
+        tries = node["attempts_failed"]
+        after = f", attempt {tries} of {node['max_attempts']}" if tries else ""
+        return f"failed: node {display.line(node['node_id'], 100)}, {text}{after}"
     if status == "queued":
         if head["available_at"]:
             return f"waits: its start is tried again {display.moment(head['available_at'])}"
@@ -172,11 +181,12 @@ def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: b
     if status != "running":
         return f"{display.line(status, 40)} after {took}"
     waits = _waits(counts, nodes)
-    if running := [node for node in nodes if node["status"] == "running"]:
-        hosts = sorted({node["claimed_by"] for node in running if node["claimed_by"]})
+    if running := counts.get("running", 0):
+        of_running = {node["claimed_by"] for node in nodes if node["status"] == "running"}
+        hosts = sorted(filter(None, of_running))
         on = f" on {', '.join(map(display.line, hosts[:3]))}" if hosts else ""
         more = f"; waits: {waits}" if waits else ""
-        return f"runs: {display.counted(len(running), 'node')}{on}{more}"
+        return f"runs: {display.counted(running, 'node')}{on}{more}"
     return f"waits: {waits}" if waits else f"runs for {took}"
 
 
@@ -203,7 +213,8 @@ def _graph(conn: db.Connection, head: Row) -> JsonDict | None:
     """Return the graph of a run: `deps` of its boxes, the `deep` ones, their `drawing`, a `note`.
 
     It is None before the first start. Boxes that are maps or child runs are deep. A graph that is
-    too large for a drawing has its steps as boxes (`are_steps`), or no boxes.
+    too large for a drawing has its steps as boxes (`are_steps`), or no boxes. `sizes` has the
+    number of nodes of each step.
     """
     if (known := _graphs.get(head["definition_hash"])) is not None:
         return known
@@ -233,6 +244,7 @@ def _graph(conn: db.Connection, head: Row) -> JsonDict | None:
     made: JsonDict = {
         "deps": boxes, "note": note, "are_steps": boxes is not nodes, "deep": deep & {*boxes},
         "drawing": layered.draw(boxes),
+        "sizes": Counter(name.partition("/")[0] for name in nodes),
     }  # fmt: skip
     if head["definition_hash"] is not None:
         if len(_graphs) >= GRAPHS:
@@ -255,22 +267,27 @@ def _drawn(
 ) -> JsonDict:
     """Return the graph of a run with the states of its boxes, and how many of each are done.
 
-    Without `nodes` the states of the graph's nodes are read.
+    Without `nodes` the states of the graph's nodes are read. The lit box may be the map or the step
+    of the node `lit`.
     """
     drawn = _graph(conn, head)
     deps: dict[str, list[str]] = drawn["deps"] if drawn else {}
     done = {row["node_id"]: (row["done"], row["total"]) for row in maps}
     if drawn and drawn["are_steps"]:
-        states = {step["step"]: step["state"] for step in steps}
-        counts = {step["step"]: step["counts"] for step in steps}
+        rows = {step["step"]: step for step in steps}
+        sizes: dict[str, int] = drawn["sizes"]
+        counts = {name: _with_waiting(rows.get(name, _UNQUEUED), n) for name, n in sizes.items()}
+        states = {name: timeline.state_of(each) for name, each in counts.items()}
         done = {name: (_done(each), sum(each.values())) for name, each in counts.items()}
     else:
         if nodes is None:
             nodes = statements.history_rows.node_states(conn, run_id=head["id"], nodes=[*deps])
         states = {row["node_id"]: row["status"] for row in nodes}
+    of_map = (lit or "").partition("[")[0]
+    box = next((each for each in (lit, of_map, of_map.partition("/")[0]) if each in deps), None)
     return {
-        "drawn": drawn, "states": states, "done_of": done, "chosen": lit,
-        "lit": layered.path_of(deps, lit) if lit in deps else set[str](),
+        "drawn": drawn, "states": states, "done_of": done, "chosen": box or lit,
+        "lit": set[str]() if box is None else layered.path_of(deps, box),
     }  # fmt: skip
 
 
@@ -310,14 +327,14 @@ def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
     """Return the dependencies of a node without a job; raise `NotFound` for no such node."""
     run_id = head["id"]
     definition = statements.runs.definition(conn, run_id=run_id)
-    entry = stored_graph.graph_nodes(definition).get(name)
-    if entry is None and payload.is_storable(name):
-        entry = stored_graph.waiting(conn, run_id, definition, [name]).get(name)
-    if entry is None:
+    is_known = name in stored_graph.graph_nodes(definition)
+    if not is_known and payload.is_storable(name):
+        is_known = name in stored_graph.waiting(conn, run_id, definition, [name])
+    if not is_known:
         meant = stored_graph.hint(conn, run_id, name)
         text = f"run {display.line(run_id, 80)} has no node {display.line(name, 120)}{meant}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
-    return states_of(conn, run_id, entry["deps"])
+    return states_of(conn, run_id, stored_graph.dependencies(definition, [name]).get(name, ()))
 
 
 def states_of(conn: db.Connection, run_id: str, names: Sequence[str]) -> list[Row]:
@@ -371,7 +388,6 @@ async def run(
     zoom: Annotated[int, fastapi.Query(ge=0, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
-    shown = command("show", run_id)
     if node is not None:
         found = await _node_values(request, run_id, node, attempt)
         text = f"Run node {display.line(node, 120)} and all that depends on it again."
@@ -379,20 +395,22 @@ async def run(
         actions = [retried(found["run"], "Retry from here", text, node)] if may else []
         return view.Page(
             request, "run_node.html", title=f"{node} of run {run_id}", actions=actions,
-            command=f"{shown} --node {shlex.quote(display.line(node, None))}", **found,
+            command=command(run_id, node=node), **found,
         )  # fmt: skip
     found = await _run_values(request, run_id, show, lit)
     actions = _run_actions(found["run"], found["counts"])
     return view.Page(
-        request, "run.html", title=f"Run {run_id}", command=shown, zoom=zoom, actions=actions,
-        **found,
+        request, "run.html", title=f"Run {run_id}", command=command(run_id), zoom=zoom,
+        actions=actions, **found,
     )  # fmt: skip
 
 
-def command(name: str, run_id: str) -> str:
-    """Return the command for a run."""
+def command(run_id: str, **options: str) -> str:
+    """Return the command that shows a run, its item or node."""
+    given = {name: display.line(text, None) for name, text in options.items()}
     begins = "-- " if run_id.startswith("-") else ""
-    return f"queue-workflows {name} {begins}{shlex.quote(display.line(run_id, None))}"
+    shown = view.command("queue-workflows show", given)
+    return f"{shown} {begins}{shlex.quote(display.line(run_id, None))}"
 
 
 @router.get("/runs/{run_id}/live")
@@ -442,10 +460,11 @@ async def value(
 
     def read(conn: db.Connection) -> Any:
         found = None
-        if payload.is_storable(run_id) and payload.is_storable(node or ""):
-            if name != "log":
-                return statements.run_page.value(conn, run_id=run_id, node=node, name=name)
+        is_stored = payload.is_storable(run_id) and payload.is_storable(node or "")
+        if is_stored and name == "log":
             found = _log(conn, run_id, node or "", attempt or 0)
+        elif is_stored:
+            found = statements.run_page.value(conn, run_id=run_id, node=node, name=name)
         if found is None:
             raise view.NotFound(f"no such {name} is stored")
         return found

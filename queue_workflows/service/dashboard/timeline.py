@@ -115,8 +115,8 @@ def table(
 ) -> JsonDict:
     """Return `lines` in the order of their start, and five `marks` of the axis.
 
-    A node has its `spans`. A step has `step`, `counts`, `state`, `started_at`, and `finished_at`,
-    which is None while it goes on. A line is a node or a step with `start_s`, the seconds that each
+    A node has its `spans`. A step has `step`, `counts`, `started_at`, and `finished_at`, which is
+    None while it goes on. A line is a node or a step with `start_s`, the seconds that each
     kind of span `took`, `why` it waits now, `where` it ran last, and `bars`: each span with its
     place and width in percent.
     """
@@ -133,11 +133,11 @@ def table(
 
 def _as_node(step: Row, now: datetime) -> JsonDict:
     """Return a step as a node that ran from its first start to its last end."""
-    begin, end = step["started_at"], step["finished_at"] or now
+    begin, end, state = step["started_at"], step["finished_at"] or now, state_of(step["counts"])
     return {
-        "node_id": step["step"], "status": step["state"], "attempts": (),
+        "node_id": step["step"], "status": state, "attempts": (),
         "nodes": sum(step["counts"].values()),
-        "spans": [] if begin is None else [Span("run", begin, end, step["state"])],
+        "spans": [] if begin is None else [Span("run", begin, end, state)],
     }  # fmt: skip
 
 

@@ -3,9 +3,8 @@
 -- name: head one
 -- Return a run with its output, its schedule and its first child runs, and the number of nodes of its graph. Values over
 -- `most` bytes are NULL. No row: there is no such run.
-SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.priority, r.generation,
-       r.created_at, r.queued_at, r.started_at, r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id,
-       r.definition_hash, now() AS read_at, left(r.headers ->> 'again_of', 1000) AS again_of,
+SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.created_at, r.queued_at,
+       r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id, r.definition_hash, now() AS read_at, left(r.headers ->> 'again_of', 1000) AS again_of,
        CASE WHEN jsonb_typeof(r.definition -> 'nodes') = 'array' THEN jsonb_array_length(r.definition -> 'nodes')
             ELSE 0 END AS graph_nodes,
        {small(r.context)} AS context,
@@ -54,7 +53,7 @@ SELECT id, count(*) OVER () AS total FROM workflow_node_jobs
 -- name: events many unprepared
 -- Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
 -- they have their errors and details, and the traceback of this claim.
-SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s, created_at,
+SELECT node_id, event_type::text, claim_no, worker_id, host_label, elapsed_s, created_at,
        CASE WHEN %(claim)s::bigint IS NOT NULL THEN left(error, 1000) END AS error,
        CASE WHEN %(claim)s::bigint IS NULL THEN NULL
             WHEN event_type = 'death' AND pg_column_size(detail) <= 4000 THEN detail
