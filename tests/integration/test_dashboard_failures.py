@@ -438,6 +438,8 @@ def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
     report(conn, transitions.who("load", "l1", host="box"))
     *_, job = [factories.ingest(conn, queue="load") for _ in range(3)]
     factories.ingest(conn, queue="nobody")
+    factories.ingest(conn, queue="still")
+    factories.insert(conn, "queue_settings", queue="still", paused_at=NOW)
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/waiting")
@@ -446,10 +448,12 @@ def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
         assert "1 worker ( box ): can take them" in words
         assert "no live worker serves queue nobody" in words
         assert "queue-claim-worker --queue nobody" in words
+        assert re.search(r'queue still is paused\s+<a href="/ui/queues\?queue=still">', page)
         part = await browser.part("/waiting")
         assert "no live worker serves queue nobody" in part
-        one = pages.words(await browser.open("/waiting", job=job["id"]))
-        assert "behind 2 older jobs of its priority" in one
+        one = await browser.open("/waiting", job=job["id"])
+        assert "behind 2 older jobs of its priority" in pages.words(one)
+        assert 'href="/ui/queues?queue=load"' in one
         await browser.open("/waiting", 404, job="nothing")
         await browser.open("/waiting", 404, job="a\x01\x7f")
 
