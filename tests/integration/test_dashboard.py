@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
 import secrets
+import shutil
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -949,6 +951,27 @@ def test_no_file_is_stored_outside_of_the_folders_of_the_engine(
     finally:
         inside.unlink()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_there_is_no_room_for_leaves_no_part(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = asks(conn, widget="file_upload")
+
+    def full(_: Any, target: Any) -> None:
+        target.write(b"1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", params={"run": run_id, "node": "ask"})
+        page = await browser.send(page.form("/inbox/answer"), files={"file": ("a.csv", b"1,2")})
+        assert (page.status, "No space left on device" in page.text) == (422, True)
+
+    visited(use)
+    assert answer_of(conn, run_id) is None
+    assert not [path for path in (outputs() / run_id).rglob("*") if path.is_file()]
 
 
 # --- Now ---------------------------------------------------------------------------------------

@@ -246,8 +246,12 @@ def _saved(asked: JsonDict, upload: UploadFile) -> Path:
         # No step follows a link, which a node may have put in the place of a folder.
         with confinement.opened(root, *names, create=True) as folder:
             fd = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
-        with os.fdopen(fd, "wb") as file:
-            shutil.copyfileobj(upload.file, file)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    shutil.copyfileobj(upload.file, file)
+            except OSError:
+                os.unlink(name, dir_fd=folder)  # the part of it that there was room for
+                raise
     except OSError as error:
         raise errors.InvalidAnswer(f"the file cannot be stored: {error.strerror}") from None
     return Path(root, *names, name)
