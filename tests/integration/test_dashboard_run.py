@@ -227,9 +227,9 @@ def test_why_a_node_waits_is_about_this_node(conn: engine_db.Connection) -> None
         text = pages.words(await browser.open(html.unescape(link[1])))
         assert "b queued" in text and "no live worker serves queue cpu" in text
         assert "queue gpu" not in text
-        none = await browser.open(f"/runs/{run_id}/why", node="nothing")
+        none = await browser.open(f"/runs/{run_id}/why", job="nothing")
         assert "No node waits for a worker." in pages.words(none)
-        refused = await browser.open(f"/runs/{run_id}/why", 400, node="\0")
+        refused = await browser.open(f"/runs/{run_id}/why", 400, job="\0")
         assert "a URL holds no NUL character" in refused and "Go to Now" in refused
 
     pages.browse(use)
@@ -338,6 +338,7 @@ def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
         assert "waits for an answer" in text
         why = pages.words(await browser.open(f"/runs/{run_id}/why"))
         assert "no live worker serves queue gpu" in why
+        assert "c asks it waits for an answer" in why
         live = await browser.open(f"/runs/{run_id}/live")
         assert "<html" not in live
         assert "waits: 3 nodes" in pages.words(live)

@@ -12,9 +12,9 @@ import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import acts, config, db, errors, hw_metrics, runs, types
+from queue_workflows import acts, config, db, errors, hw_metrics, jobs, runs, types
 from queue_workflows import check as workflow_check
-from queue_workflows.admin import attempt_history, stored_graph, waiting_reasons
+from queue_workflows.admin import attempt_history, stored_graph
 from queue_workflows.dag import graph, item_ids, payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
@@ -33,7 +33,7 @@ STEPS: Final = 250
 GRAPHS: Final = 20
 """Drawings that are kept; the largest take a megabyte each."""
 EXPLAINED: Final = 10
-"""Nodes whose reasons to wait are shown; each needs several queries."""
+"""Nodes whose reasons to wait are shown."""
 PAGE: Final = 50
 CHILDREN: Final = 20
 """Child runs that a page lists; one more is read."""
@@ -429,17 +429,18 @@ async def live(
 
 
 @router.get("/runs/{run_id}/why")
-async def why(request: Request, run_id: view.Segment, node: view.Text = None) -> Response:
-    """Return why the first queued nodes of a run wait, or one of them: each worker's reason."""
+async def why(request: Request, run_id: view.Segment, job: view.Text = None) -> Response:
+    """Return why the first nodes of a run wait, or the job of one: each worker's reason."""
     check_values(request)
 
     def read(conn: db.Connection) -> JsonDict:
-        rows: list[Row] = []
-        if payload.is_storable(run_id) and payload.is_storable(node or ""):
-            rows = statements.run_page.queued(conn, run_id=run_id, node=node, limit=EXPLAINED)
-        found = [waiting_reasons.of_job(conn, row["id"]) for row in rows]
-        left_out = rows[0]["total"] - len(rows) if rows else 0
-        return {"nodes": [*filter(None, found)], "left_out": left_out}
+        none: JsonDict = {"nodes": [], "left_out": 0}
+        if not payload.is_storable(job or run_id):
+            return none
+        if job is None:
+            return runs.explain(run_id, limit=EXPLAINED, conn=conn) or none
+        found = jobs.explain(job, conn=conn)
+        return none if found is None else none | {"nodes": [found]}
 
     return await view.fragment(request, "run_why.html", lambda: view.read(request, read))
 

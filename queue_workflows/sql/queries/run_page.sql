@@ -44,12 +44,6 @@ SELECT node_id, queue::text, status::text, required_model, claim_no, attempts AS
    AND (NOT %(active)s::boolean OR status IN ('running', 'awaiting_input', 'failed'))
  ORDER BY started_at NULLS LAST, seq LIMIT %(limit)s;
 
--- name: queued many unprepared
--- Return the first queued nodes of a run, or the one of this id, in the order of the queue, and how many there are.
-SELECT id, count(*) OVER () AS total FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND status = 'queued' AND (%(node)s::text IS NULL OR node_id = %(node)s::text)
- ORDER BY seq LIMIT %(limit)s;
-
 -- name: events many unprepared
 -- Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
 -- they have their errors and details, and the traceback of this claim.
