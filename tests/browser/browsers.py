@@ -98,6 +98,21 @@ class Visitor:
         return self
 
 
+@contextlib.contextmanager
+def entered(browser: Browser, link: re.Match[str], **options: Any) -> Generator[Visitor]:
+    """Yield a visitor that has logged in as ann by a LINK; `options` as those of `Site.visitor`."""
+    given = {"locale": "en-GB", "timezone_id": "UTC"} | options
+    with contextlib.closing(browser.new_context(**given)) as context:
+        visitor = Visitor(context, link[1])
+        page = context.new_page()
+        page.goto(link[0])
+        page.get_by_label("Your name").fill("ann")
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(f"{link[1]}/ui/")
+        page.close()
+        yield visitor
+
+
 def settled(page: Page) -> Page:
     """Return a page once its scripts have begun and no part of it is being fetched."""
     expect(page.locator("#live")).to_have_text("live")

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser
 
 from queue_workflows import db
 from tests.browser import browsers, folder_app
-from tests.browser.browsers import Visitor, settled
+from tests.browser.browsers import settled
 from tests.browser.scenes import EMPTY, PAGES, SCENES
 from tests.support import commands, factories, process_state, reaper
 from tests.support.database import Database, throw_away_server
@@ -125,14 +125,8 @@ def picture_docs(database: Database, browser: Browser, folder: Path) -> None:
                 conn, "SELECT id FROM workflow_runs WHERE workflow_name = 'picture_book'"
             )
         window = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-        context = stack.enter_context(
-            contextlib.closing(browser.new_context(locale="en-GB", timezone_id="UTC", **window))
-        )
-        visitor, page = Visitor(context, link[1]), context.new_page()
-        page.goto(link[0])
-        page.get_by_label("Your name").fill("ann")
-        page.get_by_role("button", name="Log in").click()
-        page.wait_for_url(f"{link[1]}/ui/")
+        visitor = stack.enter_context(browsers.entered(browser, link, **window))
+        page = visitor.context.new_page()
         for name, path in {
             "run": f"/runs/{picture_book}", "now": "/", "failures": "/failures", "inbox": "/inbox",
             "waiting-run": f"/runs/{run_id}", "map": f"/runs/{run_id}/map?node=count",

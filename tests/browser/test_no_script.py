@@ -67,10 +67,21 @@ def test_runs_are_filtered_chosen_and_cancelled(plain: Visitor, site: Site) -> N
 
 
 def test_a_question_is_opened_and_answered(plain: Visitor, site: Site) -> None:
+    """One of its own, as other tests open that of the scene."""
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="frames")
+        factories.node(
+            conn, run_id, "choose", node_module="__input__choose_one", status="awaiting_input",
+            inputs={"target": "answer"}, input_spec={
+                "widget": "choose_one", "prompt": "Which frame", "options": ["oak", "steel"],
+            },
+        )  # fmt: skip
     page = plain.open("/inbox")
-    page.get_by_label("blue").check()
-    page.get_by_role("button", name="Answer").click()
-    expect(page.locator("[data-flash]")).to_contain_text('Answered: ask takes "blue"')
+    question = page.locator("article", has_text="Which frame")
+    question.get_by_label("steel").check()
+    question.get_by_role("button", name="Answer").click()
+    expect(page.locator("[data-flash]")).to_contain_text('Answered: choose takes "steel"')
+    expect(question).to_contain_text("an answer has come in")
 
 
 def test_failures_are_retried_and_marked_as_seen(plain: Visitor) -> None:

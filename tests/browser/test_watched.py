@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from pathlib import Path
 
@@ -11,26 +12,26 @@ from playwright.sync_api import Browser, expect
 from tests.browser import browsers
 from tests.browser.browsers import Visitor, settled
 from tests.support import toy_app
-from tests.support.commands import TOYHOST, Commands
+from tests.support.commands import TOYHOST, Command, Commands
 from tests.support.proxy import Proxy
 from tests.support.wait import until
 
 UP = ("queue-workflows", "up", "--app", TOYHOST, "--cpu", "2", "--gpu", "0", "--no-ingest")
 
 
+def started(cli: Commands) -> tuple[Command, re.Match[str]]:
+    """Start `up` on box-1; return it with the link to its dashboard."""
+    on = {"QUEUE_WORKFLOWS_APP_DASHBOARD": "1", "QUEUE_WORKFLOWS_HOST_LABEL": "box-1"}
+    up = cli.start(*UP, **on)
+    return up, until(lambda: browsers.LINK.search(up.err), timeout_s=60)
+
+
 def test_a_run_is_watched_and_its_question_is_answered(
     cli: Commands, chromium: Browser, tmp_path: Path
 ) -> None:
-    up = cli.start(*UP, QUEUE_WORKFLOWS_APP_DASHBOARD="1")
-    link = until(lambda: browsers.LINK.search(up.err), timeout_s=60)
-    with contextlib.closing(chromium.new_context(timezone_id="UTC")) as context:
-        visitor = Visitor(context, link[1])
-        page = context.new_page()
-        page.goto(link[0])
-        page.get_by_label("Your name").fill("ann")
-        page.get_by_role("button", name="Log in").click()
-        page.wait_for_url(f"{link[1]}/ui/")
-        settled(visitor.open("/runs", page))
+    up, link = started(cli)
+    with browsers.entered(chromium, link) as visitor:
+        page = settled(visitor.open("/runs"))
         expect(page.locator("tr[data-row]")).to_have_count(0)
         run_id = toy_app.submit(tmp_path, "asking")
         row = page.locator(f'[id="run-{run_id}"]')
@@ -49,6 +50,35 @@ def test_a_run_is_watched_and_its_question_is_answered(
         assert not visitor.noise
         asked[1].get_by_role("button", name="Answer").click()
         expect(asked[1].locator("main")).to_contain_text("answered by ann")
+    up.send(signal.SIGINT)
+    assert up.wait() == 0, up.err
+
+
+def test_a_worker_is_drained_and_switched_on_again(
+    cli: Commands, chromium: Browser, tmp_path: Path
+) -> None:
+    """Its job ends, and the next one waits until the queue is on."""
+    up, link = started(cli)
+    run_id = toy_app.submit(tmp_path, "hold")
+    until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=60)
+    with browsers.entered(chromium, link) as visitor:
+        page = settled(visitor.open("/machines?host=box-1"))
+        main, row = page.locator("main"), page.locator("tr", has_text="queue cpu")
+        expect(main.locator(".lead")).to_contain_text("1 job running")
+        row.get_by_role("button", name="Drain").click()
+        flash = page.locator("[data-flash]")
+        expect(flash).to_contain_text("Queue cpu of box-1 is switched off (drain).")
+        expect(row.locator(".state")).to_have_text("off")
+        expect(main).to_contain_text("draining")
+        (tmp_path / "go").touch()
+        expect(main.locator(".lead")).to_contain_text("0 jobs running")
+        expect(main).to_contain_text("parked")
+        row.get_by_role("button", name="On", exact=True).click()
+        expect(flash).to_contain_text("Queue cpu of box-1 is switched on.")
+        expect(row.locator(".state")).to_have_text("on")
+        visitor.open(f"/runs/{run_id}", page)
+        expect(page.locator("#run-state .sentence")).to_contain_text("completed in")
+        assert not visitor.noise
     up.send(signal.SIGINT)
     assert up.wait() == 0, up.err
 
