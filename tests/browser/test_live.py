@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 from urllib.parse import quote
@@ -13,11 +14,16 @@ from queue_workflows.types import Row
 from tests.browser import scenes
 from tests.browser.browsers import Site, Visitor, settled
 from tests.support import factories, transitions
+from tests.support.dashboard import TOKENS
 from tests.support.wait import until
 from tests.support.worker_reports import report
 
 FOCUSED = "document.activeElement.value ?? document.activeElement.id"
 CHOSEN = "getSelection().selectAllChildren(document.querySelector('h1'))"
+FETCHED = """performance.getEntriesByType("resource")
+  .filter((each) => each.initiatorType === "xmlhttprequest" && each.name.endsWith("/ui/runs"))
+  .map((each) => each.startTime)"""
+"""When the page of runs has fetched its rows, in ms."""
 TOP = "row => row.getBoundingClientRect().top"
 BELL = """window.Notification = class {
   constructor(title, given) { window.rung = `${title}: ${given.body}`; }
@@ -268,6 +274,33 @@ def test_a_page_says_that_it_is_not_live_and_recovers(site: Site, chromium: Brow
         expect(page.locator("table.rows").first).to_be_visible()
         visitor.context.set_offline(False)
         expect(page.locator("#live")).to_have_text("live")
+
+
+def test_a_page_fetches_at_most_once_a_second(visitor: Visitor, site: Site) -> None:
+    with site.database() as conn:
+        page = settled(visitor.open("/runs"))
+
+        def fetched_at() -> list[float]:
+            factories.run(conn, workflow_name="watched")
+            return page.evaluate(FETCHED)
+
+        until(lambda: len(fetched_at()) > 4, every_s=0.2)
+    found = page.evaluate(FETCHED)
+    gaps_ms = [later - before for before, later in itertools.pairwise(found)]
+    assert min(gaps_ms) > 900, found
+
+
+def test_a_page_whose_session_has_ended_leads_to_the_login_and_back(
+    site: Site, chromium: Browser
+) -> None:
+    with site.visitor(chromium) as visitor:
+        page = settled(visitor.open("/queues"))
+        visitor.context.clear_cookies()
+        page.get_by_label("Token").fill(TOKENS["operate"])
+        page.get_by_label("Your name").fill("ann")
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url("**/ui/queues")
+        settled(page)
 
 
 def test_the_title_has_the_number_of_needs(visitor: Visitor, site: Site) -> None:

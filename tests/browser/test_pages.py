@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,17 @@ def test_back_keeps_the_filter_and_the_place(visitor: Visitor) -> None:
     page.go_back()
     expect(page).to_have_url(re.compile(r"/runs\?status=completed$"))
     until(lambda: page.evaluate("scrollY") > 100)
+
+
+def test_times_are_in_the_zone_of_the_browser(site: Site, chromium: Browser) -> None:
+    with site.visitor(chromium, timezone_id="Asia/Tokyo") as visitor:
+        page = settled(visitor.open("/acts"))
+        expect(page.locator("header .menu > summary")).to_contain_text("Asia/Tokyo")
+        shown = page.locator("main time").first
+        at = datetime.fromisoformat(str(shown.get_attribute("datetime")))
+        there = at.astimezone(timezone(timedelta(hours=9)))
+        expect(shown).to_have_text(re.compile(f"{there:%H:%M:%S}$"))
+        expect(shown).to_have_attribute("title", f"{at.astimezone(timezone.utc):%F %T} UTC")
 
 
 def test_the_first_tab_leads_past_the_head(visitor: Visitor) -> None:
