@@ -168,8 +168,7 @@ async def one(request: Request, group: str, place: runs_page.Place, ids: bool = 
 def path(row: Row) -> str:
     """Return the path of the page of a failure."""
     if row["kind"] == "node job":
-        query = urlencode({"node": row["node_id"]})
-        return f"{view.path('/runs/', row['run_id'])}?{query}"
+        return lists.link(view.path("/runs/", row["run_id"]), node=row["node_id"])
     if row["kind"] == "schedule":
         return lists.link("/schedules", name=row["id"])
     return view.path("/jobs/", row["id"])
@@ -184,7 +183,7 @@ async def retry(request: Request) -> Response:
     form = await forms.act(request, "submit", kind="failures")
     assert form.selection is not None
     done = await form.run(jobs.retry_many, form.selection.ids)
-    links = [(f"job {each['id']}", f"/search?{urlencode({'q': each['id']})}") for each in done[:20]]
+    links = [(f"job {each['id']}", lists.link("/search", q=each["id"])) for each in done[:20]]
     text = runs_page.summed_up(done, "queued", "queued again")
     return form.done(f"{text}.", back=form.back, links=links)
 

@@ -21,10 +21,9 @@ SHOWN: Final = 20
 """Machines, and queues, that are shown."""
 _PAGES: Final[Mapping[str, str]] = {
     "question": "/inbox", "failure": "/failures", "model": "/waiting", "switch": "/machines",
-    "machine": "/machines", "queue": "/waiting", "schedule": "/schedules", "alert": "/health",
-    "orchestrator": "/health",
+    "machine": "/machines", "queue": "/waiting", "schedule": "/schedules",
 }  # fmt: skip
-"""Where the needs of each kind are seen to."""
+"""Where the needs of each kind are seen to; those of other kinds at `/health`."""
 _WAITING: Final = ("ready", "limited", "locked", "not_due")
 
 
