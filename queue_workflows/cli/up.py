@@ -136,7 +136,7 @@ def serve(
     beside_up: str | None = None, check: bool = False, *, app: str | None, log_level: str,
     log_format: str | None,
 ) -> int:  # fmt: skip
-    """Serve jobs, runs and queues over HTTP. Ctrl-C stops it."""
+    """Serve jobs, runs and queues over HTTP, and the dashboard. Ctrl-C stops it."""
     given: dict[str, Any] = {
         "app_host": host,
         "app_port": port,
