@@ -98,7 +98,8 @@ class Guard:
         given = headers.get(ID_HEADER, b"")
         request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
         trace = headers.get(trace_context.HEADER.encode(), b"").decode("latin-1")
-        reply, path, begun = Reply(send, request_id), scope["path"], time.monotonic()
+        reply, begun = Reply(send, request_id), time.monotonic()
+        path = scope["path"].removeprefix(self._settings.app_root_path)
         with log_context.bound(request_id=request_id), trace_context.continuing(trace):
             try:
                 await self._serve(scope, receive, reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import re
 import secrets
@@ -566,6 +567,20 @@ def test_all_addresses_begin_with_the_path_of_the_mount(
             assert not wrong
 
     visited(use, scope=None, inside=inside, mount=mount, **settings)
+
+
+def test_probes_below_the_path_of_a_proxy_are_logged_as_quietly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = "queue_workflows.service.requests"
+    caplog.set_level(logging.DEBUG, log)
+
+    async def use(browser: Browser) -> None:
+        for path in ("/health", "/behind/health"):
+            assert (await browser.http.get(path)).status_code == 200
+
+    visited(use, scope=None, app_root_path="/behind")
+    assert [each.levelno for each in caplog.records if each.name == log] == [logging.DEBUG] * 2
 
 
 def test_hostile_values_run_nothing_and_every_page_opens(conn: psycopg.Connection[Any]) -> None:
