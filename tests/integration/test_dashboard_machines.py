@@ -499,12 +499,14 @@ def test_machines_and_schedules_of_any_name_are_opened_by_their_links(conn: Any)
     assert factories.one(conn, "SELECT bool_and(paused) FROM schedules")
 
 
-def test_a_running_node_without_a_start_leaves_now_open(conn: Any) -> None:
+def test_a_running_node_without_a_start_leaves_pages_open(conn: Any) -> None:
     """An app may write its own rows; the node has ended before, so its usual time is known."""
     for claim in ({"status": "completed", "seconds": 5.0, "finished_at": NOW}, CLAIM):
         factories.node(conn, factories.run(conn, workflow_name="w"), "cut", **claim)
+    report(conn, transitions.who(worker_id="w"))
     words = pages.words(pages.opened("/"))
     assert "cut w cpu box - 5.0 s" in words
+    assert "cut -" in pages.words(pages.opened("/machines/box"))
 
 
 def test_an_app_without_runs_hears_that_its_jobs_have_run(conn: Any) -> None:
