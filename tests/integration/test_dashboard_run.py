@@ -215,6 +215,19 @@ def test_the_panel_of_a_node_follows_it(conn: engine_db.Connection) -> None:
     pages.browse(use)
 
 
+def test_of_many_dependencies_those_that_are_not_done_are_first(
+    conn: engine_db.Connection,
+) -> None:
+    names = [f"n{number:02d}" for number in range(60)]
+    graph = definition(**dict.fromkeys(names, ""), last=" ".join(names))
+    run_id = factories.run(conn, definition=graph, definition_hash="h-many-deps")
+    for name in names[:-1]:
+        factories.node(conn, run_id, name, status="completed")
+    factories.node(conn, run_id, "n59", queue="gpu")
+    text = pages.words(pages.opened(f"/runs/{run_id}", node="last"))
+    assert "completed or skipped: n59 queued n00 completed" in text
+
+
 def test_why_a_node_waits_is_about_this_node(conn: engine_db.Connection) -> None:
     run_id = factories.run(conn, definition=definition(a="", b=""), definition_hash="h-why")
     factories.node(conn, run_id, "a", queue="gpu")
@@ -419,6 +432,10 @@ def test_hostile_values_in_every_column(conn: engine_db.Connection) -> None:
         progress=value, pipeline_name=EVIL,
     )  # fmt: skip
     conn.execute("UPDATE workflow_node_events SET host_label = %s, worker_id = %s", [EVIL, EVIL])
+    conn.execute(
+        """UPDATE workflow_node_events SET detail = '{"used": {"ram_mb": 1e400, "vram_mb": []}}'"""
+        " WHERE event_type = 'failed'"
+    )
     asking = factories.node(
         conn, run_id, "ask", status="awaiting_input", node_module="__input__x",
         input_spec={"prompt": EVIL, "options": [EVIL, {"label": EVIL, "value": value}]},

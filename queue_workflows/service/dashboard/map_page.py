@@ -87,12 +87,12 @@ def _map(
 
 
 def _nodes(conn: db.Connection, run_id: str, name: str, key: str) -> list[JsonDict]:
-    """Return the nodes of an item with their states, in the order of the map's body."""
+    """Return the first nodes of an item with their states, in the order of the map's body."""
     entries = stored_graph.all_entries(statements.runs.definition(conn, run_id=run_id))
     begin = f"{stored_graph.without_keys(name)[0]}[]/"
     inner = [each.removeprefix(begin) for each in entries if each.startswith(begin)]
     names = [f"{item_ids.folder(name, key)}/{each}" for each in inner if "[" not in each]
-    return run_page.states_of(conn, run_id, names)
+    return run_page.states_of(conn, run_id, names[:PAGE])
 
 
 def _actions(found: JsonDict) -> list[forms.Action]:

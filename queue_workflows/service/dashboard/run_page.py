@@ -324,7 +324,10 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
 
 
 def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
-    """Return the dependencies of a node without a job; raise `NotFound` for no such node."""
+    """Return the first dependencies of a node without a job, the unfinished ones before others.
+
+    Raises `NotFound` for no such node.
+    """
     run_id = head["id"]
     definition = statements.runs.definition(conn, run_id=run_id)
     is_known = name in stored_graph.graph_nodes(definition)
@@ -334,14 +337,15 @@ def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
         meant = stored_graph.hint(conn, run_id, name)
         text = f"run {display.line(run_id, 80)} has no node {display.line(name, 120)}{meant}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
-    return states_of(conn, run_id, stored_graph.dependencies(definition, [name]).get(name, ()))
+    found = states_of(conn, run_id, stored_graph.dependencies(definition, [name]).get(name, ()))
+    return sorted(found, key=lambda each: each["state"] in ("completed", "skipped"))[:PAGE]
 
 
 def states_of(conn: db.Connection, run_id: str, names: Sequence[str]) -> list[Row]:
-    """Return `name` and `state` of the first nodes of these; one without a job is `waiting`."""
-    rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=[*names[:PAGE]])
+    """Return `name` and `state` of these nodes; one without a job is `waiting`."""
+    rows = statements.history_rows.node_states(conn, run_id=run_id, nodes=[*names])
     states = {row["node_id"]: row["status"] for row in rows}
-    return [{"name": name, "state": states.get(name, "waiting")} for name in names[:PAGE]]
+    return [{"name": name, "state": states.get(name, "waiting")} for name in names]
 
 
 def _machine(conn: db.Connection, attempt: JsonDict, head: Row) -> JsonDict:
