@@ -365,6 +365,16 @@ def test_a_form_that_is_no_unicode_is_refused(
     assert status_of(run_id) == "running"
 
 
+def test_a_form_whose_parts_cannot_be_read_is_refused() -> None:
+    async def use(browser: Browser) -> None:
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        content = b"--x\r\nno header\r\n\r\nann\r\n--x--\r\n"
+        reply = await browser.http.post("/ui/login", content=content, headers=kind)
+        assert reply.status_code == 400
+
+    visited(use, scope=None)
+
+
 def test_a_form_of_very_many_fields_is_refused() -> None:
     async def use(browser: Browser) -> None:
         kind = {"content-type": "application/x-www-form-urlencoded"}

@@ -198,7 +198,10 @@ def local(path: str) -> str:
 
 
 async def fields(request: Request, max_files: int = 0) -> FormData:
-    """Return the fields of a POST. Raises `Refused` for a text that no database can store."""
+    """Return the fields of a POST.
+
+    Raises `Refused` for a form that cannot be read, and for a text that no database can store.
+    """
     refused = Refused(400, "A field has characters that cannot be stored. Nothing was changed.")
     kind = request.headers.get("content-type", "").strip().lower()
     if not kind.startswith("multipart/") and (await request.body()).count(b"&") >= MOST_FIELDS:
@@ -209,6 +212,8 @@ async def fields(request: Request, max_files: int = 0) -> FormData:
         request.state.sent = sent
     except UnicodeError:  # of the character set that the form names
         raise refused from None
+    except ValueError:  # of its parser, which some versions of starlette do not catch
+        raise Refused(400, "The form cannot be read. Nothing was changed.") from None
     if not all(payload.is_storable(f"{name}{given}") for name, given in sent.multi_items()):
         raise refused
     return sent
