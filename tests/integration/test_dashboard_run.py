@@ -1035,6 +1035,7 @@ def test_a_node_that_asks_leads_to_its_question(conn: engine_db.Connection) -> N
 def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
     run_id = failed_run(conn, context={"wish": "tea"})
     hidden = failed_run(conn, context={"password": "hidden5"}, definition_hash="h-2")
+    large = failed_run(conn, context={"text": "y" * 100_000}, definition_hash="h-2")
 
     async def use(browser: Browser) -> str:
         page = await browser.open(f"/runs/{run_id}/again")
@@ -1048,6 +1049,7 @@ def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
         after = (await browser.http.get(reply.headers["location"])).text
         assert f"of run {run_id}" in pages.words(after)
         assert "hidden5" not in await browser.open(f"/runs/{hidden}/again")
+        assert len(await browser.open(f"/runs/{large}/again")) < 20_000
         return reply.headers["location"].split("/runs/")[1].split("?")[0]
 
     made = runs.get(pages.browse(use))
