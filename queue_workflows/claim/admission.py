@@ -1,4 +1,4 @@
-"""Admit delayed jobs whose time has come, and waiters of lock keys that nobody serves."""
+"""Admit delayed jobs that have become due, and block or unblock jobs that no worker serves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from queue_workflows.claim import job_tables, recovery, row_isolation
 from queue_workflows.db import statements
 
 BATCH = 1_000
-"""Jobs of a table that one transaction blocks, or lets wait for their keys again."""
+"""The most jobs of a table that one transaction blocks or unblocks."""
 BATCHES = 3
-"""Transactions of one sweep for each table and direction; the next sweep does the rest."""
+"""The most transactions of one sweep for each table and direction; the next one does the rest."""
 
 
 def _promotion(table: job_tables.JobTable) -> row_isolation.Duty:
@@ -38,10 +38,10 @@ PROMOTIONS = (
 
 
 def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> int:
-    """Promote all delayed jobs and runs whose time has come, in batches; return how many.
+    """Admit all delayed jobs and runs that have become due, in batches; return how many.
 
-    Their commits wake workers and orchestrators.
-    A row that raises is set aside in `rows` (None: for this call), and the others are processed.
+    The commits notify workers and orchestrators. A row that raises is set aside in `rows` (by
+    default only for this call), and the others are processed.
     """
     isolation = rows or row_isolation.Isolation()
     total = 0
@@ -54,9 +54,9 @@ def promote_due(conn: db.Connection, rows: row_isolation.Isolation | None = None
 
 
 def in_batches(conn: db.Connection, block: Callable[..., int], queues: list[str]) -> int:
-    """Block jobs by a statement of `unserved_jobs`, or let them wait again; return how many.
+    """Run a statement that blocks or unblocks jobs in batches; return how many it changed.
 
-    `queues`: the served ones. Opens one transaction a batch. Their commits admit the next jobs.
+    `queues` are the served queues. Each batch is a transaction, whose commit admits the next jobs.
     """
     count = 0
     for table in statements.JOB_TABLES:

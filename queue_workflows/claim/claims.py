@@ -14,7 +14,7 @@ from queue_workflows.db import statements
 
 _log = logging.getLogger(__name__)
 CLAIM_LOST = "QW001"
-"""The SQLSTATE of a claim whose completed job is held no longer; nothing was written or claimed."""
+"""The SQLSTATE if the claim of a completed job is lost; then nothing was written or claimed."""
 _quoted: Final = json.encoder.encode_basestring_ascii
 
 
@@ -31,15 +31,15 @@ class Claimant(NamedTuple):
     model: str | None = None
     """The loaded model."""
     models: list[str] | None = None
-    """The models this worker can load; None: any."""
+    """The models that this worker can load; None means any."""
     obey: bool = True
-    """Whether OFF for this host and queue stops the claim."""
+    """Whether the claim returns no job while this host and queue are OFF."""
     policy: str = "strict"
     """How gpu jobs are chosen: `strict` or `balanced`."""
     grace_s: float = 300.0
     bound_s: float = 2400.0
     versions: list[str] | None = None
-    """The versions of nodes that the worker has, `<module>@<version>`; None: of none."""
+    """The node versions that the worker has, as `<module>@<version>`; None if it has none."""
 
 
 class Ahead(NamedTuple):
@@ -62,10 +62,10 @@ class Done(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """When to claim again, after a claim that returned fewer jobs than it may. None: unknown."""
+    """When to claim again after a claim that returned fewer jobs than it may; None if unknown."""
 
     limit_s: float | None = None
-    """Seconds until a limit of an ingest queue admits the next job; None too if one was claimed."""
+    """Seconds until a limit of an ingest queue admits the next job; None if a job was claimed."""
     due_s: float | None = None
     """Seconds until the next delayed job of the queue is due."""
 
@@ -83,11 +83,11 @@ def claim(
     """Record completed jobs of this table, and claim up to `count` jobs of the worker's queue.
 
     Returns the rows that `claims:ingest_rows` and `claims:node_rows` describe, one for each job,
-    and perhaps one without an id, which has the seconds of a `Wait`. A link returns raw rows.
-    `promote`: first admit jobs that have become due. `ahead_s`: how far ahead it reads delayed
-    ones, or None. `only`: claims this job or none, wherever it stands in the queue. One
-    transaction, after the errors that handlers of ingest jobs logged. Raises CLAIM_LOST if one of
-    the claims to record is lost. A worker of a gpu queue claims and records one job at a time.
+    and perhaps one without an id, which has the seconds of a `Wait`. A link returns raw rows. With
+    `promote`, first admits jobs that have become due. `ahead_s` is how far ahead delayed jobs count
+    for `Wait`. With `only`, claims this job or none, wherever it is in the queue. All is one
+    transaction, but errors that ingest handlers logged are stored before it. Raises CLAIM_LOST if
+    any claim to record is lost. A worker of a gpu queue claims and records one job at a time.
     """
     given: dict[str, Any] = {
         "worker": who.worker_id,
@@ -124,12 +124,12 @@ def claim(
 
 
 def _queues_many(ahead: Ahead | None) -> bool:
-    """Return whether a plan queues more than one node, for which other workers are to be woken."""
+    """Return whether a plan queues several nodes, so that other workers have to be notified."""
     return ahead is not None and ahead.rows is not None and len(json.loads(ahead.rows)) > 1
 
 
 def _columns(done: Done) -> dict[str, Any]:
-    """Return the parameters about one completed node and the plan after it."""
+    """Return the statement's parameters for one completed node and the plan after it."""
     lease, outcome, ahead = done
     generation, rows, complete, revision = ahead or (None, None, None, 0)
     return {
@@ -157,7 +157,7 @@ _NOTHING: Final[dict[str, Any]] = {
 
 def _node_json(done: Done) -> str:
     """Return a completed node and the plan after it as an element of a JSON array."""
-    # The JSON texts are checked already; encoding them again would cost a second walk.
+    # The JSON texts are checked already, so they are inserted as text instead of encoded again.
     given = _columns(done)
     texts = {name: given.pop(name) for name in ("result", "received", "rows", "detail")}
     given["id"] = given.pop("job")
@@ -188,11 +188,11 @@ _BECAME: Final = {
 
 
 def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any]]:
-    """Claim one job after a row has made the ordinary claim raise; return its row, as `claim` does.
+    """Claim one job after a row has made the usual claim raise; return its row, as `claim` does.
 
-    One transaction. Admits the jobs that have become due, or that are kept for the host, as one of
-    them may have raised. Then tries the first 100 jobs in their order, each in a savepoint. Moves
-    those that raised aside, and logs a warning for each, with the command that removes it.
+    One transaction. First admits the jobs that have become due, or that are kept for the host, as
+    one of them may have raised. Then tries the first 100 jobs in order, each in a savepoint. Moves
+    jobs that raise aside, and logs for each a warning with the command that removes it.
     """
     claimed: list[Any] = []
     refused: dict[str, db.Error] = {}
@@ -224,10 +224,10 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
 def _move_aside(
     table: job_tables.JobTable, job: str, error: db.Error, *, may_pass: bool
 ) -> db.Script[None]:
-    """Move a queued job that raised out of the way of claims, and log what became of it.
+    """Fail, block or delay a queued job that raised, so that claims pass it, and log that.
 
-    `may_pass`: no other job could be claimed, so that the reason may concern all jobs and pass. The
-    job is ended then only if its own values are the reason, else tried again in a minute.
+    `may_pass` is whether no other job could be claimed, so that the cause may concern all jobs and
+    be temporary. Then the job fails only if its own values are the cause, else it is delayed.
     """
     message = payload.error_text(error).partition("\n")[0]
     if may_pass and not row_isolation.is_about_data(error):
@@ -255,9 +255,9 @@ class Renewal(NamedTuple):
     job_id: str
     claim_no: int
     cancel: bool
-    """The job or its run was cancelled, or the run is over."""
+    """Whether the job or its run was cancelled, or the run has ended."""
     renewed: bool = True
-    """False: somebody else has locked the row, so that its lease stays as it is."""
+    """False if another session has locked the row, so that the lease was not extended."""
 
 
 def renew(
@@ -268,7 +268,7 @@ def renew(
 ) -> db.Script[list[Renewal]]:
     """Extend the leases of one worker by `lease_s` and store progress (JSON texts).
 
-    A lease without a `Renewal` is lost.
+    If the result has no `Renewal` for a lease, that claim is lost.
     """
     if not leases:
         return []

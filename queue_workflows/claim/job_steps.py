@@ -12,14 +12,14 @@ from queue_workflows.db import statements
 from queue_workflows.types import JsonDict, Row
 
 RESUME_ON_HOST_S = 30.0
-"""Seconds for which a job whose handler has waited is kept for its host, which has its files and
-its model, about as long as a model loads elsewhere."""
+"""After a wait, seconds for which only the former host may claim the job, since it has its files
+and model. Loading a model elsewhere takes about as long."""
 LOST: Final[JsonDict] = {"state": "lost"}
-"""The answer to a handler whose job was given to another worker; nothing was written."""
+"""The answer to a handler whose claim is lost; nothing was written."""
 
 
 def answer(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
-    """Carry out a request of a handler about a step of its job by one statement; return the answer.
+    """Execute a handler's request about a step of its job as one statement; return the answer.
 
     `request` has `op` (a name of `_OPERATIONS`) and its parameters. The answer's `state` is `lost`
     if the claim is lost; then nothing was written. Raises the errors of the database.
@@ -28,10 +28,10 @@ def answer(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
 
 
 def _begin(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
-    """Begin a step or cursor: `run`, `done` with the `output` as JSON text, or `changed`.
+    """Begin a step or cursor; return the state `run`, `done` or `changed`.
 
-    `attempts` counts how often it has begun, `position` how far a cursor was. `changed` has the
-    `arguments` that it had.
+    `done` has the `output` as JSON text, `changed` the earlier `arguments`. `attempts` is how often
+    the step has begun, `position` how many items of a cursor are done.
     """
     given = _given(lease, request, "kind", "name", "key", "arguments_hash", "arguments")
     row = yield from statements.job_steps.begin[lease.table.name].script(**given)
@@ -48,7 +48,7 @@ def _begin(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
 def _end(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
     """Record that a step is `done`, with its `output` as JSON text, or `failed`, with its `error`.
 
-    `position`: how far a cursor is. Return the output as it is stored.
+    `position` is how many items of a cursor are done. Returns the output as it is stored.
     """
     names = ("kind", "name", "key", "state", "output", "error", "position")
     given = _given(lease, request, *names)
@@ -57,10 +57,10 @@ def _end(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
 
 
 def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
-    """Begin or continue a wait of a claimed job: `done` with the `output`, `waiting`, `lost`.
+    """Begin or continue a wait of a claimed job; return `done` with `output`, `waiting` or `lost`.
 
-    `request`: `kind` (`event` or `sleep`), `name`, `key`, `after_s` (None: without an end) and
-    `default`, the output of a wait that has lasted so long, as JSON text.
+    `request` has `kind` (`event` or `sleep`), `name`, `key`, `after_s` (None for no limit) and
+    `default`, the output if the wait has reached that limit, as JSON text.
     """
     given = _given(lease, request, "kind", "name", "key", "after_s", "default")
     row = yield from statements.events.wait[lease.table.name].script(**given)
@@ -71,8 +71,8 @@ def wait(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
 def suspend(lease: job_tables.Lease, *, reason: str) -> db.Script[Row | None]:
     """Give up the claim of a job whose handler waits, uncounted; return the row.
 
-    The job is claimable again when the first of its waits is over, for RESUME_ON_HOST_S only by
-    workers of the host that ran it. None: the claim is lost.
+    The job can be claimed again when its first wait is over, for RESUME_ON_HOST_S only by workers
+    of the same host. Returns None if the claim is lost.
     """
     detail = payload.encode({"reason": reason}, "reason")
     longest_s, keep_s = policy.MAX_WAIT_S, RESUME_ON_HOST_S
@@ -81,11 +81,11 @@ def suspend(lease: job_tables.Lease, *, reason: str) -> db.Script[Row | None]:
 
 
 def _add_parts(lease: job_tables.Lease, request: JsonDict) -> db.Script[JsonDict]:
-    """Add parts of a claimed job, and wake its readers: `done`, or `lost` if the claim is lost.
+    """Add parts to a claimed job's stream and notify readers; return `done`, or `lost`.
 
-    `request`: `first`, the number of the first part, `names`, and `parts` as JSON texts. Parts that
-    are stored already stay as they are, so the same request may come again. Raises `RowRefused` if
-    parts before `first` are missing: a reader would miss them.
+    `request` has `first`, the number of the first part, `names`, and `parts` as JSON texts. A
+    repeated request is harmless, as stored parts never change. Raises `RowRefused` if parts before
+    `first` are missing, since readers would miss them.
     """
     given = {name: request[name] for name in ("first", "names", "parts")}
     parts = statements.job_parts.add[lease.table.name]
@@ -116,7 +116,7 @@ _OPERATIONS: Final[dict[str, _Operation]] = {
 def store_cursors(
     cursors: Mapping[job_tables.Lease, Iterable[outcomes.Cursor]],
 ) -> db.Script[None]:
-    """Store how far the cursors of claimed jobs are; skip a job whose claim is lost."""
+    """Store the positions of claimed jobs' cursors; skip a job whose claim is lost."""
     for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS):
         rows = [
             (lease, *each) for lease in cursors if lease.table == table for each in cursors[lease]

@@ -9,19 +9,19 @@ from queue_workflows import config
 
 
 class JobTable(NamedTuple):
-    """The differences between the two job families; most statements serve both."""
+    """One of the two job tables, with the properties in which they differ."""
 
     name: str
     events: str
     in_run: bool
-    """Whether jobs are nodes of a run. These have an outbox, and end when their run ends."""
+    """Whether jobs are nodes of a run. Nodes have an outbox, and end when their run ends."""
     ready_channel: str
-    """Where the database notifies that a queue, the payload, has a job to claim."""
+    """The channel that announces claimable jobs; the payload is their queue."""
 
 
 UNKNOWN_NODE_S = 120.0
-"""Seconds for which a node that workers do not know is left to others. A deployment of new code to
-a fleet, machine by machine, is then done."""
+"""Seconds for which a node that a worker does not know is left to other workers. Within this time
+new code is usually deployed to all machines."""
 NODE_JOBS = JobTable(
     "workflow_node_jobs", "workflow_node_events", in_run=True, ready_channel="node_job_ready"
 )
@@ -50,18 +50,18 @@ def lease_of(table: JobTable, job: dict[str, Any]) -> Lease:
 
 
 LAST_GENERATION = 1_000_000
-"""The last generation that the database allows; a retry adds one, or two in a run. Statements have
-it as a number."""
+"""The highest generation that the database allows. A retry adds one, or two in a run. Statements
+contain it as a number."""
 
 
 def fence(lease: Lease, **parameters: Any) -> dict[str, Any]:
-    """Return the parameters of a fenced statement, which identify the claim, and others."""
+    """Return parameters that identify a claim, for a statement that checks it, and `parameters`."""
     claim = {"job": lease.job_id, "worker": lease.worker_id, "claim": lease.claim_no}
     return claim | parameters
 
 
 def fence_all(leases: Sequence[Lease], **parameters: Any) -> dict[str, Any]:
-    """Return the parameters of a statement that identify claims, by arrays, and others."""
+    """Return parameters that identify claims, as arrays for one statement, and `parameters`."""
     claims = {
         "jobs": [lease.job_id for lease in leases],
         "claims": [lease.claim_no for lease in leases],

@@ -9,9 +9,9 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, Row
 
 
 def lock_over(conn: db.Connection, run_id: str) -> Row:
-    """Lock a run that is to run again in a new generation; return its row.
+    """Lock a run that will run again in a new generation; return its row.
 
-    Raises `UnknownJob` for no such run, and `InvalidConfig` for one that is not over or is in its
+    Raises `UnknownJob` if it does not exist, and `InvalidConfig` if it has not ended or is in its
     last generation.
     """
     run = statements.runs.lock(conn, run_id=run_id)

@@ -1,6 +1,6 @@
-"""Claim and run jobs in a process without a worker, where nothing renews their leases.
+"""Claim and run jobs in a process without a worker, where leases are not renewed.
 
-Each function takes connections of the pool for as long as a statement needs one.
+Each function takes a connection from the pool only for the time of a statement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Claimed(dict[str, Any]):
-    """The row of a job as its claim returned it. Its holder may run the job in any process."""
+    """The row of a job as its claim returned it; whoever has it may run the job, in any process."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -51,7 +51,7 @@ def claim_next(
 ) -> Row | None:
     """Claim the next job of a queue; return its row, or None if there is none.
 
-    `more`: how to choose, as `claims.Claimant` has it; a gpu job by GPU_CLAIM_POLICY.
+    `more` has further fields of `claims.Claimant`. Gpu jobs are chosen by GPU_CLAIM_POLICY.
     """
     who = _claimant(queue, host, lease_s, **more)
     try:
@@ -60,17 +60,17 @@ def claim_next(
     except db.Error as error:
         if not row_isolation.is_about_rows(error):
             raise
-    # A row that raises in the statement would otherwise keep every other job from being claimed.
+    # Otherwise a row that raises in the statement would prevent all claims.
     with db.transaction() as conn:
         return _row_of(conn, table, claims.claim_apart(table, who))
 
 
 def take(table: job_tables.JobTable, job: Row) -> Row | None:
-    """Return a job that this process may run, or None if it may not; `job`: a row of it.
+    """Return the row of a job if this process may run it, else None.
 
-    A row that says `queued` is claimed now; None if that is not possible, for example since the job
-    is paused, switched OFF or not queued any more. A row that a claim returned, or that was read
-    under a claim of this process, is returned if the claim still holds.
+    If the row `job` has the status `queued`, claim it now; that may fail, for example because the
+    job is paused, switched OFF or not queued any more. A row that a claim returned, or that was
+    read under a claim of this process, is returned if the claim still holds.
     """
     if job.get("status") == "queued":
         who = _claimant(job["queue"], None, LEASE_S)
@@ -99,9 +99,9 @@ def _row_of(
 
 
 def asker(table: job_tables.JobTable, job: Row, interrupted: Callable[[], bool]) -> control.Ask:
-    """Return a function that answers the requests of a job's handler in the calling thread.
+    """Return a function that answers requests of a job's handler in the calling thread.
 
-    Each request takes a connection of the pool for one statement.
+    Each request takes a connection from the pool for one statement.
     """
     lease = job_tables.lease_of(table, job)
 
@@ -120,10 +120,10 @@ def despite_outages(
     interrupted: Callable[[], bool],
     wait: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Work for a handler that runs; while the database is away, `wait(seconds)` and try again.
+    """Call `work` for a running handler; while the database is away, `wait(seconds)` and retry.
 
-    An outage is not the job's failure. The lease ends that, or the first try after `interrupted` is
-    true.
+    So an outage does not fail the job. The retries end with the lease, or with the first try after
+    `interrupted` returns True.
     """
     pause_s = AGAIN_FIRST_S
     while True:

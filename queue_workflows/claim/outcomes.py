@@ -1,4 +1,4 @@
-"""Describe how a handler ended by its result, or by its error and the traceback to show."""
+"""Describe how a handler ended, with its result, or its error and a readable traceback."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 SNOOZE_LEAST_S = 1.0
-"""The shortest snooze, in seconds. A job that waits for less is claimed again before the others."""
+"""The shortest snooze in seconds. After a shorter one, the job would be claimed before others."""
 USED_S = 2.0
-"""Seconds from which on an attempt's end has what it used, so that short jobs cost nothing more."""
+"""Attempts that take at least so many seconds record the resources that they used."""
 
 
 Cursor: TypeAlias = tuple[str, str, int]
-"""Name and key of a cursor, and how many of its items are done."""
+"""The name and key of a cursor, and the number of its items that are done."""
 
 
 class Outcome(NamedTuple):
-    """How a handler ended: `completed`, `failed`, `parked`, `cancelled`, `snoozed` or `waiting`.
+    """How a handler ended; `kind` is a key of `record._EVENTS`.
 
-    `timed_out`: it ended after its worker had decided that its time limit has passed.
+    `timed_out` means that its worker had decided before that its time limit has passed.
     """
 
     kind: str
@@ -38,26 +38,26 @@ class Outcome(NamedTuple):
     result: str = "{}"
     """The result as checked JSON text."""
     error: str = ""
-    """The text of the error; the reason if the job waits, was snoozed or cancelled; if it
-    completed, the first error that its handler logged."""
+    """The text of the error. It is the reason if the job waits, was snoozed or cancelled, and the
+    first error that its handler logged if it completed."""
     detail: str | None = None
-    """The traceback, and what the attempt used, as JSON text for the history of the job."""
+    """The traceback and the used resources, as JSON text for the history of the job."""
     value: Any = None
     """The result as the app returned it, for hooks."""
     resolved_inputs: str | None = None
     vm_rss_mb_peak: int | None = None
     raised: policy.Raised = policy.Raised()
-    """What a failure decides about the next attempt; `after_s` is a snoozed job's wait."""
+    """How the error affects the next attempt; `after_s` is the wait of a snoozed job."""
     task: Mapping[str, Any] | None = None
-    """The policy of the task, for the columns that the row of the job leaves open."""
+    """The policy of the task, for columns that are NULL in the job's row."""
     cursors: tuple[Cursor, ...] = ()
-    """How far the cursors were that the handler had not ended."""
+    """The positions of cursors that the handler had not ended."""
 
 
 def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     """Return a failed outcome with the error and its traceback, or a snoozed or waiting one.
 
-    Masks the passwords of DSNs, since the outcome is stored and shown anywhere.
+    Masks the passwords of DSNs, since the outcome is stored and shown.
     """
     if isinstance(error, errors.Snooze):
         raised = policy.Raised(after_s=max(error.seconds, SNOOZE_LEAST_S))
@@ -66,7 +66,7 @@ def of_error(error: BaseException, seconds: float, what: str) -> Outcome:
     if isinstance(error, control.Suspended):
         return Outcome("waiting", seconds, error=payload.error_text(error))
     name, message = type(error).__name__, payload.error_text(error)
-    # Not masked again, or a word would be lost behind `InvalidToken:`.
+    # Not masked again, since that would hide the word after `InvalidToken:`.
     text = (f"{name}: {message}" if message else name)[: payload.ERROR_LIMIT]
     if isinstance(error, SystemExit):
         text = payload.error_text(f"the handler called sys.exit({error.code!r})")
@@ -81,11 +81,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of an error and of its causes; of the error only if that fails."""
+    """Return the traceback of an error and its causes, or of the error alone if that fails."""
     try:
         trace = traceback.TracebackException.from_exception(error)
         if isinstance(error, errors.QueueWorkflowsError) and _is_ours_alone(trace):
-            # Frames of the engine mean nothing to the author of the app; the message is enough.
+            # Frames of the engine do not help the author of the app; the message is enough.
             return "".join(trace.format_exception_only())
         _leave_out_engine(trace)
         return "".join(trace.format())
@@ -102,14 +102,14 @@ def _is_ours_alone(trace: traceback.TracebackException) -> bool:
 
 def _is_engine(frame: traceback.FrameSummary) -> bool:
     path = Path(frame.filename)
-    # An async task is reached through asyncio.
+    # An async handler is called by asyncio, so its frames lie between ours and the app's.
     between = path.parent.name == "asyncio"
     own = path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "demo")
     return own or between
 
 
 def _leave_out_engine(first: traceback.TracebackException) -> None:
-    """Drop the frames of the engine above a handler and of its captured streams, unless all are."""
+    """Drop the engine's frames around the handler, unless only frames of the engine are there."""
     streams = str(_PACKAGE / "run" / "job_output.py")
     todo: list[traceback.TracebackException | None] = [first]
     while todo:
@@ -130,7 +130,7 @@ def _raised(error: BaseException) -> policy.Raised:
 
 
 def with_used(outcome: Outcome, used: JsonDict) -> Outcome:
-    """Return the outcome with what its attempt used in its detail; {} for nothing."""
+    """Return the outcome with `used` (see `ClaimedJob.used`) added to its detail."""
     if not used:
         return outcome
     before = json.loads(outcome.detail or "{}")
@@ -138,7 +138,7 @@ def with_used(outcome: Outcome, used: JsonDict) -> Outcome:
 
 
 def without_others(outcome: Outcome) -> Outcome:
-    """Return the outcome for a process that does not report, where an unknown node fails."""
+    """Return the outcome without `elsewhere`, so that a node that is unknown here fails."""
     if outcome.raised.wish not in ("elsewhere", "no_gpu"):
         return outcome
     return outcome._replace(raised=outcome.raised._replace(wish=""))

@@ -1,6 +1,6 @@
-"""Record how the handler of a claimed job ended: completed, failed, parked, waiting, handed back.
+"""Record how the handler of a claimed job ended, or hand the job back to its queue.
 
-Its length: an outcome, a guard and a worker that stops end a claim in one place.
+Its length: all ends of a claim, by an outcome, a guard or a stopping worker, are in one place.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _log = logging.getLogger(__name__)
 UNKNOWN_MAX_S = 20.0
 """The longest wait, in seconds, between two claims of a node that workers do not know."""
 UNKNOWN_BOUNDS = 10
-"""After so many UNKNOWN_NODE_S a node fails although live workers that may know it are left."""
+"""After so many times UNKNOWN_NODE_S, an unknown node fails even if a live worker may know it."""
 FRONT_PRIORITY = 10
-"""The priority that work taken back from a worker gets at least (the contract's figure)."""
+"""The least priority of a job that is taken back from a worker; apps may rely on the number."""
 BUDGET_TRIP: Final = "budget_trip"
 """The event of a job whose time limit has passed."""
 GPU_TRIP: Final = "gpu_health_trip"
-"""The event of a job whose GPU does nothing, or has no room for its model."""
+"""The event of a job whose GPU stays idle, or has no room for its model."""
 _OF_WISH: Final = {"elsewhere": ("requeued",), "no_gpu": ("requeued",), "no_memory": (GPU_TRIP,)}
-"""The events that a failure leaves if it has such a wish, besides those of its kind."""
+"""Further events that a failure with such a `wish` may leave."""
 _EVENTS: Final = {
     "completed": ("completed",),
     "failed": ("failed", "retried", "cancelled"),
@@ -41,7 +41,7 @@ _EVENTS: Final = {
     "waiting": ("requeued", "cancelled"),
     "timed_out": (BUDGET_TRIP,),
 }
-"""The events that a recorded outcome leaves, by its kind."""
+"""The events that a recorded outcome may leave, by its kind."""
 
 
 # --- Outcomes.
@@ -50,8 +50,8 @@ _EVENTS: Final = {
 def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> str:
     """Record one outcome; return `"completed"`, `"failed"` or `"skipped"`.
 
-    `"completed"`: parked nodes too. `"failed"`: jobs that are queued again too. `"skipped"`: the
-    job was cancelled, or its claim is lost and nothing was written.
+    Parked nodes count as `"completed"`, jobs that are queued again as `"failed"`. `"skipped"` means
+    that the job was cancelled, or that its claim is lost and nothing was written.
     """
     if outcome.kind != "completed":
         if not db.run(conn, end(lease, outcome)) or outcome.kind == "cancelled":
@@ -68,25 +68,25 @@ def record(conn: db.Connection, lease: job_tables.Lease, outcome: Outcome) -> st
 
 
 def is_recorded(lease: job_tables.Lease, outcome: Outcome) -> db.Script[bool]:
-    """Return whether this claim has left an event of this outcome, so that its commit happened.
+    """Return whether this outcome is recorded, for a statement whose reply was lost.
 
-    The reply to it was lost.
+    If it was committed, the claim has left an event of the outcome's kind.
     """
     left = _OF_WISH.get(outcome.raised.wish, ())
     return has_recorded(lease, [*_EVENTS[outcome.kind], *left])
 
 
 def has_recorded(lease: job_tables.Lease, events: list[str]) -> db.Script[bool]:
-    """Return whether this very claim has left one of these events and thus was committed."""
+    """Return whether this claim has left any of these events, so that it was recorded."""
     recorded = statements.claims.has_recorded[lease.table.name]
     row = yield from recorded.script(**job_tables.fence(lease, events=events))
     return row is not None
 
 
 def end(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | None]:
-    """Record an outcome that is not `completed`; return the job's row, or None for a lost claim.
+    """Record an outcome other than `completed`; return the job's row, or None for a lost claim.
 
-    A job that was handed back has no row here, but True, also if its claim is lost.
+    For a job that was handed back, return True, even if its claim is lost.
     """
     wish, after_s = outcome.raised.wish, outcome.raised.after_s or 0.0
     if outcome.cursors:
@@ -119,10 +119,10 @@ def end_by_guard(
     seconds: float,
     detail: str = "{}",
 ) -> db.Script[Row | None]:
-    """Record that a guard ended the attempt, for the reason in `error`, with its event.
+    """Record that a guard ended the attempt, with the reason `error` and the guard's event.
 
-    A node is queued again up to WATCHDOG_MAX_RETRIES times, with at least FRONT_PRIORITY; an
-    ingest job has failed. One transaction. Returns the row; None: the claim is lost.
+    A node is queued again up to WATCHDOG_MAX_RETRIES times, with at least FRONT_PRIORITY; an ingest
+    job fails. One transaction. Returns the row, or None if the claim is lost.
     """
     ended = job_tables.fence(
         lease,
@@ -150,7 +150,7 @@ def note(
     elapsed_s: float | None = None,
     error: str | None = None,
 ) -> db.Script[None]:
-    """Append one event of a job of either family; `job` is its row, with the worker to name."""
+    """Append an event to a job of either table; `job` is its row, with the worker to name."""
     values: dict[str, Any] = {
         "job": job["id"],
         "attempt": job["attempts"],
@@ -172,7 +172,7 @@ def note(
 
 
 def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | None]:
-    """Fail the attempt by the job's policy, which is read only now, as most jobs do not fail."""
+    """Record a failed attempt by the job's policy, which is only read here, as few jobs fail."""
     if outcome.raised.wish == "elsewhere":
         left = yield from _leave_to_others(lease, outcome.error)
         if not isinstance(left, str):
@@ -228,11 +228,11 @@ def fail(
     after_s: float | None = None,
     most: int = 1,
 ) -> db.Script[Row | None]:
-    """Record a failed attempt. The job is queued again while attempts are left, else it has failed.
+    """Record a failed attempt. The job is queued again while attempts are left, else it fails.
 
-    `retry` false: it has failed whatever is left. `after_s`: how long it waits; None: the default
-    back-off. `most`: `max_attempts` is raised to it. `resolved_inputs`: the inputs that a node
-    received, as JSON text. Returns the row; None: the claim is lost.
+    Without `retry` it fails at once. `after_s` is how long it waits, by default the back-off.
+    `max_attempts` is raised to at least `most`. `resolved_inputs` are the inputs that a node
+    received, as JSON text. Returns the row, or None if the claim is lost.
     """
     parameters = job_tables.fence(
         lease,
@@ -255,8 +255,8 @@ def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str
     It fails UNKNOWN_NODE_S after the first such claim if no other live worker may know it. If
     others may, but none reports it, it fails after UNKNOWN_BOUNDS times as long. If workers send
     no heartbeats, it fails at once, since the other workers are unknown. Each wait before the next
-    claim is longer, from 1 s to UNKNOWN_MAX_S, except for workers of the host `keep_for`. Returns
-    None if the claim is lost.
+    claim is longer, from 1 s to UNKNOWN_MAX_S, but workers of the host `keep_for` need not wait.
+    Returns None if the claim is lost.
     """
     stale_s = config.STALE_WORKER_AFTER_S.read()
     found = yield from statements.handback.unknown.script(job=lease.job_id, stale_s=stale_s)
@@ -268,7 +268,7 @@ def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str
         nobody = "no worker that met it" if found["others"] else "no live worker"
         return f"{error}; {nobody} has known it for {bound_s:g} s; these met it: {met}"
     keep_for = found["keep_for"]
-    # A worker that has met it would often win the race for it at the end of a shorter wait.
+    # After a shorter wait, a worker that does not know the node would often claim it again.
     grown_s = UNKNOWN_MAX_S if found["known"] and keep_for else 1.0 + found["times"]
     after_s = min(UNKNOWN_MAX_S, grown_s)
     detail = {"reason": error, "unknown": True}
@@ -276,7 +276,7 @@ def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str
     return rows[0] if rows else None
 
 
-# --- Claims that are given up, without counting anything against their jobs.
+# --- Claims that are given up without counting an attempt.
 
 
 def hand_back(
@@ -286,10 +286,10 @@ def hand_back(
     front: bool = False,
     after_s: float = 0.0,
 ) -> db.Script[Row | None]:
-    """Give a claim up. The job is queued again, or cancelled if it or its run was.
+    """Give a claim up. The job is queued again, or cancelled if it or its run was cancelled.
 
-    `front`: it gets at least FRONT_PRIORITY. `after_s`: how long it waits first. Returns the row;
-    None: the claim is lost.
+    With `front`, it gets at least FRONT_PRIORITY. `after_s` is how long it waits first. Returns the
+    row, or None if the claim is lost.
     """
     rows = yield from _hand_back([lease], {"reason": reason}, front=front, after_s=after_s)
     return rows[0] if rows else None
@@ -299,8 +299,8 @@ def hand_back_all(leases: Sequence[job_tables.Lease], *, reason: str) -> db.Scri
     """Give up these claims of one table as `hand_back` does; return the changed rows.
 
     They may belong to several workers, since each queue of a pool has its own. Each job keeps its
-    priority. A claim that is lost is left alone, as is one whose change the database refuses: see
-    `row_isolation.change_all`.
+    priority. Skips a claim that is lost, or whose change the database refuses (see
+    `row_isolation.change_all`).
     """
     if not leases:
         return []
@@ -316,10 +316,9 @@ def hand_back_all(leases: Sequence[job_tables.Lease], *, reason: str) -> db.Scri
 def release_strays(
     table: job_tables.JobTable, worker_id: str, known: Collection[job_tables.Lease]
 ) -> db.Script[list[Row]]:
-    """Hand back the jobs that a worker has claimed without knowing it; return the changed rows.
+    """Hand back the claims of a worker that are not in `known`; return the changed rows.
 
-    Such claims come from commits whose reply was lost. `known`: its known claims; it may know an
-    earlier claim of the same job.
+    They come from commits whose reply was lost. `known` may have an earlier claim of such a job.
     """
     rows = yield from statements.handback.strays[table.name].script(worker=worker_id)
     leases = [job_tables.lease_of(table, row) for row in rows]

@@ -15,14 +15,14 @@ from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
 LIFE_LOCK: Final = "queue_workflows.worker."
-"""With a worker id behind it, the name of the advisory lock that the worker's session holds."""
+"""Followed by a worker id, this is the name of the advisory lock that its session holds."""
 MAX_CRASHES: Final = 3
-"""Workers that a job may take down before it fails as poison."""
+"""After so many crashes of a job's process, the job fails as poison."""
 MAX_LAPSES: Final = 10
-"""How often in a row a lease may lapse without evidence of its cause until its job is poison."""
+"""After so many lapses of its lease in a row, without a known cause, a job fails as poison."""
 MAX_FAILURES: Final = 10
-"""Failures of the engine on one row, such as dispatches of an event, before the row is poison: with
-the growing back-off, some minutes."""
+"""How often in a row the engine may fail on one row, such as an event to dispatch, before the row
+fails as poison. With the growing back-off, that takes some minutes."""
 _DATABASE_AWAY: Final = "its lease lapsed while the database was away"
 
 
@@ -30,7 +30,7 @@ _DATABASE_AWAY: Final = "its lease lapsed while the database was away"
 
 
 def ending(fail: Callable[[db.Connection, str, str], object]) -> row_isolation.Ending:
-    """Return how to end a row that keeps raising: `fail(conn, id, error)` after MAX_FAILURES."""
+    """Return a function that calls `fail(conn, id, error)` for a row after MAX_FAILURES."""
 
     def end(conn: db.Connection, row_id: str, error: BaseException, failures: int) -> bool:
         if failures < MAX_FAILURES:
@@ -50,7 +50,7 @@ def _ending_of(table: job_tables.JobTable) -> row_isolation.Ending:
 ENDING: Final = {
     table.name: _ending_of(table) for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
-"""How a job that keeps raising is ended, by table."""
+"""By table, the function that fails a job which keeps raising."""
 
 
 # --- Leases that have lapsed, and workers whose session is gone.
@@ -63,12 +63,12 @@ def reclaim_lapsed(
     *,
     had_s: float | None = None,
 ) -> list[Row]:
-    """Take back up to 100 jobs whose lease has lapsed, counting a lapse of each; return their rows.
+    """Take back up to 100 jobs whose lease has lapsed, count a lapse of each, return their rows.
 
-    A job is queued again at the front the first time, later after CRASH_BACKOFF_S times its lapses
-    in a row; it has failed as poison at MAX_LAPSES, and is cancelled when its run is over. Locked
-    rows are skipped. `had_s`: leaves out what `hand_back_lapsed` takes back. `rows`: sets aside
-    rows that raise.
+    At its first lapse a job is queued at the front; later it waits for CRASH_BACKOFF_S times its
+    lapses in a row. It fails as poison at MAX_LAPSES, and is cancelled if its run has ended. Locked
+    rows are skipped, rows that raise are set aside in `rows`. With `had_s`, skips the jobs that
+    `hand_back_lapsed` takes back.
     """
     duty = row_isolation.Duty(
         f"reclaim in {table.name}",
@@ -87,11 +87,11 @@ def hand_back_lapsed(
     *,
     had_s: float,
 ) -> list[Row]:
-    """Take back up to 100 jobs with a lapsed lease that were renewed last over `had_s` ago.
+    """Take back up to 100 jobs with a lapsed lease that were last renewed over `had_s` ago.
 
-    Counts nothing: the caller has had the database for `had_s` seconds only, and a worker whose
-    renewals failed before that is no dead one. The jobs are queued at the front, or cancelled.
-    Returns their rows. `rows`: as in `reclaim_lapsed`.
+    The caller has had a connection for only `had_s` seconds. Renewals before that may have failed
+    because of the database, so no lapse is counted. The jobs are queued at the front, or cancelled.
+    Returns their rows. For `rows` see `reclaim_lapsed`.
     """
     detail = payload.encode({"reason": _DATABASE_AWAY}, "reason")
     given: dict[str, Any] = {
@@ -114,10 +114,10 @@ def reclaim_gone(
     rows: row_isolation.Isolation,
     silent_s: float,
 ) -> list[Row]:
-    """Take back up to 100 jobs whose worker's session is gone and that were not renewed `silent_s`.
+    """Take back up to 100 jobs not renewed for `silent_s` whose worker's session has ended.
 
-    The session held an advisory lock for as long as it lived; a worker that never had a session is
-    left to its lease. Counts a lapse of each, as `reclaim_lapsed` does. Returns the rows.
+    The end of the session released its advisory lock. Jobs of a worker that never had the lock are
+    left to their leases. Counts a lapse of each, as `reclaim_lapsed` does. Returns the rows.
     """
     evidence = f"its session is gone, and it has not renewed for {silent_s:g} s"
     duty = row_isolation.Duty(
@@ -134,7 +134,7 @@ def reclaim_gone(
 
 
 def is_last(crash_count: int, lapse_count: int) -> bool:
-    """Return whether one more crash or lapse makes a job poison, so that it has to run alone."""
+    """Return whether a job fails at the next crash or lapse, so that it has to run alone."""
     last = MAX_CRASHES - 1
     return 0 < last <= crash_count or lapse_count >= MAX_LAPSES - 1
 
@@ -142,11 +142,11 @@ def is_last(crash_count: int, lapse_count: int) -> bool:
 def reclaim_dead(
     conn: db.Connection, leases: Sequence[job_tables.Lease], *, evidence: str
 ) -> list[Row]:
-    """Take back at once the jobs that a dead process held, of one table; return the changed rows.
+    """Take back at once a dead process's jobs of one table; return the changed rows.
 
     Counts a crash of each job, with `evidence` as the error. The job is queued again as after a
-    lapse, or has failed as poison after MAX_CRASHES. A claim that is lost is left alone, as is one
-    whose change the database refuses: see `row_isolation.change_all`.
+    lapse, or fails as poison after MAX_CRASHES. Skips a claim that is lost, or whose change the
+    database refuses (see `row_isolation.change_all`).
     """
     if not leases:
         return []
@@ -156,7 +156,7 @@ def reclaim_dead(
 
 
 def charge(lease: job_tables.Lease, *, evidence: str) -> db.Script[Row | None]:
-    """Give one claim up and count a crash, as `reclaim_dead` does; None: the claim is lost."""
+    """Give a claim up and count a crash, as `reclaim_dead` does; return None if it is lost."""
     rows = yield from _crash([lease], evidence, lease.worker_id)
     return rows[0] if rows else None
 
@@ -174,7 +174,7 @@ def note_death(
     try:
         detail = payload.encode(death | more, "detail")
     except errors.InvalidPayload:
-        # Plain SQL may write progress that is too long for an event's detail.
+        # Plain SQL may have written progress that is too long for an event's detail.
         more["progress"] = payload.error_text(repr(row["progress"]))[:1000]
         detail = payload.encode(death | more | {"gpu": None}, "detail")
     job = row | {"worker_id": worker_id}
@@ -186,14 +186,14 @@ def note_death(
 def _crash(
     leases: Sequence[job_tables.Lease], evidence: str, worker_id: str | None
 ) -> db.Script[list[Row]]:
-    """Count a crash of the jobs of these claims; `worker_id`: the worker that reports it."""
+    """Count a crash of these claims' jobs; `worker_id` is the worker that reports it, if any."""
     count = statements.recovery.count_crash[leases[0].table.name]
     given = _loss(evidence, MAX_CRASHES, worker_id)
     return count.script(**job_tables.fence_all(leases, **given))
 
 
 def _loss(error: str | None, cap: int, worker: str | None = None) -> dict[str, Any]:
-    """Return the parameters that count a crash or lapse; at `cap` of them a job is poison."""
+    """Return the parameters that count a crash or lapse; at `cap` of them a job fails."""
     backoff_s = config.CRASH_BACKOFF_S.read()
     return {
         "worker": worker, "error": error, "cap": cap, "band": record.FRONT_PRIORITY,

@@ -1,4 +1,4 @@
-"""Isolate a row that raises from the others of a batch. It is skipped, tried later, then failed."""
+"""Isolate the rows of a batch that raise; they are skipped, tried again later, and then failed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from queue_workflows.types import NowFn, Row
 
 T = TypeVar("T")
 Rest: TypeAlias = Callable[[BaseException, int], bool]
-"""Takes the error and how many came in a row. Returns whether the row is postponed or ended."""
+"""Takes an error and how often in a row it came; returns whether it delayed or ended the row."""
 Change: TypeAlias = Callable[..., list[Row]]
 """A statement that returns rows."""
 Ending: TypeAlias = Callable[[db.Connection, str, BaseException, int], bool]
-"""Does the same for a row by its id, in the transaction that is open."""
+"""Like `Rest`, for the row with an id, in the open transaction of a connection."""
 
 _log = logging.getLogger(__name__)
 FIRST_S = 0.5
@@ -39,8 +39,8 @@ SERVER = ("08", "25", "53", "57P")
 SYSTEMIC = frozenset(
     ("08", "25", "28", "2D", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "72")
 ) | {"F0", "HV", "XX"}
-"""SQLSTATE classes that say nothing about a row: connection, transaction, rights, missing objects,
-resources, locks, shutdown, storage, internal errors."""
+"""SQLSTATE classes whose cause is not a row, but connection, transaction, rights, missing objects,
+resources, locks, shutdown, storage or internal errors."""
 DATA = frozenset(("0A", "21", "22", "23", "54"))
 """SQLSTATE classes of values that cannot be computed with or stored."""
 
@@ -56,10 +56,10 @@ def is_busy(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether an error comes from the server, which is away, full or read-only.
+    """Return whether an error means that the server is away, full or read-only.
 
-    Every other error counts against the row: a value that is too large, a statement that is too
-    slow, a refusal by the client, and any SQLSTATE that a trigger raises.
+    Every other error counts against the row, such as a value that is too large, a statement that
+    is too slow, a refusal by the client, and any SQLSTATE that a trigger raises.
     """
     if not isinstance(error, psycopg.Error) or _is_raised(error):
         return False
@@ -76,7 +76,7 @@ def is_of_row(error: BaseException) -> bool:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return whether a function raised the error. It may use the SQLSTATE of an outage."""
+    """Return whether a database function raised the error, perhaps with an outage's SQLSTATE."""
     context = error.diag.context if isinstance(error, psycopg.Error) else None
     return " at RAISE" in (context or "")
 
@@ -91,10 +91,10 @@ def is_about_rows(error: Exception) -> bool:
 
 
 def is_about_data(error: Exception) -> bool:
-    """Return whether the row can never be written as it is.
+    """Return whether the row can never be written with its present values.
 
-    An error that a trigger raises does not count: the trigger may accept the row later. One that is
-    not the database's counts: the value did not even reach it.
+    That is false for an error of a trigger, which may accept the row later. It is true for an error
+    that the client raised before it sent the value.
     """
     if not isinstance(error, psycopg.Error):
         return True
@@ -105,11 +105,11 @@ def is_about_data(error: Exception) -> bool:
 
 
 class Duty(NamedTuple):
-    """One change of many rows, in parts, so that a row that raises can be left out of it.
+    """A change of many rows that can be done in parts, to leave out a row that raises.
 
-    `pick` locks a batch of rows that are due, of `%(ids)s` (NULL: of all) and none of `%(aside)s`,
-    and returns their `id`s. `change` changes those of `%(ids)s` and returns the rows. Both take
-    `given`. `rest` ends a row that keeps failing, if it can be.
+    `pick` locks a batch of due rows, only those in `%(ids)s` unless it is NULL, without the rows in
+    `%(aside)s`, and returns their `id`s. `change` changes the rows `%(ids)s` and returns them. Both
+    take the parameters `given`. `rest` ends a row that keeps failing, if possible.
     """
 
     kind: str
@@ -138,13 +138,13 @@ class _Failures(NamedTuple):
     in_a_row: int
     until: float
     busy: int = 0
-    """How often in a row another transaction had locked it, which is no failure."""
+    """How often in a row another transaction had locked it, which does not count as a failure."""
 
 
 class Isolation:
     """The rows that raised in this process, and when each may be tried again.
 
-    It has the engine's one broad `except` around work on a row. An error of the server is raised.
+    The engine's only broad `except` around work on a row is here. Errors of the server are raised.
     """
 
     def __init__(self, now_fn: NowFn = time.monotonic) -> None:
@@ -165,10 +165,10 @@ class Isolation:
     def attempt(
         self, kind: str, row_id: str, work: Callable[[], T], rest: Rest | None = None
     ) -> T | None:
-        """Return what `work` returns; None after it raised and the row was set aside.
+        """Return the result of `work`, or None if it raised and the row was set aside.
 
-        `rest` stores the failure in the row, if it can. Otherwise this process leaves the row
-        alone for a time that doubles with each failure.
+        `rest` stores the failure in the row if possible. Otherwise this process skips the row for a
+        time that doubles with each failure.
         """
         try:
             found = work()
@@ -184,7 +184,7 @@ class Isolation:
     def batch(self, conn: db.Connection, duty: Duty) -> list[Row]:
         """Do one batch of a duty and return the changed rows; rows that raise are set aside.
 
-        Each part is a transaction of its own, or a savepoint where `conn` is in a transaction.
+        Each part is a transaction of its own, or a savepoint if `conn` is in a transaction.
         """
         aside = self.aside(duty.kind)
         if not aside:
@@ -230,10 +230,10 @@ class Isolation:
         return self.attempt(duty.kind, row_id, work, rest)
 
     def _set_aside(self, kind: str, row_id: str, error: BaseException, rest: Rest | None) -> None:
-        """Leave a row alone for a while, unless `rest` has postponed or ended it.
+        """Skip a row for a while, unless `rest` has delayed or ended it.
 
-        Each wait for a locked row delays the rows behind it. It counts as no failure, so that no
-        lock ends a row.
+        A locked row is skipped too, as waiting for it delays the others. That does not count as a
+        failure, so a lock never ends a row.
         """
         key = (kind, row_id)
         with self._lock:
@@ -258,7 +258,7 @@ class Isolation:
 
 
 def described(error: BaseException) -> str:
-    """Return the type of an error and the first line of its text, fit to be stored."""
+    """Return the type of an error and the first line of its text, in a form that can be stored."""
     name = type(error).__name__
     text = payload.error_text(error).partition("\n")[0].strip()
     return f"{name}: {text}" if text else name
@@ -269,7 +269,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
-    """Do every step although one raises, then raise the first error or return the results."""
+    """Do every step even if one raises; then raise the first error, or return the results."""
     first: Exception | None = None
     found: list[T] = []
     for step in steps:
@@ -288,7 +288,7 @@ def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
 def attempted(script: db.Script[T]) -> db.Script[T | db.Error]:
     """Run a script in a transaction or savepoint of its own; return its error if a row caused it.
 
-    Then the transaction is undone. Any other error is raised.
+    After an error that transaction is rolled back. Any other error is raised.
     """
     yield db.BEGIN
     try:
@@ -307,8 +307,8 @@ def set_aside(
 ) -> db.Script[Literal["failed", "set_aside"] | None]:
     """Fail a job that the database refuses to change; if that is refused too, block it.
 
-    Without `lease` the job must be queued, else held by this claim. Returns `failed`, `set_aside`
-    (blocked), or None if the job has another state or no change of it can be written.
+    Without `lease` the job must be queued, else this must be its claim. Returns `failed`,
+    `set_aside` (blocked), or None if the job is in another state or cannot be changed at all.
     """
     given: dict[str, Any] = {"job": job_id, "worker": None, "claim": None}
     if lease is not None:
@@ -326,10 +326,10 @@ def change_all(
     leases: Sequence[job_tables.Lease],
     one: Callable[[job_tables.Lease], db.Script[Row | None]],
 ) -> db.Script[list[Row]]:
-    """Return the rows of `change`; if a row makes it fail, the rows of `one` for each claim.
+    """Run `change` and return its rows; if a row makes it fail, run `one` for each claim.
 
-    Then each claim is changed in a transaction or savepoint of its own. A claim whose change the
-    database refuses is logged, and ends with its lease.
+    Each `one` has a transaction or savepoint of its own. A claim whose change the database refuses
+    is logged, and ends with its lease.
     """
     rows = yield from attempted(change)
     if not isinstance(rows, db.Error):

@@ -37,11 +37,11 @@ from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 _key: contextvars.ContextVar[int] = contextvars.ContextVar("executor_job", default=0)
-"""The job whose handler runs in this context."""
+"""The key of the job whose handler runs in this context."""
 AGAIN_S: Final = 1.0
-"""Seconds after which a job is tried again for which no thread could be started."""
+"""Seconds until a job is tried again if no thread could be started for it."""
 BLOCKED_S: Final = 1.0
-"""Seconds without a turn of the loop after which its handler is named."""
+"""Seconds for which a handler may block the loop before a warning names it."""
 CHECK_S: Final = 0.25
 STOP_S: Final = 1.0
 _NAME: Final = "executor-sync"
@@ -51,18 +51,18 @@ Call = Callable[[handlers.Runner], object]
 class AsyncJobs(job_loop.Jobs):
     """Run async handlers concurrently on the main thread's event loop.
 
-    Handlers that are not async run on one further thread, one at a time. One thread receives jobs
-    and requests about them. A third one watches for a handler that blocks the loop.
+    Sync handlers run on a second thread, one at a time. A third thread receives jobs and requests
+    about them. A fourth watches for handlers that block the loop.
     """
 
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
         super().__init__(end, begins)
         self._loop = handlers.Runner(alone=True)
         self._sync: service.Pool | None = None
-        """The thread of handlers that are not async, which the first of them starts."""
+        """The thread of sync handlers, which the first of them starts."""
         self._calls = queue.SimpleQueue[int]()
         self._waiting: dict[int, Call] = {}
-        """The calls that this thread has not begun, by the key of their job."""
+        """The calls that the thread of sync handlers has not begun, by the key of their job."""
         self._jobs: dict[int, job_loop.Job] = {}
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -73,10 +73,10 @@ class AsyncJobs(job_loop.Jobs):
         self._watch = LoopWatch(self._loop.inner, self._jobs)
         self._loop.keep()
         self._flushes = False
-        """Whether the event loop is about to send what was too early to be sent."""
+        """Whether the event loop is about to send the delayed reports."""
         self._state = restored_state.RestoredState()
         self._changing = threading.Lock()
-        """Held while a job is added, and while the process is restored as there is none."""
+        """Held while a job is added, and while the process is restored because it has no job."""
         self._watch.start()
         service.Pool("executor-jobs", 1, lambda _: self._receive_all()).start()
 
@@ -142,11 +142,11 @@ class AsyncJobs(job_loop.Jobs):
             return
         job.request(reason)
         if self._waiting.pop(key, None) is not None:
-            # It waits for another job's handler, and would see the request only after that.
+            # The job waits for another job's handler, and would see the request only after it.
             self._ended(job, outcomes.Outcome("cancelled", 0.0, error=reason))
 
     def _call_later(self, key: int, call: Call) -> None:
-        """Let the thread call this after what waits for it. Raises RuntimeError without one."""
+        """Queue a call for the thread of sync handlers; raise RuntimeError if it cannot start."""
         if self._sync is None:
             pool = service.Pool(_NAME, 1, lambda _: self._serve_calls())
             pool.start()
@@ -173,13 +173,13 @@ class AsyncJobs(job_loop.Jobs):
     async def _ask_async(self, key: int, what: str, request: Any) -> Any:
         return await asyncio.wrap_future(self._ask_for(key, what, request))
 
-    # --- The thread of handlers that are not async.
+    # --- The thread of sync handlers.
 
     def _serve_calls(self) -> None:
-        # A thread that blocks all signals starts this one. Programs that a handler executes would
-        # inherit that, and SIGTERM would not end them.
+        # The thread that starts this one blocks all signals. Programs that a handler executes would
+        # inherit that, so that SIGTERM would not end them.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # Threads that a handler starts take this over; they are to end before the process does.
+        # Threads that a handler starts inherit this, so that the process waits for their end.
         threading.current_thread()._daemonic = False  # pyright: ignore
         with contextlib.closing(handlers.Runner()) as runner:
             while key := self._calls.get():
@@ -198,7 +198,7 @@ class AsyncJobs(job_loop.Jobs):
         self._ended(job, outcome)
 
     def ask(self, key: int, what: str, request: Any) -> Any:
-        """Return the worker's answer; for the thread of handlers that are not async."""
+        """Return the worker's answer; only for the thread of sync handlers."""
         return self._ask_for(key, what, request).result()
 
     def _announce(self, key: int, body: bytes) -> None:
@@ -215,7 +215,7 @@ class AsyncJobs(job_loop.Jobs):
         return found
 
     def ask_step(self, key: int, request: JsonDict) -> control.Answered:
-        """Return the answer to come about a step of this job."""
+        """Return a future for the answer about a step of this job."""
         if key not in self._jobs:
             raise errors.NoCurrentJob("the job of this step has ended")
         return self._ask_for(key, "step", request)
@@ -230,7 +230,7 @@ class AsyncJobs(job_loop.Jobs):
             self._post(self._settle, key)
 
     def _settle(self, key: int = 0) -> None:
-        """Restore the process if it has no job; end if requested. Runs on the event loop."""
+        """Restore the process if no job is left, and end it if requested; on the event loop."""
         with self._changing:
             if self._jobs:
                 return
@@ -256,7 +256,7 @@ class AsyncJobs(job_loop.Jobs):
 
 
 def _is_async(job: job_loop.Job) -> bool:
-    """Return whether the handler is async; one that cannot be found fails on the other thread."""
+    """Return whether the handler is async; one that is not found fails on the other thread."""
     try:
         if job.in_run:
             return handlers.is_async(node_call.handler_of(job.row)[1])
@@ -266,10 +266,10 @@ def _is_async(job: job_loop.Job) -> bool:
 
 
 class LoopWatch(service.Loop):
-    """Ask the event loop of this thread for a turn again and again while there are `jobs`.
+    """Watch, on a thread of its own, whether the event loop of the calling thread is blocked.
 
-    Each time that the loop is blocked, it logs which job's handler does so, and where. A thread of
-    its own does that.
+    While there are `jobs`, it asks the loop for a turn. If that takes too long, it logs which job's
+    handler blocks the loop, and where.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, jobs: dict[int, job_loop.Job]) -> None:
@@ -280,12 +280,12 @@ class LoopWatch(service.Loop):
         self._warned = False
         self._main = threading.get_ident()
         self._keys = weakref.WeakKeyDictionary[Any, int]()
-        """The jobs of tasks: no version of Python below 3.12 shows the context of a task."""
+        """The job key of each task, since Python before 3.12 does not show a task's context."""
         self._make: Any = loop.get_task_factory()
         loop.set_task_factory(self._create)
 
     def note(self, key: int) -> None:
-        """Note that the running task is one of this job."""
+        """Note that the running task belongs to this job."""
         self._keys[asyncio.current_task()] = key
 
     def _create(

@@ -14,29 +14,29 @@ from queue_workflows.telemetry import pressure
 from queue_workflows.types import JsonDict
 
 GROWN_MB: Final = 32.0
-"""When memory is full, an idle executor is ended if it has grown by so many MB since its fork.
+"""When memory is full, idle executors that have grown by more MB than this are ended.
 
-Imports and caches take less than that."""
+Imports and caches take less."""
 UNKNOWN: Final[dict[str, Any]] = {
     "code": None, "signal": None, "core": False, "max_rss_mb": 0, "by_deadline": False,
     "oom_kills": None, "begun": None,
 }  # fmt: skip
-"""What is known of an end that the launcher has not seen."""
+"""The packet about the end of an executor that the launcher has not seen."""
 
 
 class Death(NamedTuple):
-    """How an executor ended: one line, and the detail of the `death` event."""
+    """How an executor ended, as one line and as the detail of the `death` event."""
 
     evidence: str
     detail: JsonDict
     by_deadline: bool
-    """Whether the launcher has killed it since the worker was silent."""
+    """Whether the launcher killed it because the worker was silent past its deadline."""
     killed_for: str
-    """Why this worker has killed it; empty if it has not."""
+    """Why this worker killed it; empty if it did not."""
 
 
 class Executor:
-    """One executor of this worker: its process, its channel, and its jobs."""
+    """One executor of this worker, with its process, its channel and its jobs."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Executor:
         *,
         shared: bool,
     ) -> None:
-        """`pipes`: where its stdout and stderr are read. `shared`: it runs many jobs at once."""
+        """Read its stdout and stderr from `pipes`; with `shared` it runs many jobs at once."""
         self.number, self.pid = number, 0
         """The pid is 0 until the launcher has forked it."""
         self.shared = shared
@@ -57,38 +57,38 @@ class Executor:
         self.unsent = bytearray()
         self.out = job_output.Output(*pipes)
         self.jobs: dict[int, Any] = {}
-        """Its jobs by key, until their outcomes are here; the first one runs."""
+        """Its jobs by key, until their outcomes are received; the first one runs."""
         self.count = 0
-        """How many jobs it has been sent."""
+        """How many jobs were sent to it."""
         self.announcing = 0
-        """How many completed jobs it keeps the value of, for the app's hook."""
+        """How many values of completed jobs it keeps for the app's hook."""
         self.changing = False
         """Whether it loads or unloads a model on request."""
         self.full = False
         """Whether it gets no further job."""
         self.let_go_at = math.inf
-        """When it was told to end by itself; inf: it was not."""
+        """When it was asked to end by itself; inf if it was not."""
         self.idle_since = clock.boot_s()
         self.lost = ""
         """Why its channel cannot be used any more."""
         self.lost_at = math.inf
         self.packet: dict[str, Any] | None = None
-        """What the launcher says of its end."""
+        """The launcher's packet about its end, or None."""
         self.signals: set[int] = set()
-        """The signals that it was sent to end."""
+        """The signals that were sent to end it."""
         self.killed_for = ""
         self.drains = 0
-        """How often it waited until its output was read."""
+        """How often it asked the worker to read its output."""
         self.tail = b""
         """The last output of the job that runs."""
         self.ready = False
-        """Whether it runs jobs; before that it loads the app, for instance."""
+        """Whether it can run jobs; before that it may have to load the app."""
         self.queues = False
-        """Whether a job may wait in it, behind the others that it has."""
+        """Whether a further job may wait in it behind the others."""
         self.mb_before = 0.0
         """Its memory when it was forked."""
         self.lines: logs.Pipes | None = None
-        """The lines that it prints, if they are to be printed as JSON."""
+        """Cuts its output into lines, if they have to be printed as JSON."""
 
     @property
     def job(self) -> Any:
@@ -97,24 +97,24 @@ class Executor:
 
     @property
     def ends(self) -> bool:
-        """Return whether it is about to end."""
+        """Return whether it ends soon."""
         return bool(self.full or self.signals or self.lost)
 
     @property
     def usable(self) -> bool:
-        """Return whether it may get a job now, or as soon as one has ended."""
+        """Return whether it may get a job now, or once one of its jobs has ended."""
         busy = self.changing or (self.announcing and not self.shared)
         return not (self.ends or busy or self.packet is not None)
 
     def memory_mb(self, *parts: bytes) -> float:
-        """Return its memory in MB, by default that in RAM and that on swap; 0.0 if it has ended."""
+        """Return its memory in MB, by default RAM and swap together; 0.0 if it has ended."""
         found = pressure.numbers(
             Path(f"/proc/{self.pid}/status"), *(parts or (b"VmRSS", b"VmSwap"))
         )
         return sum(each or 0 for each in found) / 1024
 
     def has_grown(self) -> bool:
-        """Return whether it keeps memory of jobs that have all ended."""
+        """Return whether it is idle and still keeps memory of its earlier jobs."""
         if not self.usable or self.jobs or not self.count:
             return False
         return self.memory_mb() - self.mb_before >= GROWN_MB
@@ -125,7 +125,7 @@ class Executor:
             each.close()
 
     def death(self, packet: dict[str, Any], others: int) -> Death:
-        """Return how it has ended, which ran a job, and `others` as well."""
+        """Return how it has ended while it ran a job, and `others` besides."""
         how = _how(packet)
         detail: JsonDict = {"exit_code": packet["code"], "executor": self.pid}
         detail |= {name: packet[name] for name in ("signal", "core", "max_rss_mb", "oom_kills")}

@@ -1,6 +1,7 @@
-"""Fork the executors of one queue, give them jobs, and read what they send and print.
+"""Fork the executors of one queue, give them jobs, and read their messages and output.
 
-For the thread of the worker's loop; no call waits. The owner hears what happens to its jobs.
+Only the thread of the worker's loop calls this, and no call blocks. The owner is told what happens
+to its jobs.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from queue_workflows.types import JsonDict
 
 _log = logging.getLogger(__name__)
 DEPTH: Final = 8
-"""How many short jobs an executor has at once, of which one runs."""
+"""How many short jobs an executor has at most, one running and the others waiting."""
 TAIL: Final = 2000
 """Bytes of a job's last output that are kept for the record of a death."""
 END_S: Final = 5.0
-"""Least seconds in which an executor that was let go has to end."""
+"""Least seconds that an executor has to end after it was asked to."""
 LOST_S: Final = 1.0
 """Seconds that a process gets to end after its channel was closed."""
 UNREAD: Final = "what an earlier job has left: it ended before it read this one"
 UNSTARTED: Final = "a start that failed"
 FORK_FIRST_S: Final = 0.1
 FORK_AGAIN_S: Final = 5.0
-"""Pauses in seconds before the next fork, if one was refused or its executor died without a job."""
+"""Pauses in seconds before the next fork, after one failed or an executor died without a job."""
 LET_GO_S: Final = 60.0
-"""Seconds after which an executor that has nothing to do is let go, unless it has a GPU."""
+"""Seconds after which an idle executor is asked to end, unless it has a GPU."""
 NO_MODEL: Final[JsonDict] = {
     "current": None, "loading": None, "load_s": 0.0, "held_s": 0.0, "vram_gb": 0.0,
 }  # fmt: skip
 
 
 class Executors:
-    """The executors of one queue; another one is forked for each that ends.
+    """The executors of one queue, which replace those that end.
 
-    `owner`: a `worker.desk.Desk`, whose methods hear what happens to a job. A job is a
-    `worker.claimed_job.ClaimedJob`. `slots`: how many jobs run at once, each in an executor of its
-    own, but if `shared`, those that are started so share one. `lone`: another one is forked only
-    once the last has ended, as two may not fit into the memory of a GPU. `end_s`: seconds for the
-    threads and exit functions of one that was let go. `max_jobs`, `max_rss_mb`: after so many jobs,
-    and if it is larger after a job, an executor is replaced; None: never.
+    `owner` is a `worker.desk.Desk`; its methods are called about jobs, which are
+    `worker.claimed_job.ClaimedJob`. `slots` jobs run at once, each in an executor of its own, but
+    jobs started as `shared` share one. With `lone`, an executor is forked only after the last has
+    ended, as two may not fit into the memory of a GPU. `end_s` is how long one that was asked to
+    end has for its threads and exit functions. An executor is replaced after `max_jobs` jobs, or if
+    it is larger than `max_rss_mb` after a job; None means never.
     """
 
     def __init__(
@@ -77,19 +78,19 @@ class Executors:
         self._by_pid: dict[int, Executor] = {}
         self._end_s = max(END_S, end_s)
         self._fork_at = 0.0 if lone else math.inf
-        """When to fork, or when a fork may be tried again; inf: whenever a job needs one."""
+        """When to fork, or may try a fork again; inf means whenever a job needs an executor."""
         self._fork_s = FORK_FIRST_S
         self.closing = False
         self._depth = 1 if shared or lone or slots > 1 else DEPTH
-        """How many jobs an executor has at most if `queues`. With several slots a job could wait in
-        one for a long one while another executor is free."""
+        """The most jobs of an executor if `queues`. It is 1 with several slots, as a job could wait
+        behind a long one while another executor is free."""
         self.queues = False
-        """Whether the next job may wait in an executor, behind others that are short, too."""
+        """Whether the next job may wait in an executor behind other short jobs."""
 
     def __iter__(self) -> Iterator[Executor]:
         return iter([*self._by_number.values()])
 
-    # --- What there is room for.
+    # --- Room for jobs.
 
     @property
     def room(self) -> int:
@@ -97,7 +98,7 @@ class Executors:
         every = self._by_number.values()
         may_fork = self._fork_at == math.inf or clock.boot_s() >= self._fork_at
         if self._shared:
-            # One that gets no further job goes on beside its successor until its jobs have ended.
+            # An executor that gets no further job runs beside its successor until its jobs end.
             return max(0, self._slots - sum(len(each.jobs) for each in every)) if may_fork else 0
         forks = may_fork and not (self._lone and self._by_number)
         free = max(0, self._slots - len(self._lasting())) if forks else 0
@@ -111,7 +112,7 @@ class Executors:
         return place.usable and place.queues and 0 < len(place.jobs) < self._depth
 
     def _lasting(self) -> list[Executor]:
-        """Return the executors that count as slots, as they are not about to end."""
+        """Return the executors that count as slots, which are those that do not end soon."""
         return [each for each in self._by_number.values() if each.jobs or not each.ends]
 
     @property
@@ -120,12 +121,12 @@ class Executors:
         return True
 
     def recorded(self, job: Any, found: object) -> None:
-        """Note that the end of a job is recorded, with its row if it was not handed back."""
+        """Note that the outcome of a job is recorded; `found` is its row unless handed back."""
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
-        """Give a job to an executor; `room` must have been positive. `isolated`: to a fresh one.
+        """Give a job to an executor; `room` must be positive.
 
-        `shared`: to the one that runs many async jobs at once, if the job is not isolated.
+        An `isolated` job gets a new executor, any other `shared` one the executor for async jobs.
         """
         wanted = shared and not isolated
         place = next(
@@ -148,7 +149,7 @@ class Executors:
         if place is None:
             self._return(job, "want of descriptors")
             return
-        # An executor that is not ready may load the app for ever, so that its time counts, too.
+        # The time until the executor is ready counts too, since loading the app may never end.
         waits = bool(place.jobs and not place.shared)
         place.queues = self.queues
         place.count += 1
@@ -163,7 +164,7 @@ class Executors:
         job.body = b""
 
     def _return(self, job: Any, why: str) -> None:
-        """Let a job be handed back, uncounted, that no executor runs."""
+        """Report a job that no executor can run, so that it is handed back uncounted."""
         self._owner.died(job, Death("", {}, False, why))
 
     def _idle(self) -> list[Executor]:
@@ -172,7 +173,7 @@ class Executors:
     # --- Requests to executors.
 
     def interrupt(self, job: Any, reason: str) -> None:
-        """Let the handler of a job end: `cancelled` sets its event, anything else does not."""
+        """Ask the handler of a job to end; only the reason `cancelled` sets its cancel event."""
         place = job.place
         if place is None:
             return
@@ -180,7 +181,7 @@ class Executors:
         if place.shared:
             self._send(place, wire.frame(wire.INTERRUPT, job.key, reason.encode()))
             return
-        with contextlib.suppress(OSError):  # it has ended, or reads none of many
+        with contextlib.suppress(OSError):  # it has ended, or has not read earlier requests
             place.requests.send(f"{job.key} {reason}".encode())
 
     def kill(self, place: Executor, signum: int, why: str) -> None:
@@ -192,15 +193,15 @@ class Executors:
                 self._launcher.kill(place.pid, signum)
 
     def let_go(self, place: Executor) -> None:
-        """Let an executor end by itself, after the jobs that it has."""
+        """Ask an executor to end after its present jobs."""
         if place.let_go_at == math.inf:
             place.full, place.let_go_at = True, clock.boot_s()
             self._send(place, wire.frame(wire.QUIT, 0, b""))
 
     def answer(self, job: Any, number: int, answer: JsonDict) -> None:
-        """Answer a question of a job's handler by `value`, `error` and `is_final`.
+        """Answer a question of a job's handler with `value`, `error` and `is_final`.
 
-        `is_final`: another attempt would not help.
+        `is_final` means that another attempt would not help.
         """
         if job.place is not None and number:
             if len(body := wire.encoded(answer)) > wire.MAX_BYTES:
@@ -209,17 +210,17 @@ class Executors:
             self._send(job.place, wire.frame(wire.ANSWER, number, body))
 
     def expect_announcement(self, place: Executor) -> None:
-        """Keep the value of a completed job for the app's hook, and give it no job meanwhile."""
+        """Give an executor no job until `announce`, since it keeps a value for the app's hook."""
         place.announcing += 1
 
     def announce(self, place: Executor, key: int, rows: bytes | None) -> None:
-        """Call the app's hook for a recorded job; None: it was not recorded, forget its value."""
+        """Let the app's hook be called for a recorded job; without `rows`, only drop its value."""
         if place.packet is None:
             body = b"" if rows is None or len(rows) > wire.MAX_BYTES else rows
             self._send(place, wire.frame(wire.ANNOUNCE, key, body))
 
     def change_model(self, change: JsonDict) -> bool:
-        """Let an executor without a job load or unload a model; return False if there is none."""
+        """Let an idle executor load or unload a model; return False if none is idle."""
         idle = self._idle()[:1]
         for place in idle:
             place.changing = True
@@ -227,7 +228,7 @@ class Executors:
         return bool(idle)
 
     def kill_idle(self, why: str) -> None:
-        """End the executors that have no job."""
+        """Kill the executors that have no job."""
         for place in self:
             if not place.jobs:
                 self.kill(place, signal.SIGKILL, why)
@@ -246,7 +247,7 @@ class Executors:
         return any(each.let_go_at < math.inf or each.has_grown() for each in self)
 
     def tick(self, now: float) -> float:
-        """Kill what should have ended, fork what is missing; return when to be called again."""
+        """Kill overdue executors and fork missing ones; return when to call this again."""
         due = math.inf
         for place in self:
             ends_at = math.inf if place.jobs else place.let_go_at + self._end_s
@@ -293,13 +294,13 @@ class Executors:
         return place
 
     def _pause(self) -> None:
-        """Fork no executor for a while; each failure in a row doubles it."""
+        """Delay the next fork; each further failure doubles the delay."""
         self._fork_at = clock.boot_s() + self._fork_s
         self._fork_s = min(FORK_AGAIN_S, self._fork_s * 2)
         self._loop.wake_at(self._fork_at)
 
     def forked(self, packet: dict[str, Any]) -> int:
-        """Note that the launcher has forked an executor, or could not; return its pid, or 0."""
+        """Note the launcher's reply about a fork; return the executor's pid, or 0 if it failed."""
         place = self._by_number.get(packet["forked"])
         if place is None:
             return 0
@@ -311,7 +312,7 @@ class Executors:
         place.pid = packet["pid"]
         place.mb_before = place.memory_mb()
         self._by_pid[place.pid] = place
-        # Not before: what it prints shows its pid.
+        # Read its output only now, since printed lines show the pid.
         self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
         for fd in place.out.fds:
             self._loop.read(fd, functools.partial(self._on_output, place))
@@ -340,7 +341,7 @@ class Executors:
         except BlockingIOError:
             return 0
         except OSError:
-            # It has ended. What it sent before that, such as an outcome, is still to be read.
+            # It has ended. Messages that it sent before, such as an outcome, are still to be read.
             return len(data)
 
     def _lose(self, place: Executor, why: object) -> None:
@@ -404,7 +405,7 @@ class Executors:
         if kind == wire.PROGRESS:
             job.beat(clock.boot_s(), body.decode() or None)
             if body:
-                self._loop.wake_at(0.0)  # so that it is stored
+                self._loop.wake_at(0.0)  # so that the progress is stored
         elif kind == wire.CURSOR:
             name, key, position = wire.checked(kind, body)
             job.cursors[name, key] = position
@@ -445,7 +446,7 @@ class Executors:
         self._freed(place)
 
     def _on_leave(self, place: Executor, why: str) -> None:
-        """Replace an executor; hand back what was sent to it since, as it does not run that."""
+        """Replace an executor that asks for it, and hand back the jobs that it will not run."""
         place.full = True
         jobs = [] if place.shared else [*place.jobs.values()]
         for job in jobs:
@@ -454,9 +455,9 @@ class Executors:
         self._freed(place)
 
     def _freed(self, place: Executor) -> None:
-        """End an executor that has had enough; else it can take another job."""
+        """End an executor that has reached a limit, else let it take another job."""
         if place.signals and not place.jobs:
-            # Its handler has ended at SIGTERM, and the process lives on.
+            # SIGTERM has ended the handler, but not the process.
             self.kill(place, signal.SIGKILL, place.killed_for)
             return
         if self._max_rss_mb is not None and place.memory_mb(b"VmRSS") > self._max_rss_mb:
@@ -472,7 +473,7 @@ class Executors:
         # The engine's own records are for the worker's log only.
         if job is not None and record["name"].partition(".")[0] != job_output.ENGINE:
             if not place.shared and (len(place.jobs) == 1 or record.get("is_behind_output")):
-                # Printed before it, perhaps the rest of a line. No other job can have printed that.
+                # Read the output before this record first. It can only be this job's.
                 self._drain(place)
             text = f"{record['text']}\n".encode("utf-8", "backslashreplace")
             self._keep(place, job, text)
@@ -480,10 +481,10 @@ class Executors:
             self._printer.record(place.pid, record)
 
     def _on_output(self, place: Executor) -> None:
-        """Read what an executor has printed for the job that runs.
+        """Read an executor's output and add it to the log of the job that runs.
 
-        If others wait behind it, what it has sent is read first, since another one may run now. As
-        long as its pipes hold anything, it begins no other.
+        If other jobs wait there, read its messages first, since the next job may already run. While
+        its pipes hold output, it begins no other job.
         """
         if place.shared or len(place.jobs) < 2:
             self._drain(place)
@@ -495,7 +496,7 @@ class Executors:
                 self._drain(place, 1)
 
     def _drain(self, place: Executor, limit: int = job_output.DRAIN_BYTES) -> None:
-        """Keep and print what waits in the pipes of an executor."""
+        """Read the pipes of an executor, print the output and add it to the job's log."""
         for number, data in place.out.drain(limit, closing=self._loop.forget):
             if not place.shared and place.jobs:
                 self._keep(place, place.job, data)
@@ -506,7 +507,7 @@ class Executors:
         self._owner.printed(job, data)
 
     def _print(self, place: Executor, number: int, data: bytes | None) -> None:
-        """Print the output of an executor; with None, end the last line of each stream."""
+        """Print the output of an executor; None ends the last line of each stream."""
         if place.lines is None:
             if data:
                 self._printer.write(number, data)
@@ -521,20 +522,20 @@ class Executors:
     # --- Ends.
 
     def died(self, packet: dict[str, Any]) -> None:
-        """End the jobs of an executor that has ended, if it is one of these."""
+        """End the jobs of an executor that has ended, if it belongs to this queue."""
         place = self._by_pid.pop(packet["died"], None)
         if place is not None:
-            place.packet = packet  # it gets no other job
+            place.packet = packet  # so it gets no other job
             self._read_rest(place)
             self._end(place, packet, "")
 
     def _read_rest(self, place: Executor) -> None:
-        """Read what an executor has sent before its end, such as an outcome."""
+        """Read the last messages of an executor that has ended, such as an outcome."""
         while not place.lost and self._receive(place):
             continue
 
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:
-        """End the jobs of an executor; `refused`: why they are handed back, uncounted."""
+        """End the jobs of an executor; `refused` is why they go back uncounted, or empty."""
         place.packet = packet
         self._drain(place, job_output.HELD_BYTES)
         self._print(place, 0, None)
@@ -568,7 +569,7 @@ class Executors:
             self._owner.room()
 
     def _end_model(self, place: Executor) -> None:
-        """Note that the executor of a GPU has ended, and its model with it."""
+        """Report that the executor of a GPU, and so its model, is gone."""
         if place.changing:
             how = f"was ended for {place.killed_for}" if place.killed_for else "has ended"
             self._owner.changed(f"its executor {how}")
@@ -579,7 +580,7 @@ class Executors:
             self._loop.forget(fd)
 
     def lose(self, error: launcher.LauncherLost) -> None:
-        """End the jobs of all executors, which have ended with their launcher."""
+        """End the jobs of all executors, which died with their launcher."""
         self.closing = True
         ran = sum(job.has_started for each in self for job in each.jobs.values())
         for place in self:

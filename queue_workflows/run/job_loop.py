@@ -1,7 +1,7 @@
 """Run jobs in an executor one after the other, or in a thread that takes its place.
 
-The worker's requests about the running job come on a socket of their own, which a thread reads.
-Nothing here guards the lease: the launcher and the kernel do.
+The worker's requests about the running job arrive on a second socket, which a thread reads. This
+module does not watch the lease; the launcher and the kernel do.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from queue_workflows.types import JsonDict
 _log = logging.getLogger(__name__)
 ERROR_CHARS: Final = 1000
 FLUSH_MS: Final = 250.0
-"""Until a report is sent that was too early to be sent at once."""
+"""Milliseconds after which delayed reports are sent."""
 
 
 class Job(running.Running):
-    """A job of an executor: its row, whether it is a node, and its link to the worker."""
+    """A job of an executor, with its row and its link to the worker."""
 
     def __init__(self, frame: wire.Frame, jobs: Jobs, wake: Callable[[], object]) -> None:
         kind, key, body = frame
@@ -49,7 +49,7 @@ class Job(running.Running):
         return self._jobs.ask(self.key, what, request)
 
     def ask_step(self, request: JsonDict) -> control.Answered:
-        """Return the answer about a step; raise `NoCurrentJob` if the job has ended."""
+        """Return a future for the answer about a step; raise `NoCurrentJob` after the job's end."""
         return self._jobs.ask_step(self.key, request)
 
     def note(self, event_type: str, elapsed_s: float | None) -> None:
@@ -62,7 +62,7 @@ class Job(running.Running):
 
 
 class Jobs(abc.ABC):
-    """What an executor does for each job alike, with one at a time or with many."""
+    """The common part of executors with one job at a time and with many."""
 
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
         """`begins` is called with the key of each job that begins."""
@@ -72,7 +72,7 @@ class Jobs(abc.ABC):
         self._leaves = False
         """Whether the worker knows that this executor is to be replaced."""
         self._values: dict[int, Any] = {}
-        """The values of completed nodes, for `on_node_completed`."""
+        """The values of completed nodes by key, for `on_node_completed`."""
 
     @abc.abstractmethod
     def serve(self) -> None:
@@ -84,12 +84,12 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     def ask_step(self, key: int, request: JsonDict) -> control.Answered:
-        """Return the answer about a step of this job; see `Job.ask_step`."""
+        """Return a future for the answer about a step of this job; see `Job.ask_step`."""
 
     def _call(
         self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None
     ) -> outcomes.Outcome:
-        """Run a handler that must not run together with others. Raises KeyboardInterrupt only."""
+        """Run a sync handler, one at a time. Raises KeyboardInterrupt only."""
         row = job.row
         if job.in_run:
             return node_call.refused(row) or node_call.run(row, job, runner, cache)
@@ -99,7 +99,7 @@ class Jobs(abc.ABC):
         """Return the last frames of a job, and keep its value for the app's hook."""
         forking.flush()
         if os.getpid() != self._pid:
-            os._exit(outcome.kind != "completed")  # a child that the handler forked and let return
+            os._exit(outcome.kind != "completed")  # a child that the handler forked has returned
         key = job.key
         if outcome.seconds >= outcomes.USED_S:
             outcome = outcome._replace(vm_rss_mb_peak=node_call.peak_rss_mb())
@@ -112,7 +112,7 @@ class Jobs(abc.ABC):
         return job.take_unsent() + frame
 
     def _announce(self, key: int, body: bytes) -> None:
-        """Call the app's hook with a node that is recorded; without a body drop its value."""
+        """Call the app's hook for a recorded node; without a body, only drop its value."""
         if body and key in self._values:
             node_call.announce(wire.decoded(body), self._values[key])
         self._values.pop(key, None)
@@ -120,7 +120,7 @@ class Jobs(abc.ABC):
         self.channel.send(wire.ANNOUNCED, key)
 
     def _leave(self, key: int, left: str) -> None:
-        """Tell the worker that this executor is to be replaced, if a job has left something."""
+        """Ask the worker to replace this executor, if `left` names a state it cannot undo."""
         if not (left or self._leaves) and any(not task.done() for task in handlers.stuck):
             left = "an async task that does not end"
         if left:
@@ -140,9 +140,9 @@ class _PeakMemory:
             self._fd = wire.high(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
 
     def reset(self) -> None:
-        """Make the present RSS the peak, if the peak has grown by a megabyte since the last time.
+        """Reset the peak to the present RSS, if it has grown by 1 MB since the last reset.
 
-        To ask for the peak takes a tenth of the time of a reset.
+        Reading the peak takes a tenth of the time of a reset.
         """
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < self._reset_kb + 1024:
             return
@@ -154,8 +154,8 @@ class _PeakMemory:
 class JobLoop(Jobs):
     """The state of an executor that runs one job at a time.
 
-    `alone`: whether the process does only this. If not, a thread of the caller runs the handlers,
-    logging and process state are not reset, and the process goes on when the worker closes.
+    `alone` is whether the process only runs handlers. If not, a thread of the caller runs them,
+    logging and process state are not reset, and the process continues when the worker closes.
     """
 
     def __init__(
@@ -175,32 +175,32 @@ class JobLoop(Jobs):
         )
         self._waker.setblocking(False)
         self._ends: dict[int, str] = {}
-        """By key, why a job is not to begin; empty if it has begun."""
+        """By key, why a job must not begin; the text is empty once it has begun."""
         self._ended = 0
         """The key of the last job whose handler has ended."""
         self._cache = model_cache
         self._runner = handlers.Runner(alone=alone)
         self._received: deque[wire.Frame] = deque()
         self._asking = threading.RLock()
-        """Held by the thread that waits for an answer; a handler may use several threads."""
+        """Held while a thread waits for an answer, as a handler may use several threads."""
         self._asked = 0
         self.current: Job | None = None
         self._earlier: list[threading.Thread] = []
-        """Threads that earlier handlers have left, if the process does not only run them."""
+        """Threads that earlier handlers have left running, unless `alone`."""
         self._peak = _PeakMemory()
         self._left = ""
-        """What the last job has found that this process cannot undo."""
+        """Why this process must be replaced after the last job; empty if it need not."""
         self._undrained = 0
         """The key of a job whose output the worker has to read before the next job may print."""
         self._logged = 0
-        """The key of the last job that has logged while the worker had not read its output."""
+        """The key of the last job that has logged while its output was still unread."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
         self._hearing = service.Pool("executor-requests", 1, lambda _: self._hear_all())
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
         self.output: job_output.JobOutput | None = None
-        """What handlers print, if the process does not only run them."""
+        """Captures the output of handlers, unless `alone`."""
         if not alone:
             self.output = job_output.JobOutput(self.key, self._send_log, takes_bytes=True)
         else:
@@ -230,7 +230,7 @@ class JobLoop(Jobs):
         self._runner.close()
 
     def _between_jobs(self) -> wire.Frame:
-        """Return the next frame, once the worker has read what the last job has printed."""
+        """Return the next frame, once the worker has read the last job's output."""
         while True:
             try:
                 if self._undrained:
@@ -240,7 +240,7 @@ class JobLoop(Jobs):
             except ConnectionError:
                 raise
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a signal handler of the app
-                # Which an alarm of an ended job called.
+                # An alarm that an ended job has set called the app's signal handler.
                 _log.warning("between two jobs: %s: %s", type(error).__name__, error)
 
     def _next(self) -> wire.Frame:
@@ -249,7 +249,7 @@ class JobLoop(Jobs):
         return self._received.popleft()
 
     def _await(self, kind: int, key: int) -> bytes:
-        """Return the body of this frame; what comes before it waits."""
+        """Wait for this frame and return its body; earlier frames are kept for later."""
         later: list[wire.Frame] = []
         try:
             while (frame := self._next())[:2] != (kind, key):
@@ -259,7 +259,7 @@ class JobLoop(Jobs):
         return frame[2]
 
     def key(self) -> int:
-        """Return the key of the job that runs, or 0; any thread may ask."""
+        """Return the key of the job that runs, or 0; any thread may call this."""
         job = self.current
         if job is None or (self._earlier and threading.current_thread() in self._earlier):
             return 0
@@ -269,10 +269,10 @@ class JobLoop(Jobs):
         return self._state is not None and self._state.has_unread_output()
 
     def _send_log(self, key: int, record: JsonDict) -> None:
-        """Send a record; say whether the worker has to read what this job has printed before it.
+        """Send a log record, marked if the worker has to read this job's output before it.
 
-        The worker can do that without reading what another job prints: it is told at the end of
-        this job, and the next one waits for it. A child that the handler forked cannot promise it.
+        It then reads only this job's output, because the next job waits until that is read. That is
+        not sure in a child that the handler forked, so its records are not marked.
         """
         if key and os.getpid() == self._pid and self._has_unread_output():
             self._logged = key
@@ -282,7 +282,7 @@ class JobLoop(Jobs):
     # --- Jobs.
 
     def _run(self, frame: wire.Frame) -> None:
-        """Run a job; the signals of the app are blocked afterwards."""
+        """Run a job, and block the app's signals after it."""
         self._values.clear()
         self._peak.reset()
         job = Job(frame, self, self._wake)
@@ -293,7 +293,7 @@ class JobLoop(Jobs):
         self.current = job
         try:
             if self._ends.setdefault(key, ""):
-                return  # the thread of requests has answered
+                return  # the thread of requests has sent the outcome
             self._begins(key)
             try:
                 outcome = self._call(job, self._runner, self._cache)
@@ -302,7 +302,7 @@ class JobLoop(Jobs):
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the app's signal handlers
                 _block(wire.handled_signals())
                 outcome = job.failed(error)
-            # A process that has once failed to open its GPU may never see it.
+            # A process that has failed once to open its GPU may never see it.
             self._left = outcome.error if outcome.raised.wish in ("no_gpu", "no_memory") else ""
             if self.output is not None:
                 self.output.end(key)
@@ -319,16 +319,15 @@ class JobLoop(Jobs):
     # --- The thread of requests.
 
     def _wake(self) -> None:
-        """Let the thread flush soon."""
+        """Let the thread of requests send delayed reports soon."""
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
     def _hear_all(self) -> None:
-        """Take requests of the worker: key and reason of a job whose handler is to end.
+        """Receive the worker's requests to end a job, each with its key and a reason.
 
-        A signal would need no thread. But its handler would run on the main thread between any two
-        operations of the app, such as inside `threading.Event.wait()`: to set that event there
-        waits for ever for the event's own lock.
+        Signals would need no thread. But a signal handler may run inside the app's
+        `threading.Event.wait()`, and setting that event there would block forever on its lock.
         """
         wire.sigmask(signal.SIG_BLOCK, wire.CATCHABLE)
         poll, timeout = select.poll(), None
@@ -355,14 +354,14 @@ class JobLoop(Jobs):
         found = self._ends.setdefault(key, reason)
         job = self.current
         if found is reason:
-            # It has not begun, and will not. It may be behind a job that runs for long.
+            # The job has not begun, and will not. Answer now, as it may be behind a long job.
             outcome = outcomes.Outcome("cancelled", 0.0, error=reason)
             self.channel.send(wire.ENDED, key, wire.ended_body(outcome))
         elif not found and job is not None and job.key == key:
             job.request(reason)
 
     def _flush(self) -> bool:
-        """Send a report that was too early to be sent; return whether there was one."""
+        """Send delayed reports; return whether there were any."""
         job = self.current
         unsent = b"" if job is None else job.take_unsent()
         if unsent:
@@ -415,7 +414,7 @@ class JobLoop(Jobs):
             self.channel.send(wire.MODEL, self.key(), wire.encoded(model))
 
     def close(self) -> None:
-        """End the thread of requests, in a process that goes on."""
+        """End the thread of requests, in a process that continues."""
         with contextlib.suppress(OSError):
             self._interrupts.shutdown(socket.SHUT_RDWR)
         self._hearing.stop()
@@ -437,7 +436,7 @@ def _change(cache: ModelCache, change: Callable[[], object]) -> str | None:
 
 
 def _block(signals: Collection[int]) -> None:
-    """Block only these signals; log what a signal handler of the app raises at this moment."""
+    """Block only these signals; log an error of an app's signal handler that runs meanwhile."""
     try:
         wire.sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises

@@ -1,9 +1,9 @@
-"""Pass what handlers print and log to their worker, and print it there.
+"""Pass the output and log records of handlers to their worker, and print them there.
 
-Stdout and stderr of an executor are pipes that the worker reads, so all that a handler printed
-before it was killed is kept. An executor with one job at a time also sends log records that it does
-not print. One with many jobs sends what Python code prints, for the job of its context; output of
-child processes reaches only the worker's own output.
+Stdout and stderr of an executor are pipes that the worker reads, so the output of a handler is kept
+even if it is killed. An executor with one job at a time also sends the log records that it does not
+print. An executor with many jobs sends the output of Python code with the job of its context; the
+worker prints output of child processes, but it belongs to no job.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from queue_workflows.types import JsonDict
 READ_BYTES: Final = 64 * 1024
 DRAIN_BYTES: Final = 2 * READ_BYTES
 HELD_BYTES: Final = 2 << 20
-"""Bytes that both pipes of an executor hold at most: `pipe-max-size` of pipe(7) is 1 MiB."""
+"""The most bytes that both pipes of an executor hold; `pipe-max-size` of pipe(7) is 1 MiB."""
 BACKLOG_BYTES: Final = 64 * 1024
-"""Bytes that wait for a reader of the worker's own stdout or stderr; more are dropped."""
+"""The most bytes that wait for a reader of the worker's own stdout or stderr; more are dropped."""
 LINE: Final = 8000
-"""Characters after which a line is sent without its end."""
+"""Characters after which a line is sent before its end."""
 PIECE: Final = 1 << 20
-"""Characters of one message: a message has a limit, and what a handler prints has none."""
+"""The most characters of one message; longer output is sent in several."""
 ENGINE: Final = "queue_workflows"
 NAMES: Final = ("stdout", "stderr")
 Send: TypeAlias = Callable[[int, JsonDict], object]
-"""Sends the record of a job (0: of none): level, name, text, whether the worker prints it."""
+"""Sends a log record or printed lines (see `message`) with the key of their job, or 0."""
 _TEXT: Final = logging.Formatter()
 _STAMPED: Final = logging.Formatter(
     "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
@@ -55,7 +55,7 @@ def redirect(stdout: int, stderr: int) -> None:
         os.close(fd)
     for number, name in enumerate(NAMES, 1):
         if fileno(getattr(sys, name)) != number:
-            # An app or a test has replaced it; what is printed there would reach nobody.
+            # An app or a test has replaced it, so that the output would be lost.
             errors = "strict" if number == 1 else "backslashreplace"
             raw = open(number, "w", encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
             setattr(sys, name, raw)
@@ -75,7 +75,7 @@ class Output:
 
     def __init__(self, stdout: int, stderr: int) -> None:
         self.fds = {stdout: 1, stderr: 2}
-        """Which of both, 1 or 2, each open descriptor reads."""
+        """For each open descriptor, 1 if it reads stdout, 2 if stderr."""
         self._poll = select.poll()
         for fd in self.fds:
             os.set_blocking(fd, False)
@@ -88,9 +88,9 @@ class Output:
     def drain(
         self, limit: int = DRAIN_BYTES, *, closing: Callable[[int], object] = lambda _: None
     ) -> list[tuple[int, bytes]]:
-        """Return unread output, each part as 1 or 2 and its bytes; about `limit` bytes at most.
+        """Return about `limit` bytes of unread output at most, as pairs of 1 or 2 and bytes.
 
-        A descriptor at the end of its file is closed, after a call of `closing`, and leaves `fds`.
+        At its end of file, `closing` is called with a descriptor, which is then closed and removed.
         """
         found: list[tuple[int, bytes]] = []
         while limit > 0 and (ready := self.ready()):
@@ -114,7 +114,7 @@ class Output:
 
 
 class Forward:
-    """Print on the worker's own stdout or stderr, without ever waiting; thread-safe."""
+    """Print on the worker's own stdout or stderr without blocking; thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -127,7 +127,7 @@ class Forward:
 
     @property
     def pending(self) -> bool:
-        """Return whether something waits for `flush`, once the descriptor can be written."""
+        """Return whether output waits until the descriptor is writable, and then for `flush`."""
         return bool(self._backlog)
 
     def add(self, data: bytes) -> None:
@@ -140,7 +140,7 @@ class Forward:
             self.flush()
 
     def flush(self) -> None:
-        """Print what the reader takes of the backlog at once; drop all of it if printing fails."""
+        """Print as much of the backlog as possible without blocking; drop it if that fails."""
         with self._lock:
             while self._backlog and self._poll.poll(0):
                 try:
@@ -151,7 +151,7 @@ class Forward:
 
 
 class Printer:
-    """Prints on this process's own stdout and stderr, and waits for no reader."""
+    """Print on this process's own stdout and stderr without waiting for a reader."""
 
     def __init__(self, loop: io_loop.IoLoop) -> None:
         self._loop = loop
@@ -171,9 +171,9 @@ class Printer:
 
     @contextlib.contextmanager
     def takes_log(self) -> Generator[None]:
-        """Print the log of this process, as `entry_point.setup_logging` has set it up, in a block.
+        """Print this process's log through this printer while the block runs.
 
-        The records of handlers are printed there, too, and a reader that sleeps must delay no job.
+        The records of handlers are printed there too, so a slow reader must not delay jobs.
         """
         own: list[Any] = [
             each
@@ -193,7 +193,7 @@ class Printer:
                 handler.setStream(stream)
 
     def record(self, pid: int, record: JsonDict) -> None:
-        """Print a record of the log of an executor, or lines as JSON."""
+        """Print a log record of an executor, or its lines as JSON."""
         if stream := record.get("stream"):
             for line in filter(str.strip, record["text"].split("\n")):
                 data = logs.as_json(line, stream, pid).encode()
@@ -206,7 +206,7 @@ class Printer:
 
 
 class _LogStream:
-    """The stream of a log handler, which prints as a `Printer` does."""
+    """The stream of a log handler, which prints through a `Printer`."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -217,7 +217,7 @@ class _LogStream:
         return len(text)
 
     def flush(self) -> None:
-        """Wait for nothing."""
+        """Do nothing, since nothing is buffered here."""
 
 
 def _is_ours(handler: logging.Handler) -> bool:
@@ -226,14 +226,11 @@ def _is_ours(handler: logging.Handler) -> bool:
 
 
 # --- Log records. A handler on the root logger would disable `logging.basicConfig` and the handler
-# of last resort, so those that nothing prints are taken where they are created.
+# of last resort, so records that no handler prints are collected where they are created.
 
 
 class Stream:
-    """A text stream of this process that passes each written text to `add` first.
-
-    `add` returns whether the text is printed elsewhere, so that this stream does not print it.
-    """
+    """A text stream that passes each text to `add`, and prints it unless that returns True."""
 
     def __init__(self, stream: Any, add: Callable[[str | bytes], bool]) -> None:
         self.stream = stream
@@ -269,7 +266,7 @@ class Stream:
 
 
 class _Bytes:
-    """The bytes under a `Stream`."""
+    """The binary stream of a `Stream`."""
 
     def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
         self._buffer = buffer
@@ -289,7 +286,7 @@ class _Bytes:
 
 
 class LogSender(logging.Handler):
-    """Take the place of the handler of `entry_point.setup_logging`: the worker prints instead."""
+    """Replace the handler of `entry_point.setup_logging`, so that the worker prints the records."""
 
     def __init__(self, send: Callable[[logging.LogRecord], object], level: int) -> None:
         super().__init__(level)
@@ -306,9 +303,9 @@ class LogSender(logging.Handler):
 def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) -> None:
     """Send the log records of this process from now on; call it once in an executor.
 
-    `key` returns that of the job whose handler logs. What the app gave as `extra` is sent along.
-    Records that the app's own logging prints reach the worker as output. `by_job`: it learns only
-    from messages whose output that is, so records are sent too that the app prints past a `Stream`.
+    `key` returns the key of the job whose handler logs. Values in `extra` are sent too. Records
+    that the app's own logging prints reach the worker as output, and are not sent. With `by_job`
+    only messages have a job, so records that the app prints past a `Stream` are sent as well.
     """
 
     def send_record(record: logging.LogRecord, *, printed: bool) -> None:
@@ -339,12 +336,12 @@ def send_records(send: Send, key: Callable[[], int], *, by_job: bool = False) ->
 
 
 def message(name: str, text: str, level: int = logging.INFO, **more: Any) -> JsonDict:
-    """Return the record of a logger, or of lines that were printed, as it is sent."""
+    """Return the message for a log record, or for printed lines."""
     return {"level": level, "name": name, "text": text, "printed": False, "fields": None} | more
 
 
 def _factory(created: Callable[[logging.LogRecord], object]) -> Callable[..., logging.LogRecord]:
-    """Return a record factory that calls this, best effort, for each record."""
+    """Return a record factory that calls `created`, best effort, for each record."""
     make = logging.getLogRecordFactory()
 
     def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -357,7 +354,7 @@ def _factory(created: Callable[[logging.LogRecord], object]) -> Callable[..., lo
 
 
 def _is_printed(record: logging.LogRecord, prints: Callable[[logging.Handler], bool]) -> bool:
-    """Return whether one of the handlers that get this record `prints` it."""
+    """Return whether any handler that gets this record `prints` it."""
     logger: logging.Logger | None = logging.getLogger(record.name)
     found: list[logging.Handler] = []
     while logger is not None:
@@ -369,24 +366,24 @@ def _is_printed(record: logging.LogRecord, prints: Callable[[logging.Handler], b
 
 
 class JobOutput:
-    """The lines that handlers print, each for the job of the context in which it was printed.
+    """Collect the lines that handlers print, for the job in whose context they are printed.
 
-    `key` returns that of the job, or 0. `send` gets the stream, too, on which the worker is to
-    print the lines as JSON: empty if they were printed here.
+    `key` returns the key of that job, or 0. `send` also gets the stream on which the worker has to
+    print the lines as JSON; it is empty if they were printed here.
     """
 
     def __init__(self, key: Callable[[], int], send: Send, *, takes_bytes: bool = False) -> None:
-        """`takes_bytes`: else bytes are printed here, as what child processes print."""
+        """Collect bytes too if `takes_bytes`; else they are printed here, without a job."""
         self._key = key
         self._send = send
         self._takes_bytes = takes_bytes
         self._lock = threading.Lock()
         self._rest: dict[tuple[int, str, int], str] = {}
-        """The lines that have no end yet, by the key of their job, the stream and the thread."""
+        """Incomplete lines by job key, stream and thread."""
         self._as_json = logs.are_json()
 
     def add(self, stream: str, text: str | bytes) -> bool:
-        """Send the lines that are complete now; return whether the worker prints them."""
+        """Send the lines that this text completes; return whether the worker prints them."""
         key = self._key()
         if isinstance(text, bytes):
             if not self._takes_bytes:
@@ -407,13 +404,13 @@ class JobOutput:
         return self._as_json
 
     def add_record(self, record: logging.LogRecord) -> None:
-        """Send a record that nothing prints."""
+        """Send a record that no handler prints."""
         if key := self._key():
             text = _STAMPED.format(copy.copy(record))
             self._send(key, message(record.name, text, record.levelno))
 
     def end(self, key: int) -> None:
-        """Send the last lines of a job, which has ended."""
+        """Send the incomplete lines of a job that has ended."""
         with self._lock:
             left = [(place[1], self._rest.pop(place)) for place in [*self._rest] if place[0] == key]
         for stream, rest in left:
@@ -427,9 +424,9 @@ class JobOutput:
 
 
 def take_streams(output: JobOutput) -> None:
-    """Show this what the process prints from now on; call it before `send_records`.
+    """Pass this process's output to `output` from now on; call it before `send_records`.
 
-    The streams go on printing what is of no job, and all if the logs are no JSON.
+    The streams still print the output of no job, and all output unless the logs are JSON.
     """
     for name in NAMES:
         setattr(sys, name, Stream(getattr(sys, name), functools.partial(output.add, name)))
@@ -476,7 +473,7 @@ class _Captures:
             self._streams.clear()
 
     def _output(self) -> JobOutput | None:
-        """Return the output of this thread's worker; of another thread if one worker captures."""
+        """Return the output of this thread's worker, or of the only worker that captures."""
         outputs = self._outputs
         return _outputs.get() or (outputs[0] if len(outputs) == 1 else None)
 
@@ -488,7 +485,7 @@ class _Captures:
         return False
 
     def _record(self, record: logging.LogRecord) -> None:
-        """Capture a record; the engine's own are in the job's history already."""
+        """Capture a record, except the engine's own, which the job's history has already."""
         name: Any = record.name
         if not name or name.partition(".")[0] == ENGINE or (output := self._output()) is None:
             return
@@ -501,7 +498,7 @@ _captures: Final = _Captures()
 
 @contextlib.contextmanager
 def captured(output: JobOutput) -> Generator[None]:
-    """Show this what this thread and those that it starts print and log while the block runs."""
+    """Pass output and records of this thread, and of threads it starts, to `output` in a block."""
     token = _outputs.set(output)
     _captures.begin(output)
     try:

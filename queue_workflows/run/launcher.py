@@ -1,8 +1,8 @@
-"""Run the process from which executors are forked, which loads the app once, and the executors.
+"""Run the launcher, which loads the app once and forks executors, and start these.
 
-The launcher runs no handler. It has one thread, so that a fork is safe, and nothing in it waits for
+The launcher runs no handler. It has a single thread, so that a fork is safe, and never waits for
 the app or the worker. It ends with its worker, and its executors end with it. Worker and launcher
-talk by packets, each a JSON object.
+exchange packets, each a JSON object.
 """
 
 from __future__ import annotations
@@ -30,32 +30,31 @@ from queue_workflows.runtime import clock, forking, kernel
 from queue_workflows.runtime.entry_point import print_by_lines
 
 GRACE_S: Final = 0.15
-"""Seconds after the deadline at which the kernel kills a launcher that is stopped itself.
+"""Seconds after the deadline at which the kernel kills a launcher that does not react.
 
-Its executors die with it. The worker sets the deadline 0.25 s before a lease ends, so that 0.1 s
-are left for that.
+The deadline is 0.25 s before a lease ends, so 0.1 s are left for the executors to die with it.
 """
 CHECK_S: Final = 0.1
 """Seconds between two checks for ended executors where the system has no pidfds."""
 LONGEST_MS: Final = 2**31 - 1
-"""The longest wait that the system takes; a lease may be longer."""
+"""The longest wait that `poll` accepts; a lease may be longer."""
 REAP_S: Final = 0.5
 """Seconds that a launcher gets to end after its channel was closed."""
 PACKET: Final = 1 << 20
-"""Most bytes of a packet. The system may allow fewer, but not fewer than PIECE."""
+"""The most bytes of a packet. The system may allow fewer, but at least PIECE."""
 PIECE: Final = 1 << 16
-"""What an app has registered is sent to the worker in packets of so many bytes."""
+"""The most bytes of each packet about the app's registrations."""
 FDS: Final = 4
-"""Descriptors of an executor: jobs, interrupts, stdout and stderr."""
+"""Number of an executor's descriptors, for jobs, interrupts, stdout and stderr."""
 
 
 class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
     """The launcher has ended, and its executors with it; the text has the cause."""
 
     def __init__(self, how: str, *, signum: int = 0, by_deadline: bool = False) -> None:
-        """`signum`: the signal that killed it; 0: none did, or it is unknown.
+        """`signum` is the signal that killed it, or 0 if none did or it is unknown.
 
-        `by_deadline`: it was over the time that `Launcher.hold` sets.
+        `by_deadline` is whether the deadline that `Launcher.hold` sets had passed.
         """
         super().__init__(f"the launcher of the executors has ended: {how}")
         self.signum = signum
@@ -63,18 +62,18 @@ class LauncherLost(errors.QueueWorkflowsError, RuntimeError):
 
 
 class ForkRefused(errors.QueueWorkflowsError, RuntimeError):
-    """This process must not fork a launcher, as it has threads or a GPU open."""
+    """This process must not fork a launcher, since it has threads or has opened a GPU."""
 
 
 class _Deadline:
-    """The kernel's deadline for a launcher, which its worker reads once it has ended.
+    """The kernel's deadline for a launcher, in memory that the worker reads after its end.
 
-    The worker cannot know it otherwise: what it has sent is perhaps not received yet.
+    The worker's last message may not have been received, so only the launcher knows the deadline.
     """
 
     def __init__(self) -> None:
         self.armed = forking.SharedNumber(math.inf)
-        """When the kernel kills the launcher, or has killed it; infinite: never."""
+        """When the kernel kills the launcher; infinity means never."""
         self._timer: kernel.DeathTimer | None = None
 
     def arm(self, until: float | None) -> None:
@@ -86,10 +85,10 @@ class _Deadline:
 
 
 class Launcher:
-    """The launcher of this worker: packets to it, and from it."""
+    """The worker's side of its launcher, which sends and receives packets."""
 
     def __init__(self, app: loaded_app.App, *, late: bool) -> None:
-        """Fork it. `late`: each executor loads the app itself. Raises `ForkRefused`, OSError."""
+        """Fork it; if `late`, each executor loads the app. Raises `ForkRefused` or OSError."""
         if (reason := forking.unsafe()) is not None:
             raise ForkRefused(reason)
         kernel.prepare()
@@ -109,8 +108,8 @@ class Launcher:
     def load(cls, app: loaded_app.App) -> tuple[Launcher, loaded_app.Registered]:
         """Fork the launcher and let it load the app; return it and what the app registered.
 
-        If loading starts threads or opens a GPU, it cannot fork any more: then another launcher is
-        forked, whose executors load the app, each for itself. Raises `ForkRefused`, `LauncherLost`,
+        If loading starts threads or opens a GPU, the launcher cannot fork any more. Then another
+        one is forked, whose executors each load the app. Raises `ForkRefused`, `LauncherLost`,
         OSError, and the errors of loading the app.
         """
         made = cls(app, late=False)
@@ -130,11 +129,11 @@ class Launcher:
         return made, registered
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `receive` has something."""
+        """Return a descriptor that is readable when `receive` has packets."""
         return self._end.fileno()
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the packets that are here. Raises `LauncherLost`."""
+        """Return the packets that have arrived. Raises `LauncherLost`."""
         found: list[dict[str, Any]] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -156,16 +155,16 @@ class Launcher:
         return data
 
     def fork(self, fds: list[int], *, shared: bool) -> int:
-        """Let it fork an executor with these descriptors; return the number of its `forked` packet.
+        """Request an executor with these descriptors; return the number of the `forked` reply.
 
-        `shared`: it runs many async handlers at once.
+        A `shared` executor runs many async handlers at once.
         """
         self._number += 1
         self._say({"fork": self._number, "shared": shared}, fds)
         return self._number
 
     def run_policy(self, name: str, about: dict[str, Any]) -> socket.socket:
-        """Let it run a stop policy of the app in a process; return where that calls the worker."""
+        """Run a stop policy of the app in a child of the launcher; return the socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._say({"policy": name, "about": about}, [theirs.fileno()])
         theirs.close()
@@ -173,7 +172,7 @@ class Launcher:
         return ours
 
     def hold(self, until: float | None) -> None:
-        """Let it kill all executors at this time (`clock.boot_s`), unless this is called again."""
+        """Let it kill all executors at this time (`clock.boot_s`); another call replaces it."""
         self._say({"hold": until})
 
     def kill(self, pid: int, signum: int) -> None:
@@ -185,7 +184,7 @@ class Launcher:
             socket.send_fds(self._end, [json.dumps(packet).encode()], fds)
 
     def _lost(self, why: str) -> LauncherLost:
-        """Reap the launcher; wait a little for that, since its channel closes before it ends."""
+        """Reap the launcher and return the error; wait a little, as its channel closes first."""
         found, status, until = 0, 0, clock.boot_s() + REAP_S
         with contextlib.suppress(ChildProcessError):
             while not found and clock.boot_s() < until:
@@ -200,7 +199,7 @@ class Launcher:
         return LauncherLost(f"killed by {signal_name(-code)}", signum=-code, by_deadline=late)
 
     def close(self) -> None:
-        """End it, and its executors, and wait for its end."""
+        """End it and its executors, and wait for its end."""
         if self._end.fileno() == -1:
             return
         self._end.close()
@@ -223,10 +222,10 @@ def main(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(-1)
-        # What was registered so far is for the worker. multiprocessing does this too.
+        # Exit functions registered so far are the worker's. multiprocessing does this too.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         print_by_lines()
-        importlib.import_module("queue_workflows.run.async_jobs")  # only here: no worker needs it
+        importlib.import_module("queue_workflows.run.async_jobs")  # late, as no worker needs it
         _Launcher(end, app, deadline, late=late).serve()
     except ConnectionError:
         os._exit(0)
@@ -237,20 +236,20 @@ def main(
 
 
 class _Child:
-    """An executor that the launcher has forked and not reaped."""
+    """An executor that the launcher has forked and not yet reaped."""
 
     def __init__(self, cgroup: memory_cgroups.Cgroup | None) -> None:
         self.cgroup = cgroup
         self.pidfd = -1
-        """-1 where the system has none."""
+        """-1 if the system has no pidfds."""
         self.begun = forking.SharedNumber(0)
         """The key of the last job that it has begun.
 
-        So a crash is charged to the job that ran, and not to those that waited. A message for each
+        So a crash is charged to the job that ran, and not to jobs that waited. A message for each
         job would cost a system call.
         """
         self.by_deadline = False
-        """Whether it was killed since the worker was silent."""
+        """Whether it was killed because the worker was silent past its deadline."""
 
 
 class _Launcher:
@@ -267,7 +266,7 @@ class _Launcher:
         self._deadline = deadline
         self._until: float | None = None
         self._on_child: Any = signal.SIG_DFL
-        """What the app has set for SIGCHLD, which its handlers get again."""
+        """The app's handling of SIGCHLD, which executors restore."""
 
     def serve(self) -> NoReturn:
         if not self._late:
@@ -277,7 +276,7 @@ class _Launcher:
         # A handler of the app could reap executors, and SIG_IGN lets the kernel do it.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.collect()
-        gc.freeze()  # a collection in an executor must not touch, and so copy, these pages
+        gc.freeze()  # so a collection in an executor does not write to, and copy, these pages
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
             self._reap(ready)
@@ -298,7 +297,7 @@ class _Launcher:
         self._worker.send(json.dumps(packet).encode())
 
     def _tell_loaded(self, found: dict[str, Any]) -> None:
-        """Tell the worker what the app has registered, in several packets since it may be large."""
+        """Send the app's registrations to the worker, in several packets if they are large."""
         text = json.dumps(found).encode()
         self._say({"loaded": len(text)})
         for at in range(0, len(text), PIECE):
@@ -326,11 +325,11 @@ class _Launcher:
         forking.flush()
         cgroup, parent = self._cgroups.make(), os.getpid()
         try:
-            if len(fds) < FDS:  # the kernel had no room for all of them
+            if len(fds) < FDS:  # this process has too many open files
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             child = _Child(cgroup)
             pid = os.fork()
-        except OSError as refused:  # no process, memory or descriptor is left for the moment
+        except OSError as refused:  # too many processes or files, or too little memory
             self._cgroups.end(cgroup)
             self._say({"forked": number, "pid": -1, "error": str(refused)})
             return
@@ -351,9 +350,9 @@ class _Launcher:
         self._say({"forked": number, "pid": pid, "error": None})
 
     def _run_policy(self, name: str, about: dict[str, Any], fds: Sequence[int]) -> None:
-        """Fork a process that calls a stop policy; the end of its socket tells the worker all.
+        """Fork a process that calls a stop policy and talks to the worker over a socket.
 
-        Without a descriptor or a process for it the worker reads the end of file.
+        If the fork or the socket fails, the worker reads the end of file.
         """
         forking.flush()
         parent = os.getpid()
@@ -365,26 +364,26 @@ class _Launcher:
     def _reap(self, ready: set[int]) -> None:
         """Reap the children that have ended.
 
-        They are executors, stop policies, and other children that the app has given this process.
+        They are executors, stop policies, and children that the app has started while loading.
         """
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 child = self._executors.pop(found.si_pid, None)
                 if child is not None and found.si_status:
-                    # What its handlers run. Its group has no other owner before it is reaped.
+                    # Kill the programs of its handlers. Until it is reaped, the group is its own.
                     signal_group(found.si_pid, signal.SIGKILL)
                 _, status, usage = os.wait4(found.si_pid, 0)
                 if child is not None:
                     self._died(found.si_pid, child, status, usage)
         for pid, child in [*self._executors.items()]:
             if child.pidfd in ready:
-                # Its tracer, a debugger or a sibling, has to take the status first.
+                # A tracer, such as a debugger, has to take the status first.
                 signal_group(pid, signal.SIGKILL)
                 del self._executors[pid]
                 self._died(pid, child, None, None)
 
     def _died(self, pid: int, child: _Child, status: int | None, usage: Any) -> None:
-        """Tell the worker of an end; `status` None: nothing is known of it."""
+        """Tell the worker that an executor has ended; `status` is None if it is unknown."""
         if child.pidfd >= 0:
             self._poll.unregister(child.pidfd)
             os.close(child.pidfd)
@@ -422,7 +421,7 @@ def signal_group(pid: int, signum: int) -> None:
 
 
 def _ignore(_signum: int, _frame: object) -> None:
-    """Ignore a signal; other than SIG_IGN it is not inherited by what a handler executes."""
+    """Ignore a signal; unlike SIG_IGN, programs that a handler executes do not inherit this."""
 
 
 def _execute(
@@ -434,10 +433,10 @@ def _execute(
     late: bool,
     shared: bool,
 ) -> NoReturn:
-    """Be an executor: run handlers in this forked process, and never return.
+    """Run handlers in this forked process, an executor, and never return.
 
-    `fds`: the descriptors that the worker sent. `begun` gets the key of each job that begins.
-    `late`: load the app. `shared`: run many async handlers at once.
+    `fds` are the descriptors that the worker sent. `begun` gets the key of each job that begins. If
+    `late`, load the app first. If `shared`, run many async handlers at once.
     """
     code = 1
     try:
@@ -474,20 +473,20 @@ def _execute(
 
 
 def _prepared(fds: Sequence[int]) -> tuple[wire.Channel, socket.socket]:
-    """Make this process one that handlers may run in; return its ends of the two sockets."""
+    """Prepare this process to run handlers; return its ends of the two sockets."""
     ends = [socket.socket(fileno=wire.high(fd)) for fd in fds[:2]]
     job_output.redirect(*fds[2:])
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # as `random` does after a fork, so that executors differ
+        numpy_random.seed()  # `random` does so itself after a fork; else all executors are alike
     _watch_forks(ends)
     return wire.Channel(ends[0]), ends[1]
 
 
 def _watch_forks(ends: Sequence[socket.socket]) -> None:
-    """Let a child that a handler forks leave the executor, and die by the first SIGTERM."""
+    """Let a child that a handler forks close these sockets and die by the first SIGTERM."""
     masks: list[set[int]] = []
 
     def before() -> None:

@@ -17,16 +17,16 @@ SETTINGS: Final = (
     "ingest_task_policies", "ingest_task_queues", "node_versions", "ingest_queues",
     "video_model_ids",
 )  # fmt: skip
-"""The attributes of `EngineConfig` that a worker needs; JSON can carry them, sets as arrays."""
+"""The attributes of `EngineConfig` that a worker needs. They are sent as JSON, sets as arrays."""
 
 
 class App(NamedTuple):
-    """What an executor needs of the worker's configuration; called in a forked process."""
+    """The functions by which a forked process gets the app, its models and stop policies."""
 
     load: Callable[[], object]
     """Imports the app."""
     model_cache: Callable[[], RequiresModels | None] = lambda: None
-    """Returns the cache of models, for nodes that need one."""
+    """Returns the model cache, or None if no node needs one."""
     stop_policies: Callable[[], Mapping[str, Callable[..., object]]] = dict
     """Returns the stop policies of the app by name."""
 
@@ -35,25 +35,25 @@ class Registered(NamedTuple):
     """The nodes, tasks, models, hooks and settings of an app."""
 
     nodes: list[str] | None
-    """The names of all nodes; None: a package or a resolver may have more."""
+    """The names of all nodes; None if a package or a resolver may have more."""
     knows_nodes: bool
-    """Whether any node can be found: by name, by a resolver or in a package."""
+    """Whether the app has any nodes, by name, by a resolver or in a package."""
     tasks: list[str]
     async_tasks: list[str]
     isolated_tasks: list[str]
-    """Tasks each of whose jobs has a fresh executor."""
+    """Tasks whose jobs each get a new executor."""
     isolated_nodes: list[str]
     models: dict[str, float]
-    """The video memory in GB that each model needs; 0: unknown."""
+    """The GPU memory in GB that each model needs; 0 if unknown."""
     announces: bool
-    """Whether the app wants to hear of completed nodes (`set_on_node_completed`)."""
+    """Whether the app has a hook for completed nodes (`set_on_node_completed`)."""
     resolves_refs: bool
     """Whether the app resolves refs itself, so that a node needs the whole context of its run."""
     settings: dict[str, Any]
     stop_policies: list[str]
-    """The names of the app's own."""
+    """The names of the app's own stop policies."""
     environment: dict[str, str | None]
-    """The environment variables that loading the app set, or removed (None)."""
+    """The environment variables that loading the app has set, or has removed (None)."""
 
 
 def load(app: App) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def load(app: App) -> dict[str, Any]:
         return {"error": _described(error)}
     finally:
         if os.getpid() != own:
-            os._exit(0)  # a child that the app has forked and let return
+            os._exit(0)  # a child that the app forked has returned
     cfg, now = config.get_config(), dict(os.environ)
     tasks = cfg.ingest_task_map
     found = Registered(
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 def apply(registered: Registered) -> None:
-    """Give this process the settings of the app, and the environment that it set."""
+    """Apply the app's settings and environment variables to this process."""
     cfg = config.get_config()
     for name, value in registered.settings.items():
         is_set = isinstance(getattr(cfg, name), frozenset)
@@ -111,12 +111,12 @@ def apply(registered: Registered) -> None:
 
 
 def _not_here(*_: object, **__: object) -> NoReturn:
-    """Stand for a function of the app: this process does without it, or another one calls it."""
+    """Take the place of an app's function that is not called in this process."""
     raise RuntimeError("this function of the app is not loaded in this process")
 
 
 class LoadFailed(Exception):
-    """The frames of the app that failed to load; the cause of the error that the worker raises."""
+    """The traceback of an app that failed to load, as the cause of the worker's error."""
 
     def __init__(self, frames: str) -> None:
         super().__init__(frames)
@@ -134,7 +134,7 @@ def _described(error: BaseException) -> dict[str, str]:
 
 
 def taken(loaded: Mapping[str, Any]) -> Registered:
-    """Return what `load` has returned, or raise its error."""
+    """Return the registrations that `load` has returned, or raise its error."""
     described = loaded["error"]
     if described is None:
         return Registered(**loaded["registered"])

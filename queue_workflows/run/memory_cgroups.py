@@ -1,10 +1,10 @@
 """Give each executor a memory cgroup of its own, where one can be made.
 
-Its count of OOM kills is then about this executor only. Under version 1 it is made in the cgroup
-of the launcher, if this account may write there. Under version 2 it is made beside the launcher's
-cgroup, if the one above was delegated to us: systemd marks it so with `Delegate=yes`, and
-`DelegateSubgroup=` puts the worker one below. A cgroup with processes of its own cannot have others
-with controllers below it (kernel documentation, "No Internal Process Constraint").
+Then its count of OOM kills concerns this executor only. Under version 1, it is made in the
+launcher's cgroup, if this account may write there. Under version 2, it is made beside the
+launcher's cgroup, if the parent was delegated to us: `Delegate=yes` of systemd marks the parent,
+and `DelegateSubgroup=` puts the worker below it. A cgroup with processes of its own cannot have
+children with controllers (kernel documentation, "No Internal Process Constraint").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cgroup(NamedTuple):
     folder: Path
 
     def join(self) -> None:
-        """Move this process into it; if that fails, remove the cgroup, whose count says nothing."""
+        """Move this process into it; if that fails, remove the cgroup."""
         try:
             (self.folder / "cgroup.procs").write_text("0", encoding="ascii")
         except OSError:
@@ -40,14 +40,14 @@ class Cgroup(NamedTuple):
 
 
 class OomKills:
-    """The kernel's count of OOM kills in the cgroup of this process, and how it grows."""
+    """The growth of the kernel's count of OOM kills in this process's cgroup."""
 
     def __init__(self, own: Path = _OWN, mounted: Path = _MOUNTED) -> None:
         self._own, self._mounted = own, mounted
         self._count = self._read()
 
     def new(self) -> int | None:
-        """Return how many were counted since the last call; None if unknown."""
+        """Return the number of OOM kills since the last call; None if unknown."""
         before, self._count = self._count, self._read()
         return None if before is None or self._count is None else self._count - before
 
@@ -63,22 +63,22 @@ class Cgroups:
         self._own, self._mounted = own, mounted
         self._ours = OomKills(own, mounted)
         self._refused: Path | None = None
-        """Where the kernel let us make none."""
+        """The folder in which a cgroup could not be made."""
         self._number = 0
         self._left: list[Cgroup] = []
-        """Processes that outlive their executor are still in them."""
+        """The cgroups with processes that have outlived their executor."""
         parent = parent_of_executors(own, mounted)
         with contextlib.suppress(OSError):
-            # Those of launchers that have ended; one with processes in it stays.
+            # Remove cgroups of launchers that have ended, unless processes are left in them.
             for folder in () if parent is None else parent.glob(f"{PREFIX}*"):
                 pid = folder.name.removeprefix(PREFIX).partition("-")[0]
                 if not Path("/proc", pid).exists():
                     Cgroup(folder).remove()
 
     def make(self) -> Cgroup | None:
-        """Make a cgroup, which the executor joins after the fork; None if there can be none.
+        """Make a cgroup, which the executor joins after the fork; return None if impossible.
 
-        This process may have been moved since the last one, to a cgroup with other limits.
+        Each call reads this process's own cgroup, since it may have been moved to another.
         """
         self._left = [each for each in self._left if not each.remove()]
         parent = parent_of_executors(self._own, self._mounted)
@@ -96,7 +96,7 @@ class Cgroups:
     def end(self, cgroup: Cgroup | None) -> int | None:
         """Return the OOM kills of an executor that has ended, and remove its cgroup.
 
-        Without a `cgroup`, return the new OOM kills in the launcher's; None if unknown.
+        Without a `cgroup`, return the new OOM kills in the launcher's cgroup; None if unknown.
         """
         found = self._ours.new()
         if cgroup is not None:

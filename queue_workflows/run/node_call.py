@@ -1,4 +1,4 @@
-"""Call the handler of one claimed node, and return whatever it does as an outcome."""
+"""Call the handler of one claimed node, and return its result or error as an outcome."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Ask: TypeAlias = Callable[[str, Any], Any]
-"""Returns what a handler needs to know beyond the claimed row: `context` with the members that are
-named, `out_dir` of the run, which gets one if it has none, or `rows`, as `job` and `run`."""
+"""Asks the worker for data beyond the claimed row: the named members of `context`, the `out_dir`
+of the run, which is chosen if it has none, or `rows`, which has `job` and `run`."""
 
 
 class Link(control.Control, Protocol):
-    """The worker's side of the handler of a node.
+    """The calls by which a node's handler talks to its worker.
 
     `cancel` is the event that a cancel sets. `status` takes reports of the handler. `ask` answers
-    as `Ask` does, `ask_step` a question about steps. `note` records an event about the model that
-    the node needs, with its seconds.
+    as `Ask` does, `ask_step` answers a question about steps. `note` records an event about the
+    node's model, with its duration in seconds.
     """
 
     @property
@@ -51,19 +51,19 @@ class Link(control.Control, Protocol):
 
 
 class Inputs(NamedTuple):
-    """The resolved inputs of a node, and their JSON text if the claim has not stored them."""
+    """The resolved inputs of a node, and their JSON text unless the claim has stored it."""
 
     inputs: JsonDict
     resolved: str | None
 
 
 class NodeCall(task_call.Attempt):
-    """A claimed node while its handler runs; its row was not `refused` before."""
+    """A claimed node while its handler runs; call `refused` with its row before."""
 
     def __init__(
         self, row: Row, link: Link, model_cache: ModelCache | None, ask: Ask | None = None
     ) -> None:
-        """`ask`: answers instead of the link."""
+        """`ask` replaces `link.ask` if given."""
         self._inputs: JsonDict = {}
         self._resolved: str | None = None
         self._job = jobs.NodeJob(row, self._inputs, link, link.status, link.ask_step)
@@ -76,19 +76,19 @@ class NodeCall(task_call.Attempt):
         self._finalize: Callable[[JsonDict], Any] = lambda delta: delta
         self._declared: node_functions.NodeFunction | None = None
         self._stack = contextlib.ExitStack()
-        """What ends with the handler: its scratch folder, and the app's invoke context."""
+        """Ends the scratch folder and the app's invoke context after the handler."""
 
     def __exit__(self, *error: Any) -> None:
-        # An error of the handler is raised even if the app's context suppresses it.
+        # The handler's error is raised even if the app's context suppresses it.
         try:
             self._stack.__exit__(*error)
         finally:
             super().__exit__(*error)
 
     def begin(self) -> Any:
-        """Call the handler. Raises `Interrupted` if it was requested to end before.
+        """Call the handler. Raises `Interrupted` if it was asked to end before.
 
-        It may have been while its model was loaded, for example.
+        That may happen while its model is loaded, for example.
         """
         call = self._prepared()
         if (reason := self.control.interrupted) is not None:
@@ -122,15 +122,15 @@ class NodeCall(task_call.Attempt):
             "cancel_event": lambda: self._link.cancel,
             "status_callback": lambda: self._link.status,
         }
-        # Only nodes declared by @node have their annotations enforced: the modules of existing
-        # apps may carry annotations that their inputs never matched.
+        # Annotations are enforced only for nodes declared by @node. In node modules of existing
+        # apps, inputs may never have matched them.
         where = None if self._declared is None else f"inputs of node {self.row['node_id']!r}"
         bound = typed_values.signature(run).bind(self._inputs, offers, where=where)
         if (context := config.get_config().invoke_context) is not None:
             self._finalize = self._stack.enter_context(context(*self._rows))
         return functools.partial(run, **bound)
 
-    # --- What the handler needs.
+    # --- The handler's arguments.
 
     @functools.cached_property
     def _out_dir(self) -> str:
@@ -161,7 +161,7 @@ class NodeCall(task_call.Attempt):
         return scratch.path
 
     def _unknown(self, error: errors.NodeNotFound) -> str:
-        """Name the worker and the age of the run: an old worker or run is the usual cause."""
+        """Return an error's text with the worker and the run's age, as one of them may be old."""
         created = self._rows[1].get("created_at")
         since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
         version = queue_workflows.__version__
@@ -171,7 +171,7 @@ class NodeCall(task_call.Attempt):
         )
 
     def _model(self) -> tuple[Any, float | None]:
-        """Return the handle of the node's model and the seconds of its load; None without one."""
+        """Return the node's model, or None, and the seconds that its load took, or None."""
         model_id, cache = self.row["required_model"], self._cache
         if model_id is None:
             return None, None
@@ -190,7 +190,7 @@ class NodeCall(task_call.Attempt):
     # --- Its outcome.
 
     def _delta(self, value: Any) -> JsonDict:
-        """Return what is stored; the app's `finalize` gets it if the job was not cancelled."""
+        """Return the delta to store, which the app's `finalize` gets unless cancelled."""
         if self._declared is not None:
             value = self._declared.stored(value)
         delta = _delta_of(value)
@@ -215,12 +215,12 @@ class NodeCall(task_call.Attempt):
         )
 
     def failed(self, error: BaseException, seconds: float) -> outcomes.Outcome:
-        """Return the failure of a node; its `wish` says if the worker or its GPU is at fault."""
+        """Return the failure of a node; `wish` is set if the worker or its GPU is the cause."""
         outcome = failed(self.row, error, seconds)
         loads = not self._has_begun and self.row["required_model"] is not None
         wish = outcome.raised.wish
         if not self._is_known:
-            wish = "elsewhere"  # a handler may raise the same error, which counts
+            wish = "elsewhere"  # but an attempt counts if the handler itself raised this error
         elif self._cache is not None and loading.sees_no_gpu(error):
             wish = "no_gpu"
         elif self._cache is not None and loads and loading.lacks_memory(error):
@@ -243,7 +243,7 @@ def refused(job: Row) -> outcomes.Outcome | None:
 
 
 def inputs_of(job: Row, context: Callable[[list[str] | None], Any]) -> Inputs:
-    """Return the inputs of a node; `context` is called if `needs_context`, with what it names.
+    """Return the inputs of a node; if it `needs_context`, call `context` with `context_heads`.
 
     Raises `UnreadableRow` (an `InvalidPayload`) for stored inputs that cannot be loaded.
     """
@@ -254,10 +254,10 @@ def inputs_of(job: Row, context: Callable[[list[str] | None], Any]) -> Inputs:
 
 
 def resolve_inputs(job: Row, context: Callable[[list[str] | None], Any]) -> JsonDict:
-    """Return the inputs of a node, its template resolved once against the context as it is now.
+    """Return the inputs of a node, by resolving its template against the present context.
 
-    A ref that does not resolve keeps the value from `inputs`. An app that queued the job itself
-    left no template: there `inputs` is the template, so that such a ref is passed as it stands.
+    A ref that does not resolve keeps the value from `inputs`. A job that an app has inserted itself
+    has no template. Then `inputs` is the template, and such a ref is passed unchanged.
     """
     where = f"node {job['node_id']!r}"
     inputs = payload.stored_object(job["inputs"], f"inputs of {where}")
@@ -279,7 +279,7 @@ def needs_context(job: Row) -> bool:
 
 
 def context_heads(job: Row) -> list[str] | None:
-    """Return which members of the context the refs name; None: an app's resolver may take any."""
+    """Return the members of the context that refs name; None if an app's resolver takes any."""
     custom = config.get_config().resolve_ref is not None
     return None if custom else [*refs.heads(_template(job))]
 
@@ -294,7 +294,7 @@ def failed(job: Row, error: BaseException, seconds: float) -> outcomes.Outcome:
 
 
 def unless_cancelled(cancel: threading.Event, outcome: outcomes.Outcome) -> outcomes.Outcome:
-    """Ignore what a handler returns after it was requested to end."""
+    """Return the outcome `cancelled` for a cancelled handler, else the given one."""
     return outcomes.Outcome("cancelled", outcome.seconds) if cancel.is_set() else outcome
 
 
@@ -306,7 +306,7 @@ def peak_rss_mb() -> int:
 
 @contextlib.contextmanager
 def keep_loaded(cache: ModelCache | None) -> Generator[None]:
-    """Keep the loaded model until the block ends."""
+    """Keep the loaded model in the cache until the block ends."""
     if cache is None:
         yield
         return
@@ -328,13 +328,13 @@ def handler_of(job: Row) -> tuple[Any, Callable[..., Any]]:
 
 
 def _declared(module: Any) -> node_functions.NodeFunction | None:
-    """Return the module if it was declared by @node, for which the app has imported `declare`."""
+    """Return the module as a `NodeFunction` if @node has declared it, else None."""
     loaded = sys.modules.get("queue_workflows.declare.node_functions")
     return module if loaded is not None and isinstance(module, loaded.NodeFunction) else None
 
 
 def _delta_of(value: Any) -> JsonDict:
-    """A dict is the delta, or holds it as `context_delta`; anything else is none."""
+    """Return the delta, which is a dict's `context_delta` or the dict itself, else {}."""
     if not isinstance(value, dict):
         return {}
     result = cast("JsonDict", value)
@@ -360,7 +360,7 @@ async def run_async(
 ) -> outcomes.Outcome:
     """Do as `run` does, for an async handler on the running event loop.
 
-    What the handler may need is asked before it starts, since a wait would hold up other jobs.
+    All data that it may need is read before it starts, since a wait would block other jobs.
     """
     started = time.monotonic()
     answers = dict[str, Any]()
@@ -379,7 +379,7 @@ async def run_async(
 
 
 def _needs_out_dir(row: Row) -> bool:
-    """Return whether the handler takes a folder of a run that has none yet."""
+    """Return whether the handler takes a folder, and its run has no `out_dir` yet."""
     run: Row = row.get("run") or {}
     if run.get("out_dir") is not None:
         return False
@@ -388,7 +388,7 @@ def _needs_out_dir(row: Row) -> bool:
 
 
 def announce(rows: JsonDict, value: Any) -> None:
-    """Call `on_node_completed` with `job` and `run`, if the app has set it; log what it raises."""
+    """Call the app's `on_node_completed` with `job` and `run`, if set; log its errors."""
     hook = config.get_config().on_node_completed
     if hook is None:
         return

@@ -1,7 +1,7 @@
-"""Make an executor after a job what it was before its first one.
+"""Restore the state of an executor's process after each job.
 
-Modules that a job has imported stay, and what they hold: caches, connections, threads, logging and
-warning filters. What else the standard library can change about a process is put back.
+Modules that a job has imported stay, with their caches, connections, threads, logging and warning
+filters. All other process state that the standard library can change is restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SIGNALS: Final = [each for each in wire.CATCHABLE if each < getattr(signal, "SI
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _EVENTS: Final[Any] = asyncio.events
 _EMPTY: Final = bytes(4)
-"""The number of bytes in an empty pipe, as the system has it."""
+"""The answer of FIONREAD for an empty pipe."""
 _State: TypeAlias = "tuple[Callable[[], Any], Callable[[Any], object]]"
 
 
@@ -42,7 +42,7 @@ def _state(read: Callable[..., Any], write: Callable[..., object], *of: Any) -> 
 
 
 def _states() -> Iterator[_State]:
-    """Yield what reads a part of the state, and what puts it back if it has changed."""
+    """Yield pairs of functions that read and restore a part of the state."""
     for name in _LIMITS:
         if (limit := getattr(resource, f"RLIMIT_{name}", None)) is not None:
             yield _state(resource.getrlimit, resource.setrlimit, limit)
@@ -75,17 +75,17 @@ def _states() -> Iterator[_State]:
 
 
 class RestoredState:
-    """The state of this process when it was made.
+    """The state of this process when this object was made.
 
-    Standard streams, folder, umask, limits, signals, timers, environment and import path. Also the
-    locale, priority, CPUs, garbage collection, limits of recursion and of digits, how threads take
-    turns and how large their stacks are, the default time limit of sockets, the event loop of the
-    thread, and hooks for traces and errors.
+    It has the standard streams, folder, umask, limits, signals, timers, environment, import path,
+    locale, priority, CPUs, garbage collection, limits of recursion and digits, switch interval and
+    stack size of threads, default timeout of sockets, the event loop of the thread, and hooks for
+    traces and errors.
     """
 
     def __init__(self) -> None:
         self._files = [wire.high(os.dup(number)) for number in range(3)]
-        """Descriptors of the same files as 0, 1 and 2."""
+        """Copies of the descriptors 0, 1 and 2."""
         self._pipes = self._files[1:]
         self._folder = wire.high(os.open(".", getattr(os, "O_PATH", os.O_RDONLY)))
         self._umask = os.umask(0)
@@ -99,16 +99,15 @@ class RestoredState:
         self._decimals = decimal.getcontext().copy()
 
     def has_unread_output(self) -> bool:
-        """Return whether the pipes behind stdout and stderr hold what nobody has read."""
+        """Return whether the pipes of stdout and stderr hold output that is not read yet."""
         with contextlib.suppress(OSError):  # the job has closed them
             return any(fcntl.ioctl(fd, termios.FIONREAD, _EMPTY) != _EMPTY for fd in self._pipes)
         return False
 
     def restore(self) -> str:
-        """Undo what a job has left; return what cannot be undone, or an empty text.
+        """Restore the state after a job; return why that is impossible, or an empty text.
 
-        The signals that have handlers are blocked meanwhile: an alarm that the job left behind may
-        come at any moment.
+        Signals with handlers are blocked meanwhile, as an alarm that the job has set may come.
         """
         try:
             for number, fd in enumerate(self._files):
@@ -123,14 +122,14 @@ class RestoredState:
             for stream in (sys.stdin, sys.stdout, sys.stderr):
                 if stream is not None and stream.closed:
                     raise ValueError("it has closed stdin, stdout or stderr")
-            os.environ = self._environ  # noqa: B003  the object that it was
+            os.environ = self._environ  # noqa: B003  the original object
             if self._environ._data != self._variables:
                 self._restore_environment()
             if sys.path != self._path:
                 sys.path[:] = self._path
-            # Copies of a context share the object, which jobs change.
+            # Copies of a context share this object, so a job may have changed it.
             decimal.setcontext(self._decimals.copy())
-        except Exception as error:  # noqa: BLE001  what a job has left may be anything
+        except Exception as error:  # noqa: BLE001  a job may have left any objects
             _log.warning("this executor ends, as its job has left a state behind: %s", error)
             return str(error) or type(error).__name__
         return ""
@@ -141,12 +140,12 @@ class RestoredState:
         for name, value in self._variables.items():
             if self._environ._data.get(name) != value:
                 self._environ[self._environ.decodekey(name)] = self._environ.decodevalue(value)
-        time.tzset()  # TZ may be one of them
+        time.tzset()  # TZ may have changed
 
 
 def _set_handler(signum: int, handler: Any) -> None:
     if handler is not None:
-        signal.signal(signum, signal.SIG_IGN)  # drops one that is pending
+        signal.signal(signum, signal.SIG_IGN)  # drops a pending signal
         signal.signal(signum, handler)
 
 
@@ -159,9 +158,9 @@ def _refuse_user(_: int) -> None:
 
 
 def _event_loop() -> tuple[Any, Any, bool]:
-    """Return asyncio's policy, the event loop that it has for this thread, and whether it was set.
+    """Return asyncio's policy, its event loop for this thread, and whether that was set.
 
-    To ask asyncio itself for the loop would make one.
+    asyncio itself would create a loop if asked for it.
     """
     policy = getattr(_EVENTS, "_event_loop_policy", None)
     local = getattr(policy, "_local", None)

@@ -1,4 +1,4 @@
-"""Pass a running handler's reports to its worker, and the worker's requests to end to it."""
+"""Pass a running handler's reports to its worker, and the worker's stop requests to the handler."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from queue_workflows.run import wire
 from queue_workflows.types import JsonDict
 
 EVERY_S: Final = 0.05
-"""Seconds between two reports of a kind; what a handler reports between them is sent later."""
+"""Least seconds between two messages of a kind; reports in between are sent later."""
 PROGRESS_LIMIT: Final = 8000
-"""Characters of a progress report; a longer one counts as a heartbeat only."""
+"""The most characters of a progress report; a longer one only counts as a heartbeat."""
 Send = Callable[..., None]
 _LOCK: Final = threading.Lock()
-"""Held for a moment by any job: one lock for each would cost more than short jobs take."""
+"""Held briefly; shared by all jobs, since a lock per job would cost more than a short job."""
 
 
 class Running:
     """A `tasks.control.Control` whose worker is another process; thread-safe."""
 
     def __init__(self, key: int, send: Send, wake: Callable[[], object]) -> None:
-        """`wake` lets another thread send what `take_unsent` returns soon."""
+        """`wake` lets another thread soon send the result of `take_unsent`."""
         self._event: threading.Event | None = None
         self.cancel_requested = False
         """Whether the job was cancelled. A handler may set the event for threads of its own."""
         self._interrupt: Callable[[], object] | None = None
         self.interrupted: str | None = None
-        """Why the handler is to end at its next yield or await; None: it may continue."""
+        """Why the handler has to end at its next yield or await; None if it may continue."""
         self.key = key
         self._send = send
         self._wake = wake
@@ -40,13 +40,13 @@ class Running:
         self._take_parts: Callable[[], JsonDict | None] | None = None
 
     def report_progress(self, value: Any) -> None:
-        """Report a yielded value: a number 0 to 1, dict or text is progress, else a heartbeat."""
+        """Report a yielded value; a dict, text or number from 0 to 1 is progress as well."""
         text = progress_text(value)
         unsent = self._unsent.get((wire.PROGRESS, ""), b"")
         self._report(wire.PROGRESS, "", unsent if text is None else text.encode())
 
     def note_cursor(self, name: str, key: str, position: int) -> None:
-        """Report how many items of a cursor are done, at once or soon."""
+        """Report the position of a cursor, at once or soon."""
         self._report(wire.CURSOR, f"{name}\0{key}", wire.encoded([name, key, position]))
 
     def _report(self, kind: int, what: str, body: bytes) -> None:
@@ -62,7 +62,7 @@ class Running:
             self._wake()
 
     def send_later(self, take: Callable[[], JsonDict | None]) -> None:
-        """Send the request that `take` returns, soon, without a wait for its answer."""
+        """Soon send the request that `take` returns, without waiting for an answer."""
         self._take_parts = take
         self._wake()
 
@@ -80,7 +80,7 @@ class Running:
 
     @property
     def cancel(self) -> threading.Event:
-        """Return the event that is set on cancel; created on first use, as short jobs need none."""
+        """Return the event that a cancel sets; it is created on first use to save time."""
         with _LOCK:
             if self._event is None:
                 self._event = threading.Event()
@@ -89,7 +89,7 @@ class Running:
             return self._event
 
     def interrupt(self, reason: str) -> None:
-        """End a handler that yields or awaits there; the first reason counts."""
+        """End the handler at its next yield or await; the first reason counts."""
         with _LOCK:
             if self.interrupted is None:
                 self.interrupted = reason
@@ -97,7 +97,7 @@ class Running:
                     self._interrupt()
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        """Set the function to call, on any thread, on an interrupt; None removes it.
+        """Set or remove (None) a function that an interrupt calls, on any thread.
 
         It is called at once if the job was interrupted before. It must not block.
         """
@@ -107,12 +107,12 @@ class Running:
                 call()
 
     def status(self, *values: Any, **fields: Any) -> None:
-        """Report status (`status_callback`): a number 0 to 1 or dict is progress."""
+        """Report status (`status_callback`); a dict or a number from 0 to 1 is progress."""
         value: Any = fields or (values[0] if values else None)
         self.report_progress(None if isinstance(value, str) else value)
 
     def request(self, reason: str) -> None:
-        """Tell the handler to end: `cancelled` sets its event; the first reason counts."""
+        """Ask the handler to end; `cancelled` also sets its event. The first reason counts."""
         if reason == "cancelled":
             with _LOCK:
                 self.cancel_requested = True

@@ -13,11 +13,11 @@ from typing import Any, Final, NoReturn
 from queue_workflows.runtime import clock, forking, kernel
 
 WITHIN_S: Final = 10.0
-"""Seconds that a policy may take; then the worker stops by `hard`."""
+"""Seconds that a policy may take before the worker stops by `hard` instead."""
 
 
 class _Left(BaseException):
-    """The policy has let the worker leave."""
+    """The policy has asked the worker to exit."""
 
 
 class StoppedWorker:
@@ -41,15 +41,15 @@ class StoppedWorker:
         self._call(call="requeue", reason=str(reason))
 
     def clear_model(self) -> None:
-        """Let the worker say that its model is unloaded and that its heartbeat has ended."""
+        """Let the worker report that its model is unloaded and its heartbeat has ended."""
         self._call(call="clear_model")
 
     def send(self) -> None:
-        """Let the worker report."""
+        """Let the worker send a heartbeat."""
         self._call(call="beat")
 
     def exit(self, code: int) -> NoReturn:
-        """Let the worker leave with this exit code; as `os._exit`, this does not return."""
+        """Let the worker exit with this code; like `os._exit`, this does not return."""
         self._call(call="exit", code=int(code))
         raise _Left
 
@@ -80,7 +80,7 @@ def call(
     policy: Callable[..., object],
     on_exit: Callable[[int], object] | None = None,
 ) -> None:
-    """Call the policy, and tell the worker how it has ended. `on_exit` None: the worker leaves."""
+    """Call the policy and report its end; on its `exit` call `on_exit`, else the worker exits."""
     worker = StoppedWorker(end, about)
     try:
         with contextlib.suppress(_Left):

@@ -1,4 +1,4 @@
-"""Call the handler of one claimed job, or the task of an ingest job; what it does is an outcome."""
+"""Call the handler of one claimed job, and return its result or error as an outcome."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from queue_workflows.types import Row, Unreadable
 class Attempt(abc.ABC):
     """One claim of a job while its handler runs.
 
-    Within its `with` block the handler may be called, and `current_job()`, log lines and spans
-    belong to the job. It is a class, since three generators of context managers would cost more
+    The handler may be called within its `with` block, in which `current_job()`, log lines and spans
+    belong to the job. It is a class because three generator-based context managers would cost more
     than a short handler.
     """
 
@@ -36,7 +36,7 @@ class Attempt(abc.ABC):
         control_: control.Control,
         result: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`result` returns what is stored for a value that the handler has returned."""
+        """`result` converts the handler's return value to the value that is stored."""
         self._result = result
         self.row = row
         self.job = job
@@ -90,7 +90,7 @@ class Attempt(abc.ABC):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            # One that is in a variable of its own function keeps them all until a collection.
+            # An error stored in a variable of its own function keeps all frames until a collection.
             loading.clear_frames(error)
         if self._detach is not None:
             self._detach()
@@ -114,7 +114,7 @@ class Attempt(abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> Any:
-        """Call the handler; return its result, or a generator or coroutine that must be run."""
+        """Call the handler; return its result, or the generator or coroutine to run."""
 
     @abc.abstractmethod
     def completed(self, value: Any, seconds: float) -> outcomes.Outcome:
@@ -132,7 +132,7 @@ _KINDS: Final = {
 
 
 def unreadable(column: str, value: Any, wanted: str = "an object") -> errors.UnreadableRow:
-    """Return the error of a claimed job with which no handler can run, as a column has this."""
+    """Return the error of a claimed job whose `column` has a value with which it cannot run."""
     if isinstance(value, Unreadable):
         return errors.UnreadableRow(f"{column} cannot be loaded: {value.reason}")
     name = type(value).__name__
@@ -147,9 +147,9 @@ def call(
 ) -> outcomes.Outcome:
     """Run the task of a claimed job whose row was checked; return its outcome.
 
-    A job that was cancelled meanwhile leaves no result. One that its worker interrupted is
-    `cancelled`, with the reason as its error. Raises KeyboardInterrupt only. `ask` sends what the
-    task asks about its steps.
+    If the job was cancelled meanwhile, its result is dropped. If the worker interrupted it, the
+    outcome is `cancelled` with the reason as its error. Raises KeyboardInterrupt only. `ask` sends
+    the task's questions about steps.
     """
     return _TaskAttempt(job, jobs.Job(job, control_, ask), control_).run(runner)
 
@@ -162,7 +162,7 @@ async def call_async(
 
 
 def refused(job: Row) -> outcomes.Outcome | None:
-    """Return the failure of a job whose row no task can get, or None if its task can run."""
+    """Return the failure of a job whose row is unreadable, or None if its task can run."""
     error, headers = None, job.get("headers")
     if isinstance(job["args"], Unreadable):
         error = unreadable("args", job["args"])
@@ -182,8 +182,8 @@ class _TaskAttempt(Attempt):
     __slots__ = ()
 
     def begin(self) -> Any:
-        # A handler on a root logger that has none would end Python's own output of warnings to
-        # stderr, and make a later `logging.basicConfig()` of the app do nothing.
+        # If the root logger has no handler, adding one would stop Python's own output of warnings
+        # to stderr, and make a later `logging.basicConfig()` of the app do nothing.
         handlers_, name = logging.root.handlers, self.row["task_name"]
         if handlers_ and _collector not in handlers_:
             logging.root.addHandler(_collector)

@@ -1,4 +1,4 @@
-"""Define the frames between a worker and its executors, and an executor's ends of both sockets.
+"""Define the frames between a worker and its executors, and an executor's end of their socket.
 
 A frame is a header (length of the body, kind, key of the job), then the body. The rows of jobs and
 their results stay JSON texts: the worker passes them on without parsing them.
@@ -28,35 +28,35 @@ from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row, Unreadable
 
 Frame: TypeAlias = "tuple[int, int, bytes]"
-"""Kind, key of the job (0: of none), body."""
+"""The kind, the key of the job (0 for none), and the body."""
 HEADER: Final = struct.Struct("<IBI")
 _COMPLETED: Final = struct.Struct("<diII")
-"""Seconds, peak memory in MB (-1: unknown), bytes of the logged error and of the inputs."""
+"""Seconds, peak memory in MB (-1 if unknown), sizes in bytes of the logged error and the inputs."""
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Bytes of one body. A job has up to three values of 64 MiB each, the loader's limit."""
+"""The most bytes of one body. A job has up to three values of 64 MiB each, the loader's limit."""
 SIZE: Final = 256 * 1024
-"""Bytes of one read."""
+"""The most bytes of one read."""
 TIME: Final = "\0time"
-"""Tags a time in an answer: no stored JSON has a NUL."""
+"""Marks a time in an answer; stored JSON never has a NUL."""
 LOST: Final = 70
-"""Exit code of an executor whose channel is closed: by its worker's end, or by its own handler."""
+"""Exit code of an executor whose channel was closed, by its worker's end or by its own handler."""
 
-# Kinds are control characters that no text has: text in the channel is garbage at once.
+# Kinds are control characters that text does not contain, so that stray text is noticed at once.
 # To an executor.
 RUN_TASK: Final = 1  # Run an ingest job; the body is its row as a JSON text.
 RUN_NODE: Final = 2
 ANSWER: Final = 3  # Answers a question, whose number takes the place of the key.
 ANNOUNCE: Final = 4  # Call `on_node_completed` with `job` and `run`; without them drop the value.
-DRAINED: Final = 5  # The worker has read what was in the pipes at a PRINTED.
-LOAD: Final = 6  # Load the `model` for the jobs to come, or unload: `idle_only` or at once.
-INTERRUPT: Final = 7  # A handler is to end, in an executor for many; the body is the reason.
+DRAINED: Final = 5  # The worker has read the output that a PRINTED announced.
+LOAD: Final = 6  # Load the `model` for later jobs, or unload it, at once or if `idle_only`.
+INTERRUPT: Final = 7  # End a handler, in an executor with many jobs; the body is the reason.
 QUIT: Final = 8  # End the process after what came before.
 # From an executor.
 COMPLETED: Final = 14  # See `completed_body`.
 ENDED: Final = 15  # A job has ended otherwise; see `ended_body`.
 PROGRESS: Final = 16  # The handler is active; the body is its progress as a JSON text, or empty.
-CURSOR: Final = 17  # So many items of a cursor are done: name, key and position.
-ASK: Final = 18  # Number, what (`rows`, `out_dir`, `context`, `step`) and a request.
+CURSOR: Final = 17  # The name, key and position of a cursor.
+ASK: Final = 18  # A question: number, kind (`rows`, `out_dir`, `context`, `step`) and details.
 LOG: Final = 19  # A record of the app's log, or lines that it printed; see `job_output`.
 WAITS: Final = 20  # The handler of a job waits for others in the executor, until STARTED.
 STARTED: Final = 21
@@ -64,15 +64,15 @@ ANNOUNCED: Final = 22  # The hook of an ANNOUNCE has ended.
 MODEL: Final = 23  # The loaded model, the one being loaded, and their times; see `model_cache`.
 CHANGED: Final = 24  # A LOAD has ended; the body is its error, or null.
 EVENT: Final = 25  # An event for the history of a node: its type and seconds.
-READY: Final = 26  # It runs jobs from now on, or why it cannot, as the app cannot be loaded.
+READY: Final = 26  # The executor can run jobs, or the body says why the app cannot be loaded.
 PRINTED: Final = 27  # The pipes may hold output of the job whose outcome follows.
 LEAVES: Final = 28
-"""The executor is to be replaced, as it cannot undo what a job has left, which the body says.
+"""The executor has to be replaced, as it cannot restore the state that the body names.
 
-It runs no job that was sent to it since, unless it is for many."""
+It runs none of the jobs that were sent to it since, unless it is shared by async jobs."""
 
 OF_EXECUTOR: Final = frozenset([ANNOUNCED, MODEL, CHANGED, READY, LEAVES])
-"""Kinds that are about an executor and not about one of its jobs."""
+"""Kinds that concern an executor, not a job."""
 _KINDS: Final = frozenset([*range(RUN_TASK, QUIT + 1), *range(COMPLETED, LEAVES + 1)])
 _TEXT, _NUMBER, _NONE = (str,), (int, float), (type(None),)
 _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
@@ -91,18 +91,18 @@ _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
     EVENT: {0: _TEXT, 1: _NUMBER + _NONE},
     READY: {"text": _TEXT},
 }  # fmt: skip
-"""The types of members of bodies: a handler may write anything into the channel."""
+"""The types of members of bodies, which are checked as a handler may write into the channel."""
 _BOUNDED: Final = ("no", "seconds")
-"""Members that are neither negative nor infinite nor larger than a header can carry."""
+"""Members that must be at least 0, finite, and small enough for a header."""
 _ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})
 
 HIGH_FDS: Final = (900, 200)
-"""Channels get descriptors from here on, beyond any that a handler may close or write to."""
+"""The least descriptors of channels, beyond any that a handler may close or write to."""
 _COMPACT: Final = payload.Encoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
 
 
 class ProtocolError(errors.QueueWorkflowsError, RuntimeError):
-    """The peer sent bytes that are no frame; one line of text."""
+    """The peer sent bytes that are not a valid frame; the text is one line."""
 
 
 def frame(kind: int, key: int, body: bytes) -> bytes:
@@ -164,7 +164,7 @@ class Frames:
 
 
 def completed_body(outcome: outcomes.Outcome) -> bytes:
-    """Return a completed outcome: how it went, what a node received, and the result."""
+    """Return the body of a completed outcome, with a node's inputs and the result."""
     error = outcome.error.encode("utf-8", "surrogatepass")
     received = (outcome.resolved_inputs or "").encode("utf-8", "surrogatepass")
     peak = -1 if outcome.vm_rss_mb_peak is None else outcome.vm_rss_mb_peak
@@ -189,7 +189,7 @@ def completed_of(body: bytes) -> outcomes.Outcome:
 
 
 def ended_body(outcome: outcomes.Outcome) -> bytes:
-    """Return an outcome that is not `completed`."""
+    """Return the body of an outcome other than `completed`."""
     raised, task = outcome.raised, outcome.task
     found = {
         "kind": outcome.kind, "seconds": outcome.seconds, "error": outcome.error,
@@ -220,7 +220,7 @@ def ended_of(body: bytes) -> outcomes.Outcome:
 
 
 def tagged(row: Row) -> JsonDict:
-    """Return a row of an answer as JSON has it: a time is tagged, and an `Unreadable` is None."""
+    """Return a row for an answer in JSON; times are marked, and an `Unreadable` becomes None."""
     found = dict(row)
     for name, value in row.items():
         if isinstance(value, datetime.datetime):
@@ -231,7 +231,7 @@ def tagged(row: Row) -> JsonDict:
 
 
 def timed(row: Row) -> Row:
-    """Return a row of an answer with its times."""
+    """Return a row from an answer, with marked times converted back."""
     found = dict(row)
     for name, value in row.items():
         if isinstance(value, dict) and isinstance(text := cast("Row", value).get(TIME), str):
@@ -240,7 +240,7 @@ def timed(row: Row) -> Row:
 
 
 def high(fd: int) -> int:
-    """Move a descriptor beyond the ones of a handler, closed on exec; return the new one."""
+    """Move a descriptor to a high number, closed on exec; return the new one."""
     for least in HIGH_FDS:
         with contextlib.suppress(OSError):  # beyond the limit of open files
             found = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
@@ -253,18 +253,18 @@ def high(fd: int) -> int:
 # --- In an executor, or a thread of the worker's own process that takes its place.
 
 signals: Final[Any] = importlib.import_module("_signal")
-"""Unlike `signal`, its functions do not convert signals to enum members. For an empty job, that
-took longer than everything else."""
+"""Its functions, unlike those of `signal`, do not convert signals to enum members. For an empty
+job, that conversion took longer than everything else."""
 sigmask: Final[Callable[[int, Collection[int]], set[int]]] = signals.pthread_sigmask
 CATCHABLE: Final = sorted({*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP})
 _seen: Final[list[Any]] = [[], []]
-"""The signal handlers at the last call, and the result of that call."""
+"""The signal handlers at the last call of `handled_signals`, and its result."""
 
 
 def handled_signals() -> list[int]:
     """Return the signals that have a handler in Python, which may raise.
 
-    To block all signals takes longer, since each number is converted.
+    Blocking all signals takes longer, since each number is converted.
     """
     handlers = [*map(signals.getsignal, CATCHABLE)]
     if handlers != _seen[0]:
@@ -274,10 +274,10 @@ def handled_signals() -> list[int]:
 
 
 class Channel:
-    """An executor's end of the socket to its worker: any thread sends, the main thread receives.
+    """An executor's end of the socket to its worker; any thread may send, the main thread receives.
 
-    The app's signal handlers run on the main thread and may raise. So it blocks signals while it
-    sends or receives, and waits for something to receive before that.
+    The app's signal handlers run on the main thread and may raise. So that thread blocks signals
+    while it sends or receives, but not while it waits for data.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -291,22 +291,22 @@ class Channel:
         self._poll.register(end, select.POLLIN)
 
     def send(self, kind: int, key: int, body: bytes = b"") -> None:
-        """Send a frame; wait until the worker has taken it. Raises ConnectionError."""
+        """Send a frame; wait until the socket has room for it. Raises ConnectionError."""
         self.send_all(frame(kind, key, body))
 
     def send_all(self, data: bytes, *, blocked: bool = False) -> None:
-        """Send frames. In a process that a handler has forked it does nothing.
+        """Send frames. In a process that a handler has forked, do nothing.
 
-        `blocked`: the caller has blocked signals and has checked the process.
+        `blocked` means that the caller has blocked signals and checked the process.
         """
         if not blocked and os.getpid() != self._pid:
-            # Its messages would mix with ours. libc's own fork() calls no hook of Python.
+            # A forked child's messages would mix with ours. libc's fork() calls no Python hook.
             return
         with self._lock:
             if blocked or threading.get_ident() != self._main:
                 self._send(data)
                 return
-            # A change of the mask calls the handler of a signal that is pending, which may raise.
+            # Changing the mask may call the handler of a pending signal, which may raise.
             mask = sigmask(signal.SIG_BLOCK, ())
             try:
                 sigmask(signal.SIG_SETMASK, handled_signals())
@@ -323,11 +323,11 @@ class Channel:
     def receive(self) -> list[Frame]:
         """Wait for frames and return them. Raises ConnectionError at the end.
 
-        An exception of the app's signal handlers is raised from here with nothing lost.
+        If an app's signal handler raises here, no data is lost.
         """
         while True:
             if os.getpid() != self._pid:
-                os._exit(0)  # a handler has forked it and let return: its parent has the channel
+                os._exit(0)  # a handler forked this process, whose parent has the channel
             try:
                 sigmask(signal.SIG_SETMASK, handled_signals())
                 found = self.receive_now(socket.MSG_DONTWAIT)
@@ -341,9 +341,9 @@ class Channel:
                 self._poll.poll()
 
     def receive_now(self, flags: int = 0) -> list[Frame]:
-        """Receive once, and return what is complete. Raises ConnectionError at the end.
+        """Receive once, and return the complete frames. Raises ConnectionError at the end.
 
-        Raises BlockingIOError with the flag MSG_DONTWAIT if there is nothing.
+        With the flag MSG_DONTWAIT it raises BlockingIOError if there is no data.
         """
         try:
             data = self._end.recv(SIZE, flags)
@@ -382,7 +382,7 @@ def load_row(body: bytes) -> Row:
 
 
 def _members(body: bytes) -> list[tuple[str, bytes]]:
-    """Cut a JSON object into its names and the texts of their values."""
+    """Split a JSON object into its names and the texts of their values."""
     found: list[tuple[str, bytes]] = []
     name: str | None = None
     begin = depth = 0
