@@ -211,6 +211,7 @@ def test_what_is_new_since_the_last_visit(conn: Any) -> None:
 
     async def use(browser: Browser) -> None:
         assert "new since" not in await browser.open("/failures")
+        assert browser.http.cookies["queue_workflows_failures"], "the page notes the visit"
         long_ago = int((NOW - timedelta(hours=5)).timestamp())
         browser.http.cookies.set("queue_workflows_failures", f"{long_ago}.{long_ago}", path="/ui")
         failed(conn, "B: x", 1)
