@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 from pathlib import Path
@@ -21,8 +22,11 @@ UP = ("queue-workflows", "up", "--app", TOYHOST, "--cpu", "2", "--gpu", "0", "--
 
 def started(cli: Commands) -> tuple[Command, re.Match[str]]:
     """Start `up` on box-1; return it with the link to its dashboard."""
-    on = {"QUEUE_WORKFLOWS_APP_DASHBOARD": "1", "QUEUE_WORKFLOWS_HOST_LABEL": "box-1"}
-    up = cli.start(*UP, **on)
+    env = {
+        "QUEUE_WORKFLOWS_APP_DASHBOARD": "1", "QUEUE_WORKFLOWS_HOST_LABEL": "box-1",
+        "QUEUE_WORKFLOWS_CRASH_BACKOFF_S": "0.1",
+    }  # fmt: skip
+    up = cli.start(*UP, **env)
     return up, until(lambda: browsers.LINK.search(up.err), timeout_s=60)
 
 
@@ -78,6 +82,30 @@ def test_a_worker_is_drained_and_switched_on_again(
         expect(row.locator(".state")).to_have_text("on")
         visitor.open(f"/runs/{run_id}", page)
         expect(page.locator("#run-state .sentence")).to_contain_text("completed in")
+        assert not visitor.noise
+    up.send(signal.SIGINT)
+    assert up.wait() == 0, up.err
+
+
+def test_a_killed_process_is_seen_on_the_page_of_its_run(
+    cli: Commands, chromium: Browser, tmp_path: Path
+) -> None:
+    """Its node is run once more; the page has both attempts, and what the first has cost."""
+    up, link = started(cli)
+    run_id = toy_app.submit(tmp_path, "hold")
+    (pid,) = until(lambda: toy_app.pids(tmp_path, "hold"), timeout_s=60)
+    with browsers.entered(chromium, link) as visitor:
+        page = settled(visitor.open(f"/runs/{run_id}"))
+        sentence = page.locator("#run-state .sentence")
+        expect(sentence).to_contain_text("runs: 1 node on box-1")
+        os.kill(pid, signal.SIGKILL)
+        expect(sentence).to_contain_text("completed in", timeout=2 * browsers.WAIT_MS)
+        expect(page.locator("table.timeline tr", has_text="work/hold")).to_contain_text(
+            "2 attempts"
+        )
+        expect(page.locator("#run-state .cost")).to_contain_text("1 attempt, ")
+        visitor.open(f"/runs/{run_id}?node=work%2Fhold&attempt=1", page)
+        expect(page.locator("main")).to_contain_text("What happened in attempt 1")
         assert not visitor.noise
     up.send(signal.SIGINT)
     assert up.wait() == 0, up.err
