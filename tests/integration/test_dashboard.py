@@ -20,6 +20,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, db, history, runs
+from queue_workflows.dag import confinement
 from tests.support import asgi_service, constants, factories, http_service, tabled, wait
 from tests.support.dashboard import TOKENS, Browser, Page, inner_scripts, path_of, visited
 
@@ -740,6 +741,32 @@ def test_a_page_that_takes_long_does_not_hold_the_service(
 
     assert visited(use) == 200
     assert set(in_time) == {True}
+
+
+def test_a_folder_that_does_not_answer_holds_no_request_of_the_api(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = factories.run(conn, out_dir="/away")
+    begun, free = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def hung(_: str) -> Any:
+        begun.set()
+        in_time.append(free.wait(wait.patience(10)))
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(confinement, "root_of", hung)
+
+    async def use(browser: Browser) -> None:
+        page = asyncio.ensure_future(browser.open(f"/runs/{run_id}/files"))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        assert (await browser.http.get("/api/v1/jobs", headers=BEARER)).status_code == 200
+        free.set()
+        assert (await page).status == 404
+
+    visited(use, pg_pool_size=1, pg_max_overflow=0, app_read_only=True)
+    assert in_time == [True]
 
 
 def test_a_refusal_of_the_service_is_a_page() -> None:
