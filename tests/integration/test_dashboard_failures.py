@@ -143,6 +143,25 @@ def test_one_job_of_a_group_is_retried_as_a_sample(conn: Any, path: str) -> None
     assert states(conn) == dict.fromkeys(ids, "failed") | {ids[0]: "queued"}
 
 
+def test_the_question_about_a_node_says_that_its_run_goes_on(conn: Any) -> None:
+    ended: Row = {"status": "failed", "finished_at": NOW}
+    run_id = factories.run(conn, **ended)
+    for name in "AB":
+        factories.node(conn, run_id, name, error=f"{name}: x", **ended)
+    failed(conn, "C: x")
+    sentence = "A node runs again with all nodes of its run that are not completed."
+
+    async def use(browser: Browser) -> None:
+        words = pages.words(await browser.open("/failures"))
+        assert words.count(sentence) == 2, "the group of a task has no run"
+        page = await browser.open(f"/failures/{failures.group_id('A: x')}")
+        assert pages.words(page).count(sentence) == 1
+        await browser.follow(await browser.send(page, "/failures/retry", label="Retry 1"))
+
+    pages.browse(use)
+    assert factories.one(conn, "SELECT status FROM workflow_runs") == "queued"
+
+
 def test_a_group_of_a_schedule_has_no_job_to_retry(conn: Any) -> None:
     factories.insert(conn, "schedules", name="nightly", expression="0 3 * * *", task_name="t")
     conn.execute("UPDATE schedules SET error = 'E: x'")  # an insert takes none

@@ -100,7 +100,8 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     """Return a group with the selections of its acts.
 
     `failed`: the ids of its jobs, of which the `most` newest ones are `retried`. `kind`: the type
-    of its error, which the scope `look` sees in the place of its signature.
+    of its error, which the scope `look` sees in the place of its signature. `has_nodes`: whether
+    some are nodes, which a retry queues with their run.
     """
     signature = group["signature"]
     kind = signature.partition(":")[0]
@@ -112,7 +113,11 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
         "mark": forms.Selection("failures seen", (signature,), group["last_at"]),
     }
     signed = {act: forms.sign_selection(request, each) for act, each in selections.items()}
-    return group | {"kind": kind, "failed": failed, "retried": failed[:most], "signed": signed}
+    has_nodes = any(row["kind"] == "node job" for row in group["members"])
+    return group | {
+        "kind": kind, "failed": failed, "retried": failed[:most], "has_nodes": has_nodes,
+        "signed": signed,
+    }  # fmt: skip
 
 
 @router.get("/failures/news")
