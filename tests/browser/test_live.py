@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from typing import Any
@@ -11,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from queue_workflows import db
 from queue_workflows.types import Row
-from tests.browser import scenes
+from tests.browser import browsers, scenes
 from tests.browser.browsers import Site, Visitor, settled
 from tests.support import factories, transitions
 from tests.support.dashboard import TOKENS
@@ -301,6 +302,26 @@ def test_a_page_whose_session_has_ended_leads_to_the_login_and_back(
         page.get_by_role("button", name="Log in").click()
         page.wait_for_url("**/ui/queues")
         settled(page)
+
+
+def test_pages_below_the_path_of_a_proxy(site: Site, chromium: Browser) -> None:
+    """Each address, the stream and the cookies have it: another one would be another site's."""
+    with (
+        browsers.serving(site.dsn, QUEUE_WORKFLOWS_APP_ROOT_PATH="/queue") as base,
+        contextlib.closing(chromium.new_context(timezone_id="UTC")) as context,
+        site.database() as conn,
+    ):
+        visitor = Visitor(context, f"{base}/queue").login()
+        run_id = factories.run(conn, workflow_name="watched")
+        page = settled(visitor.open("/runs"))
+        expect(row_of(page, run_id).locator(".state")).to_have_text("running")
+        end(conn, run_id)
+        expect(row_of(page, run_id).locator(".state")).to_have_text("completed")
+        page.keyboard.press("g")
+        page.keyboard.press("q")
+        page.wait_for_url(f"{base}/queue/ui/queues")
+        assert {each["path"] for each in context.cookies()} == {"/queue/ui"}
+        assert not visitor.noise
 
 
 def test_the_title_has_the_number_of_needs(visitor: Visitor, site: Site) -> None:
