@@ -31,11 +31,10 @@ _Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """The left upper corner of a box, and its rank."""
+    """The left upper corner of a box."""
 
     x: float
     y: float
-    rank: int
 
 
 class Edge(NamedTuple):
@@ -85,7 +84,7 @@ def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
     ]
     layout = _Layout(len(names), given)
     boxes = {
-        name: Box(float(rank * (WIDTH + GAP_X)), round(middle - HEIGHT / 2, 1), rank)
+        name: Box(float(rank * (WIDTH + GAP_X)), round(middle - HEIGHT / 2, 1))
         for name, rank, middle in zip(names, layout.ranks, layout.y, strict=False)
     }
     edges = [Edge(names[s], names[t], layout.line(s, t)) for s, t in given]

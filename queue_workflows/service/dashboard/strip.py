@@ -25,13 +25,12 @@ _CARDS: Final = 8
 
 
 class Piece(NamedTuple):
-    """Neighbouring buckets in one state: place and width in buckets, first and last position."""
+    """Neighbouring buckets in one state: place and width in buckets, and the first position."""
 
     x: int
     width: int
     state: str
     first: int
-    last: int
 
 
 def pieces(worst: Mapping[int, int], total: int) -> list[Piece]:
@@ -41,14 +40,13 @@ def pieces(worst: Mapping[int, int], total: int) -> list[Piece]:
     """
     buckets = min(BUCKETS, total)
     states = [STATES[worst.get(bucket, 1)] for bucket in range(buckets)]
-    # The bucket of a position is `position * buckets // total`.
-    firsts = [-(-bucket * total // buckets) for bucket in range(buckets)] + [total]
     found: list[Piece] = []
     for state, group in itertools.groupby(range(buckets), key=states.__getitem__):
         same = [*group]
         for start in range(0, len(same), _LINKED):
             x, width = same[start], len(same[start : start + _LINKED])
-            found.append(Piece(x, width, state, firsts[x], firsts[x + width] - 1))
+            # The bucket of a position is `position * buckets // total`.
+            found.append(Piece(x, width, state, -(-x * total // buckets)))
     return found
 
 
