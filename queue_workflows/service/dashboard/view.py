@@ -215,6 +215,7 @@ class Page(Response):
         given = {**self._values, "head": pages.last_head, "message": message}
         text = await _rendered(request, self._template, own, given)
         reply = _reply(request, text, own.csrf if own else "", self.status_code)
+        reply.raw_headers += [each for each in self.raw_headers if each[0] == b"set-cookie"]
         await reply(scope, receive, send)
 
 
