@@ -31,7 +31,8 @@ EMPTY = {
 DETAILS = EMPTY | {
     "graph": "/runs/{run}?show=graph", "list": "/runs/{run}?show=list",
     "node": "/runs/{run}?node={node}", "live run": "/runs/{asks}",
-    "node that asks": "/runs/{asks}?node=ask", "again": "/runs/{run}/again", "map": "/runs/{mapped}/map?node=each",
+    "node that asks": "/runs/{asks}?node=ask", "again": "/runs/{run}/again",
+    "map": "/runs/{mapped}/map?node=each",
     "item": "/runs/{mapped}/map?node=each&key=file-7", "workflow": "/runs?workflow={workflow}",
     "question": "/inbox/question?run={asks}&node=ask", "why": "/waiting?job={waits}",
     "machine": "/machines?host={host}", "job": "/jobs/{job}", "job again": "/jobs/{job}/again",
