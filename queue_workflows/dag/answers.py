@@ -1,4 +1,4 @@
-"""Check an answer against an input node's question, and turn a typed label into its option."""
+"""Check an answer against an input node's question, and convert an option's label to its value."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
     "array": (list,), "object": (dict,),
 }  # fmt: skip
-"""The types that it may name, as in JSON Schema."""
+"""The types that this key may name, as in JSON Schema."""
 
 
 def options(spec: Any) -> list[tuple[str, Any]]:
     """Return the choices of a spec as (label, value); [] for a question without.
 
-    A stored spec may be any JSON, or `Unreadable`, which offers no choices. A record is its own
-    value under the first of its members `label`, `name`, `rel_path` or `id`; an option of the
-    widget `turnout` is a pair of label and value.
+    A stored spec may be any JSON, or `Unreadable`, which has no choices. The label of a record is
+    the first of its members `label`, `name`, `rel_path` or `id`, its value is the record itself. An
+    option of the widget `turnout` is a pair of label and value.
     """
     if not isinstance(spec, dict):
         return []
@@ -83,7 +83,7 @@ def type_of(spec: Any) -> str | None:
 
 
 def other_type(spec: dict[str, Any]) -> str | None:
-    """Return the type of a question's answers if it is known, and not a boolean; else None."""
+    """Return the type of a question's answers, or None if it is unknown or boolean."""
     named = type_of(spec)
     for each in (named,) if named else (spec.get("type"), spec.get("widget")):
         if each in _TEXT or bool not in _NOT_TEXT.get(str(each), (bool,)):
@@ -171,10 +171,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def meant(spec: Any, value: Any) -> Any:
-    """Return the value that a typed `value` stands for: the option, if its label was typed.
+    """Return the option's value if a person has entered its label, else `value`.
 
-    An option's own value comes first. With `multiple` a single one becomes a list of one, and each
-    member is converted. Anything else is returned as it is.
+    A value of an option takes precedence over a label. With `multiple`, a single value becomes a
+    list of one, and each member is converted. Any other value is returned unchanged.
     """
     if not (choices := options(spec)):
         return value
@@ -187,7 +187,7 @@ def meant(spec: Any, value: Any) -> Any:
 def _meant(value: Any, choices: list[tuple[str, Any]]) -> Any:
     if any(_same(value, choice) for _, choice in choices):
         return value
-    # "7" typed for the text "7" was read as a number.
+    # If a person enters 7 for the option "7", it was read as a number.
     text = value if isinstance(value, str) else json.dumps(value)
     if any(choice == text for _, choice in choices):
         return text
@@ -205,11 +205,11 @@ _TEXT = ("text", "string", "str", "textarea")
 
 
 def decoded(spec: Any, value: Any) -> Any:
-    """Return the value of a text answer, if it is JSON and its question does not take a text.
+    """Return the decoded value of a text answer if it is JSON and the question takes no text.
 
-    Apps of 0.3.0 store `"5"` or `"true"`. The type that is asked for, or else options, `type` or
-    widget say whether a question takes a text. 5.0 is 5 for an integer. Other answers stay, also if
-    the question cannot be read or the value not stored.
+    Apps of 0.3.0 store `"5"` or `"true"`. The answer type, or else options, `type` or widget decide
+    whether a question takes a text. For an integer, 5.0 becomes 5. Other answers are unchanged,
+    also if the question cannot be read or the value cannot be stored.
     """
     found = value
     if isinstance(value, str) and isinstance(spec, dict):
@@ -225,7 +225,7 @@ def decoded(spec: Any, value: Any) -> Any:
 
 
 def _takes_instead(spec: dict[str, Any], found: Any, text: str) -> bool:
-    """Return whether a question takes this value, and not its JSON text."""
+    """Return whether a question takes the decoded value `found`, rather than its JSON text."""
     widget, kind, named = spec.get("widget"), spec.get("type"), type_of(spec)
     if (named or kind) in _TEXT:
         return False

@@ -16,7 +16,7 @@ _SHOWN = 20
 
 
 class Choice(NamedTuple):
-    """A branch. `arms` has the last node of each value's arm, `other` the one for other values."""
+    """A branch. `arms` maps a value to the last node of its arm, `other` is for other values."""
 
     id: str
     on: Any
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
         return {"on": self.on, "arms": self.arms, "other": self.other}
 
     def value(self, resolve: Callable[[Any], Any]) -> Any:
-        """Return the value that chooses; raise `InvalidWorkflow` if it cannot be resolved."""
+        """Return the value that chooses the arm; raise `InvalidWorkflow` if it does not resolve."""
         try:
             return resolve(self.on)
         except errors.InvalidWorkflow as error:
@@ -56,9 +56,9 @@ class Choice(NamedTuple):
 
 
 def key_of(value: Any) -> str | None:
-    """Return the key of a value's arm: a text itself, others as in JSON; None for no such key.
+    """Return the key of a value's arm, which is a text itself, or the JSON text of other values.
 
-    A list, an object and a number with a fraction do not have a key.
+    Returns None for a list, an object and a number with a fraction, which cannot choose an arm.
     """
     if value is None or isinstance(value, (bool, int)):
         return json.dumps(value)
@@ -120,9 +120,9 @@ def stored(raw: Any, node_id: str, where: str) -> Choice:
 def linked(
     choice: Choice, deps: Callable[[str], Iterable[str] | None], arm: Callable[[str], str | None]
 ) -> Choice:
-    """Return the branch with the nodes of each arm; raise `InvalidWorkflow` for a foreign node.
+    """Return the branch with the nodes of each arm; raise if an arm has another branch's node.
 
-    `deps` returns the dependencies of a node, and `arm` its branch.
+    `deps` returns the dependencies of a node, and `arm` its branch. The error is `InvalidWorkflow`.
     """
     members: dict[str, frozenset[str]] = {}
     for end in choice.ends:

@@ -32,7 +32,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}", re.ASCII)
 
 
 def roots() -> list[str]:
-    """Return the resolved folders of OUT_ROOTS; empty: runs may keep their files anywhere."""
+    """Return the resolved folders of OUT_ROOTS; if empty, runs may keep their files anywhere."""
     named = config.OUT_ROOTS.read()
     return [os.path.realpath(root) for root in named.split(os.pathsep) if root] if named else []
 
@@ -46,7 +46,7 @@ def outputs_folder() -> Path:
     if chosen := config.OUTPUTS_DIR.read():
         return Path(chosen).expanduser().absolute()
     if allowed := roots():
-        # In a subfolder, because a run id may equal the name of an unrelated folder in the root.
+        # A subfolder, because a run id may equal the name of an unrelated folder in the root.
         return Path(allowed[0], "runs")
     try:
         return config.data_folder() / "outputs"
@@ -73,7 +73,7 @@ def given(run: Row) -> Row:
 def check(out_dir: str | None) -> None:
     """Raise `FolderRefused` unless `out_dir` resolves into a root of OUT_ROOTS.
 
-    Do nothing without an `out_dir`, and where OUT_ROOTS is not set.
+    Do nothing without an `out_dir`, or if OUT_ROOTS is not set.
     """
     if out_dir is not None and (allowed := roots()):
         _place(out_dir, allowed)
@@ -82,9 +82,8 @@ def check(out_dir: str | None) -> None:
 def root_of(out_dir: str) -> tuple[str, tuple[str, ...]]:
     """Return the root that a run's folder is in, and the names of the folders below it.
 
-    The roots are OUT_ROOTS or, where that is not set, the engine's own folder. Raises
-    `FolderRefused` outside of them: a row may name any folder, such as `/etc`, which no page may
-    show.
+    The roots are OUT_ROOTS or, if that is not set, the engine's own folder. Raises `FolderRefused`
+    for a folder outside of them, since a row may name any folder, such as `/etc`.
     """
     if allowed := roots():
         return _place(out_dir, allowed)
@@ -101,7 +100,7 @@ def opened(out_dir: str, *parts: str, create: bool = False) -> Generator[int]:
     """Yield the descriptor of `out_dir`, or of the folder that `parts` name below it.
 
     `parts` are names of single folders. `create` creates missing folders, except a root of
-    OUT_ROOTS: an empty folder in its place would hide that its file system is not mounted. Raises
+    OUT_ROOTS, as an empty folder there would hide that its file system is not mounted. Raises
     `FolderRefused` for a path outside the roots, and for a symbolic link or a file on the way.
     Raises `InvalidPayload` for an impossible path, and OSError if a folder cannot be opened.
     """
@@ -168,7 +167,7 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder and its contents, and close the descriptor.
 
-        Errors are ignored, and leave files.
+        Errors are ignored, so files may be left.
         """
         try:
             with contextlib.suppress(OSError, RecursionError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 GROWING_VERSION = 2
-"""The version of a definition that code which knows only version 1 would run wrongly."""
+"""The version of definitions with features that older code would run wrongly."""
 KINDS = (
     "a step is of kind 'pipeline', 'map', 'input', 'branch', 'loop' or 'run', and in a map also of "
     "kind 'node'"
@@ -27,12 +27,12 @@ _KEPT = ("input", "branch", "run", "start", "output", "loop", "map")
 
 
 def expand(workflow: Any, load_pipeline: PipelineLoader) -> JsonDict:
-    """Return the definition: a plain JSON document, a copy, nodes in declaration order.
+    """Return the definition, a new JSON document with the nodes in declaration order.
 
     `{"version", "workflow", "nodes": [{"id", "module", "queue", "model", "deps", "inputs",
-    "skip_if", "pipeline", "step"}]}`, and `policy`, `map`, `arm`, `choice`, `loop`, `round` and
-    `version` in nodes that have one. Raises `InvalidWorkflow` that names step or node and reason;
-    what `load_pipeline` raises passes through.
+    "skip_if", "pipeline", "step"}]}`. Nodes may also have `policy`, `map`, `arm`, `choice`, `loop`,
+    `round` and `version`. Raises `InvalidWorkflow` that names step or node and reason; errors of
+    `load_pipeline` pass through.
     """
     document = document_values.record(workflow, "the workflow")
     name = document_values.text(document, "name", "the workflow") or ""
@@ -50,9 +50,9 @@ def expand(workflow: Any, load_pipeline: PipelineLoader) -> JsonDict:
 
 
 class _Reading:
-    """The reading of one workflow: its pipelines by name, and how much of the limits it has taken.
+    """The state while one workflow is read, which is its pipelines and the counts for the limits.
 
-    Each `take_` counts, and raises `InvalidWorkflow` beyond a limit.
+    Each `take_` method counts, and raises `InvalidWorkflow` beyond a limit.
     """
 
     def __init__(self, load_pipeline: PipelineLoader, where: str) -> None:
@@ -78,7 +78,7 @@ class _Reading:
             )
 
     def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
-        """Count the dependencies of a step's nodes; one without `deps` depends on all `before`."""
+        """Count the dependencies of a step's nodes; a node without `deps` depends on `before`."""
         self._deps += sum(len(node["deps"] or before) for node in nodes)
         if self._deps > graph.MAX_DEPENDENCIES:
             sources = sum(1 for node in nodes if not node["deps"])
@@ -89,7 +89,7 @@ class _Reading:
             )
 
     def take_text(self, node: JsonDict) -> None:
-        """Count the text of a node, without the body of a map, whose nodes were counted."""
+        """Count the text of a node, except for a map's body, whose nodes are counted already."""
         keys = ("inputs", "skip_if", "step", "choice", "loop")
         settings: dict[str, Any] = {**(node.get("map") or {}), "body": None}
         chars = len(_canonical([settings, *(node.get(key) for key in keys)]))
@@ -107,9 +107,9 @@ class _Reading:
 
 
 class _Step(NamedTuple):
-    """A step as nodes of the definition. Nodes without `deps` begin it.
+    """A step as nodes of the definition, of which those without `deps` come first.
 
-    A step without nodes is left out, and the steps after it wait for the steps before it.
+    If a step has no nodes, the steps after it wait for the steps before it.
     """
 
     deps: tuple[str, ...]
@@ -117,12 +117,12 @@ class _Step(NamedTuple):
     leaves: list[str] = []  # noqa: RUF012  never changed
     """The nodes that end it."""
     inner: Collection[str] = ()
-    """The nodes of its pipeline that a dependency may name; none of a loop's."""
+    """The nodes of its pipeline that a dependency may name, which are none for a loop."""
 
 
 def _nodes(steps: Mapping[str, _Step], reading: _Reading, where: str) -> list[JsonDict]:
-    """Return the nodes of steps, each step's nodes behind the steps that it waits for."""
-    # A dependency names a step, or a node of one, as in `cut/encode`.
+    """Return the nodes of steps, in an order in which each step follows its dependencies."""
+    # A dependency names a step, or a step's node, such as `cut/encode`.
     named = {node_id: step_id for step_id, step in steps.items() for node_id in step.inner}
     owners = {key: {dep: named.get(dep, dep) for dep in step.deps} for key, step in steps.items()}
     _check_order({key: tuple(deps.values()) for key, deps in owners.items()}, where, "step")
@@ -143,7 +143,7 @@ def _nodes(steps: Mapping[str, _Step], reading: _Reading, where: str) -> list[Js
 def _ends(
     deps: Mapping[str, str], owners: Mapping[str, Mapping[str, str]], steps: Mapping[str, _Step]
 ) -> list[str]:
-    """Return the nodes that these dependencies stand for, also through steps without nodes."""
+    """Return the nodes that these dependencies mean, passing through steps without nodes."""
     found: dict[str, None] = {}
     waiting, seen = list(deps)[::-1], set(deps)
     while waiting:
@@ -160,11 +160,11 @@ def _ends(
 
 
 def _add_implied_deps(nodes: list[JsonDict], where: str) -> None:
-    """Let each node wait for the nodes that its inputs refer to, also if `depends_on` lacks them.
+    """Add the nodes that a node's inputs refer to to its dependencies, if `depends_on` lacks them.
 
-    Not for refs in `skip_if`, which does not hold if one cannot be resolved, in the question of an
-    input step, and between two nodes of one branch or loop; nor for refs that would close a cycle.
-    The declared dependencies must have none. Raises `InvalidWorkflow` for more than
+    This ignores refs in `skip_if`, which counts as false if a ref cannot be resolved, in the
+    question of an input step, between two nodes of one branch or loop, and refs that would close a
+    cycle. The declared dependencies must have no cycle. Raises `InvalidWorkflow` for more than
     MAX_DEPENDENCIES in all.
     """
     by_id = {node["id"]: node for node in nodes}
@@ -200,7 +200,7 @@ def _add_implied_deps(nodes: list[JsonDict], where: str) -> None:
 
 
 def _wanted(nodes: Mapping[str, JsonDict]) -> dict[str, list[str]]:
-    """Return for each node the further nodes that its refs imply, sorted."""
+    """Return for each node the sorted ids of further nodes that its refs imply."""
     deciding = {node_id: _deciding(node) & nodes.keys() for node_id, node in nodes.items()}
     wanted: dict[str, list[str]] = {}
     for node_id, node in nodes.items():
@@ -221,7 +221,7 @@ def _input_heads(node: Mapping[str, Any]) -> set[str]:
     heads = {head.partition("[")[0] for head in refs.heads(node["inputs"])}
     if "map" in node:
         body = node["map"]["body"]
-        # In an item these names are its own nodes and the item, whatever is outside of the map.
+        # In an item these names mean its own nodes and the item, not nodes outside of the map.
         own = {node["map"]["item"], *(each["id"] for each in body)}
         heads |= set[str]().union(*map(_input_heads, body)) - own
     return heads
@@ -246,7 +246,7 @@ def _canonical(document: Any) -> str:
 def _read_steps(
     document: Mapping[str, Any], reading: _Reading, depth: int, where: str
 ) -> dict[str, _Step]:
-    """Return the steps of a workflow, or of the body of a map, which are in `depth` maps."""
+    """Return the steps of a workflow or a map's body, which is nested in `depth` maps."""
     return {
         step_id: _read_step(entry, step_id, reading, depth, f"{where}: step {step_id!r}")
         for step_id, entry in _entries(document, "steps", "step", where).items()
@@ -256,7 +256,7 @@ def _read_steps(
 def _entries(
     document: Mapping[str, Any], key: str, noun: str, where: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the listed objects by their ids. Raises `InvalidWorkflow` for none or two alike."""
+    """Return the listed objects by id. Raises `InvalidWorkflow` for a missing or repeated id."""
     listed = document_values.items(document, key, where)
     if not listed:
         raise errors.InvalidWorkflow(f"{where}: it has no {key}")
@@ -327,7 +327,7 @@ def _step_inputs(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _node(node_id: str, module: str, deps: Sequence[str], inputs: Mapping[str, Any]) -> JsonDict:
-    """Return a node on cpu without more than these fields."""
+    """Return a node of the queue cpu with only these fields set."""
     return {
         "id": node_id,
         "module": module,
@@ -400,7 +400,7 @@ def _read_pipeline(name: str, schema: Any, where: str) -> dict[str, JsonDict]:
 
 
 def _node_of_body(node_id: str, entry: Mapping[str, Any], where: str) -> JsonDict:
-    """Return the node of a step of kind `node`, which has the inputs of the step."""
+    """Return the node of a step of kind `node`, which gets the inputs of the step."""
     alone = {key: value for key, value in entry.items() if key not in ("depends_on", "inputs")}
     given = _step_inputs(entry, where)
     for name in given:
@@ -454,7 +454,7 @@ def _check_input(name: str, where: str) -> None:
 
 
 def _check_order(deps: Mapping[str, Iterable[str]], where: str, noun: str) -> None:
-    """Refuse a dependency that does not exist, is the owner itself, or closes a cycle."""
+    """Refuse a dependency that does not exist, names its own node, or closes a cycle."""
     for owner, needed in deps.items():
         for dep in needed:
             if dep not in deps:
@@ -471,7 +471,7 @@ def _placed(
 ) -> list[JsonDict]:
     """Return the nodes of a pipeline in a step with these inputs; their ids begin with `prefix`.
 
-    An input that the step does not give is None.
+    Inputs that the step lacks are None.
     """
     return [
         {

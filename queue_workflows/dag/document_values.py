@@ -20,7 +20,7 @@ MAX_TEXT_CHARS = 200
 MAX_ID_CHARS = 100
 MAX_ID_BYTES = 200
 _RESERVED = frozenset("/[]#")
-"""These join the parts of a node's id, or mark items of maps and rounds of loops."""
+"""These characters join the parts of a node's id, or mark items of maps and rounds of loops."""
 
 
 def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
@@ -28,7 +28,7 @@ def value(raw: Any, where: str, *, wrapped: int = 0) -> Any:
 
     Raises `InvalidWorkflow` that starts with `where` for another type, NaN or infinity, a key that
     is not a string, a text that PostgreSQL cannot store, or more than `payload.MAX_DEPTH` levels.
-    `wrapped`: levels that the engine itself has added.
+    `wrapped` is the number of levels that the engine itself has added.
     """
     return _copy(raw, where, payload.MAX_DEPTH + wrapped)
 
@@ -67,7 +67,7 @@ def _stored(text: str, where: str) -> str:
 
 
 def record(raw: Any, where: str) -> Mapping[str, Any]:
-    """Return an object whose members are not checked."""
+    """Return a value that is an object, without checking its members."""
     if not isinstance(raw, Mapping):
         raise errors.InvalidWorkflow(f"{where}: an object is needed, not {_kind(raw)}")
     return cast("Mapping[str, Any]", raw)
@@ -151,8 +151,8 @@ def ids(owner: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 def folder(node_id: str) -> str:
     """Return the path of a node's folder below `out_dir`: its id.
 
-    The parts `.`, `..` and `.scratch`, which name other folders, are percent-encoded, also before
-    the number of a loop's round; so are parts that look as if they were encoded.
+    The parts `.`, `..` and `.scratch`, which mean other folders, are percent-encoded, even before
+    the number of a loop's round, and so are parts that look as if they were encoded.
     """
     return "/".join(map(_folder, node_id.split("/")))
 
@@ -186,8 +186,8 @@ OUT = "$out"
 
 
 Source: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
-"""Gives the template of a pipeline node's input in a step: for the prefix of the ids of its nodes,
-as `cut/`, and the inputs of the step."""
+"""Returns the template of a pipeline node's input, given the prefix of the step's node ids, such as
+`cut/`, and the inputs of the step."""
 
 
 def parse_source(text: str, siblings: Collection[str], where: str) -> Source:
@@ -231,7 +231,7 @@ def _from_paths(paths: list[str], *, many: bool) -> Source:
 def _of_sibling(text: str, siblings: Collection[str]) -> tuple[str, str | None]:
     """Return the sibling that a `from` begins with, and the path after its dot, if it has one.
 
-    A sibling's id may have dots itself; the longest one counts.
+    Ids may contain dots, so the longest matching id counts.
     """
     longest = MAX_ID_CHARS
     at = len(text) if len(text) <= longest else text.rfind(".", 0, longest + 1)
@@ -258,7 +258,7 @@ def _inside(rest: str, text: str, where: str) -> str:
 
 def _literal(text: str, where: str) -> Any:
     """Return the literal as JSON, else as Python, else the text; quoted if it looks like a ref."""
-    from queue_workflows import refs  # late: a process that queues jobs reads no workflows
+    from queue_workflows import refs  # late, as a process that only queues jobs needs no workflows
 
     try:
         found = _parsed(text)
@@ -288,12 +288,12 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def as_input(template: Any) -> Any:
-    """Return an app's value as a whole input, quoted if it looks like the marker."""
+    """Return an app's value as an input, quoted if it looks like the marker."""
     return {OUT: {"$value": template}} if is_marker(template) else template
 
 
 def is_marker(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether a whole input has the key `$out`: the marker, or a quoted value of the app."""
+    """Return whether an input is the marker or a quoted value, with the single key `$out`."""
     return isinstance(value, dict) and OUT in value
 
 

@@ -1,6 +1,6 @@
-"""Read a definition into a graph: nodes, edges, branches, loops and maps; find its cycles.
+"""Read a definition into a graph of nodes, edges, branches, loops and maps, and find its cycles.
 
-A run's row holds the definition, and a role that may write the row may have stored anything there.
+The definition is stored in the run's row, where any role that may write rows can put anything.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ VERSIONS = (1, 2)
 """The versions of definitions that this code reads; 2 has maps, branches, loops and child runs."""
 MAX_ID_CHARS = 206
 MAX_NODES_PER_RUN = 20_000
-"""Nodes of an expanded workflow with the items of its maps: measured to be planned in seconds."""
+"""The most nodes of a run, with the items of its maps; planning so many takes seconds."""
 MAX_DEPENDENCIES = 1_000_000
 RUN = "__run__"
-"""Followed by a workflow's name: the node waits for a run of it, and has its output."""
+"""Followed by a workflow's name, the module of a node that waits for a child run and its output."""
 START = "__start__"
-"""The same, but the node ends at once, with the id of the run."""
+"""The same for a node that does not wait; its output is the id of the child run."""
 OUTPUT = "__output__"
-"""Module and id of the node that has the output of its run."""
+"""Module and id of the node whose output is the output of its run."""
 MAX_RUN_DEPTH = 8
 """How many child runs may be nested below a run."""
 MAP = "__map__"
 """The module of the node of a map, which waits for its items."""
 MAX_MAP_DEPTH = 4
-"""How deep maps nest. The id of a node has the keys of all items around it."""
+"""How deep maps may nest. A node's id contains the keys of all items around it."""
 MOST_AT_ONCE = 100_000
 MAP_ITEM = "item"
-"""The head of refs to the item, unless the step names another by `as`."""
+"""The head of refs to the item, unless `as` of the step names another."""
 MAP_RESULTS = "results"
-"""The key of a map's output under which the results of its items are."""
+"""The key of the items' results in a map's output."""
 MAP_FAILED = "failed"
-"""The key of a map's output under which the items that failed are, `{"key", "error"}` each."""
+"""The key of the failed items in a map's output, each as `{"key", "error"}`."""
 MAP_OUTPUTS = frozenset({MAP_RESULTS, "keys", MAP_FAILED})
 """All keys of a map's output."""
 _STORED = "the run's stored definition"
@@ -47,7 +47,7 @@ _LISTED = 20
 
 
 def workflow_of(module: str) -> str | None:
-    """Return the workflow of whose run a node of this module consists; None for other nodes."""
+    """Return the workflow that a node of this module runs as a child; None for other nodes."""
     for prefix in (RUN, START):
         if module.startswith(prefix):
             return module.removeprefix(prefix)
@@ -67,15 +67,15 @@ class Map(NamedTuple):
     result: str
     """The node of the body whose output is the item's result."""
     path: tuple[str, ...] = ()
-    """Where the result is in that output; (): all of it."""
+    """The path of the result in that output; () means all of it."""
     key: str | None = None
-    """The field that names an item. If it is None, the item is its own name."""
+    """The field of an item that is its key. If it is None, the item itself is the key."""
     item: str = "item"
     """The head of refs to the item."""
     at_once: int | None = None
-    """How many items are open at most. If it is None, `expansion.WINDOW` are."""
+    """The most items that are open at once; None stands for `expansion.WINDOW`."""
     may_fail: int | float = 0
-    """How many items may fail: a count, or as a float a share of all."""
+    """How many items may fail, as a count, or as a float that is a share of all."""
 
     def allowed_failures(self, total: int) -> int:
         """Return how many of `total` items may fail without failing the map."""
@@ -139,9 +139,9 @@ class Graph:
 
 
 def walk(of: Graph, item: str, prefix: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield all nodes by their ids, and behind a map the nodes of its body.
+    """Yield all nodes with their ids, and after a map the nodes of its body.
 
-    `item` stands for the item: with "[]" these are `cut[]/encode` and the like.
+    `item` is put in place of an item's key, so "[]" gives ids such as `cut[]/encode`.
     """
     for node in of.nodes.values():
         yield prefix + node.id, node
@@ -150,9 +150,9 @@ def walk(of: Graph, item: str, prefix: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def _linked(node: Node, nodes: Mapping[str, Node]) -> Node:
-    """Return a node, its branch with the nodes of each arm.
+    """Return a node; if it ends a branch, add the nodes of each arm.
 
-    Raises `InvalidWorkflow` for a node of an unknown branch, and a branch or loop of foreign nodes.
+    Raises `InvalidWorkflow` for an unknown branch, and for a branch or loop with nodes of another.
     """
     if node.arm is None and node.choice is None and node.loop is None:
         return node
@@ -209,7 +209,7 @@ def read(definition: Any, where: str = _STORED) -> Graph:
 
 
 def _graph(listed: list[Any], where: str, top: str, depth: int) -> Graph:
-    """Return the graph of the listed nodes, which are in `depth` maps of the definition `top`."""
+    """Return the graph of the listed nodes, nested in `depth` maps of the definition `top`."""
     if not listed:
         raise errors.InvalidWorkflow(f"{where} has no nodes")
     if len(listed) > MAX_NODES_PER_RUN:
@@ -295,7 +295,7 @@ _MORE: dict[str, Callable[[Any, Node, str], Any]] = {
     "round": _round,
     "version": _version,
 }
-"""How the fields that few nodes have are read."""
+"""The readers of fields that few nodes have."""
 
 
 def _map(raw: Any, where: str, top: str, depth: int) -> Map:
@@ -367,7 +367,7 @@ def read_map(
 
 
 def last_of(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the ids of the entries that no other one depends on."""
+    """Return the ids of the entries on which no other entry depends."""
     nodes = [*nodes]
     followed = {dep for node in nodes for dep in node["deps"]}
     return [node["id"] for node in nodes if node["id"] not in followed]

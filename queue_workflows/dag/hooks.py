@@ -11,7 +11,7 @@ from queue_workflows.dag import definition
 from queue_workflows.types import Row
 
 NOT_FOUND = (LookupError, FileNotFoundError)
-"""Errors of a provider that does not know a workflow: the run fails at once (the contract)."""
+"""Errors by which a provider says that it does not know a workflow, so that the run fails."""
 
 
 class NoProvider(errors.InvalidConfig):
@@ -44,7 +44,7 @@ def has_provider() -> bool:
 
 
 def load(run: Row) -> tuple[Any, Callable[[str], Any]]:
-    """Return a workflow as the provider returns it now, and a function that returns a pipeline.
+    """Return the provider's present workflow, and a function that returns a pipeline.
 
     Raises `NoProvider`. Both raise `HookFailed` if the provider raises, and `UnknownWorkflow` and
     `InvalidWorkflow` for a workflow that can never run.

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 MAX_KEY_CHARS = 100
 MAX_FOLDER_BYTES = 255
-"""The longest name of a folder on common file systems: an item's files are in `cut[clip-7]`."""
+"""The longest folder name on common file systems, as an item's folder is named `cut[clip-7]`."""
 MAX_ID_BYTES = 1000
-"""The longest node id that a row takes."""
+"""The longest node id that fits into a row."""
 
 
 class ItemNode(NamedTuple):
@@ -23,7 +23,7 @@ class ItemNode(NamedTuple):
     map_id: str
     key: str
     inner: str
-    """`""`: the item itself."""
+    """The node's id in the body, or `""` for the item itself."""
 
 
 def split(node_id: str) -> ItemNode | None:
@@ -35,7 +35,7 @@ def split(node_id: str) -> ItemNode | None:
 
 
 def of_item(node_id: str) -> bool:
-    """Return whether a node belongs to an item. No node of a definition has a bracket in its id."""
+    """Return whether a node belongs to an item, which only ids with a bracket do."""
     return "[" in node_id
 
 
@@ -45,7 +45,7 @@ def folder(map_id: str, key: str) -> str:
 
 
 def node(of: graph.Graph, node_id: str) -> graph.Node | None:
-    """Return the node of a definition that has this id, or whose instance in an item has it."""
+    """Return the node of a definition for an id, which may be its id within an item."""
     parts = split(node_id)
     if parts is None:
         return of.nodes.get(node_id)

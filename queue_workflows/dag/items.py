@@ -1,6 +1,7 @@
-"""Find the ids of an item's nodes, and resolve what refs in them name.
+"""Find the ids of an item's nodes, and resolve their refs to the item and its nodes.
 
-The body of a map is planned as it is, for each item. Only rows have full ids, `cut[clip-7]/encode`.
+For each item the map's body is planned with its own ids. Only rows have full ids such as
+`cut[clip-7]/encode`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def check_ids(scope: Scope) -> None:
 
 
 def near(of: graph.Graph, node_ids: Iterable[str]) -> list[str]:
-    """Return the nodes of a map's body that matter for the followers of these nodes.
+    """Return the nodes of a map's body whose state is needed to plan the followers of these nodes.
 
     These are all nodes outside of loops, and in loops the followers and their dependencies.
     """
@@ -59,7 +60,7 @@ def near(of: graph.Graph, node_ids: Iterable[str]) -> list[str]:
 
 
 def owner(head: str, scopes: Sequence[Scope]) -> Scope | None:
-    """Return the innermost item that a ref with this head names, or of whose nodes it names one.
+    """Return the innermost item that a ref with this head names, itself or by one of its nodes.
 
     `scopes` begins with the outermost item. Returns None for a head outside of all items.
     """
@@ -70,7 +71,7 @@ def owner(head: str, scopes: Sequence[Scope]) -> Scope | None:
 
 
 def named(heads: Iterable[str], scopes: Sequence[Scope]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the item that each head names; for each other head, its name in the run's context."""
+    """Return the values of heads that name items, and the names of other heads in the context."""
     found: dict[str, Any] = {}
     names: dict[str, str] = {}
     for head in heads:
@@ -85,8 +86,8 @@ def named(heads: Iterable[str], scopes: Sequence[Scope]) -> tuple[dict[str, Any]
 def bound(template: Mapping[str, Any], scopes: Sequence[Scope]) -> dict[str, Any]:
     """Return the template of inputs with the values of items, and the full ids of their nodes.
 
-    Its refs have been resolved before, so that an item has what they name. Other refs stay. A value
-    that stands for itself is not quoted, which saves the worker a look-up of the run's context.
+    Call it after its refs were resolved, so that items have the values. Other refs are unchanged. A
+    value that cannot be a ref is not quoted, so the worker need not read the run's context.
     """
     return {name: _plain(_bound(value, scopes)) for name, value in template.items()}
 

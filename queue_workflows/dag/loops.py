@@ -14,14 +14,14 @@ MAX_ROUNDS = 1000
 
 
 class Round(NamedTuple):
-    """One round: the node whose output is the state after it, and when the loop ends there."""
+    """One round, with the node whose output is the new state, and the condition to end after it."""
 
     end: str
     until: Any
 
 
 class Loop(NamedTuple):
-    """The rounds of a loop; `must`: the run fails if `until` never holds."""
+    """The rounds of a loop; if `must`, the run fails unless `until` holds at last."""
 
     id: str
     rounds: Sequence[Round]
@@ -33,7 +33,7 @@ class Loop(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A step of kind `loop` as it is written; `end` is a node of its pipeline, `path` within it."""
+    """A step of kind `loop`; its result is at `path` in the output of the pipeline's node `end`."""
 
     start: Any
     until: Any
@@ -44,7 +44,7 @@ class Spec(NamedTuple):
 
 
 def read(entry: Mapping[str, Any], known: Iterable[str], where: str) -> Spec:
-    """Return a step of kind `loop` as it is written; `known` are the nodes of its pipeline."""
+    """Return the fields of a step of kind `loop`; `known` are the nodes of its pipeline."""
     at_most, must = entry.get("at_most"), entry.get("must", True)
     if isinstance(at_most, bool) or not isinstance(at_most, int):
         raise errors.InvalidWorkflow(f"{where}: 'at_most' is needed: how many rounds at most")
@@ -69,7 +69,7 @@ def expanded(
 ) -> tuple[list[dict[str, Any]], Loop]:
     """Return the nodes of all rounds, made from the `nodes` of one, and the loop.
 
-    In their refs the step's id is the state before the round, in `until` the state after it.
+    In refs of nodes the step's id means the state before the round, in `until` the state after it.
     """
     own = [node["id"] for node in nodes]
     last = [*leaves, f"{step_id}/{spec.end}"]
@@ -122,7 +122,7 @@ def _in_round(
 
 
 def _placed(template: Any, heads: Mapping[str, Any], where: str) -> Any:
-    """Return a template in which each ref with a head of `heads` is replaced by its template."""
+    """Return a template in which each ref whose head is in `heads` is replaced by that template."""
     return refs.replaced(template, lambda ref: _filled(ref, heads, where))
 
 

@@ -1,4 +1,4 @@
-"""Turn values into JSON that the database stores, and refuse the others before any write."""
+"""Convert values to JSON that the database can store, and refuse other values before any write."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from queue_workflows.runtime import masking
 from queue_workflows.types import Unreadable
 
 ERROR_LIMIT = 8000
-"""Characters of an error text that are stored; the contract names the figure."""
+"""The most characters of an error text that are stored."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of a result, inputs or answer: every JSON parser that apps use reads so much."""
+"""Deepest nesting of a result, inputs or answer, which every JSON parser can read."""
 KIB = 1024
 PART_BYTES = 8 * KIB * KIB
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL does not store in a text or a jsonb value."""
 LARGEST = 17976931348623157 * 10**292
-"""Largest number that the database accepts. Many JSON parsers read every number as a float."""
+"""The largest number that is accepted, since many JSON parsers read every number as a float."""
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _AS_TEXT = (uuid.UUID, decimal.Decimal, pathlib.PurePath)
 _DATES = (datetime.date, datetime.time)  # a datetime is a date as well
@@ -55,9 +55,9 @@ _ESCAPED = re.compile(r"\\u(?:0000|d[89a-f][0-9a-f]{2})", re.IGNORECASE)
 def encode(value: Any, what: str) -> str:
     """Return the value as JSON text that PostgreSQL's jsonb takes.
 
-    Values of other types are encoded as by `plain`. Raises `InvalidPayload` (a ValueError), one
-    line that starts with `what` and names the place of what JSON or PostgreSQL cannot carry; also
-    past MAX_DEPTH levels of nesting, MAX_PAYLOAD_KB KiB, or a number of 1.7976931348623157e308.
+    Values of other types are encoded as by `plain`. Raises `InvalidPayload` (a ValueError) for a
+    value that JSON or PostgreSQL cannot represent, with one line that starts with `what` and names
+    the place. Also raises it past MAX_DEPTH levels, MAX_PAYLOAD_KB KiB, or a number over LARGEST.
     """
     if not _is_flat(value):
         _check(value, what, MAX_DEPTH, config.MAX_PAYLOAD_KB.read())
@@ -65,7 +65,7 @@ def encode(value: Any, what: str) -> str:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError):
         text = None
-    if text is None:  # Outside of the except clause, so that a refusal hides the encoder's error.
+    if text is None:  # outside of the except clause, so that its error is not shown as a cause
         text = to_json(plain(value, what))
     if "\\u" in text and _ESCAPED.search(text):
         plain(value, what)  # raises for a text that cannot be stored, and names its place
@@ -78,7 +78,7 @@ def encode(value: Any, what: str) -> str:
 
 
 def _is_flat(value: Any) -> bool:
-    """Return whether it is a scalar or an object of scalars, which needs no further check."""
+    """Return whether a value is a scalar or an object of scalars, which needs no further check."""
     if type(value) is not dict:
         return not (value and isinstance(value, (dict, list, tuple)))
     for key, member in value.items():  # pyright: ignore[reportUnknownVariableType]
@@ -114,7 +114,7 @@ def arrays(texts: Iterable[str]) -> Iterator[str]:
 
 
 def parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the texts in order, in lists of about PART_BYTES; no list for no texts."""
+    """Yield the texts in order, in lists of about PART_BYTES each."""
     part: list[str] = []
     size = 0
     for text in texts:
@@ -142,7 +142,8 @@ def _check(value: Any, what: str, limit: int, limit_kb: int) -> None:
                 deeper += [m for m in item if isinstance(m, (dict, list, tuple))]  # pyright: ignore[reportUnknownVariableType]
         if not deeper:
             return
-        # Each takes two characters at least. A value that holds itself twice is refused here.
+        # Each has at least two characters. Without this, a value that contains itself twice would
+        # double at each level.
         if len(deeper) * 2 > limit_kb * KIB:
             raise _too_large(what, f"at least {len(deeper)} lists and objects", limit_kb)
         level = deeper
@@ -239,7 +240,7 @@ class _Converter:
 
 
 def distinct_ids(ids: str | Iterable[str]) -> list[str]:
-    """Return these ids, each once, in order. Raises `InvalidConfig` for one that is no text."""
+    """Return these ids in order without duplicates; raise `InvalidConfig` for another type."""
     found = list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
     for one in found:
         if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -261,6 +262,6 @@ def error_text(error: object) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001  app code: an error's own __str__
         text = f"{type(error).__name__} that cannot be printed"
-    # Masked before it is cut, or a cut could hide that a text is a secret.
+    # Mask before the cut, since a secret that is cut may not be recognised.
     text = masking.mask(text[: 2 * ERROR_LIMIT])
     return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:ERROR_LIMIT]

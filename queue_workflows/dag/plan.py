@@ -1,6 +1,6 @@
-"""Plan the next step of a run: rows to create, completion, or the reason of a failure.
+"""Plan the next step of a run, which is rows to create, completion, or a failure.
 
-Which nodes are ready is found at a cost that does not grow with their dependencies.
+The cost of finding the ready nodes does not grow with the number of their dependencies.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Reader(Protocol):
     """Read one run's nodes under the lock on its row.
 
     `done_among` and `done_all` return completed and skipped nodes, `present` nodes with a row that
-    is neither failed nor cancelled. `context` returns these members (or, for None, all) of
-    `run.context`, and the `context_delta` of completed nodes under their ids.
+    is neither failed nor cancelled. `context` returns the given members of `run.context` (all for
+    None), and the `context_delta` of completed nodes under their ids.
     """
 
     def done_among(self, ids: Collection[str]) -> set[str]: ...
@@ -38,10 +38,10 @@ class Reader(Protocol):
 class Progress:
     """The nodes of a run's generation that one process knows to be done; `known` never shrinks.
 
-    Of each waiting node only the last dependency not known to be done is queried, and then the one
-    before it. So each process may keep its own cache, and learns of each node once. Drop it if a
+    For each waiting node, only the last dependency not known to be done is queried, and then the
+    one before it. So each process may keep its own cache, and queries each node once. Drop it if a
     transaction that used it rolls back. `END` is the run's end, which waits for the leaves.
-    `prefix`: where the graph is the body of a map, the beginning of the ids of one item's nodes.
+    `prefix` is the beginning of the ids of one item's nodes if the graph is a map's body.
     """
 
     __slots__ = ("_at", "graph", "known", "prefix")
@@ -68,12 +68,12 @@ class Progress:
 
 @dataclasses.dataclass(slots=True)
 class NewNode:
-    """A node whose dependencies are done, and its row. `reason`: why it cannot run.
+    """A node whose dependencies are done, and its row; `reason` is why it cannot run, if set.
 
-    `inputs` as resolved now, `template` with its refs; both None if skipped. `result`: the output
-    of a node that the plan itself completes. `child`: the run that is made with the node,
-    `{"id", "workflow"}`. `owner`: the branch or loop that it belongs to or ends. `prefix`: the
-    beginning of its id, if the node is one of an item.
+    `inputs` are resolved, `template` still has the refs; both are None if skipped. `result` is the
+    output of a node that the plan itself completes. `child` is the run that is created with the
+    node, `{"id", "workflow"}`. `owner` is the branch or loop that the node belongs to or ends.
+    `prefix` is the beginning of its id if it is an item's node.
     """
 
     node: graph.Node
@@ -85,7 +85,7 @@ class NewNode:
     owner: branches.Choice | loops.Loop | None = None
     reason: str | None = None
     after_loop: bool = False
-    """Whether its round of a loop does not take place."""
+    """Whether it is skipped because the loop has ended before its round."""
     prefix: str = ""
 
     @property
@@ -99,7 +99,7 @@ class NewNode:
         return self.node.choice is not None or self.node.loop is not None
 
     def templates(self) -> list[Any]:
-        """Return all templates that the resolver gets."""
+        """Return all templates that have to be resolved."""
         given = [] if self.node.step is not None else list((self.template or {}).values())
         if isinstance(self.owner, loops.Loop):
             number, rounds = self.node.round or 1, self.owner.rounds
@@ -112,7 +112,7 @@ class NewNode:
         return given if self.node.skip_if is None else [self.node.skip_if, *given]
 
     def is_skipped(self, context: JsonDict, resolver: RefResolver) -> bool:
-        """Return whether `skip_if` holds (not if it cannot be resolved), or its owner skips it.
+        """Return whether its `skip_if` or its owner skips it; an unresolved `skip_if` does not.
 
         Sets `reason` if the owner cannot decide.
         """
@@ -188,10 +188,10 @@ def _resolving(context: JsonDict, resolver: RefResolver) -> Callable[[Any], Any]
 
 
 class Plan(NamedTuple):
-    """Rows in the order of their queueing; no rows if there is a failure.
+    """Rows in the order in which they are queued; there are none if there is a failure.
 
-    Rows may exist already: another process, or an earlier event, may have planned the same.
-    `complete`: every node is done or skipped here. `failure`: the node that cannot run, and why.
+    Rows may exist already, if another process or an earlier event has planned the same. `complete`
+    means that every node is done or skipped. `failure` is the node that cannot run, and why.
     """
 
     rows: list[NewNode]
@@ -210,9 +210,9 @@ def plan(
 ) -> Plan:
     """Return the plan after nodes that are completed or skipped; unknown ids are ignored.
 
-    At a run's start or resume `finished` is None and all nodes that are done count. Runs under the
-    lock on the run's row, so the last event of a join finds it ready, whichever worker took the
-    others. Unless `committed`, only this plan relies on `finished`.
+    At a run's start or resume `finished` is None, and all done nodes count. Plans are written under
+    the lock on the run's row, so the last event of a join finds it ready, whichever worker took the
+    others. Unless `committed`, `progress` does not keep `finished` for later plans.
     """
     known, of = progress.known, progress.graph
     if finished is None:
@@ -239,7 +239,7 @@ def _followers(graph_: graph.Graph, finished: Iterable[str]) -> list[str]:
 
 
 class Planner:
-    """Compute one plan in rounds of ready nodes; each round follows from the skips of the last.
+    """Compute a plan in rounds of ready nodes; nodes skipped in a round may make others ready.
 
     `skipped` are nodes that count as done for this plan only. If it is None, `progress` has all
     nodes that are done.
@@ -262,16 +262,16 @@ class Planner:
         self._undone: set[str] = set()
         self._at: dict[str, int] = {}
         self._values: dict[str, Any] = {}
-        """The members of the context that were read; a missing one may still appear."""
+        """The members of the context that were read; a missing member may appear later."""
         self._asked: set[str] | None = set()
         self._outputs: JsonDict = {}
         """Outputs of nodes that the plan itself completes."""
         self._left_out: set[str] = set()
-        """Nodes of rounds that do not take place. A loop skips 1,000 of them without a query."""
+        """Nodes of rounds after a loop's end, of which 1,000 can be skipped without a query."""
         self._rows: list[NewNode] = []
 
     def run(self, candidates: list[str]) -> Plan:
-        """Return the plan that begins with the ready ones among these nodes."""
+        """Return the plan that begins with those of these nodes that are ready."""
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == END
@@ -312,9 +312,9 @@ class Planner:
         return [node_id for node_id in candidates if node_id not in blocked]
 
     def _window(self, node_id: str, width: int) -> list[str]:
-        """Return the dependencies from the last open one backwards that may be open.
+        """Return up to `width` dependencies that may be open, from the last one backwards.
 
-        [] if it is ready.
+        Returns [] if the node is ready.
         """
         progress, deps = self.progress, self.progress.deps(node_id)
         at = progress.last_open(node_id)
@@ -327,7 +327,7 @@ class Planner:
         return [dep for dep in window if dep not in progress.known and dep not in self.skipped]
 
     def _bound(self, node_id: str) -> NewNode:
-        """Return a ready node with its inputs bound to the run's folder, or why it cannot run."""
+        """Return a ready node with its inputs bound to the run's folder, or with a `reason`."""
         nodes, prefix = self.progress.graph.nodes, self.progress.prefix
         node = nodes[node_id]
         owning = node if node.arm is None else nodes[node.arm]
@@ -344,7 +344,7 @@ class Planner:
     def _round(self, rows: list[NewNode], may_exist: bool) -> tuple[list[str], NewNode | None]:
         """Return the ids done in this round, and the node whose failure ends the plan, if any.
 
-        A node whose row exists was decided when that was written: it is neither skipped nor failed.
+        A node whose row exists was decided when that was written, so it is not skipped or failed.
         """
         context = self._context(rows)
         for row in rows:
@@ -388,9 +388,9 @@ class Planner:
         return {**self._outputs, **self._values, **filled} if self._outputs else self._values
 
     def _ordered(self) -> list[NewNode]:
-        """Return queued rows by model in order of appearance, without one last; then the others.
+        """Return queued rows grouped by model, rows without a model after them, then the others.
 
-        Nodes that wait for their child runs come before nodes that are over.
+        Of the others, nodes that wait for their child runs come before nodes that have ended.
         """
         if len(self._rows) < 2:
             return self._rows
@@ -417,7 +417,7 @@ def encode_row(row: NewNode) -> str:
         "status": row.status,
     }
     if node.map is not None:
-        # It waits for its items, which are stored elsewhere.
+        # A map's node waits for its items, which are stored elsewhere.
         blocked = "items" if row.status == "queued" else None
         more: JsonDict = {"inputs": {}, "input_template": {}, "ref_heads": []}
         return payload.to_json({**columns, "blocked_reason": blocked, **more})

@@ -1,4 +1,4 @@
-"""Parse a job's policy for failures, waits and priority, and decide whether it is tried again."""
+"""Parse a job's policy for failures, waits and priority, and decide whether it is retried."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from queue_workflows import errors
 from queue_workflows.dag import document_values
 
 BASE_S = 30.0
-"""Seconds per attempt made, before an ordinary failure is tried again (the contract's figure)."""
+"""Seconds of wait per earlier attempt before an ordinary failure is retried."""
 CAP_S = 3600.0
 """The longest wait of a growing backoff without its own `cap_s`."""
 MAX_WAIT_S = 366 * 86400.0
-"""A longer wait is a mistake in units."""
+"""The longest wait that is accepted; a longer one is probably a mistake in units."""
 MAX_RETRIES = 1000
 PRIORITIES = range(-32768, 32768)
 """The range of the column (smallint)."""
@@ -36,7 +36,7 @@ _RIGHT_NAMES = {
 
 
 class Raised(NamedTuple):
-    """The part of a failed attempt in the decision about the next one."""
+    """The facts about a failed attempt that decide about the next one."""
 
     names: frozenset[str] = frozenset()
     """The classes of the error, bare and qualified."""
@@ -84,7 +84,7 @@ def defaults(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return how long an input step waits for its answer, and the `default` that it takes then.
+    """Return how long an input step waits for its answer, and the `default` answer after that.
 
     None without `timeout_s`; then `default` belongs to the widget.
     """
@@ -97,7 +97,7 @@ def read_input(entry: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def columns(policy: Mapping[str, Any], *, is_input: bool) -> dict[str, Any]:
-    """Return the columns that a checked policy sets; its rules for failures go into `policy`.
+    """Return the columns that a checked policy sets; `policy` has its rules for failures.
 
     An input node's `timeout_s` bounds its wait, not its handler, so it stays in `policy`.
     """
@@ -138,9 +138,9 @@ def error_names(
 def most_attempts(
     max_attempts: int, own: Mapping[str, Any] | None, task: Mapping[str, Any] | None
 ) -> int:
-    """Return how many attempts a job has: by its row (`max_attempts`, `own`), else by its task.
+    """Return how many attempts a job has by its row (`max_attempts`, `own`) or else its task.
 
-    1 is the column's default, so it counts only beside `retries` in `own`.
+    1 is the column's default, so it only counts if `own` has `retries`.
     """
     source = own or {}
     if max_attempts <= 1 and "retries" not in source:
@@ -174,9 +174,9 @@ def decide(
 def delay_s(raw: Any, attempt: int, draw: random.Random | None = None) -> float:
     """Return the seconds to wait after the failed `attempt` (1 is the first).
 
-    `jitter` j draws the wait evenly from (1 - j) to 1 times its length, so that a cap stays one.
+    With `jitter` j, the wait is drawn evenly from (1 - j) to 1 times its length, never above a cap.
     """
-    if not isinstance(raw, dict):  # the default, and a constant, have no cap of their own
+    if not isinstance(raw, dict):  # the default and a constant have no cap
         return min(BASE_S * attempt if raw is None else float(raw), MAX_WAIT_S)
     given = cast("dict[str, Any]", raw)
     kind, wait_s = given.get("kind", "linear"), given.get("base_s", BASE_S)
@@ -260,7 +260,7 @@ _CHECKS: dict[str, Callable[[Any, str, str], Any]] = {
 
 
 def right_name(key: str, known: Iterable[str]) -> str | None:
-    """Return the key of `known` that a wrong one stands for; None if none comes close."""
+    """Return the key of `known` that a wrong key probably means, or None."""
     names = list(known)
     if _RIGHT_NAMES.get(key) in names:
         return _RIGHT_NAMES[key]

@@ -44,7 +44,7 @@ _UNIONS = (typing.Union, types.UnionType)
 _PRESENCE = ("Required", "NotRequired", "ReadOnly")
 """The qualifiers of a key of a `TypedDict`."""
 ENGINE_OBJECTS = frozenset({"out", "inputs", "model_handle", "cancel_event", "status_callback"})
-"""The names under which a handler always gets the engine's object, whatever its inputs hold."""
+"""Parameters for which a handler always gets the engine's object, even if an input has the name."""
 _NAMES_PATH = re.compile(r"(?:\w+\.)*Path")
 _FORWARD = re.compile(r"""ForwardRef\('([^']*)'[^)]*\)|['"]""")
 
@@ -57,7 +57,7 @@ class Unread(NamedTuple):
 
 
 def read(annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Return an annotation with each name in it evaluated: `Any` if it is empty, or `Unread`."""
+    """Return an annotation with its names evaluated, `Any` for a missing one, or `Unread`."""
     if annotation is inspect.Parameter.empty:
         return Any
     try:
@@ -127,10 +127,10 @@ def is_record(kind: Any) -> bool:
 
 
 class Keywords:
-    """Parameters that take values by name; falsy without any.
+    """Parameters that take values by name; falsy without parameters.
 
-    If `strict`, an unknown name is refused unless `**rest` takes it. Otherwise it is dropped, and
-    so is a value without names.
+    If `strict`, an unknown name is refused unless `**rest` takes it. Otherwise unknown names, and
+    values that are not objects, are dropped.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class Keywords:
     ) -> dict[str, Any]:
         """Return the keywords; raise `ArgsRefused` that starts with `where`.
 
-        It names missing and unknown keys (with the closest known name) and wrong types. `optional`:
-        further names that may be given, with their annotations.
+        Its text names missing keys, unknown keys with the closest known name, and wrong types.
+        `optional` has further names that may be given, with their annotations.
         """
         if not isinstance(given, dict):
             if not self._strict:
@@ -191,7 +191,7 @@ class Keywords:
             raise errors.ArgsRefused(f"{where}: {'; '.join(reasons)}")
 
     def accepts(self, name: str, value: Any, optional: Mapping[str, Any] | None = None) -> bool:
-        """Return whether the value fits the annotation of this name; True for another name."""
+        """Return whether the value fits the annotation of this name; True for an unknown name."""
         try:
             taken(value, {**(optional or {}), **self._kinds}.get(name, Any), name)
         except errors.ArgsRefused:
@@ -226,11 +226,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def taken(value: Any, kind: Any, where: str) -> Any:
-    """Return what a handler gets for a JSON value; raise `ArgsRefused` if it does not fit.
+    """Return a JSON value converted for a handler; raise `ArgsRefused` if it does not fit.
 
     Paths, dates, times, UUIDs, Decimals, enum members, tuples, named tuples, dataclasses and models
     are converted, also inside of lists, dicts and `TypedDict`s; any other annotation takes any
-    value. The error starts with `where`. Whatever code of the app raises is a refusal, too.
+    value. The error starts with `where`. Errors of the app's code count as refusals, too.
     """
     try:
         return _taken(value, kind, where)
@@ -274,7 +274,7 @@ def _of_class(value: Any, kind: Any, where: str) -> Any:
 
 
 def _any_of(value: Any, kinds: Sequence[Any], kind: Any, where: str) -> Any:
-    """Return the value as the first type of JSON that it has, or a type that is stored alike."""
+    """Return the value as the first type of a union that it fits, preferring its own JSON type."""
     found: list[Any] = []
     # A text for `Path | str` stays a text, and 1 for `float | int` stays 1.
     for one in sorted(kinds, key=lambda each: (each is not type(value), each not in _PLAIN)):
@@ -333,7 +333,7 @@ def _filled(value: Any, origin: Any, inner: Sequence[Any], kind: Any, where: str
 
 
 def _made(value: Any, kind: Any, where: str) -> Any:
-    """Return a value of a class of `_TEXTS`."""
+    """Return a value converted to a class of `_TEXTS`."""
     if issubclass(kind, enum.Enum):
         return _one_of(value, kind, kind, where)
     if issubclass(kind, decimal.Decimal):
@@ -371,9 +371,9 @@ def _record(value: Any, kind: Any, fields: _Fields, where: str) -> Any:
 
 
 class _Fields(NamedTuple):
-    """The fields of a record. `names`: in order, for a named tuple, which is stored as a list.
+    """The fields of a record. A named tuple also has `names`, in order, as it is stored as a list.
 
-    `later`: fields of a dataclass that its `__init__` does not take.
+    `later` are fields of a dataclass that its `__init__` does not take.
     """
 
     keywords: Keywords
@@ -431,7 +431,7 @@ def _specialised(kind: Any, known: Mapping[Any, Any]) -> Any:
 
 
 def unfit(kind: Any, seen: tuple[Any, ...] = ()) -> str | None:
-    """Return why no input can be a value of this annotation; None if one can."""
+    """Return why no JSON value fits this annotation, or None if some value can."""
     if isinstance(kind, Unread):
         return (
             f"its annotation {kind.text!r:.200} cannot be read ({kind.reason}): define what it "
@@ -466,7 +466,7 @@ def _is_of_json(kind: type) -> bool:
 
 
 def _described(error: BaseException) -> str:
-    """Return an error of the app's code on a line, without values if it lists errors."""
+    """Return an error of the app's code as one line, without values if it lists errors."""
     try:
         listed = getattr(error, "errors", None)
         if not callable(listed):
@@ -493,7 +493,7 @@ def _refused(value: Any, kind: Any, where: str) -> errors.ArgsRefused:
 
 
 def _is_secret(where: str) -> bool:
-    """Return whether a name on the way to a value says that it is a secret."""
+    """Return whether any name in the path of a value marks it as a secret."""
     names = _QUOTED.findall(where.partition(": ")[2])
     return any(map(masking.is_secret, names))
 
@@ -516,12 +516,12 @@ class Signature(Keywords):
         *,
         where: str | None = None,
     ) -> dict[str, Any]:
-        """Return keyword arguments: the inputs by name, then the offers that it has parameters for.
+        """Return keyword arguments from the inputs and from the offers that match parameters.
 
-        An input does not replace an offer of `ENGINE_OBJECTS`. None leaves a parameter to its
-        default. A missing argument is the call's own TypeError. With `where`, each input is
-        converted by its annotation (`taken`), or raises `ArgsRefused` that starts with it. Without
-        it, only a text for a `Path` is converted.
+        An input does not replace an offer of `ENGINE_OBJECTS`. For an input of None, a parameter
+        keeps its default. A missing argument raises the call's own TypeError. With `where`, each
+        input is converted by its annotation (`taken`), or raises `ArgsRefused` that starts with it.
+        Without it, only a text for a `Path` is converted.
         """
         if where is not None:
             inputs = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_FILES = 10_000
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 100
-"""Levels of folders that a listing enters: each costs a descriptor while it is read."""
+"""Levels of folders that a listing enters, since each needs a descriptor while it is read."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 _KINDS = {
@@ -35,7 +35,7 @@ _ENGINE_KEYS = frozenset({"id", "kind", "widget", "prompt", "target", "depends_o
 
 
 def head(step: Mapping[str, Any]) -> JsonDict:
-    """Return the part of every spec: `{"step_id", "widget", "prompt", "target"}`, its type."""
+    """Return the common part of specs, `step_id`, `widget`, `prompt`, `target` and the type."""
     typed = {answers.TYPE: step[answers.TYPE]} if answers.TYPE in step else {}
     return {
         "step_id": step.get("id"),
@@ -55,10 +55,10 @@ def build_spec(
 ) -> JsonDict:
     """Return the `head` and the widget's own keys.
 
-    The built-in ones: choose_one (`options`, `multiple`), file_upload (`accept`, `*/*` if the step
-    names none), pick_or_upload (`library`, `accept`), turnout (`turnout_options`, from the step's
-    `turnout_options` or else its `options`). For any other the step's own keys. Never raises: a ref
-    that does not resolve gives an empty list.
+    The built-in widgets are choose_one (`options`, `multiple`), file_upload (`accept`, by default
+    `*/*`), pick_or_upload (`library`, `accept`) and turnout (`turnout_options`, from the step's
+    `turnout_options` or else its `options`). Any other widget gets the step's own keys. It never
+    raises; a ref that does not resolve gives an empty list.
     """
     spec = head(step)
 
@@ -101,9 +101,9 @@ def _option(given: Any) -> JsonDict:
 def _with_files(
     source: Any, context: Mapping[str, Any], out_dir: str | None, resolver: RefResolver
 ) -> dict[str, Any]:
-    """Return the context and the `files` of each folder under `out_dir` that the source may name.
+    """Return the context with the `files` of each folder under `out_dir` that the source names.
 
-    An app's resolver may read any of them, so it gets all.
+    An app's resolver may read any folder, so it gets all of them.
     """
     wanted = refs.heads(source) if resolver is refs.resolve_ref else None
     merged = dict(context)
@@ -157,7 +157,7 @@ class _Listing:
         self._entries = MAX_ENTRIES
 
     def files(self, parent_fd: int, *parts: str) -> Iterator[JsonDict]:
-        """Yield the files of the folder that `parts` name; OSError if it is none, or a link."""
+        """Yield the files of the folder that `parts` name; raise OSError for a file or a link."""
         fd = os.open(parts[-1], _FOLDER, dir_fd=parent_fd)
         try:
             for entry in _entries(fd):

@@ -1,6 +1,6 @@
 """Connect to the database: pools, transactions, LISTEN and the schema.
 
-The parts that only processes and operators need are loaded on their first use.
+Modules that only processes and operators need are loaded on their first use.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ __all__ = [
 def transaction(conn: Any = None, *, async_twin: str = "") -> AbstractContextManager[Connection]:
     """Return an engine transaction: with timeouts, committed on a clean exit, else rolled back.
 
-    With `conn`, whatever its row factory, the caller's transaction is joined: nothing is opened,
-    committed or rolled back. It is of psycopg, SQLAlchemy or Django. Raises `UnknownConnection`
-    before any statement; `async_twin` is what the message recommends for an asynchronous one.
+    With `conn`, a connection of psycopg, SQLAlchemy or Django with any row factory, join the
+    caller's transaction, without opening, committing or rolling it back. Raises `UnknownConnection`
+    before any statement; for an asynchronous connection its message recommends `async_twin`.
     """
     if conn is None:
         return pool.own_transaction()
     if isinstance(conn, psycopg.Connection):
         return pool.Joined(cast("Connection", conn))
-    # Late: few apps have such a connection.
+    # Imported late, since few apps have such a connection.
     from queue_workflows.db import app_connections
 
     return app_connections.adapted(conn, async_twin)

@@ -1,9 +1,9 @@
 """Run the engine's statements on a connection of the app, inside the app's transaction.
 
-Takes connections of psycopg, SQLAlchemy (with any driver) and Django, and asynchronous ones of
-psycopg and SQLAlchemy. A connection is recognised by the name of its class. This module imports no
-framework: it reaches each through the modules that the app has imported. Its length: both kinds
-share the adapters, and each refuses a connection of the other by name.
+It accepts connections of psycopg, SQLAlchemy (with any driver) and Django, and asynchronous ones of
+psycopg and SQLAlchemy. It recognises a connection by the name of its class, so that it imports no
+framework; it uses the modules that the app has imported. Its length: both kinds share the adapters,
+and each refuses a connection of the other kind by name.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class _Adapter(abc.ABC):
 
     @abc.abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
-        """Return a savepoint in the app's transaction; a transaction where there is none."""
+        """Return a savepoint in the app's transaction, or a transaction if none is open."""
 
     @contextmanager
     def settled(self) -> Generator[pool.Connection]:
-        """Yield this, with `pool.TEXT_SETTINGS` meanwhile if they differ and the driver can tell.
+        """Yield this object, with `pool.TEXT_SETTINGS` in force if the driver reports differences.
 
-        psycopg2 would not notice another encoding.
+        The encoding is only changed on psycopg, since psycopg2 would not notice that.
         """
         own, driver = cast("pool.Connection", self), self._driver()
         before: dict[str, str] = {}
@@ -103,7 +103,7 @@ class _Adapter(abc.ABC):
 
     @abc.abstractmethod
     def _driver(self) -> Any:
-        """Return the connection of the driver."""
+        """Return the driver's own connection."""
 
     @abc.abstractmethod
     def _rows(self, query: str, params: _Params) -> list[Row]:
@@ -187,7 +187,7 @@ _BLOCKING: dict[str, Callable[[Any], _Adapter]] = {
 
 
 def adapted(conn: Any, async_twin: str) -> AbstractContextManager[pool.Connection]:
-    """Return a connection of the app that is none of psycopg, as `db.transaction` joins it."""
+    """Return an adapter of an app's connection that is not psycopg's, for `db.transaction`."""
     if isinstance(conn, _Adapter):
         return conn.settled()
     adapt = _by_class(conn, _BLOCKING)
@@ -213,8 +213,8 @@ def _class_name(conn: Any) -> str:
 async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywords: Any) -> R:
     """Call a function that takes `conn=`, without blocking the event loop; return its result.
 
-    `conn`: an asynchronous connection, whose transaction the call joins; None: a connection of the
-    engine's, in another thread, where a call that is cancelled may take effect all the same.
+    `conn` is an asynchronous connection whose transaction the call joins. None stands for a
+    connection of the engine in another thread, where a cancelled call may still take effect.
     """
     if conn is None:
         return await asyncio.to_thread(function, *args, **keywords)
@@ -225,11 +225,11 @@ async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywor
 async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin: str) -> list[Row]:
     """Return the rows of one statement on an asynchronous connection of the app.
 
-    Raises `UnknownConnection`; `blocking_twin` is the function that takes one that blocks.
+    Raises `UnknownConnection`, which recommends `blocking_twin` for a synchronous connection.
     """
     run = _runner(conn, blocking_twin)
     if isinstance(conn, psycopg.AsyncConnection) and not pool.differing(conn.info):
-        # Needs no thread, unlike `call_async`.
+        # This needs no thread, unlike `call_async`.
         return await _fetch(cast("psycopg.AsyncConnection[Any]", conn), query, params)
 
     def fetch(own: _Adapter) -> list[Row]:
@@ -273,7 +273,7 @@ async def _on_session(session: Any, operation: _Operation) -> Any:
 
 
 class _Bridge(_Adapter):
-    """Executes on the event loop for a thread that works on a psycopg AsyncConnection."""
+    """Executes statements of another thread on the event loop, with a psycopg AsyncConnection."""
 
     def __init__(self, conn: Any) -> None:
         super().__init__(conn)
@@ -285,7 +285,7 @@ class _Bridge(_Adapter):
         return self._conn
 
     def cancel(self) -> None:
-        """Cancel the statement under way, and refuse further ones; called on the event loop."""
+        """Cancel the running statement and refuse further ones; called on the event loop."""
         self._is_cancelled = True
         if self._statement is not None:
             self._statement.cancel()
@@ -323,7 +323,7 @@ async def _on_psycopg(conn: Any, operation: _Operation) -> Any:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        # The caller will use its connection again, so nothing of this call may still run on it.
+        # The caller will use its connection again, so wait until this call has ended.
         bridge.cancel()
         await asyncio.wait([work])
         if not work.cancelled():

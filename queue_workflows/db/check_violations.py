@@ -1,4 +1,4 @@
-"""Convert a refusal of a value, by a type, CHECK or trigger of our tables, to a library error."""
+"""Convert a database error about a value, from a type, CHECK or trigger, to a library error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queue_workflows import errors
 
 _CHECK_VIOLATION = "23514"
 _BAD_VALUES = frozenset({"22003", "22007", "22008", "22P02", "42846"})
-"""Out of the type's range, a wrong or impossible time, no number, and no cast to the type."""
+"""SQLSTATEs for out of range, wrong format or impossible time, invalid text, and missing cast."""
 _UNIQUE_VIOLATION = "23505"
 _PAYLOAD = re.compile(r"\w+\.\w+ (?:is nested deeper|holds a number beyond|has \d+ bytes of JSON)")
 _COLUMN = re.compile(r"(\w+)\.\w+ must be ")
@@ -22,7 +22,7 @@ _JOBS = frozenset({"ingest_jobs", "workflow_node_jobs"})
 
 
 class NodeTaken(psycopg.errors.UniqueViolation, errors.NodeTaken):
-    """The run has a node of this id already; apps of 0.3.0 catch it as a UniqueViolation."""
+    """The run already has a node with this id; apps of 0.3.0 catch it as a UniqueViolation."""
 
 
 class _Translated(ContextDecorator):
@@ -45,15 +45,15 @@ _TRANSLATED = _Translated()
 def translated() -> _Translated:
     """Raise `InvalidPayload`, `InvalidJob` or `InvalidConfig` for values that the tables refuse.
 
-    A context manager or a decorator. The driver's error is its cause, be it psycopg's, SQLAlchemy's
-    or Django's. Other errors pass through, also a refusal by a CHECK or a trigger of the app.
+    It is a context manager and a decorator. The cause is the error of psycopg, SQLAlchemy or
+    Django. Other errors pass through, also a refusal by a CHECK or a trigger of the app.
     """
     return _TRANSLATED
 
 
 @contextmanager
 def of_columns(table: str, values: Mapping[str, Any]) -> Generator[None]:
-    """Raise `InvalidConfig` if one of these values is none of its column's type.
+    """Raise `InvalidConfig` if any of these values does not fit its column's type.
 
     The server does not name the column, so the message shows every number among the values. An
     error that was raised inside a function, for example in a trigger of the app, passes through.
@@ -95,7 +95,7 @@ def _translation(error: Exception) -> errors.QueueWorkflowsError | None:
 
 
 def _refusal(error: BaseException, *states: str) -> BaseException | None:
-    """Return the driver's own error with one of these SQLSTATEs below what a framework raised."""
+    """Return the driver's own error with such a SQLSTATE, which a framework may have wrapped."""
     seen: BaseException | None = error
     for _ in range(4):
         if seen is None:

@@ -1,4 +1,4 @@
-"""Find the DSN in force, parse it, and describe its database without the password."""
+"""Find the DSN of this process, parse it, and describe its database without the password."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from psycopg import pq
 from queue_workflows import config, errors
 
 CONNECT_TIMEOUT_S = 10
-"""Seconds for opening a connection, unless the DSN names its own: longer than a busy server needs,
-and short enough for the loops that retry."""
+"""Default timeout in seconds for opening a connection, which is longer than a busy server needs and
+short enough for loops that retry."""
 _UNKNOWN_OPTION = re.compile(r'invalid (?:URI query parameter|connection option)[: ]+"(\w+)"')
 _SECRET_BEFORE = re.compile(r"pass\w*\s*=|://\w*:\D[^@]*$", re.IGNORECASE)
 
 
 def db_url() -> str:
-    """Return the DSN in force: the environment's, else the embedded server's if requested.
+    """Return the DSN from the environment, or the embedded server's if that is requested.
 
-    Raises `DatabaseUrlMissing`, which names the variable and how to use the embedded server, and
-    `InvalidConfig` for a DSN beside `--db`, which names a database of that server.
+    Raises `DatabaseUrlMissing`, which names the variable and explains the embedded server, and
+    `InvalidConfig` for a DSN beside `--db`, which names a database of the embedded server.
     """
     url, name = config.database_url(), config.get_config().embedded_db
     if url is not None and name:
@@ -61,7 +61,7 @@ def _parsed(url: str) -> dict[str, Any]:
         raise _unreadable(url, _unknown_option(url, str(error))) from None
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isdecimal() and 0 < int(port) < 65536):
-            # If a password contains a slash, its start is in the place of the port.
+            # If a password contains a slash, its start is parsed as the port.
             named = "" if "@" in url else f": {port[:20]!r} is not a port"
             raise _unreadable(url, named)
     return parts
@@ -86,17 +86,17 @@ def _unreadable(url: str, why: str) -> errors.InvalidConfig:
 
 
 def options(url: str) -> dict[str, str]:
-    """Return the options of a DSN, with what PGHOST and the like add. Raises `InvalidConfig`."""
+    """Return the options of a DSN and of PGHOST and similar variables. Raises `InvalidConfig`."""
     _parsed(url)
     found = [*pq.Conninfo.get_defaults(), *pq.Conninfo.parse(url.encode())]
     return {each.keyword.decode(): each.val.decode() for each in found if each.val is not None}
 
 
 def conninfo(url: str, **forced: Any) -> str:
-    """Return the DSN with our defaults for what it does not set, and with `forced` options.
+    """Return the DSN with our defaults for options that it lacks, and with `forced` options.
 
-    Texts travel as UTF-8, whatever the DSN, PGCLIENTENCODING and PGOPTIONS say: a handler may
-    return and raise any character.
+    The encoding is always UTF-8, despite the DSN, PGCLIENTENCODING and PGOPTIONS, since a handler
+    may return and raise any character.
     """
     defaults: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,

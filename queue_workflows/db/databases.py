@@ -1,4 +1,4 @@
-"""Choose, create and list the embedded server's databases: one per project of an app or script."""
+"""Choose, create and list the embedded server's databases, one for each project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EARLIER = "queue_workflows"
 """The single database of versions without databases per project."""
 _CONNECT_S = 10
 _STEM_MAX = 40
-"""Most characters of the folder's name in a name of a database, which has at most 63 bytes."""
+"""The most characters of a folder's name in a database name, which has at most 63 bytes."""
 _NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
 _RESERVED = frozenset({"postgres", "template0", "template1"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Joined(NamedTuple):
-    """The embedded server, joined by this process, and the database to use on it."""
+    """The embedded server that this process uses, and the database on it."""
 
     server: embedded.Server
     project: Project
@@ -45,7 +45,7 @@ class Joined(NamedTuple):
 
 
 class Database(NamedTuple):
-    """One database of the server. Each of the last two is None without a schema."""
+    """One database of the server. The last two fields are None without a schema."""
 
     name: str
     folder: str | None
@@ -54,11 +54,11 @@ class Database(NamedTuple):
 
 
 def join(*, create: bool) -> Joined:
-    """Join the embedded server and choose the database: the requested one, else the project's.
+    """Connect to the embedded server and choose the requested database, or else the project's.
 
-    `--db` and its variable request one. The project is that of the loaded app, else of
-    the running script, else of the current folder. `create` creates a missing server and database;
-    without it `EmbeddedUnavailable` lists the existing ones.
+    `--db` and its variable request a database. The project is found from the loaded app, else the
+    running script, else the current folder. With `create`, a missing server and database are
+    created; otherwise `EmbeddedUnavailable` lists the existing databases.
     """
     server = embedded.ensure(create=create)
     try:
@@ -198,9 +198,9 @@ def named(name: str) -> Project:
 
 
 def of_folder(folder: Path) -> Project:
-    """Return the project of a folder, whether or not anything is in it.
+    """Return the project of a folder, even if it is empty.
 
-    Two folders of one name have different digits at the end of the database's name.
+    Folders with the same name get database names that end with different digits.
     """
     real = folder.resolve()
     stem = re.sub(r"[^a-z0-9]+", "_", real.name.lower()).strip("_")[:_STEM_MAX] or "app"

@@ -1,7 +1,7 @@
 """Install and verify the SQL functions and triggers of `queue_workflows/sql/`.
 
-They are a set of two parts. A part is installed when the checksum of its files differs from the one
-that the database records, so that a change of functions locks no table. See decision 0023.
+The set has two parts. A part is installed if the checksum of its files differs from the recorded
+one, so that a change of functions alone locks no table. See decision 0023.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def parts() -> tuple[Part, Part]:
 
 
 def stale(conn: pool.Connection) -> list[Part]:
-    """Return the parts that this code must install: missing ones, and others' that are not newer.
+    """Return the parts that this code must install, which are missing, or differ and are not newer.
 
-    What a newer package installed works for older code, and is never overwritten.
+    The parts of a newer package work with older code and are never overwritten.
     """
     recorded = _recorded(conn)
     return [
@@ -94,7 +94,7 @@ def stale(conn: pool.Connection) -> list[Part]:
 
 
 def is_ready(conn: pool.Connection) -> bool:
-    """Return whether this code can work: each part is its own, or not from an older package."""
+    """Return whether each installed part is this code's own, or not from an older package."""
     recorded = _recorded(conn)
     return all(
         (row := recorded.get(part.name)) is not None
@@ -107,8 +107,8 @@ def install(conn: pool.Connection, part: Part) -> None:
     """Create or replace the part's objects and record them; joins the caller's transaction.
 
     It sets the transaction's search_path, which `SET search_path FROM CURRENT` stores with each
-    function that runs as its owner: a session's temporary table must not come before ours. Raises
-    `TablesInUse` for triggers whose tables cannot be locked soon.
+    SECURITY DEFINER function, so that a temporary table cannot replace one of ours. Raises
+    `TablesInUse` if the tables of triggers cannot be locked soon.
     """
     statements.installed_objects.settings(conn)
     _lock(conn, part)
@@ -127,7 +127,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
     if not part.tables:
         return
     statements.installed_objects.limit_lock_wait(conn)
-    # To drop a trigger keeps out readers, too.
+    # Dropping a trigger locks out readers too.
     dropped_from = sorted(set(_DROPPED.findall(part.text)))
     try:
         for tables, lock in (
@@ -143,8 +143,8 @@ def _lock(conn: pool.Connection, part: Part) -> None:
 def problems(conn: pool.Connection) -> list[Problem]:
     """Return the parts and objects that are missing, changed or of another package version.
 
-    It reads the catalogs and the record only, so that any role may call it. The objects of a part
-    that another package installed are not compared.
+    It only reads the catalogs and the record, so any role may call it. It does not compare the
+    objects of a part that another package version has installed.
     """
     recorded, found = _recorded(conn), list[Problem]()
     for part in parts():
@@ -205,7 +205,7 @@ def _ours() -> tuple[int, ...]:
 def _release(version: str) -> tuple[int, ...]:
     """Return a version as comparable numbers; a pre-release is below its release.
 
-    `0.4.0rc1` is (0, 4, 0, 0, 0) and `0.4` is (0, 4, 0, 0, 1): pre-releases of one are alike.
+    `0.4.0rc1` is (0, 4, 0, 0, 0) and `0.4` is (0, 4, 0, 0, 1); all pre-releases compare as equal.
     """
     match = re.match(r"(\d+(?:\.\d+)*)([.-]?(?:a|b|c|rc|dev|pre))?", version)
     if match is None:
@@ -226,11 +226,11 @@ INTERNAL = (
     "queue_workflows_rate_room", "queue_workflows_refuse", "queue_workflows_release_key",
     "queue_workflows_ingest_wake", "queue_workflows_node_wake", "queue_workflows_take_locks",
 )  # fmt: skip
-"""Functions that only functions of the tables' owner call: nobody is granted them."""
+"""Functions that only the owner's functions call, so that no role gets EXECUTE on them."""
 
 
 def filled(text: str) -> str:
-    """Return `sql/privileges.sql` with both lists in the place of its empty arrays."""
+    """Return the text of `sql/privileges.sql` with both lists in place of its empty arrays."""
     for name, functions in (("submit", SUBMIT), ("internal", INTERNAL)):
         text = text.replace(f"'{{{name}}}'", f"'{{{','.join(functions)}}}'")
     return text

@@ -1,6 +1,6 @@
-"""Read the migrations of a chain from its folder, and its ledger: the table of the applied ones.
+"""Read a chain of migrations from its folder, and its ledger, the table of applied migrations.
 
-An app names the table of its own chain, so these statements are composed with the name.
+An app may have a chain and ledger of its own, so these statements are composed with its name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Migration(NamedTuple):
 
     @property
     def compatible_with(self) -> int:
-        """Return the oldest code that may work on it (`-- compatible-with: N`); 0: any."""
+        """Return the oldest version of code that works with it (`-- compatible-with: N`), or 0."""
         match = _COMPATIBLE.search(self.up)
         return int(match[1]) if match else 0
 
@@ -63,7 +63,7 @@ def chain(migrations_dir: str | Path | None = None) -> list[Migration]:
 
 
 def _files(folder: Path) -> tuple[dict[int, Path], dict[str, Path]]:
-    """Return up files by version, down files by the stem of their up file."""
+    """Return the up files by version, and the down files by the stem of their up file."""
     ups: dict[int, Path] = {}
     downs: dict[str, Path] = {}
     for path in sorted(folder.glob("[0-9]*.sql")):
@@ -94,7 +94,7 @@ def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
     Creates the ledger if it is missing, and the columns that an older one lacks.
     """
     table = sql.Identifier(name)
-    # IF NOT EXISTS needs rights that a role with nothing to apply may lack.
+    # IF NOT EXISTS needs privileges that a role may lack if it has no migration to apply.
     if not statements.migrations.ledger_is_whole(conn, ledger=name):
         conn.execute(
             sql.SQL(
@@ -111,9 +111,9 @@ def read(conn: pool.Connection, name: str) -> dict[int, dict[str, Any]]:
 
 
 def of_others(conn: pool.Connection) -> str | None:
-    """Return how another line of development migrated a database, as text; None if none did.
+    """Return how later versions of the 0.3.0 line have migrated a database, or None.
 
-    That line continues 0.3.0; its migrations have the same numbers, but other tables.
+    Their migrations have the same numbers as ours, but other tables.
     """
     if not statements.migrations.ledger_exists(conn, ledger=NAME):
         return None
@@ -132,7 +132,7 @@ OF_OTHERS_REMEDY = (
 
 
 def refuse_others(conn: pool.Connection) -> None:
-    """Raise `SchemaTooNew` for a database of which `of_others` returns a fault."""
+    """Raise `SchemaTooNew` if `of_others` returns a text."""
     if (text := of_others(conn)) is not None:
         raise errors.SchemaTooNew(f"the database is {text}: {OF_OTHERS_REMEDY}")
 

@@ -1,7 +1,7 @@
-"""Keep one connection of a loop: statements without blocking, and notifications.
+"""Keep one non-blocking connection of a loop, for statements and notifications.
 
-It drives libpq itself. psycopg's own generators drop notifications that arrive during a statement,
-and its connections cannot be waited for together with other descriptors on one thread.
+It uses libpq directly. psycopg's generators drop notifications that arrive during a statement, and
+one thread cannot wait for its connections together with other descriptors.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from queue_workflows.runtime import clock, io_loop
 
 _log = logging.getLogger(__name__)
 ANSWER_S: Final = 15.0
-"""Seconds without a reply after which a connection is given up: more than a statement may take."""
+"""Seconds without a reply after which a connection is closed; a statement may take less."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 _GOOD: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 _PARAMETER: Final = re.compile(r"%(?:\((\w+)\)s|%)")
 _BEGIN: Final = b"BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE; "
 _INT8, _FLOAT8, _BOOL, _TEXTS, _INTS, _UNKNOWN = 20, 701, 16, 1009, 1016, 0
-"""Type oids of pg_type.dat: int8, float8, bool, text[], int8[], and one that the server infers."""
+"""Type oids of pg_type.dat for int8, float8, bool, text[], int8[], and a type to be inferred."""
 Waits: TypeAlias = Generator[io_loop.Wait, bool, Any]
 
 
@@ -43,27 +43,27 @@ class Request(NamedTuple):
 
     script: scripts.Script[Any]
     done: Callable[[Any], object]
-    """Takes the result of the script."""
+    """Called with the result of the script."""
     refused: Callable[[Any], object]
-    """Takes the error of the statement that the database refused, or any other error of the script.
-    Nothing of the statement was written."""
+    """Called with the error of a refused statement, or any other error of the script; the statement
+    has written nothing."""
     lost: Callable[[], object]
-    """Called if the connection was lost: whether the script was committed is unknown."""
+    """Called if the connection was lost, so that it is unknown whether the script was committed."""
 
 
 class Source(Protocol):
-    """The owner of a link, which gives it requests and hears of its notifications."""
+    """The owner of a link, which gives it requests and receives its notifications."""
 
     def next(self) -> Request | None:
-        """Return the next request, or None: the bell of the link's flow tells when to ask again."""
+        """Return the next request, or None; ring the bell of the link's flow to be asked again."""
         ...
 
     def notified(self, channel: str, text: str) -> object:
-        """Take a notification and its payload."""
+        """Receive a notification and its payload."""
         ...
 
     def connected(self) -> object:
-        """Note a new connection: notifications that were sent before are lost."""
+        """Note a new connection; notifications that were sent before may be lost."""
         ...
 
     def disconnected(self) -> object:
@@ -72,12 +72,12 @@ class Source(Protocol):
 
 
 class Link:
-    """One connection of the engine on a loop, opened when it is needed and after it was lost.
+    """One connection of the engine on a loop, opened when needed and again after a loss.
 
-    `flow`: its own, whose bell lets it ask the source. `channels`: where it listens, but for
-    POLL_ONLY. `locks`: names of advisory locks that its session holds, shared. `url`: default
-    `db_url()`. `waits` is called with the reason whenever it has to connect again; default: a log
-    line for each kind of reason. `answer_s`: how long it waits for a connection or a reply.
+    The bell of its `flow` makes it ask the source. It listens on `channels` unless POLL_ONLY is
+    set. `locks` are names of advisory locks that its session holds in shared mode. `url` defaults
+    to `db_url()`. `waits` is called with the reason whenever it has to reconnect, by default to log
+    each kind of reason once. It waits up to `answer_s` for a connection or a reply.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Link:
         self._depth = 0
         """How many transactions and savepoints the running script has open."""
         self._begin = b""
-        """Begins each transaction, with its settings, if POLL_ONLY is set: see `db.pool`."""
+        """With POLL_ONLY, the text that begins each transaction and sets its settings."""
         self._logged = self._cut_for = ""
         self.waits_since = math.inf
-        """Since when (`clock.boot_s`) a reply is awaited; inf: none is."""
+        """Since when (`clock.boot_s`) it waits for a reply; inf if it does not."""
         self.closing = False
         self.flow = flow or io_loop.Flow(loop)
         self.flow.begin(self._run())
@@ -122,7 +122,7 @@ class Link:
         return self._pg is not None
 
     def tick(self, now: float) -> float:
-        """Give up a connection that does not answer; return when to look again."""
+        """Close a connection that does not answer; return when to check again."""
         if now >= self.waits_since + self._answer_s:
             self.cut(f"no answer within {self._answer_s:g} s")
             return now + self._answer_s
@@ -132,13 +132,13 @@ class Link:
         return min(self.waits_since + self._answer_s, self._retry_at or math.inf)
 
     def cut(self, why: str = "") -> None:
-        """End the connection: its flow reads an end of file, the one way that handles lost replies.
+        """End the connection, so that its flow reads an end of file and handles the lost reply.
 
-        A cancel request would leave open whether the statement was executed.
+        After a cancel request it would be unknown whether the statement was executed.
         """
         self._cut_for = why
         if self._pg is not None and (fd := self._fd()) != -1:
-            own = socket.socket(fileno=fd)  # no copy, as there may be no descriptor left for one
+            own = socket.socket(fileno=fd)  # not a copy, since no descriptor may be left for one
             with contextlib.suppress(OSError):  # it has ended just now
                 own.shutdown(socket.SHUT_RDWR)
             own.detach()
@@ -228,7 +228,7 @@ class Link:
         if self._begin and not self._depth:
             return (yield from self._execute_apart(statement))
         if self._pg.parameter_status(b"client_encoding") != b"UTF8":
-            # A trigger of the app's has changed it: texts would be misread from here on.
+            # A trigger of the app has changed the encoding, so later texts would be misread.
             self._pg.send_query(b"SET client_encoding TO UTF8")
             yield from self._reply()
         text, names = self._numbered(statement.text)
@@ -245,8 +245,8 @@ class Link:
     ) -> Generator[io_loop.Wait, bool, abc.PGresult]:
         """Execute a statement that this connection prepares at its first use.
 
-        The server refuses one that returns all columns of a table once the table has another one,
-        from a newer release or from the app, until it is prepared anew.
+        After a newer release or the app has added a column, the server refuses prepared statements
+        that return all columns of the table. They are then prepared again.
         """
         pg, key = cast("abc.PGconn", self._pg), (text, tuple(kinds))
         while True:
@@ -261,11 +261,11 @@ class Link:
                 return (yield from self._reply())
             except pg_errors.FeatureNotSupported:
                 del self._prepared[key]
-                if is_new or self._depth:  # a transaction has ended with it
+                if is_new or self._depth:  # in a transaction, the error has aborted it
                     raise
 
     def _execute_apart(self, statement: scripts.Statement) -> Waits:
-        """Execute a statement in a transaction of its own, whose settings end with it."""
+        """Execute a statement in a transaction of its own, with settings local to it."""
         try:
             yield from self._execute(scripts.BEGIN)
             rows = yield from self._execute(statement)
@@ -277,7 +277,7 @@ class Link:
         return rows
 
     def _bounds(self, statement: scripts.Statement) -> bytes:
-        """Return what opens or ends a transaction, or a savepoint inside of one."""
+        """Return the command that opens or ends a transaction, or a savepoint inside one."""
         if statement is scripts.BEGIN:
             self._depth += 1
             first = self._begin or statement.text
@@ -380,7 +380,7 @@ class Link:
         if error is not None:
             why = self._cut_for or " ".join(str(error).split()) or type(error).__name__
             self._cut_for = ""
-            # The message changes during one outage, from "closed" to "starting up".
+            # During an outage the message changes, for example from "closed" to "starting up".
             logged = getattr(error, "sqlstate", None) or "away"
             if self._waits is not None:
                 self._waits(why)
@@ -419,7 +419,7 @@ class Link:
 
 
 def _dumped(values: Sequence[Any]) -> tuple[list[bytes | None], list[int]]:
-    """Return parameters as texts with their types. Raises `DataError` for a text with a NUL."""
+    """Return parameters as text, and their types. Raises `DataError` for a text with a NUL."""
     found: list[bytes | None] = []
     kinds: list[int] = []
     for value in values:

@@ -1,6 +1,6 @@
-"""Listen for notifications, reconnect after a lost or half-open connection, poll meanwhile.
+"""Listen for notifications, reconnect after a lost or half-open connection, and poll meanwhile.
 
-`Subscriptions` share one such connection among all waiters of a process on a channel.
+All waiters of a process on a channel share one such connection by `Subscriptions`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from queue_workflows.runtime import clock, io_loop, service
 
 _log = logging.getLogger(__name__)
 PING_S = 10.0
-"""Seconds between two pings of a listening connection: with ANSWER_S, a half-open one is noticed
-within 15 s."""
+"""Seconds between two pings of a listening connection. With ANSWER_S, a half-open connection is
+noticed within 15 s."""
 ANSWER_S = 4.0
-"""Longest wait for it, and for a reply on it: a frozen peer still acknowledges bytes."""
+"""Seconds to wait for a connection or a reply, as TCP alone does not notice a frozen server."""
 
 
 class Wake(NamedTuple):
@@ -70,10 +70,10 @@ class Listener:
         try:
             rope.send(b"w")
         except OSError:
-            return  # full: it wakes anyway; closed: nothing iterates
+            return  # a full socket wakes the iteration anyway; a closed one has no iteration
 
     def close(self) -> None:
-        """Let the iteration end soon. A later iteration ends at once. May be called repeatedly."""
+        """End the iteration soon; later iterations end at once. It may be called repeatedly."""
         self._closed = True
         self.wake()
 
@@ -187,7 +187,7 @@ def listen(
 
 
 SHARED_POLL_S: Final = 30.0
-"""Waiters poll by themselves, so the listener need not wake them."""
+"""Seconds between two polls of the shared listener; its waiters poll by themselves."""
 _of_parents: Final[list[Any]] = []
 """Objects that a forked child must not close, since their connections belong to the parent."""
 
@@ -195,8 +195,8 @@ _of_parents: Final[list[Any]] = []
 class Subscriptions:
     """The waiters on a channel, by the payload that they wait for.
 
-    There is a thread with a connection while somebody waits. A notification may be lost while that
-    connection is opened, so each waiter reads again after a pause too.
+    A thread with a connection runs while there is a waiter. A notification may be lost while that
+    connection is opened, so each waiter also polls.
     """
 
     def __init__(self, channel: str) -> None:

@@ -32,23 +32,23 @@ TEXT_SETTINGS = {
     "DateStyle": "ISO, MDY", "IntervalStyle": "postgres", "standard_conforming_strings": "on",
     "client_encoding": "UTF8",
 }  # fmt: skip
-"""How values become text and back on a session of the engine, as far as the server reports it."""
+"""Settings of the engine's sessions for converting values; the server reports their changes."""
 STATEMENT_TIMEOUT_S = 5.0
 """Longest time of a statement of the engine (invariant 14); connections of apps have no limit."""
 LOCK_TIMEOUT_S = 3.0
 LOOP_LOCK_S = 0.2
-"""The same for a loop over rows of many: it leaves a row that a stranger keeps locked for later."""
+"""Longest wait for a row lock in a loop, which then continues and tries the locked row later."""
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 PAGE_CONNECTIONS = 4
-"""Connections of all pages of the dashboard together."""
+"""The most connections of all dashboard pages together."""
 PAGE_STATEMENT_S = 2.0
 PAGE_WAIT_S = 3.0
-"""Longest time of a page's statement, and of its wait for a connection."""
+"""Longest time in seconds of a page's statement, and of its wait for a connection."""
 _USABLE = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS)
 _GOING = ("57P01", "57P02", "57P03", "53300")
 """SQLSTATEs: administrator shutdown, crash shutdown, cannot connect now, too many connections."""
 MAX_IDLE_S = 60.0
-"""Seconds after which connections that were too many all the time are closed, one each time."""
+"""If a connection was not needed for so many seconds, the pool closes one."""
 
 _lock = threading.Lock()
 _pools: dict[str, tuple[str, ConnectionPool[Connection]]] = {}
@@ -74,7 +74,7 @@ def _set_up(
     *,
     limited: bool = True,
 ) -> None:
-    """Set all that an engine connection depends on, in one round trip; an app's keeps its own."""
+    """Set all settings of an engine connection in one round trip."""
     install_loaders(conn)
     given = settings(statement_s, lock_s, limited=limited)
     given["is_local"] = isinstance(conn, _Sessionless)
@@ -91,9 +91,9 @@ def _set_up(
 def settings(
     statement_s: float | None = None, lock_s: float | None = None, *, limited: bool = True
 ) -> dict[str, Any]:
-    """Return the parameters of `statements.sessions.set_up`: the engine's timeouts.
+    """Return the parameters of `statements.sessions.set_up`, which sets the engine's timeouts.
 
-    With POLL_ONLY they are for one transaction, else for the session.
+    With POLL_ONLY they apply to one transaction, else to the session.
     """
     scale_ms = 1000 if limited else 0
     return {
@@ -132,11 +132,10 @@ def connect(
 ) -> Connection:
     """Return a dedicated connection of the engine, outside every pool; the caller closes it.
 
-    `limited`: with the engine's timeouts, else without any. `timeout_s` replaces that of a
-    statement, `lock_s` that of a lock, `connect_s` that of opening the connection, which the DSN
-    and the setting give.
-    `bare`: in the state in which the server opened it, without a further round trip. `direct`: with
-    a session of its own, also if POLL_ONLY is set.
+    If `limited`, it has the engine's timeouts, else none. `timeout_s` replaces the timeout of
+    statements, `lock_s` of locks, and `connect_s` of opening the connection, which is otherwise set
+    by the DSN or our default. A `bare` connection has the server's own settings, which saves a
+    round trip. A `direct` one has a session of its own, even with POLL_ONLY.
     Raises `InvalidConfig` if the encoding of the database is not UTF-8.
     """
     forced = {} if connect_s is None else {"connect_timeout": math.ceil(connect_s)}
@@ -156,10 +155,10 @@ def connect(
 
 
 class _Sessionless(psycopg.Connection[Row]):
-    """A connection for POLL_ONLY, which neither leaves state in a session nor needs any there.
+    """A connection for POLL_ONLY, which neither leaves nor needs state in a session.
 
-    A pooler in transaction mode gives each transaction to any of its sessions, and each session to
-    other clients. So each transaction sets what it depends on, and no statement is prepared.
+    A pooler in transaction mode may run each transaction in another session, which other clients
+    use too. So each transaction sets its own settings, and statements are not prepared.
     """
 
     settings: Mapping[str, Any] | None = None
@@ -179,7 +178,7 @@ class _Sessionless(psycopg.Connection[Row]):
 
     @contextmanager
     def transaction(self, *arguments: Any, **more: Any) -> Generator[psycopg.Transaction]:
-        """Begin a transaction with all settings that it depends on, or begin a savepoint."""
+        """Begin a transaction with all its settings, or a savepoint inside one."""
         is_outer = self.info.transaction_status == pq.TransactionStatus.IDLE
         with super().transaction(*arguments, **more) as block:
             if is_outer and self.settings is not None:
@@ -272,9 +271,10 @@ def cursor() -> Generator[psycopg.Cursor[Row]]:
 
 
 def differing(info: Any, *, encoding: bool = True) -> dict[str, str]:
-    """Return those of TEXT_SETTINGS that differ on a session of the app, as they are.
+    """Return the settings of an app's session that differ from TEXT_SETTINGS, with its values.
 
-    `info`: of its connection, as psycopg and psycopg2 have it. `encoding`: also that of the client.
+    `info` is the connection's `info` in psycopg or psycopg2. `client_encoding` is only compared if
+    `encoding` is true.
     """
     found = {name: info.parameter_status(name) for name in TEXT_SETTINGS}
     return {
@@ -287,7 +287,7 @@ def differing(info: Any, *, encoding: bool = True) -> dict[str, str]:
 
 
 def adopt(conn: Connection, differing: Mapping[str, str]) -> None:
-    """Set each `differing` setting as on a session of the engine; a rollback withdraws that."""
+    """Set each `differing` setting to the engine's value; a rollback would undo that."""
     _set_all(conn, {name: TEXT_SETTINGS[name] for name in differing})
 
 
@@ -302,9 +302,9 @@ def _set_all(conn: Connection, settings: Mapping[str, str]) -> None:
 
 
 class Joined:
-    """The caller's connection, with dict rows and TEXT_SETTINGS meanwhile.
+    """A context manager that gives the caller's connection dict rows and TEXT_SETTINGS.
 
-    A class, as `Lent` is, since a generator would cost each statement 1 us.
+    It is a class, as `Lent` is, since a generator would cost each statement 1 us.
     """
 
     __slots__ = ("_before", "_conn", "_factory")
@@ -327,7 +327,7 @@ class Joined:
 
 
 class Lent:
-    """A connection of the engine's pool in autocommit."""
+    """A context manager that yields a connection of the engine's pool in autocommit mode."""
 
     __slots__ = ("_conn", "_pool")
 
@@ -350,7 +350,7 @@ def own_transaction() -> Generator[Connection]:
 
 @contextmanager
 def read_only() -> Generator[Connection]:
-    """Yield a connection of the dashboard's own pool, in a transaction that only reads.
+    """Yield a connection of the dashboard's own pool, in a read-only transaction.
 
     A statement that takes longer than PAGE_STATEMENT_S is cancelled (SQLSTATE 57014).
     """
@@ -367,16 +367,16 @@ def is_psycopg(conn: Any) -> bool:
 class DedicatedConnection:
     """One autocommit engine connection, opened on first use and reopened after it was closed.
 
-    For one thread at a time. A forked child opens its own: the parent's session is left alone.
+    Only one thread may use it at a time. A forked child opens its own connection.
     """
 
     def __init__(self, *, lock_s: float | None = None) -> None:
-        """`lock_s`: as in `connect`."""
+        """For `lock_s` see `connect`."""
         self._lock_s = lock_s
         self._conn: Connection | None = None
         self._pid = os.getpid()
         self._parents: Connection | None = None
-        """References that prevent collection, which warns of an open connection."""
+        """The parent's connection in a forked child, kept since its collection would warn."""
 
     def get(self) -> Connection:
         """Return the connection; open it if there is none."""
@@ -434,7 +434,7 @@ class _Moment(adapt.Loader):
 
 
 def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
-    """Return the message for a right that the server denied (SQLSTATE 42501)."""
+    """Return the library's error for a privilege that the server denied (SQLSTATE 42501)."""
     if not isinstance(error, psycopg.errors.InsufficientPrivilege):
         return None
     text = error.diag.message_primary or str(error)
@@ -458,7 +458,7 @@ def _explain(error: Exception) -> errors.QueueWorkflowsError | None:
 
 
 def _outage(error: BaseException) -> str | None:
-    """Return "the database" if it is gone, shutting down or absent; None for other errors."""
+    """Return "the database" if the error means that it is unavailable, else None."""
     if not isinstance(error, psycopg.OperationalError):
         return None
     state = error.sqlstate or ""

@@ -23,7 +23,7 @@ _REFUSED = re.compile(
     r"|pg_hba\.conf rejects|is not permitted to log in|permission denied for database"
     r'|(?:role|database) ".*" does not exist'
 )
-"""Definite replies. A failed connect has no SQLSTATE; after any other error the wait continues."""
+"""Texts of errors that end a wait, since a failed connect has no SQLSTATE."""
 
 
 def wait_until_reachable(
@@ -34,10 +34,9 @@ def wait_until_reachable(
 ) -> bool:
     """Block until the database replies; log every 30 s that it does not, and once that it does.
 
-    Backs off with jitter from 0.2 s to 5 s. Returns False if `stopped()` came true first. Raises
-    `DatabaseUnavailable` after `timeout_s`. With a timeout it also raises at once for a wrong
-    password, user or database name. Without one it waits for these too, since the server's side can
-    fix them.
+    Backs off with jitter from 0.2 s to 5 s. Returns False if `stopped()` became true first. Raises
+    `DatabaseUnavailable` after `timeout_s`. With a timeout, it also raises at once for a wrong
+    password, user or database name. Without one, it keeps waiting, since an operator may fix them.
     """
     url = database_url.db_url()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -113,7 +112,7 @@ def _wait(
 
 
 def _version(conn: pool.Connection, version_table: str, wanted: int) -> tuple[int, str]:
-    """Return the version of a ledger, and why it is not enough: "" if it is."""
+    """Return the version of a ledger, and why it is too low, or an empty text."""
     if version_table == ledger.NAME:
         ledger.refuse_others(conn)
     version = max(ledger.versions(conn, version_table), default=0)
@@ -121,7 +120,7 @@ def _version(conn: pool.Connection, version_table: str, wanted: int) -> tuple[in
 
 
 def _check_ready(conn: pool.Connection) -> tuple[int, str]:
-    """Return the version, and why this code cannot work yet: "" if it can."""
+    """Return the version, and why this code cannot work yet, or an empty text."""
     version, reason = _version(conn, ledger.NAME, ledger.REQUIRED_VERSION)
     if not reason and not functions.is_ready(conn):
         reason = "its functions are missing or of an older version"
@@ -137,8 +136,8 @@ class _Stopped(Exception):
 def wait_until_ready(*, stopped: Callable[[], bool], pause: Callable[[float], object]) -> bool:
     """Block until the database replies and has the schema and functions; log once that it waits.
 
-    Returns False if `stopped()` came true first. Raises `SchemaTimeout`, as `wait_for_schema` does,
-    and `SchemaTooNew` as `bootstrap` does.
+    Returns False if `stopped()` returned True first. Raises `SchemaTimeout` like `wait_for_schema`,
+    and `SchemaTooNew` like `bootstrap`.
     """
     if not wait_until_reachable(stopped=stopped, pause=pause):
         return False

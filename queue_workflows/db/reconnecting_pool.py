@@ -1,4 +1,4 @@
-"""Pool connections: test them, reconnect twice a second, refuse a database that cannot be used."""
+"""Extend psycopg's pool by tests of idle connections, reconnects twice a second, and refusals."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from queue_workflows.types import Row
 
 C = TypeVar("C", bound="psycopg.Connection[Any]")
 RETRY_S: Final = 0.5
-"""Seconds between two attempts to connect. Those of psycopg_pool double with each attempt: after an
-outage of a minute all callers would wait for another half of one."""
+"""Seconds between two attempts to connect. psycopg_pool doubles its pause with each attempt, so
+after an outage of a minute all callers would wait for another half minute."""
 TRUSTED_S: Final = 20.0
-"""Seconds after which the keepalives of `conninfo` have found a half-open connection."""
+"""An idle connection is tested again before use after so many seconds."""
 
 
 class Pooled(psycopg.Connection[Row]):
@@ -28,7 +28,7 @@ class Pooled(psycopg.Connection[Row]):
     _poller: select.poll | None = None
 
     def has_news(self) -> bool:
-        """Return whether there is data to read: on an idle connection, that the server ended it."""
+        """Return whether data can be read; an idle connection is then closed by the server."""
         if self._poller is None:
             self._poller = select.poll()
             self._poller.register(self.fileno(), select.POLLIN)
@@ -48,7 +48,7 @@ def check(conn: psycopg.Connection[Row]) -> None:
 
 
 class _Attempt:
-    """The attempts to open one connection, with the interface that psycopg_pool calls."""
+    """Replaces psycopg_pool's own state of the attempts to open a connection."""
 
     def __init__(self, timeout_s: float) -> None:
         self.delay = 0.0
@@ -64,13 +64,13 @@ class _Attempt:
 
 
 class ReconnectingPool(ConnectionPool[C]):
-    """A pool that connects within RETRY_S after its server is back, however long it was away."""
+    """A pool that connects within RETRY_S after its server is back, even after a long outage."""
 
     refusal: str | None = None
-    """Why nothing may use the database; if `configure` raised it, callers would wait for 30 s."""
+    """Why the database cannot be used. If `configure` raised that, callers would wait for 30 s."""
 
     def getconn(self, timeout: float | None = None) -> C:
-        """Return a connection; raise `InvalidConfig` if nothing may use its database."""
+        """Return a connection; raise `InvalidConfig` if its database cannot be used."""
         conn = super().getconn(timeout)
         if self.refusal is not None:
             self.putconn(conn)

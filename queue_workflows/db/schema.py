@@ -1,7 +1,7 @@
 """Migrate the schema: apply, revert and list migrations, and refuse a schema of newer code.
 
-One process at a time does so, by an advisory lock. A downgrade is rehearsed, to name the rows that
-it drops.
+An advisory lock lets one process at a time migrate. A downgrade is first tried and rolled back, to
+name the rows that it would drop.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def exclusive(
 ) -> Generator[pool.Connection]:
     """Yield a connection without time-outs that holds the chain's advisory lock.
 
-    Waits for the lock, and logs every LOGGED_S who holds it. Raises `MigrationFailed` when
-    `stopped()` comes true first. With POLL_ONLY the connection is in a transaction, which holds the
-    lock: through a pooler the next transaction may have another session.
+    Waits for the lock, and logs its holder every LOGGED_S. Raises `MigrationFailed` when
+    `stopped()` returns True first. With POLL_ONLY, a transaction on the connection holds the lock,
+    since a pooler may run the next transaction in another session.
     """
     is_local = config.POLL_ONLY.read()
     with pool.connect(limited=False) as conn:
@@ -59,9 +59,9 @@ def exclusive(
 
 _log = logging.getLogger(__name__)
 GIVEN_WAY_S = 1.0
-"""Seconds before the tables of triggers are locked again: a waiting lock stops writers."""
+"""Seconds before the next try to lock the triggers' tables, as a waiting lock blocks writers."""
 DEADLOCK_TRIES = 20
-"""A migration locks table by table, and workers in another order; each try takes 1 s."""
+"""Tries of a migration, which may deadlock with workers that lock in another order; each is 1 s."""
 
 
 def bootstrap(
@@ -73,17 +73,17 @@ def bootstrap(
 ) -> list[int]:
     """Apply the migrations that the ledger lacks, up to `to_version`; return their versions.
 
-    With our own chain it also installs the functions and triggers of this code, and all of it is
-    one transaction; in an app's chain each migration is one. An advisory lock lets one process
-    migrate at a time. A call that finds nothing to do takes no lock and only reads; one that waits
-    for the lock calls `stopped` ten times a second. Raises `MigrationFailed`, also when `stopped()`
-    came true first, and `SchemaTooNew`.
+    For our own chain it also installs this code's functions and triggers, all in one transaction;
+    in an app's chain each migration is a transaction. An advisory lock lets one process migrate at
+    a time. If the schema is current, it only reads and takes no lock. While it waits for the lock,
+    it calls `stopped` ten times a second. Raises `MigrationFailed`, also if `stopped()` returned
+    True first, and `SchemaTooNew`.
     """
     steps = ledger.chain(migrations_dir)
     if to_version is not None:
         steps = [step for step in steps if step.version <= to_version]
     ours = _is_ours(steps, version_table)
-    # Without the lock: any role that can log in may hold it, and so block every start.
+    # Check without the lock, since any role that can log in may hold it and block every start.
     with pool.connect(limited=False) as conn:
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)
@@ -129,7 +129,7 @@ def _bring(
 
 
 def _retried(transaction: Callable[[], None], stopped: Callable[[], bool]) -> None:
-    """Try again after a deadlock, and while workers use the triggers' tables; not once `stopped()`.
+    """Repeat after a deadlock, or while workers use the triggers' tables, until `stopped()`.
 
     Raises the error of the last try.
     """
@@ -159,7 +159,7 @@ def _never() -> bool:
 
 @contextmanager
 def _naming(what: str) -> Generator[None]:
-    """Raise `MigrationFailed`, which names what failed, for an error of the database."""
+    """Convert an error of the database to `MigrationFailed`, whose text begins with `what`."""
     try:
         yield
     except psycopg.Error as error:
@@ -210,7 +210,7 @@ def _missing(
 def _apply(conn: pool.Connection, version_table: str, step: ledger.Migration) -> None:
     """Apply one migration and record it, in one transaction or in the caller's."""
     with _naming(f"migration {step.version:04d}_{step.name}"), conn.transaction():
-        # Trusted text from the chain's folder: a migration is SQL by definition.
+        # The SQL of a migration is trusted, since it comes from the chain's folder.
         conn.execute(step.up.encode())
         ledger.record(conn, version_table, step)
 
@@ -304,16 +304,16 @@ _ALL = sql.SQL("")
 def dropped_by(
     conn: pool.Connection, change: Callable[[], None], *, besides: set[str]
 ) -> list[str]:
-    """Make the change and return what it dropped; [] if nothing.
+    """Make the change and return descriptions of the data that it dropped, [] if none.
 
-    Joins the transaction of the caller, who may roll it back. The change is rehearsed first; what
-    it touched stays locked, so that no row is added meanwhile. Tables of `besides`, the engine's
-    own records, do not count.
+    Joins the transaction of the caller, who may roll it back. The change is first tried and rolled
+    back; the tables stay locked, so that no row is added meanwhile. Tables in `besides`, the
+    engine's own records, do not count.
     """
     before = _columns(conn)
     with conn.transaction(force_rollback=True):
         change()
-        # Of the others the transaction has locked none for writing.
+        # Tables that the transaction has not locked for writing cannot lose data.
         untouched = {row["name"] for row in statements.downgrade_check.untouched(conn)}
         touched = sorted({table for table, _ in before} - besides - untouched)
         after = _columns(conn)
@@ -345,7 +345,7 @@ def _dropped_values(
     losses: list[str] = []
     for (table, column), default in sorted(before.items()):
         made = "nextval(" in (default or "") or "pg_current_xact_id(" in (default or "")
-        # A default that differs in each row, such as now(), is never a value that a person chose.
+        # Values of a volatile default, such as now(), were not chosen by a person.
         if table not in kept or (table, column) in after or made:
             continue
         # The default's text comes from the catalogue.

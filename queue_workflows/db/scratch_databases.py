@@ -17,7 +17,7 @@ from queue_workflows.db import database_url, pool, statements
 
 SUFFIX = "_test"
 _STEM_MAX = 40
-"""Characters left of PostgreSQL's 63 bytes besides `_`, 8 digits and the suffix."""
+"""The most characters of the name before `_`, 8 digits and the suffix; PostgreSQL allows 63."""
 
 
 @contextlib.contextmanager
@@ -25,8 +25,8 @@ def database(dsn: str) -> Generator[str]:
     """Yield the URL of a new, empty database on the server of a DSN of a `*_test` database.
 
     That database is not changed. The new one is dropped at the end, with its connections. Databases
-    that killed runs have left are dropped at the start. Raises `InvalidConfig` for a DSN of another
-    name and `DatabaseRefused` if the role may not create databases.
+    left by killed runs are dropped at the start. Raises `InvalidConfig` for a DSN with another name
+    and `DatabaseRefused` if the role may not create databases.
     """
     parts = checked(dsn)
     given = str(parts["dbname"])

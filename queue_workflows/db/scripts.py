@@ -1,7 +1,7 @@
-"""Describe statements apart from the connection that runs them.
+"""Describe statements independently of the connection that runs them.
 
 A script is a generator that yields statements and receives their rows. `run` runs it on a
-connection of psycopg, a `db.link.Link` without ever blocking its thread.
+psycopg connection; a `db.link.Link` runs it without blocking its thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Statement(NamedTuple):
     """The text of a statement and its parameters; `statements` has a `script` for each named one.
 
-    `is_raw`: a link returns its rows as tuples of bytes (None for NULL) instead of dicts.
+    If `is_raw`, a link returns its rows as tuples of bytes (None for NULL) instead of dicts.
     """
 
     text: bytes
@@ -33,21 +33,21 @@ class Statement(NamedTuple):
 BEGIN: Final = Statement(b"BEGIN")
 """Opens a transaction, or a savepoint inside the transaction of the caller."""
 COMMIT: Final = Statement(b"COMMIT")
-"""Ends it."""
+"""Commits the transaction or savepoint that BEGIN opened."""
 ROLLBACK: Final = Statement(b"ROLLBACK")
-"""Undoes it, after a statement of it was refused."""
+"""Rolls it back, also after a refused statement."""
 Script: TypeAlias = Generator[Statement, list[Any], T]
 
 
 class _Undone(Exception):
-    """Leaves a transaction's block so that it is rolled back."""
+    """Raised to leave a transaction's block so that it is rolled back."""
 
 
 def run(conn: psycopg.Connection[Row], script: Script[T]) -> T:
-    """Run a script on a connection whose transaction, if one is open, it joins; return its result.
+    """Run a script on a connection, in its open transaction if there is one; return its result.
 
-    What it has begun and not ended is committed if it returns, and rolled back if it raises: a
-    ROLLBACK undoes the innermost one, also where a script within this one has left it open.
+    Transactions that the script leaves open are committed if it returns, and rolled back if it
+    raises. A ROLLBACK undoes the innermost one, even if a nested script has left it open.
     """
     blocks: list[AbstractContextManager[Any]] = []
     try:

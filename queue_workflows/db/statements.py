@@ -1,11 +1,11 @@
 """Load the named statements of `sql/queries/` as callables: `statements.runs.get(conn, run_id=id)`.
 
-A file `sql/queries/<noun>.sql` holds complete statements with parameters of psycopg. Each stands
-below a line `-- name: <name> <kind>` (see `KINDS`) and a comment. A further word `prepared` lets
-its first call prepare it; `unprepared` keeps connections from keeping a plan. A second line
-`-- tables: ingest_jobs workflow_node_jobs` makes one statement for each job family, and its
-attribute a mapping by table name. `sql.written` says what else a text may stand for. Type checkers
-read the stub that `tests.support.stubgen` makes.
+A file `sql/queries/<noun>.sql` has complete statements with psycopg's parameters. Each follows a
+line `-- name: <name> <kind>` (see `KINDS`) and a comment. After the kind, `prepared` makes the
+first call prepare it, and `unprepared` prevents that. With a second line
+`-- tables: ingest_jobs workflow_node_jobs` there is one statement for each job table, and the
+attribute is a mapping by table name. `sql.written` explains the other markers. Type checkers read
+the stub that `tests.support.stubgen` makes.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ KINDS: Final[dict[str, Callable[[list[Row]], Any]]] = {
     "one": _first, "row": _only, "value": _value, "many": list, "column": _column,
     "count": _nothing, "none": _nothing,
 }  # fmt: skip
-"""What a statement returns by its kind. `one`: the first row or None. `row`: the row of a statement
-that always has one. `value`: the only column of the first row, or None. `many`: all rows. `column`:
-their only column. `count`: how many rows it changed, None in a script. `none`: None."""
+"""The result of a statement by its kind. `one` gives the first row or None, `row` the row of a
+statement that always has one, `value` the only column of the first row or None, `many` all rows,
+`column` their only column, `count` the number of changed rows (None in a script), `none` None."""
 
 
 class Named:
     """One named statement: call it on a connection, or `yield from` its `script`.
 
-    `prepare`: as `execute` of psycopg takes it.
+    `prepare` is passed to psycopg's `execute`.
     """
 
     __slots__ = ("_of_rows", "comment", "kind", "prepare", "text")
@@ -78,7 +78,7 @@ class Named:
 
     def __call__(self, conn: psycopg.Connection[Row], /, **given: Any) -> Any:
         """Execute it in the transaction of the connection; return the result for its kind."""
-        # An app's connection of another driver takes no None instead of parameters.
+        # Some drivers of apps do not accept None for the parameters.
         parameters = (given,) if given else ()
         cursor = conn.execute(self.text, *parameters, prepare=self.prepare)
         if self.kind == "one":
@@ -88,7 +88,7 @@ class Named:
         return self._of_rows(cursor.fetchall())
 
     def script(self, **given: Any) -> scripts.Script[Any]:
-        """Do the same in a script, which a connection or a `db.link.Link` runs."""
+        """Execute it as a script, which a connection or a `db.link.Link` runs."""
         return self._of_rows((yield scripts.Statement(self.text, given)))
 
 
