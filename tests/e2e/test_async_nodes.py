@@ -63,7 +63,7 @@ def test_at_sigterm_a_node_that_yields_or_awaits_is_handed_back(
     cli: Commands, way: tuple[str, ...], module: str, tmp_path: Path
 ) -> None:
     job_id = node(module, folder=str(tmp_path))
-    running = worker(cli, *way, "--shutdown-timeout", "3")
+    running = worker(cli, *way, "--shutdown-timeout", "60")
     until(lambda: slot_app.starts_of(tmp_path))
     stopped(running)
     assert (tmp_path / "tidied").exists()

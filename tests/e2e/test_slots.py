@@ -23,7 +23,7 @@ from queue_workflows import (
 )
 from tests.support import invariants, proxy, slot_app, transitions
 from tests.support.commands import Command, Commands
-from tests.support.wait import until
+from tests.support.wait import patience, until
 from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
 
 pytestmark = pytest.mark.usefixtures("slot_tasks")
@@ -124,7 +124,7 @@ def test_at_sigterm_a_job_that_yields_ends_there_and_others_are_handed_back(
 ) -> None:
     ((yields, first),) = in_folders(tmp_path, "says")
     ((deaf, second),) = in_folders(tmp_path, "waits")
-    running = worker(cli, 2, "--shutdown-timeout", "3")
+    running = worker(cli, 2, "--shutdown-timeout", str(patience(5)))
     until(lambda: begun(first, second))
     pids = slot_app.starts_of(second)
     stopped(running)

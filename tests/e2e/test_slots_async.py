@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import db, dispatcher, history, jobs, node_queue, run_store
 from tests.support import slot_app
 from tests.support.commands import Command, Commands
-from tests.support.wait import until
+from tests.support.wait import patience, until
 from tests.support.worker_views import (
     begun,
     charges,
@@ -294,7 +294,7 @@ def test_at_sigterm_jobs_that_end_are_recorded_and_others_are_handed_back(
     deaf, third = in_folder(tmp_path, "async_deaf")
     sync, fourth = in_folder(tmp_path, "waits")
     behind, fifth = in_folder(tmp_path, "says")
-    running = worker(cli, 8, "--shutdown-timeout", "5")
+    running = worker(cli, 8, "--shutdown-timeout", str(patience(10)))
     until(lambda: begun(first, second, third, fourth) and status(behind, "running"))
     running.send(signal.SIGTERM)
     until(lambda: status(behind, "queued"))

@@ -165,7 +165,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
 ) -> None:
     kinds = task_app.ENDS_BY_ITSELF
     subject = cli.start(
-        *("queue-claim-worker", "--queue", task_app.QUEUE, "--shutdown-timeout", "6"),
+        *("queue-claim-worker", "--queue", task_app.QUEUE, "--shutdown-timeout", "60"),
         *("--app", "tests.support.task_app:setup"),
     )
     for kind in kinds:
