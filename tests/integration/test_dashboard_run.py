@@ -355,6 +355,7 @@ def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
         live = await browser.open(f"/runs/{run_id}/live")
         assert "<html" not in live
         assert "waits: 3 nodes" in pages.words(live)
+        assert "3 of its nodes wait and are cancelled, 0 run and are asked to stop." in live
 
     pages.browse(use)
 

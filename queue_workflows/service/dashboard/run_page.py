@@ -108,13 +108,13 @@ def _run(
 async def _run_values(
     request: Request, run_id: str, show: Show = "time", lit: str | None = None
 ) -> JsonDict:
-    """Return what `_run` does, with the run's `sentence` in the place of the rows for it."""
+    """Return what `_run` does and `actions`, with a `sentence` in the place of the rows for it."""
     sees = session.of(request).sees_values
     found = await view.read(request, _run, run_id, sees, show, lit)
     head, counts, nodes = found["run"], found["counts"], found.pop("nodes")
     # Not in the transaction of the read, as the redactor is code of the app.
     text = await state.of(request).renders.run(sentence, head, counts, nodes, sees)
-    return found | {"sentence": text}
+    return found | {"sentence": text, "actions": _run_actions(head, counts)}
 
 
 def _with_waiting(row: Row, nodes: int) -> dict[str, int]:
@@ -363,12 +363,15 @@ def _machine(conn: db.Connection, attempt: JsonDict, head: Row) -> JsonDict:
 
 
 async def _node_values(request: Request, run_id: str, name: str, claim: int | None) -> JsonDict:
-    """Return what `_node` does, and its log by its lines."""
+    """Return what `_node` does and `actions`, with its log by its lines."""
     found = await view.read(request, _node, run_id, name, claim, session.of(request).sees_values)
     if found.get("log") is not None:
         # Not in the transaction of the read, as the redactor is code of the app.
         found["log"] = await state.of(request).renders.run(_by_lines, found["log"])
-    return found
+    text = f"Run node {display.line(name, 120)} and all that depends on it again."
+    may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
+    actions = [retried(found["run"], "Retry from here", text, name)] if may else []
+    return found | {"actions": actions}
 
 
 def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | None:
@@ -394,19 +397,14 @@ async def run(
     """Show a run with its time line, or its graph, or one of its nodes."""
     if node is not None:
         found = await _node_values(request, run_id, node, attempt)
-        text = f"Run node {display.line(node, 120)} and all that depends on it again."
-        may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
-        actions = [retried(found["run"], "Retry from here", text, node)] if may else []
         return view.Page(
-            request, "run_node.html", title=f"{node} of run {run_id}", actions=actions,
+            request, "run_node.html", title=f"{node} of run {run_id}",
             command=command(run_id, node=node), **found,
         )  # fmt: skip
     found = await _run_values(request, run_id, show, lit)
-    actions = _run_actions(found["run"], found["counts"])
     return view.Page(
-        request, "run.html", title=f"Run {run_id}", command=command(run_id), zoom=zoom,
-        actions=actions, **found,
-    )  # fmt: skip
+        request, "run.html", title=f"Run {run_id}", command=command(run_id), zoom=zoom, **found
+    )
 
 
 def command(run_id: str, **options: str) -> str:
