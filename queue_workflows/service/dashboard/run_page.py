@@ -40,7 +40,7 @@ CHILDREN: Final = 20
 LOG_LINES: Final = 1_000
 """Lines of a log up to which each has a link."""
 _UNQUEUED: Final[Row] = {"counts": {}, "of_items": 0}
-"""The row of a step, or of a run, no node of which has a job."""
+"""The row of a step, or of a run, without jobs."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
 Attempt = Annotated[int | None, fastapi.Query(ge=0, le=2**62)]
 Show = Literal["time", "graph", "list"]
@@ -118,7 +118,7 @@ async def _run_values(
 
 
 def _with_waiting(row: Row, nodes: int) -> dict[str, int]:
-    """Return the `counts` of a row of `steps`; of so many `nodes` of its graph some have no job."""
+    """Return the `counts` of a row of `steps`, with the `nodes` of its graph that lack a job."""
     waiting = nodes - sum(row["counts"].values()) + row["of_items"]
     return row["counts"] | ({"waiting": waiting} if waiting > 0 else {})
 
@@ -163,7 +163,7 @@ def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: b
         return f"completed in {took}{but}"
     if status == "failed":
         failed_nodes = [node for node in nodes if node["status"] == "failed"]
-        # The error of the run names the node that ended it, not one of an item that may fail.
+        # The error of the run names the node that ended it; nodes of items that may fail did not.
         begun = (head["error"] or "").startswith
         named = [node for node in failed_nodes if begun(f"node {node['node_id']} failed:")]
         node = next(iter(named or failed_nodes), None)
