@@ -780,6 +780,7 @@ def test_a_node_of_an_item_names_the_nodes_of_the_item_that_it_waits_for(
         text = pages.words(await browser.open(f"/runs/{run_id}", node="cut[clip-1999]/upload"))
         assert "Not queued yet" in text
         assert "cut[clip-1999]/encode waiting" in text
+        assert "Its item also has to be open" in text
         await browser.open(f"/runs/{run_id}", 404, node="cut[no-such-key]/upload")
 
     pages.browse(use)
