@@ -45,7 +45,7 @@ def rate_text(count: int | None, period_s: float | None) -> str | None:
     for unit, seconds in UNITS_S.items():
         if period_s == seconds:
             return f"{count}/{unit}"
-    return f"{count}/{period_s:g}s"
+    return f"{count}/{period_s:.10g}s"  # an exponent is not taken
 
 
 def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:

@@ -82,7 +82,7 @@ class Settings(pydantic_settings.BaseSettings):
     )
     app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls, streams at once")
     app_max_viewers: int = Field(
-        200, ge=1, le=10_000, description="open tabs of the dashboard that follow changes, at once"
+        200, ge=1, le=10_000, description="browsers whose dashboard follows changes, at once"
     )
     app_max_connections: int = Field(1000, ge=1, le=100_000, description="connections at once")
     debug: bool = Field(False, description="log level debug")

@@ -73,6 +73,23 @@ def test_a_row_changes_in_place(visitor: Visitor, site: Site) -> None:
         assert now == order
 
 
+def test_a_page_follows_changes_also_while_the_service_refuses_the_stream(
+    visitor: Visitor, site: Site
+) -> None:
+    """As it does while more browsers follow changes than APP_MAX_VIEWERS."""
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="watched")
+        visitor.context.route("**/ui/live", lambda route: route.fulfill(status=503))
+        page = visitor.open("/runs")
+        row = row_of(page, run_id)
+        expect(row.locator(".state")).to_have_text("running")
+        end(conn, run_id)
+        expect(row.locator(".state")).to_have_text("completed")
+    page.close()
+    assert all("503" in each for each in visitor.noise), visitor.noise
+    visitor.noise.clear()
+
+
 def test_new_rows_wait_while_the_list_is_used(visitor: Visitor, site: Site) -> None:
     page = settled(visitor.open("/runs"))
     page.keyboard.press("j")

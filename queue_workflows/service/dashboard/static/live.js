@@ -148,6 +148,7 @@ const arrived = () => {
   const number = document.getElementById("needs")?.dataset.number ?? "0";
   const title = document.title.replace(/^\(\d+\) /, "");
   document.title = number === "0" ? title : `(${number}) ${title}`;
+  document.getElementById("shown-needs").textContent = number === "0" ? "" : number;
   document.dispatchEvent(new CustomEvent("arrived"));
   say();
   speak();
@@ -240,9 +241,13 @@ channel.addEventListener("message", (event) => {
 });
 
 const tick = () => {
+  // While the service refuses the stream, or no tab can lead, pages do not wait for hints.
+  const refused = stream?.readyState === EventSource.CLOSED;
+  const polls = refused || !navigator.locks;
+  if (refused) channel.postMessage({hint: {jobs: true, all: true}});
   if (!away()) {
     channel.postMessage({visible: true});
-    take({poll: true, jobs: !navigator.locks, all: !navigator.locks});
+    take({poll: true, jobs: polls, all: polls});
   }
   others = Date.now() - seen < 2 * POLL_MS;
   if (away() && !others) close();
