@@ -10,9 +10,9 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _TRIPS = frozenset({"budget_trip", "stall_trip", "gpu_health_trip"})
 ENDS = frozenset({"completed", "failed", "cancelled", "parked", "retried", "requeued", "reclaimed"})
-"""Events with which an attempt ends; each has its claim's number."""
+"""Events that end an attempt; each has the claim's number."""
 DEATHS = _TRIPS | {"death", "reclaimed"}
-"""Events of attempts whose worker died or was ended."""
+"""Events of attempts whose worker died or was stopped."""
 
 
 def build(
@@ -21,7 +21,7 @@ def build(
     """Return one entry for each claim, the oldest first; `events` are in this order too.
 
     An event without a claim's number (a model load, an app's own) belongs to the claim before it.
-    `reopened`: when the job's run was queued last, since which a reopened node has waited. A claim
+    `reopened` is when the job's run was last queued, as a reopened node waits since then. A claim
     without events (pruned, or made by 0.3.0) is built from the row.
     """
     made: dict[int, JsonDict] = {}
@@ -55,7 +55,7 @@ def log_of(row: Row) -> JsonDict:
 
 
 def gap(cut_bytes: int) -> str:
-    """Return the line that stands in a log for this many bytes that were not stored."""
+    """Return the line that replaces so many omitted bytes in a log."""
     return f"\n[... {cut_bytes:,} bytes cut ...]\n"
 
 
@@ -112,7 +112,7 @@ def _add(attempt: JsonDict, event: Row) -> None:
 
 
 def _finish(attempt: JsonDict, job: Row, *, runs: bool) -> None:
-    """Set the outcome and how long it ran; an attempt that nothing ended has `unknown`."""
+    """Set the outcome and the duration; without an ending event the outcome is `unknown`."""
     ended_at = attempt["ended_at"]
     if attempt["outcome"] is None:
         attempt["outcome"], ended_at = ("running", job["read_at"]) if runs else ("unknown", None)

@@ -1,4 +1,4 @@
-"""List the needs for a person: questions, failures, and bad answers of checks."""
+"""List what needs a person's attention, such as questions, failures and failed checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from queue_workflows.types import Row
 ABSENT_S = 10.0
 """Seconds that a due event or a new run may wait for an orchestrator, which polls each second."""
 RECENT_S = 3600.0
-"""Failures are listed for an hour; the page of failures has all of them."""
+"""Seconds for which failures are listed here; the page of failures has all of them."""
 CHECKED_S = 15.0
-"""How long the answers of checks count: they need six statements."""
+"""Seconds for which results of checks are reused, since checks need six statements."""
 MOST = 1000
 
 
 class Need(NamedTuple):
-    """A line for a person with its kind, a sentence, the remedy, and for how many seconds."""
+    """A line for a person with its kind, a sentence, the remedy, and its age in seconds."""
 
     kind: str
     """`question`, `failure`, `switch`, `model`, or a kind of `_checked`."""
@@ -36,7 +36,7 @@ class Need(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about the whole system: the needs, and whether anything has ever run or failed."""
+    """Facts about the whole system, with the needs, and whether anything has ever run or failed."""
 
     needs: Sequence[Need] = ()
     """Questions and failures come first."""
@@ -46,12 +46,12 @@ class Facts(NamedTuple):
     """When the last job failed."""
     any_run: bool = False
     checked: Sequence[Need] = ()
-    """The needs that checks have found, and when, by the monotonic clock."""
+    """The needs that checks have found, and the time of the checks by the monotonic clock."""
     checked_at: float = -math.inf
 
 
 def facts(conn: db.Connection, before: Facts) -> Facts:
-    """Return the facts of now. The checks of the last call, `before`, count for CHECKED_S."""
+    """Return the present facts; the checks of the last call, `before`, are valid for CHECKED_S."""
     row = statements.pages.attention(conn, within_s=RECENT_S, most=MOST + 1, patience_s=ABSENT_S)
     checked, checked_at = before.checked, before.checked_at
     if time.monotonic() - checked_at >= CHECKED_S:
@@ -92,7 +92,7 @@ def _models(conn: db.Connection) -> Iterator[Need]:
 
 
 def _checked(conn: db.Connection, row: Row) -> Iterator[Need]:
-    """Yield the bad answers of the checks of `doctor` that change by the minute."""
+    """Yield the findings of those checks of `doctor` that change from minute to minute."""
     late = [each for each in row["late"] if each["wait_s"] > checks.WAIT_WARN_S]
     live = waiting_reasons.live_queues(conn)
     found = {

@@ -15,14 +15,14 @@ STATEMENT_TIMEOUT_S = 60.0
 """Seconds that the check of one invariant may take, three times its duration with a million jobs. A
 longer snapshot would keep vacuum from removing old rows."""
 COMMIT_S = 15.0
-"""How long a transaction under way may still change acknowledged rows: three times the 5 s that
-an engine transaction may take."""
+"""Seconds for which an open transaction may still change acknowledged rows, which is three times
+the 5 s of an engine transaction."""
 SWEEP_S = 120.0
-"""Two rounds of the orchestrator's slowest sweep, which ends the jobs of runs that are over."""
+"""Seconds of two rounds of the orchestrator's slowest sweep, which ends the jobs of ended runs."""
 
 
 class Offender(NamedTuple):
-    """A row that breaks an invariant, by the id of its job, run or schedule entry, and how."""
+    """A row that breaks an invariant, with the id of its job, run or schedule, and the reason."""
 
     id: str
     text: str
@@ -73,7 +73,7 @@ def parameters(
 ) -> dict[str, Any]:
     """Return the parameters of the statements, for the last `since_s` seconds, or for all.
 
-    `limit`: most offenders per invariant. `since` is text, as it may be `-infinity`.
+    `limit` is the most offenders per invariant. `since` is text, as it may be `-infinity`.
     """
     days = config.NODE_EVENT_RETENTION_DAYS.read()
     row = statements.audit.parameters(conn, since_s=since_s, retention_days=days)

@@ -1,7 +1,7 @@
-"""List the checks of an installation: what each asks, and its answer with a remedy.
+"""List the checks of an installation, each with its question and a function that answers it.
 
-`doctor` asks all of them, `connect` some with its steps on the way to the server. Its length: one
-short function each.
+`doctor` runs all of them, `connect` some besides its own steps on the way to the server. Its
+length: each check is a short function.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRANSACTION_WARN_S = 300.0
 IDLE_WARN_S = 60.0
 """A transaction without a statement for a minute was forgotten."""
 CONNECTIONS_WARN, CONNECTIONS_ERROR = 0.8, 0.95
-"""Above this, a restart of the fleet (two connections per worker) may fail."""
+"""Above this share, a restart of the fleet (two connections per worker) may fail."""
 DANGERS = {
     "fsync": "a crash of the machine may destroy the database",
     "full_page_writes": "a crash of the machine may leave torn pages",
@@ -54,19 +54,19 @@ LAPSED_WARN_S = 60.0
 WAIT_WARN_S = 30.0
 """Seconds that a worker needs to restart."""
 ALERT_WARN_S = 150.0
-"""A sender notes every 15 s that it is there. Nothing waits longer than the minute of its limit."""
+"""A sender reports every 15 s that it runs. Its rate limit delays alerts by at most a minute."""
 SHOWN_BAD = 20
 """Bad rows that are shown per kind."""
 DEAD_ROWS_WARN, DEAD_SHARE_WARN = 10_000, 0.5
-"""Autovacuum starts at a fifth. At half of a large table it is too slow, or blocked."""
+"""Autovacuum starts at a fifth. At half of a large table, it is too slow or blocked."""
 UPDATES_JUDGED = 1_000
 """With fewer updates a ratio is meaningless."""
 HOT_SHARE_WARN = 0.5
-"""Share of HOT updates of `workers`: all of them are renewals and should be HOT."""
+"""Least share of HOT updates in `workers`, where all updates are renewals and should be HOT."""
 COLD_UPDATES_WARN = 10.0
-"""Updates per job that are not HOT. Its claim and its end are two, each requeue adds two."""
+"""Updates per job that are not HOT. Its claim and its end make two, each requeue two more."""
 MANY_RUNS = 100_000
-"""Runs that a search by inputs reads in ten steps."""
+"""With more runs, a search by inputs takes over ten steps without an index."""
 MIGRATE = "run `queue-workflows migrate`"
 RENEWED = {
     "workflow_node_jobs": ["lease_expires_at", "heartbeat_at", "progress"],
@@ -77,7 +77,7 @@ RENEWED = {
 HOT_TABLES = [*RENEWED, "workflow_runs", "workflow_dispatch_events", "worker_heartbeats"]
 """The tables whose rows are updated often."""
 LATE_S = 60
-"""A row that is due for so long was tried several times: sweeps come every few seconds."""
+"""Seconds after which a due row must have been tried several times, as sweeps take seconds."""
 UNDEFINED = (
     psycopg.errors.UndefinedFunction,
     psycopg.errors.UndefinedTable,
@@ -85,7 +85,7 @@ UNDEFINED = (
 )
 """The database lacks a function, table or column that a statement names."""
 EXAMINED = 20_000
-"""Live rows of a table whose payloads and times are read; more would make it a slow command."""
+"""Live rows of a table whose payloads and times are read; reading more would take long."""
 
 
 class Finding(NamedTuple):
@@ -106,16 +106,16 @@ class Check(NamedTuple):
     """A question about an installation, and the function that finds the answer."""
 
     names: str
-    """What its findings are about, the first being its own name."""
+    """The names of its findings; the first is its own name."""
     worst: str
-    """The level of an answer of no, the worse one of two."""
+    """The worst level of its findings."""
     ask: _Ask
     by_purpose: bool
-    """Whether the answer depends on what this role is for, one of `permissions.PURPOSES`."""
+    """Whether the answer depends on the purpose of this role (`permissions.PURPOSES`)."""
 
     @property
     def question(self) -> str:
-        """Return the docstring of the function, with its limits."""
+        """Return the docstring of the function, with the values of its limits."""
         return " ".join((self.ask.__doc__ or "").format_map(globals()).split())
 
     def answer(self, conn: db.Connection, purpose: str) -> Findings:
@@ -137,7 +137,7 @@ class Check(NamedTuple):
 
 
 CHECKS: list[Check] = []
-"""In the order of `doctor`. What follows `schema` needs the tables."""
+"""In the order of `doctor`. Checks after `schema` need the tables."""
 
 
 def _check(names: str, worst: str, *, by_purpose: bool = False) -> Callable[[A], A]:
@@ -151,7 +151,7 @@ def _check(names: str, worst: str, *, by_purpose: bool = False) -> Callable[[A],
 
 
 def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Finding]:
-    """Return a warning for each text and remedy, or `ok` if there is none."""
+    """Yield a warning for each text and remedy, or `ok` if there are none."""
     found = [Finding(check, WARNING, text, remedy) for text, remedy in wrong]
     return found or [Finding(check, OK, ok)]
 
@@ -167,7 +167,7 @@ def reason(error: db.Error) -> str:
 
 
 def in_force(conn: db.Connection, names: list[str]) -> dict[str, str]:
-    """Return settings as they are in force for this role and database."""
+    """Return the values that settings have for this role and database."""
     return {row["name"]: row["setting"] for row in statements.doctor.settings(conn, names=names)}
 
 
@@ -254,7 +254,7 @@ def listen(conn: db.Connection) -> Finding:
         ear.close()
         next(wakes, None)
     took_ms = (time.monotonic() - began) * 1000
-    # A pooler answers if another process than the announced one executes.
+    # If another process than the announced one executes, there is a pooler in between.
     pooled = statements.doctor.backend_pid(conn) != conn.info.backend_pid
     waited = f"within {LISTEN_WAIT_S:g} s"
     if wake.reason != "notify" and pooled:
@@ -494,9 +494,9 @@ class BadRow(NamedTuple):
 
 
 def found_bad(conn: db.Connection, limit: int) -> list[BadRow]:
-    """Return failing, blocked, unreadable and out-of-range rows, at most `limit` of a cause.
+    """Return failing, blocked, unreadable and out-of-range rows, at most `limit` per cause.
 
-    Of each table EXAMINED live rows are searched for unusable times, counters and payloads.
+    In each table, EXAMINED live rows are searched for unusable times, counters and payloads.
     """
     rows = statements.bad_rows.stuck(conn, limit=limit, late_s=LATE_S)
     rows += statements.bad_rows.out_of_range(conn, limit=limit, examined=EXAMINED)
@@ -652,7 +652,7 @@ def renewals(conn: db.Connection) -> Finding:
     cold = [row["name"] for row in rows if _are_cold(row)]
     pairs = [(table, column) for table, columns in RENEWED.items() for column in columns]
     tables, columns = [table for table, _ in pairs], [column for _, column in pairs]
-    # They keep renewals from being HOT updates.
+    # Such indexes prevent renewals from being HOT updates.
     if named := statements.doctor.indexes_on_renewed(conn, tables=tables, columns=columns):
         text = f"renewals write what is indexed by {', '.join(named)}"
         return Finding("renewals", WARNING, text, "drop these indexes")

@@ -16,11 +16,11 @@ from queue_workflows.runtime import stored_json
 from queue_workflows.types import JsonDict, Row
 
 LOGS_MAX = 60
-"""`of_run` reads the logs of a run with up to this many nodes; a log has up to LOG_CAPTURE_KB."""
+"""`of_run` reads the logs of a run with up to so many nodes; a log has up to LOG_CAPTURE_KB."""
 FAILED_ITEMS = 20
-"""Failed items of a map that `of_run` returns."""
+"""The most failed items of a map that `of_run` returns."""
 SAMPLED_MAX = 20
-"""Attempts that died which are shown with the last sample of their machine."""
+"""The most attempts that are shown with their machine's last sample before they died."""
 
 
 def of_run(
@@ -88,14 +88,14 @@ def _of_row(
 def names_to_show(conn: db.Connection, run_id: str, *, most: int, some: int) -> list[str]:
     """Return the ids of the nodes that a person wants to see first.
 
-    These are the nodes that run, wait for an answer or failed, and those of the graph that belong
-    to no round of a loop. If they are more than `most`, only the first `some` of the former.
+    These are the nodes that run, wait for an answer or failed, and the nodes of the graph outside
+    of loops. If there are more than `most`, only the first `some` of the first kind.
     """
     graph = stored_graph.graph_nodes(statements.runs.definition(conn, run_id=run_id))
     active = statements.history_rows.active_nodes(conn, run_id=run_id, limit=most + 1)
     names = [name for name, entry in graph.items() if not isinstance(entry.get("round"), int)]
     if not statements.overview.maps(conn, run=run_id):
-        # An app may have queued nodes that no definition has.
+        # An app may have queued nodes that are not in the definition.
         names += statements.history_rows.further_node_ids(
             conn, run_id=run_id, but=[*graph], after="", limit=most + 1
         )
@@ -140,7 +140,7 @@ def page_of_run(
 
 
 def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
-    """Return the maps of a run's graph with their items by state; `items_failed`: the first."""
+    """Return the maps of a run's graph, their items by state, and the first `items_failed`."""
     found = statements.overview.maps(conn, run=run_id)
     for row in found:
         # The search reads all items of a map up to the last one that failed.
@@ -152,10 +152,10 @@ def maps(conn: db.Connection, run_id: str) -> list[JsonDict]:
 
 
 def _loops(graph: Mapping[str, Row], states: Mapping[str, str]) -> list[JsonDict]:
-    """Return the loops of a graph: `node_id`, `at_most`, `rounds` begun, state of the `last`.
+    """Return `node_id`, `at_most`, begun `rounds` and the state of the `last` round of each loop.
 
-    `last`: failed, cancelled, running (also if a node is queued or waits) or completed; None
-    without a round. A node without a state waits.
+    `last` is failed, cancelled, running (also if a node is queued or waits) or completed, and None
+    before the first round. A node without a state waits.
     """
     rounds: dict[str, dict[int, list[str]]] = {}
     for name, entry in graph.items():
@@ -243,7 +243,7 @@ def _node(
     events: list[Row],
     logs: list[Row],
 ) -> JsonDict:
-    """Return a node as it is shown; its run was queued at `queued_at`."""
+    """Return a node for display; its run was queued at `queued_at`."""
     entry = graph.get(job["node_id"])
     node = {"kind": "node job"} | job | {"depends_on": list(entry["deps"]) if entry else []}
     return _with_attempts(node, events, logs, queued_at)

@@ -1,4 +1,4 @@
-"""Find which rights a role lacks or has in excess, and the GRANTs and REVOKEs that correct them."""
+"""Find privileges that a role lacks or does not need, and the statements that correct them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TABLES = (
     "metric_totals", "metric_position", "job_steps", "events", "job_parts", "operator_acts",
     "failures_seen",
 )  # fmt: skip
-"""The tables that the engine writes. `lock_turns` and `partition_turns` are not among them: only
-functions of their owner write these."""
+"""The tables that the engine writes, except for `lock_turns` and `partition_turns`, which only
+functions of their owner write."""
 _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
 _READ: _Rights = dict.fromkeys(
     (*TABLES, "queue_schema_version", "queue_schema_objects", "queue_partition_limits"), ("SELECT",)
@@ -34,8 +34,8 @@ PURPOSES: dict[str, _Rights] = {
     "submit": _READ,
     "read": _READ,
 }
-"""The rights on each table that a role for this purpose needs. A role for `migrate` has to own the
-tables besides."""
+"""The privileges on each table that a role for this purpose needs. A role for `migrate` must also
+own the tables."""
 SUBMITTED: dict[str, tuple[str, ...]] = {
     "workflow_runs": (
         "id", "parcel_id", "workflow_name", "priority", "context", "out_dir", "available_at",
@@ -55,7 +55,7 @@ belong to the engine."""
 
 
 class MissingRight(NamedTuple):
-    """A missing right: SELECT, USAGE, EXECUTE, OWNER ..., and the object, as SQL names it."""
+    """A missing privilege (SELECT, USAGE, EXECUTE, OWNER ...) on an object, as SQL names it."""
 
     right: str
     kind: str
@@ -64,9 +64,9 @@ class MissingRight(NamedTuple):
 
 
 class ExcessRight(NamedTuple):
-    """A right that the purpose does not need, and the role, as SQL names it, that was granted it.
+    """A privilege that the purpose does not need, and its grantee, as SQL names it.
 
-    That role is this one, PUBLIC, or a role that this one is a member of.
+    The grantee is this role, PUBLIC, or a role of which this one is a member.
     """
 
     right: str
@@ -117,11 +117,11 @@ def _closed_columns(conn: db.Connection) -> list[Row]:
 
 
 def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
-    """Return the rights past reading that a role for `submit` or `read` has and does not need.
+    """Return the privileges beyond reading that a `submit` or `read` role has but does not need.
 
     MAINTAIN lets a role lock a table. UPDATE lets it set a sequence to its end. CREATE on the
-    schema lets it put a function in the place of one of ours, which then runs as the owner of the
-    tables. The owner of an object and a superuser cannot be confined: nothing is found for them.
+    schema lets it replace one of our functions, which then runs as the owner of the tables. The
+    owner of an object and a superuser cannot be confined, so the result is empty for them.
     """
     if purpose not in {"submit", "read"}:
         return []
@@ -140,7 +140,7 @@ def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
 
 
 def revokes(found: list[ExcessRight]) -> list[str]:
-    """Return the REVOKE statements that take these rights away, one a grantee and object."""
+    """Return the REVOKE statements for these privileges, one for each grantee and object."""
     merged: dict[tuple[str, str, str], list[str]] = {}
     for one in found:
         merged.setdefault((one.kind, one.name, one.grantee), []).append(one.right)

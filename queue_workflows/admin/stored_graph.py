@@ -1,4 +1,4 @@
-"""Read the nodes of a stored definition and of its map items, even if plain SQL damaged it."""
+"""Read the nodes of a stored definition and of its map items, even if it is damaged."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def graph_nodes(definition: Any) -> dict[str, Row]:
 
 
 def entry_of(entries: Row, node_id: str) -> Row | None:
-    """Return the entry of a node, or of a node of an item, out of what `all_entries` returned."""
+    """Return the entry of a node, which may be a node of an item, from `all_entries`."""
     return entries.get(_KEY.sub("[]", node_id))
 
 
 def without_keys(node_id: str) -> tuple[str, list[str]]:
-    """Return a node's id as `all_entries` has it, `cut[]/encode`, and the keys, each as `[key]`."""
+    """Return a node's id without keys, such as `cut[]/encode`, and the keys, each as `[key]`."""
     return _KEY.sub("[]", node_id), _KEY.findall(node_id)
 
 
 def all_entries(definition: Any) -> dict[str, Row]:
     """Return the entries of a stored definition, and the entries in the bodies of maps.
 
-    The key is the node's id, in a body that of a node of any item: `cut[]/encode`. The ids in an
-    entry of a body are relative to the item.
+    The key is the node's id; in a body the item's key is left out, as in `cut[]/encode`. The ids in
+    an entry of a body are relative to the item.
     """
     found: dict[str, Row] = {}
     todo = [("", definition, "nodes")]
@@ -67,9 +67,9 @@ def _entries(owner: Any, key: str) -> list[Row]:
 
 
 def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
-    """Return the ids of the nodes of the items with this key, of a loop the first and begun rounds.
+    """Return the node ids of the items with this key; of loops only the first and begun rounds.
 
-    Of an item that goes on, the nodes without a job come last. Returns None without such an item.
+    Nodes of an open item that have no job yet come last. Returns None without such an item.
     """
     items = statements.overview.items(conn, run=run_id, keys=[key])
     if not items:
@@ -167,14 +167,14 @@ def dependencies(definition: Any, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _body(entries: Row, map_id: str) -> dict[str, list[str]]:
-    """Return the ids that the nodes of a map have in each item, with their dependencies there."""
+    """Return the ids of a map's nodes relative to an item, with their dependencies."""
     of_map = stored_json.mapping((entry_of(entries, map_id) or {}).get("map"))
     nodes = graph_nodes({"nodes": of_map.get("body")})
     return {name: node["deps"] for name, node in nodes.items()}
 
 
 def _round(entries: Row, name: str) -> tuple[str, int] | None:
-    """Return the loop that a node is a round of, and the round's number; None for any other."""
+    """Return the loop and the number of the round that a node belongs to, or None."""
     entry = entry_of(entries, name) or {}
     arm, number = stored_json.text(entry.get("arm")), entry.get("round")
     if arm is None or not isinstance(number, int):
@@ -186,8 +186,8 @@ def _round(entries: Row, name: str) -> tuple[str, int] | None:
 def hint(conn: db.Connection, run_id: str, name: str) -> str:
     """Return "; did you mean ...?" for the id of a node that a run does not have, or "".
 
-    In the id of an item, or of an item's node, the key may be wrong, or what is around it. A node
-    that has no job yet has the right name.
+    In the id of an item or of its node, the key or another part may be wrong. The name of a node
+    without a job yet counts as right.
     """
     if len(name) > errors.COMPARED_CHARS or not payload.is_storable(run_id):
         return ""

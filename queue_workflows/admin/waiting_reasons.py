@@ -1,7 +1,7 @@
 """Explain why jobs and runs wait: one reason for all workers, and one for each live worker.
 
 The reason of a worker is the first clause of its claim that excludes the job. `groups` finds the
-reasons of all queued jobs by the same rules, but for a job's place among others.
+reasons of all queued jobs by the same rules, but ignores a job's place among others.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _DONE = frozenset({"completed", "skipped"})
 COUNTED = 10_000
-"""Jobs before another one that are counted."""
+"""The most jobs before another one that are counted."""
 CANNOT = frozenset({"off", "unknown_node", "version", "model", "vram"})
-"""Clauses of a worker that will not take the job as things are."""
+"""Clauses of a worker that cannot take the job at present."""
 DEPENDENCIES = 3
 """How many unfinished dependencies of a node are named at most."""
 GROUPED = 1_000
-"""Jobs of a queue, and blocked ones of a family, that `groups` reads."""
+"""The most jobs of a queue, and the most blocked jobs of a table, that `groups` reads."""
 BUCKETS = 100
-"""Buckets of jobs with the same facts, the largest ones, that `groups` explains."""
+"""How many buckets of jobs with the same facts `groups` explains, the largest first."""
 
 
 def of_job(conn: db.Connection, job_id: str) -> JsonDict | None:
@@ -50,20 +50,20 @@ def _read_jobs(conn: db.Connection, table: str, ids: list[str]) -> list[Row]:
 
 
 def groups(conn: db.Connection) -> JsonDict:
-    """Return `groups`: the queued jobs by queue and by the reason of the wait, the largest first.
+    """Return `groups` of queued jobs by queue and reason of the wait, the largest first.
 
-    Of each: `queue`, `kind`, `model`, `count`, `is_more` (there are more, which were not read),
-    `since` (when its oldest job was queued), `job` and `run_id` of its first job, and of this job
-    `clause`, `detail` and `can_run` as in `jobs.explain`. `workers`: for each reason of live
-    workers `clause`, `detail` (None: they take the job in its turn), `count` and `machines`.
-    `left_out`: how many jobs are in no group, as only the largest BUCKETS are explained.
+    Each has `queue`, `kind`, `model`, `count`, `is_more` (there are more, which were not read),
+    `since` (when its oldest job was queued), `job` and `run_id` of its first job, and this job's
+    `clause`, `detail` and `can_run` as in `jobs.explain`. `workers` has, for each reason of live
+    workers, `clause`, `detail` (None if they take the job in its turn), `count` and `machines`.
+    `left_out` is the number of jobs in no group, as only the largest BUCKETS are explained.
     """
     buckets = statements.waiting_facts.buckets(conn, most=GROUPED, limit=BUCKETS)
     rows: dict[tuple[str, str], Row] = {}
     for table in statements.JOB_TABLES:
         ids = [each["first_id"] for each in buckets if each["jobs"] == table]
         found = _read_jobs(conn, table, ids)
-        # A worker has claimed the others since.
+        # Other jobs have been claimed since the first read.
         rows |= {(table, row["id"]): row for row in found if row["status"] == "queued"}
     explained = dict(zip(rows, _explained(conn, [*rows.values()], has_place=False), strict=True))
     made: dict[str, JsonDict] = {}
@@ -141,7 +141,7 @@ def of_run(conn: db.Connection, run_id: str, limit: int) -> JsonDict | None:
 
 
 def _of_run(row: Row) -> str | None:
-    """Return why the run itself waits or does no more, or None."""
+    """Return why the run itself waits or has ended, or None."""
     if row["status"] in TERMINAL_RUN_STATUSES:
         return f"it is {row['status']}"
     if row["status"] != "queued":
@@ -163,7 +163,7 @@ def _asks(job: Row) -> JsonDict:
 def _not_queued(graph: Mapping[str, JsonDict], states: Mapping[str, str]) -> list[JsonDict]:
     """Return the nodes of the graph that are not queued yet, each with its open dependencies.
 
-    `states`: those of the nodes that have a job.
+    `states` has the states of nodes that have a job.
     """
     found: list[JsonDict] = []
     for node_id, entry in graph.items():
@@ -202,7 +202,7 @@ _NO_WORKER_MATTERS = frozenset({"status", "run_over", "items"})
 
 
 def _explained(conn: db.Connection, rows: list[Row], *, has_place: bool = True) -> list[JsonDict]:
-    """Return why each of these jobs waits; `has_place`: also for its place among others."""
+    """Return why each of these jobs waits; `has_place` also considers its place among others."""
     if not rows:
         return []
     queues = sorted({row["queue"] for row in rows})
@@ -212,7 +212,7 @@ def _explained(conn: db.Connection, rows: list[Row], *, has_place: bool = True) 
     settings = statements.queues.waiting(conn, queue=None if queues[1:] else queues[0])
     limits = {row["queue"]: row for row in settings}
     places = _Places(conn, live, models) if has_place else None
-    # A hand-back as unknown leaves an error, which the next claim takes away.
+    # A worker that does not know a node leaves an error, which the next claim clears.
     handed = [row["id"] for row in rows if row["kind"] == "node job" and row["error"]]
     found = statements.waiting_facts.met(conn, ids=handed) if handed else []
     met = {row["id"]: row["workers"] for row in found}
@@ -250,7 +250,7 @@ def _of_one(
 def _of_all(
     row: Row, clause: str | None, detail: str | None, of_workers: set[str | None]
 ) -> tuple[str | None, str | None]:
-    """Return the clause and text of a job, where the clauses of all its live workers make it."""
+    """Return the clause and text of a job, if need be from the clauses of all live workers."""
     where = f"no live worker of queue {row['queue']}"
     if of_workers == {"unknown_node"}:
         met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
@@ -286,7 +286,7 @@ def _of_time(row: Row) -> tuple[str, str]:
 def _of_job(conn: db.Connection, row: Row, limits: Row | None) -> tuple[str | None, str | None]:
     """Return the clause and text that keep every worker from the job; None for neither.
 
-    `limits`: the settings of its queue, with their use, as `queues.waiting` returns them.
+    `limits` are the settings of its queue, with their use, as `queues.waiting` returns them.
     """
     if row["status"] != "queued":
         return "status", _of_status(conn, row)
@@ -333,7 +333,7 @@ def _of_status(conn: db.Connection, row: Row) -> str:
 
 
 def _skipped_by(conn: db.Connection, row: Row) -> str | None:
-    """Return which branch or loop has left a node out; None for a node of neither."""
+    """Return the branch or loop that has skipped a node; None for a node outside of both."""
     run = statements.waiting_facts.run(conn, run=row["run_id"])
     entries = stored_graph.all_entries(run["definition"]) if run else {}
     entry = stored_graph.entry_of(entries, row["node_id"])
@@ -353,9 +353,9 @@ def unserved_text(queue: str) -> str:
 
 
 def live_queues(conn: db.Connection, *, partitions: int = 0) -> list[Row]:
-    """Return the queues with settings or live jobs, with the counts of these and of workers.
+    """Return the queues with settings or live jobs, and the counts of jobs and workers.
 
-    Behind a queue come its partitions with settings, so many of all.
+    After a queue come its partitions that have settings, up to `partitions` in all.
     """
     stale_s = config.STALE_WORKER_AFTER_S.read()
     return statements.queues.list(
@@ -364,7 +364,7 @@ def live_queues(conn: db.Connection, *, partitions: int = 0) -> list[Row]:
 
 
 def paused(rows: list[Row]) -> list[Row]:
-    """Return which of these rows of `live_queues` are paused now; `partition` None: the queue."""
+    """Return the rows of `live_queues` that are paused now; `partition` is None for a queue."""
     names = {"since": "paused_at", "until": "paused_until", "by": "paused_by"}
     return [
         {"queue": row["queue"], "partition": row["partition"]}
@@ -375,9 +375,9 @@ def paused(rows: list[Row]) -> list[Row]:
 
 
 def passed_over(rows: list[Row]) -> list[Row]:
-    """Return each queue that no worker serves, with the number `n` of jobs whose lock keys passed.
+    """Return the queues without a worker whose jobs (`n` of them) lost their lock keys to others.
 
-    `rows`: those of `live_queues`.
+    `rows` come from `live_queues`.
     """
     return [
         {"queue": row["queue"], "n": row["unserved"]}
@@ -394,7 +394,7 @@ def passed_over_text(row: Row) -> str:
 
 
 def unassignable_text(row: Row) -> str:
-    """Return in words which gpu jobs no worker can take; `row`: one of `models.flagged`."""
+    """Return in words which gpu jobs no worker can take; `row` comes from `models.flagged`."""
     of = f"of model {row['model']}" if row["model"] else "without a model"
     jobs = display.counted(row["jobs"], "queued gpu job")
     return f"no worker can take {jobs} {of}: {row['detail']}"
@@ -426,7 +426,7 @@ def _of_partition(row: Row) -> tuple[str, str]:
 
 
 def _of_queue(limits: Row | None) -> tuple[str | None, str | None]:
-    """Return the clause and text of the pause or limit of the queue as a whole; None for none."""
+    """Return the clause and text of the queue's own pause or limit, or (None, None)."""
     if limits is None:
         return None, None
     queue = limits["queue"]
@@ -450,7 +450,7 @@ def _until(instant: Any) -> str:
 
 
 def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
-    """Return the clause and text of a worker that will not take the job as things are, or None."""
+    """Return the clause and text of a worker that cannot take the job at present, or None."""
     claim = stored_json.mapping(worker["claim"])
     if worker["off"] is not None and claim.get("obey", True):
         return "off", f"switched off ({worker['off']})"
@@ -469,7 +469,7 @@ def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
 
 
 def _held_up(worker: Row) -> tuple[str, str] | None:
-    """Return the clause and text of a worker that takes no job for now, or None."""
+    """Return the clause and text of a worker that takes no job at all for now, or None."""
     if throttle := stored_json.text(worker["throttle"]):
         return "throttled", f"it waits for memory: {throttle}"
     if fault := stored_json.text(worker["gpu_fault"]):
@@ -507,7 +507,7 @@ class _Places:
         self._ahead: dict[tuple[Any, ...], Row] = {}
 
     def ahead(self, row: Row, *, newest: bool, models: list[str] | None) -> Row:
-        """Return how many jobs are before one, of any model or of these and without one."""
+        """Return how many jobs come before this one; if `models`, only of these or without one."""
         key = row["kind"], row["id"], newest, None if models is None else (*models,)
         if key not in self._ahead:
             is_node = row["kind"] == "node job"
@@ -546,7 +546,7 @@ def _chooser(worker: Row) -> JsonDict:
 def _by_place(
     places: _Places, row: Row, worker: Row, models: list[str] | None = None
 ) -> tuple[str, str]:
-    """Return its place in the queue; `models`: among jobs of these and such without one."""
+    """Return its place in the queue; if `models`, among jobs of these models or without one."""
     newest = bool(stored_json.mapping(worker["claim"]).get("newest"))
     newest = newest and row["kind"] == "node job"
     ahead = places.ahead(row, newest=newest, models=models)
@@ -564,7 +564,7 @@ def _jobs(number: int, word: str = "") -> str:
 
 
 def _of_gpu(places: _Places, row: Row, worker: Row) -> tuple[str, str]:
-    """Return the jobs that the worker's claim policy takes before this one."""
+    """Return the clause and text for jobs that the worker's claim policy takes before this one."""
     choice = places.choices[worker["worker_id"]]
     own, chosen, why = row["required_model"] or "", choice["model"], choice["why"]
     reason = _REASONS.get(why, why)

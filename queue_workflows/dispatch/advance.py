@@ -1,4 +1,4 @@
-"""Start and advance runs: plan which nodes are ready, and write that under the run's lock."""
+"""Start and advance runs by planning the ready nodes and writing the plan under the run's lock."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ NEVER_RUNS = (
     errors.ArgsRefused,
     errors.FolderRefused,
 )
-"""Errors of a run's definition, context, inputs or `out_dir` that no retry fixes: the run fails."""
+"""Errors of a run's definition, context, inputs or `out_dir`, which fail it without a retry."""
 
-# The threads of a process share the progress. A thread that waits for it may hold no pooled
-# connection: its holder could need that one, so under the run's lock all reads use the
-# transaction's own connection.
+# The threads of a process share the progress. A thread that waits for this lock must not hold a
+# pooled connection, since the lock's holder could need one. So under the run's lock, all reads use
+# the transaction's own connection.
 _planning = threading.Lock()
 
 
 def is_queued(run: Row) -> bool:
-    """Return whether a run of this app waits for its start."""
+    """Return whether a run waits for its start by this app."""
     return run["mode"] == "node" and run["status"] == "queued"
 
 
 def is_live(run: Row) -> bool:
-    """Return whether a run of this app was started and is not over.
+    """Return whether a run of this app was started and has not ended.
 
-    An app's own status counts as live.
+    A status of the app's own counts as live.
     """
     return run["mode"] == "node" and run["status"] not in TERMINAL_RUN_STATUSES | {"queued"}
 
@@ -55,7 +55,7 @@ def make_plan(
     *,
     committed: bool = True,
 ) -> plan.Plan:
-    """Return the plan after these finished nodes, or for None at the start of a run.
+    """Return the plan after these finished nodes, or at the start of a run if None.
 
     Raises `UnreadableRow` for values that are nested deeper than Python can follow, and
     `FolderRefused` at the start of a run whose `out_dir` OUT_ROOTS does not allow.
@@ -80,10 +80,10 @@ def plan_as_text(
     *,
     committed: bool = True,
 ) -> tuple[str | None, bool] | None:
-    """Return the rows of a plan as JSON, None for none, and whether it completes the run.
+    """Return the rows of a plan as JSON, or None without rows, and whether it completes the run.
 
-    Returns None if `reader` does not know enough, if it takes several statements or opens a map,
-    which only `write` can do, and if the run fails.
+    Returns None instead of a pair if `reader` lacks data, if the plan needs several statements or
+    opens a map, which only `write` can do, and if the run fails.
     """
     try:
         made = make_plan(progress, run, reader, finished, committed=committed)
@@ -108,7 +108,7 @@ def write(
     The caller has locked the run; a queued run is started. Returns the number of new rows, and
     whether a map has ended, which left an event. The run fails if the inputs of a node cannot be
     stored or, outside of items, resolved, and if a map cannot take its list. Raises `TooLarge` if
-    a part of the nodes and events may fit.
+    the write is too large for one transaction, but fewer nodes and events may fit.
     """
     run_id, is_part, count = run["id"], len(finished or ()) + len(events) > 1, 0
     if run["out_dir"] is None:
@@ -151,10 +151,10 @@ def advance(
 ) -> int | None:
     """Plan from `finished` and write it, with `settle` in the same transaction.
 
-    Return the new rows. Returns None and does not write if the run is not as `expected`, if its
-    generation has changed, or if it is locked and `nowait` is set. An app's resolver runs before
-    the run is locked, the built-in one under the lock. `head` saves reading the run. `events` are
-    about items of maps. Its length: on each way out the cached progress must match the rows.
+    Returns the number of new rows, or None without a write if the run is not as `expected`, its
+    generation has changed, or it is locked and `nowait` is set. An app's resolver runs before the
+    run is locked, the built-in one under the lock. `head`, if given, is the run's row. `events`
+    concern items of maps. Its length: on each exit the cached progress must match the rows.
     """
     with run_cache.reading(begin) as conn:
         run = head or statements.runs.head(conn, run_id=run_id)
@@ -193,7 +193,7 @@ def advance(
 
 
 def _checked_inputs(begin: run_cache.Begin, run: Row) -> dict[str, Any] | None:
-    """Return the inputs of a declared workflow, None for another one.
+    """Return the checked inputs of a workflow declared here, or None for any other workflow.
 
     Raises `ArgsRefused` for inputs that it does not take, since a plain SQL INSERT does not check
     them, and `UnreadableRow` for inputs that cannot be loaded or are not an object.
@@ -218,7 +218,7 @@ def _start_fresh(
     made: run_cache.Definition,
     inputs: dict[str, Any] | None,
 ) -> int | None:
-    """Start a run, perhaps of known inputs, in one statement; return None if that is not enough."""
+    """Start a run in one statement, and return the new rows; None if it takes more than that."""
     if hooks.app_resolves() or run["generation"]:
         return None
 
@@ -233,7 +233,7 @@ def _start_fresh(
         rows, complete = plan_as_text(progress, run, reader, None) or (None, False)
         if rows is None or complete:
             return None
-        # It starts nothing if the run, with the inputs that the plan has read, has changed.
+        # The statement does nothing if the run has changed since the plan read its inputs.
         return statements.runs.start_fresh(
             conn,
             run_id=run["id"],
@@ -255,7 +255,7 @@ def _check_context(conn: db.Connection, run_id: str) -> None:
 
 
 def fail(begin: run_cache.Begin, run_id: str, reason: str) -> None:
-    """Fail a run that is not over, which also cancels its waiting nodes."""
+    """Fail a run that has not ended, which also cancels its waiting nodes."""
     with begin() as conn:
         statements.runs.lock(conn, run_id=run_id)
         statements.runs.fail(conn, run_id=run_id, error=payload.error_text(reason))
@@ -273,9 +273,9 @@ def start_run(run_id: str, *, begin: run_cache.Begin = db.transaction) -> int:
     """Freeze the definition, queue the first nodes, set the run to running; return the new rows.
 
     Accepts a queued run, and one that an app inserted as `running` without a definition. Returns 0
-    for any other, so a repeated call is harmless. A definition that cannot run fails the run, with
-    the node and the reason in its `error`. Raises `NoProvider` and `HookFailed`
-    without a change.
+    for any other run, so a repeated call is harmless. A definition that cannot run fails the run,
+    with the node and the reason in its `error`. Changes nothing if it raises `NoProvider` or
+    `HookFailed`.
     """
     return _start(run_id, begin, nowait=False, expected=_is_unstarted) or 0
 
@@ -293,9 +293,9 @@ def _start(
     head: Row | None = None,
     expected: State = is_queued,
 ) -> int | None:
-    """Return the number of new rows.
+    """Start a run and return the number of new rows.
 
-    None if the run is not as `expected`, or locked with `nowait`.
+    Returns None if the run is not as `expected`, or if it is locked and `nowait` is set.
     """
     run_cache.forget(run_id)
     try:
@@ -310,7 +310,7 @@ def start_queued(
 ) -> tuple[int, list[str], bool]:
     """Start queued runs that are due.
 
-    Return how many started, some without provider, and whether others are due that notified before.
+    Return how many started, the ids of runs without a provider here, and whether more may be due.
     A start that raises (other than not-found) delays its run with back-off. After
     `recovery.MAX_FAILURES` the run fails. A run that cannot even be delayed is added to `rows`. A
     run whose row is locked keeps its place for the next round.

@@ -1,4 +1,4 @@
-"""Drain the outbox: act on the events of finished nodes in batches, one transaction per run."""
+"""Dispatch the events of finished nodes from the outbox in batches, one transaction per run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from queue_workflows.types import Row
 _log = logging.getLogger(__name__)
 EVENTS_A_BATCH = 1000
 PARTS_S = 1.0
-"""How long a run with large values is dispatched in parts before other runs have their turn."""
+"""Seconds for which a run with large values is dispatched before other runs get their turn."""
 LIMIT_EXCEEDED = "54000"
-"""The SQLSTATE of a read of outputs that are larger together than a jsonb may be, 256 MB."""
+"""The SQLSTATE of reading outputs that together exceed the size limit of a jsonb, 256 MB."""
 RUNS_A_ROUND = 50
 DISPATCH, EVENT = "dispatch of run", "event"
 
 
 class _Done(NamedTuple):
-    """The result of a batch: new rows, parked nodes, and whether there may be more events.
+    """The result of a batch, with new rows, parked nodes, and whether there may be more events.
 
-    `events`: how many it has settled; none, if it has only learnt the graph of the run.
+    `events` is how many it has settled, 0 if it has only read the graph of the run.
     """
 
     rows: int = 0
@@ -45,8 +45,8 @@ def drain_run(
 ) -> int:
     """Dispatch a run's open events, or `only` one; return the number of new rows.
 
-    `nowait` is for workers. It returns 0 at once if another dispatcher has the run, and it leaves
-    events open that need the app's hooks.
+    Workers set `nowait`. Then it returns 0 at once if another dispatcher has locked the run, and
+    leaves events open that need the app's hooks.
     """
     total, failed = 0, False
     most = run_cache.parts.get(run_id) or EVENTS_A_BATCH
@@ -64,7 +64,7 @@ def drain_run(
                 raise
             if nowait:
                 return total
-            # The next round closes its remaining events, since the run is over then.
+            # The run has ended now, so the next round closes its remaining events.
             advance.fail(begin, run_id, str(error))
             failed = True
             continue
@@ -76,7 +76,7 @@ def drain_run(
         if done.events and most < EVENTS_A_BATCH:
             most = min(EVENTS_A_BATCH, most * 2)  # the next events may have small values
             run_cache.parts.put(run_id, most)
-        # Events with large values take a while, so that other runs come in between.
+        # Events with large values take long, so other runs get a turn in between.
         if done.rows and most < EVENTS_A_BATCH and time.monotonic() >= until:
             return total
 
@@ -102,14 +102,14 @@ class _Events:
         valid = [row for row in rows if row["kind"] == row["node_status"]]
         self.parked = [row for row in valid if row["kind"] == "awaiting_input"]
         self.of_items = [row for row in valid if item_ids.of_item(row["node_id"])]
-        """Events of items' nodes, which are counted and fail no run by themselves."""
+        """Events of items' nodes, which are counted; a failure there does not fail the run."""
         own = [row for row in rows if not item_ids.of_item(row["node_id"])]
         self.failed = [row for row in own if row["kind"] == row["node_status"] == "failed"]
         done = [r for r in own if r["kind"] == "completed" and r["node_status"] in plan.DONE]
         self.finished = [*dict.fromkeys(row["node_id"] for row in done)]
         """The nodes of the definition that are done."""
         self.advance_nodes = bool(self.finished or self.of_items)
-        """Whether they let nodes follow, in a run that is under way."""
+        """Whether they may make further nodes ready, in a running run."""
 
 
 def _batch(run_id: str, begin: run_cache.Begin, nowait: bool, only: int | None, most: int) -> _Done:
@@ -160,8 +160,8 @@ def _settle(
 ) -> _Done:
     """Act on events under the lock and close them; parked ones stay open.
 
-    A queued run ignores completed nodes: its start sees them. `progress`: of a run under way whose
-    events let nodes follow, which without it would be closed without effect.
+    A queued run ignores completed nodes, since its start sees them. `progress` must be given for a
+    running run whose events make nodes ready; without it they would be closed without effect.
     """
     count, parked, more = 0, list[Row](), False
     if failed is not None:
@@ -180,7 +180,7 @@ def _settle(
 
 
 def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: _Events) -> _Done:
-    """Learn the run, and plan it with an app's resolver, outside any transaction."""
+    """Read the run's graph, and plan with an app's resolver, outside any transaction."""
     with begin() as conn:
         run = statements.runs.head(conn, run_id=run_id)
     if run is None:
@@ -233,7 +233,7 @@ def drain_outbox(
 
 
 def _dispatch_one_by_one(begin: run_cache.Begin, run_id: str, error: BaseException, _: int) -> bool:
-    """Dispatch a run's events one by one, so that only failing ones are counted; return True."""
+    """Dispatch a run's events one by one, so that only failing events are counted; return True."""
     described, extra = hooks.describe_error(error), {"run_id": run_id}
     _log.warning("dispatch of run %s failed: %s", run_id, described, extra=extra)
     with begin() as conn:

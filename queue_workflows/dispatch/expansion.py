@@ -19,11 +19,11 @@ from queue_workflows.types import JsonDict, Row, Unreadable
 _OPEN = ("queued", "running", "awaiting_input")
 _States = Mapping[str, "tuple[str, str | None]"]
 WINDOW = 1000
-"""Open items of a map without `at_once`: more than the workers of a fleet run at once."""
+"""Open items of a map without `at_once`, which is more than a fleet's workers run at once."""
 TRANSACTION_BYTES = 64 * payload.KIB**2
-"""JSON of nodes and items that one transaction writes at most: 1 to 2 s, 4 s on a busy machine.
+"""The most JSON of nodes and items that one transaction writes, in 1 to 2 s, or 4 s if busy.
 
-A map opens further items later, once its transaction has written half of it.
+Once a transaction has written half of it, a map opens further items in a later one.
 """
 NAMED = 3
 
@@ -31,7 +31,7 @@ NAMED = 3
 class Expansion:
     """The maps of one run in one transaction, which holds the run's lock.
 
-    Raises `InvalidPayload` for a list, an item or a result that cannot be: the run fails. Raises
+    Raises `InvalidPayload` for an invalid list, item or result, which fails the run. Raises
     `TooLarge` before it writes more than TRANSACTION_BYTES, or reads more than its room.
     """
 
@@ -47,7 +47,7 @@ class Expansion:
         """The bytes of JSON that the transaction may still write."""
         self._pending: list[plan.NewNode] = []
         self._texts: list[str] = []
-        """The pending rows as JSON, without nodes that are present."""
+        """The pending rows as JSON, without nodes that have a row already."""
         self._readable = run_cache.Room()
         self.rows = 0
         """How many rows of nodes are new."""
@@ -57,8 +57,8 @@ class Expansion:
     def write(self, rows: Iterable[plan.NewNode], *, resumed: bool = False) -> None:
         """Insert the rows of a plan, and open the maps among them.
 
-        `resumed`: the plan starts or resumes the run. Then a map that is open already goes on, too,
-        since the ends of its items may have been missed.
+        `resumed` means that the plan starts or resumes the run. Then open maps are checked too,
+        since ends of their items may have been missed.
         """
         rows = list(rows)
         try:
@@ -66,16 +66,16 @@ class Expansion:
         except run_cache.TooLarge:
             if not resumed:
                 raise
-            # Of nodes that have a job, which several transactions may have queued, none is written.
+            # Nodes that have a job already, from another transaction, are not written again.
             ids = [row.id for row in rows]
             present = statements.nodes.present_among(self._conn, run_id=self._run_id, nodes=ids)
             self._add(rows, set(present))
         self._insert(resumed=resumed)
 
     def _add(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
-        """Add rows for `_insert`, without nodes that are present; raise `TooLarge` for no room.
+        """Add rows for `_insert`, except for `present` nodes; raise `TooLarge` if they do not fit.
 
-        `present` are ids in the graph that was planned.
+        `present` has ids in the graph that was planned.
         """
         texts, room = list[str](), self._room
         for row in rows:
@@ -108,7 +108,7 @@ class Expansion:
                 self._open(row, row.node.map, resumed=resumed)
 
     def advance(self, events: Iterable[Row]) -> None:
-        """Count the items that these events end, and go on with the others."""
+        """Count the items that these events end, and queue the next nodes of the others."""
         by_map: dict[str, dict[str, list[Row]]] = {}
         for event in events:
             if (parts := item_ids.split(event["node_id"])) is not None:
@@ -179,7 +179,7 @@ class Expansion:
             )
 
     def _step(self, of: graph.Map, map_id: str, ended: _Ended) -> None:
-        """Count items that have ended, then open items as long as that ends some at once."""
+        """Count ended items and open others, and repeat while opened items end at once."""
         while True:
             failed = payload.encode_errors(ended.failing)
             counted = statements.maps.step(
@@ -222,11 +222,11 @@ class Expansion:
         return True
 
     def _start(self, of: graph.Map, map_id: str, opened: Sequence[Row], *, is_only: bool) -> _Ended:
-        """Queue the first nodes of opened items; return the items that have ended by that.
+        """Queue the first nodes of opened items; return the items that end at once.
 
         An item fails if a node's inputs cannot be resolved or stored, or if a branch or loop
         cannot decide. If inputs are large, only some items are opened, and the rest when an item
-        ends. `is_only`: no other item is open, so at least one has to be opened.
+        ends. `is_only` means that no other item is open, so at least one has to be opened.
         """
         outer, ended, done = self._outer(map_id), _Ended([], {}), set[str]()
         scopes = [items.Scope(of, map_id, row["key"], row["item"]) for row in opened]
@@ -249,7 +249,7 @@ class Expansion:
                 statements.maps.close(self._conn, **self._of(map_id), key=scope.key, count=count)
                 break
             if any(row.node.map is not None for row in self._pending):
-                self._insert()  # what a map in the item writes is known then
+                self._insert()  # so the rows of a map inside the item are counted, too
         self._insert()
         return ended._replace(failing=self._failed(of, map_id, ended.failing))
 
@@ -260,11 +260,11 @@ class Expansion:
         found: Mapping[str, Row],
         events: Mapping[str, list[Row]] | None,
     ) -> _Ended:
-        """Queue what follows in open items; return the items that end with it.
+        """Queue the next nodes of open items; return the items that have ended.
 
-        `events` are about each item's nodes that have ended, by their ids in the body; None, if any
-        may have. An item in which a node failed does not start another one, and has failed once all
-        its nodes are over.
+        `events` has the events of each item's ended nodes, with ids in the body; None means that
+        any node may have ended. After a failure, an item queues no further node, and fails once all
+        its nodes have ended.
         """
         outer, ended = self._outer(map_id), _Ended([], {})
         scopes = [items.Scope(of, map_id, key, each["item"]) for key, each in found.items()]
@@ -301,10 +301,10 @@ class Expansion:
         finished: list[str] | None = None,
         present: Collection[str] = (),
     ) -> None:
-        """Plan the last of these items, of whose nodes `asked` (or all) `done` are; add its rows.
+        """Plan the last of these items and add its rows; among `asked` (or all), `done` are done.
 
-        It fails if the plan does, or if its inputs cannot be stored. Raises `InvalidPayload` if an
-        id is too long.
+        The item fails if the plan fails, or if inputs cannot be stored. Raises `InvalidPayload` if
+        an id is too long.
         """
         scope, out_dir = scopes[-1], self._run["out_dir"]
         if finished is None:
@@ -337,9 +337,9 @@ class Expansion:
             ended.done.append(scope.key)
 
     def _context_of(self, scopes: Sequence[items.Scope], heads: set[str] | None) -> dict[str, Any]:
-        """Return what these heads of refs name in the last of these items.
+        """Return the values that these heads of refs have in the last of these items.
 
-        Members of the run's context that are outside of items are read once.
+        Members of the run's context outside of items are read only once.
         """
         found, names = items.named(heads or (), scopes)
         known = self._context
@@ -353,7 +353,7 @@ class Expansion:
         return found | {head: known[name] for head, name in names.items() if name in known}
 
     def _failed(self, of: graph.Map, map_id: str, failing: Mapping[str, str]) -> dict[str, str]:
-        """Return the errors, by key, of items without an open node; store the others."""
+        """Return the errors of items without open nodes by key, and store errors of the others."""
         if not failing:
             return {}
         own = {key: items.ids(items.Scope(of, map_id, key, None)) for key in failing}
@@ -392,7 +392,7 @@ class Expansion:
 
 
 class _Ended(NamedTuple):
-    """Items of a map that end: keys of done ones, and errors by key."""
+    """Items of a map that end, as the keys of completed items, and errors by key."""
 
     done: list[str]
     failing: dict[str, str]
@@ -407,7 +407,7 @@ def _too_much(room: int) -> str:
 
 
 def _error(states: _States, prefix: str) -> str | None:
-    """Return the error of an item by its first node that failed, or None."""
+    """Return the error of an item's first failed node, or None."""
     for node_id, (status, error) in states.items():
         if status == "failed":
             return f"node {prefix}{node_id} failed: {error or 'no error was given'}"

@@ -66,9 +66,9 @@ def _spec(begin: run_cache.Begin, run: Row, step: dict[str, Any]) -> dict[str, A
 def answer_delta(job: Row, value: Any) -> str:
     """Return the `context_delta` (JSON text) of an answer: `{target: value}`, or `{}`.
 
-    A text that is JSON is decoded where the question takes no text.
+    A text that is JSON is decoded if the question takes no text.
     Raises `InvalidPayload` for a value that cannot be stored or has another type than the question
-    asks for, and `UnreadableRow` for one that cannot be loaded and for a node whose inputs cannot.
+    asks for, and `UnreadableRow` if the value or the node's inputs cannot be loaded.
     """
     what = f"answer to {job['node_id']!r}"
     if isinstance(value, Unreadable):

@@ -19,24 +19,24 @@ from queue_workflows.db import statements
 from queue_workflows.types import Row, Unreadable
 
 Begin: TypeAlias = Callable[[], AbstractContextManager[db.Connection]]
-"""Opens a transaction, from the pool or on a connection of the caller's."""
+"""Opens a transaction, on a connection of the pool or of the caller."""
 
 QUERY_KB = 32 * 1024
-"""How much of a context one query returns: half of what is loaded, as SQL adds spaces to JSON."""
+"""The most of a context that one query returns, half of the loader's limit, as SQL adds spaces."""
 READ_BYTES = 128 * 1024**2
-"""The most that a plan reads of a context, as jsonb. Loaded, it takes up to ten times as much."""
+"""The most bytes of a context that a plan reads. Loaded, they take up to ten times as much."""
 CACHED_RUNS = 64
 READ_AT_ONCE = 32
-"""How many definitions one statement reads: as many results as four slots record in one."""
+"""How many definitions one statement reads, about as many as results are recorded at once."""
 SMALL_BYTES = 4096
-"""A definition of a few hundred nodes, compressed. To read and check it takes milliseconds."""
+"""Compressed size of a definition of some hundred nodes, which is read and checked within ms."""
 CACHED_GRAPHS = 16
 CACHED_GRAPH_CHARS = 4_000_000
 """A definition longer than this is not cached: each run reads and checks it."""
 
 
 class OnConnection:
-    """A `Begin` on one autocommit connection of the caller's."""
+    """A `Begin` on one autocommit connection of the caller."""
 
     def __init__(self, connection: Callable[[], db.Connection]) -> None:
         self.connection = connection
@@ -48,12 +48,12 @@ class OnConnection:
 
 
 def on_connection(conn: db.Connection | db.DedicatedConnection) -> OnConnection:
-    """Return a `Begin` on one autocommit connection of the caller's."""
+    """Return a `Begin` on one autocommit connection of the caller."""
     return OnConnection(conn.get if isinstance(conn, db.DedicatedConnection) else lambda: conn)
 
 
 def reading(begin: Begin) -> AbstractContextManager[db.Connection]:
-    """Yield a connection for a single statement, without a transaction where none is needed."""
+    """Yield a connection for a single statement, without a transaction if possible."""
     return nullcontext(begin.connection()) if isinstance(begin, OnConnection) else begin()
 
 
@@ -63,11 +63,11 @@ def in_open_transaction(conn: db.Connection) -> Begin:
 
 
 class ReadNeeded(Exception):
-    """A plan needs something that only the database knows."""
+    """A plan needs data that only the database has."""
 
 
 class TooLarge(errors.UnreadableRow):
-    """More than one transaction should read or write at once; a part of it may fit."""
+    """The data is too large for one transaction; a part of it may fit."""
 
 
 class Room:
@@ -78,11 +78,11 @@ class Room:
 
 
 class Reader:
-    """The source of a plan: its caller's knowledge of a run's nodes, and the database for the rest.
+    """The data of a plan, from the caller's knowledge of a run's nodes, else from the database.
 
-    `done` are the done nodes among `asked` (among all without it), `present` the nodes with a row,
-    and `context` returns members of the context. A question about anything else opens a transaction
-    by `begin`, or raises `ReadNeeded` if that is None. The ids of nodes lack their `prefix`.
+    `done` are the done nodes among `asked` (or among all), `present` the nodes with a row, and
+    `context` returns members of the context. Other data is read in a transaction of `begin`; if
+    that is None, `ReadNeeded` is raised. The ids of nodes lack their `prefix`.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ def read_context(
 ) -> db.Script[dict[str, Any]]:
     """Read the run's context with the `context_delta` of each completed node under its id.
 
-    Only the members that `heads` names, or all for None. Raises `UnreadableRow` for a context that
-    is not an object, and for a member that cannot be loaded. Raises `TooLarge` for more than fits
-    into `room`, which the reads of one plan share.
+    It reads only the members that `heads` names, or all for None. Raises `UnreadableRow` for a
+    context that is not an object, and for a member that cannot be loaded. Raises `TooLarge` if they
+    do not fit into `room`, which the reads of one plan share.
     """
     room = room or Room()
     wanted = None if heads is None else [*heads]
@@ -189,7 +189,7 @@ Identity: TypeAlias = "tuple[str, int, int, int]"
 
 
 def identity(run: Row) -> Identity:
-    """Return a run's id, generation, revision and creation time: a recreated run is another one."""
+    """Return a run's id, generation, revision and creation time, which differs if recreated."""
     return run["id"], run["generation"], run["revision"], run["born"]
 
 
@@ -226,7 +226,7 @@ class _Cache(Generic[K, V]):
 _cache: _Cache[str, tuple[Identity, plan.Progress | None]] = _Cache(CACHED_RUNS)
 """The progress of runs by their ids, None for a run that a worker leaves to the dispatcher."""
 parts: _Cache[str, int] = _Cache(CACHED_RUNS)
-"""How many events of a run fit into one transaction, where that is fewer than a batch."""
+"""How many events of a run fit into one transaction, if fewer than a batch."""
 
 
 class Definition(NamedTuple):
@@ -237,12 +237,12 @@ class Definition(NamedTuple):
 
 
 _expansions: _Cache[bytes, tuple[dict[str, bytes], Definition]] = _Cache(CACHED_GRAPHS)
-"""Definitions, and the hashes of the pipelines that they were made of, by name. The key is the hash
-of the workflow's document and of the settings that expanding reads."""
+"""Definitions, with the hashes of their pipelines by name. The key is the hash of the workflow's
+document and of the settings that affect expanding."""
 
 
 def forget(run_id: str) -> None:
-    """Drop the progress of a run; the database keeps the truth."""
+    """Drop the cached progress of a run."""
     _cache.drop(run_id)
 
 
@@ -314,7 +314,7 @@ def _expanded(run: Row) -> Definition:
 
 
 def _hash(document: Any) -> bytes:
-    """Return a hash of what the provider returned; a random one if that is no plain JSON."""
+    """Return a hash of the provider's document; a random one if it is not plain JSON."""
     try:
         return hashlib.sha256(json.dumps(document, allow_nan=False).encode()).digest()
     except (TypeError, ValueError, RecursionError):
@@ -322,7 +322,7 @@ def _hash(document: Any) -> bytes:
 
 
 def unknown(wanted: Iterable[Row]) -> list[Row]:
-    """Return up to READ_AT_ONCE of these runs whose graphs are to be read, each once."""
+    """Return up to READ_AT_ONCE of these runs whose graphs are not cached, without duplicates."""
     found: dict[str, Row] = {}
     for run in wanted:
         known = _cache.get(run["id"])
@@ -349,7 +349,7 @@ def _graph(text: str) -> graph.Graph:
 
     Raises `InvalidWorkflow` for a definition that cannot run, since its row may be forged.
     """
-    # An app's resolver may change the templates that it receives.
+    # Not cached with an app's resolver, which may change the templates that it receives.
     if len(text) > CACHED_GRAPH_CHARS or hooks.app_resolves():
         return graph.read(db.load_json(text))
     return _read(text)

@@ -1,4 +1,4 @@
-"""Move a run from its frozen definition to the one that today's code gives."""
+"""Move a run from its frozen definition to the definition of today's code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 NAMED = 20
-"""Nodes that a message and the history name at most."""
+"""The most nodes that a message and the history name."""
 _KEY = re.compile(r"\[[^\]]*\]")
 _ENDED = ("failed", "cancelled")
 
@@ -57,7 +57,7 @@ def upgrade(run_id: str, *, dry_run: bool, **who: Unpack[Who]) -> Upgrade:
 def _unknown(conn: db.Connection, nodes: Mapping[str, graph.Node], found: Difference) -> list[str]:
     """Return the new and changed nodes that no live worker may know.
 
-    A worker that is switched off counts as live. One that does not list its nodes may know any.
+    A worker that is switched off counts as live. A worker that lists no nodes may know any.
     """
     names = [*found.added, *(each["id"] for each in found.changed)]
     missing = {name for name in names if not nodes[name].module.startswith("__")}
@@ -114,7 +114,7 @@ def _move(
         digest=definition.digest(made),
         change=json.dumps(change),
     )
-    # The run is queued by now: of a running run the history would call these nodes cancelled.
+    # The run is queued by now. In a running run, the history would show these nodes as cancelled.
     statements.upgrades.drop_nodes(conn, run_id=run_id, nodes=[*moves.replaced])
 
 
@@ -129,7 +129,7 @@ class Difference(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """The steps of a move: nodes that forbid it, versions to set, jobs to replace."""
+    """The steps of a move, with nodes that forbid it, versions to set, and jobs to replace."""
 
     blocked: list[str]
     versions: dict[str, str | None]
@@ -195,7 +195,7 @@ def _moves(
 
 
 def _nodes(definition: Any) -> dict[str, graph.Node]:
-    """Return all nodes of a definition, also in the bodies of maps, without what is derived."""
+    """Return all nodes of a definition and of maps' bodies, without derived fields."""
     found: dict[str, graph.Node] = {}
     for name, node in graph.walk(graph.read(definition), "[]"):
         choice = node.choice and node.choice._replace(members={})

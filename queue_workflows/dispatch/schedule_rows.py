@@ -1,7 +1,7 @@
 """Store, plan and fire the rows of schedules.
 
 Each function takes part in the transaction of its connection. Only the app that stored a schedule
-of its code replaces it or marks it as gone.
+from its code replaces the schedule or marks it as gone.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ KIND = "schedule"
 BATCH = 50
 """How many schedules one transaction plans and fires."""
 BATCH_S = 1.0
-"""Seconds after which a transaction fires no further instant; an outage may have missed many."""
+"""Seconds after which a transaction fires no further instant; many are due after an outage."""
 OVERLAP_POLL_S = 1.0
-"""Seconds between two checks whether the job that an instant waits for is over."""
+"""Seconds between two checks whether the job that an instant waits for has ended."""
 PATIENCE_S = 60.0
-"""Seconds after which an instant that no scheduler fires counts as late."""
+"""Seconds after which an instant that no scheduler has fired counts as late."""
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
 """Why an instant queued no job or run."""
 _TERMINAL = TERMINAL_JOB_STATUSES | TERMINAL_RUN_STATUSES
@@ -56,8 +56,8 @@ def encoded(schedule: timetable.Schedule) -> tuple[dict[str, Any], str]:
 def put(conn: db.Connection, schedule: timetable.Schedule, app: str | None = None) -> Row | None:
     """Insert a schedule, or replace its definition; return `inserted`, or None if it is the same.
 
-    `app`: whose code has it; None for a schedule of the table. Raises `InvalidConfig` if the name
-    is that of a schedule of the table, or of another app that still has it.
+    `app` is the app whose code has it, or None for a schedule that was added to the table. Raises
+    `InvalidConfig` if the name belongs to another kind of schedule or to another app.
     """
     values, digest = encoded(schedule)
     source = "table" if app is None else "code"
@@ -77,27 +77,27 @@ def put(conn: db.Connection, schedule: timetable.Schedule, app: str | None = Non
 
 
 class Fired(NamedTuple):
-    """The result of a fire. Without `id` and `skipped` the instant was claimed before."""
+    """The result of firing. If `id` and `skipped` are None, the instant was claimed before."""
 
     id: str | None = None
-    """The job or the run."""
+    """The id of the job or run."""
     skipped: str | None = None
-    """Why it did not queue: `overlap` or `idempotency key`."""
+    """Why nothing was queued, which is `overlap` or `idempotency key`."""
 
 
 def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
     """Fire a locked schedule in addition to its instants, unless its overlap policy holds it back.
 
-    The policy `queue` too holds it back while the last job or run is not over, since only instants
-    of the expression wait. A schedule that no scheduler has planned yet is planned before, from its
-    change on, so that its instants up to now still fire.
+    The policy `queue` holds it back too while the last job or run has not ended, since only
+    instants of the expression wait. A schedule without a plan is first planned from its last change
+    on, so that its instants up to now still fire.
     """
     waits = not (row["paused"] or row["ended"]) and row["gone_at"] is None and row["error"] is None
     if row["next_at"] is None and waits:
         # The scheduler reports why a schedule cannot be planned.
         with contextlib.suppress(errors.QueueWorkflowsError):
             _plan(conn, row, timetable.first_after(row, _planned_from(conn, row, now)))
-            # A scheduler that found the row locked and without a plan does not know when it is due.
+            # A scheduler that found the row locked, without a plan, does not know when it is due.
             statements.schedule_rows.notify(conn)
     if row["overlap"] == "queue" and _is_active(conn, row):
         return Fired(skipped=OVERLAP)
@@ -107,7 +107,7 @@ def fire_now(conn: db.Connection, row: Row, now: datetime) -> Fired:
 def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -> Fired:
     """Claim an instant of a locked schedule and queue its job or run.
 
-    Nothing is queued if the instant was claimed before, if an earlier job is not over and the
+    It queues no job if the instant was claimed before, if an earlier job has not ended and the
     policy is skip, or if another job has the idempotency key.
     """
     name = row["name"]
@@ -130,8 +130,8 @@ def fire(conn: db.Connection, row: Row, at: datetime, *, reason: str = "tick") -
 def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
     """Queue a locked schedule with reason `boot`, and return the job's id.
 
-    Returns None if it does not fire at present, or if it has fired within its own period: the time
-    between the instants before and after `now`.
+    Returns None if it does not fire at present, or if it has fired within its own period, which is
+    the time between the instants before and after `now`.
     """
     period = timetable.period(row, now)
     if row["paused"] or row["gone_at"] is not None or period is None:
@@ -151,10 +151,10 @@ def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
 def fire_once(
     conn: db.Connection, row: Row, name: str, at: datetime, reason: str
 ) -> dict[str, str | None] | None:
-    """Claim an instant under `name` and queue its job or run, whatever else the schedule has.
+    """Claim an instant under `name` and queue its job or run, ignoring the overlap policy.
 
     Returns the id of each, or None if the instant was claimed before. It waits for a transaction
-    that is claiming the same one, so fire several in one order.
+    that claims the same instant, so callers fire several always in the same order.
     """
     if statements.schedule_rows.claim(conn, name=name, fire_at=at) is None:
         return None
@@ -191,7 +191,7 @@ def _queue(
 
 
 def new_job(row: Mapping[str, Any], at: datetime) -> job_validation.NewJob:
-    """Return the job of a fire: `{fire_at}` in the idempotency key becomes the instant."""
+    """Return the job to queue, with the instant for `{fire_at}` in the idempotency key."""
     instant = expression.as_utc(at).isoformat()
     key = row["idempotency_key"]
     return job_validation.NewJob(
@@ -212,7 +212,7 @@ def check_inputs(workflow_name: str, inputs: Mapping[str, Any] | None) -> None:
 
 
 def _is_active(conn: db.Connection, row: Row) -> bool:
-    """Return whether the job or run of the last fire is not over."""
+    """Return whether the last job or run of the schedule has not ended."""
     status = statements.schedule_rows.last_status(
         conn, job_id=row["last_job_id"], run_id=row["last_run_id"]
     )
@@ -232,12 +232,12 @@ class Scope(NamedTuple):
 
     app: str | None
     tasks: list[str]
-    """The tasks it knows. It leaves schedules of others to other schedulers for a minute."""
+    """The tasks it knows. It leaves schedules of other tasks to other schedulers for a minute."""
     names: list[str] | None = None
     """The only schedules that it fires, or None for all."""
 
     def given(self, isolation: row_isolation.Isolation) -> dict[str, Any]:
-        """Return the parameters of the statements, with the names that must wait."""
+        """Return the parameters of the statements, with the names of schedules to skip."""
         return self._asdict() | {"aside": isolation.aside(KIND), "patience_s": PATIENCE_S}
 
 
@@ -279,7 +279,7 @@ class Batch:
                 break
 
     def _is_over(self) -> bool:
-        """Return whether the rest has to wait for the next transaction."""
+        """Return whether the other schedules have to wait for the next transaction."""
         return time.monotonic() >= self._ends_at
 
     def _plan_or_fire(self, row: Row) -> db.Error | None:
@@ -314,9 +314,9 @@ class Batch:
         return None
 
     def _fire_due(self, row: Row, queued: list[str]) -> datetime | None:
-        """Fire the instants in turn; at the batch's end leave the rest to the next transaction.
+        """Fire the due instants; at the batch's end leave the rest to the next transaction.
 
-        Returns the last instant that nothing fires any more, if instants passed and none is due.
+        Returns the last of the missed instants if none is due, else None.
         """
         conn, now = self._conn, self._now
         due = timetable.due(row, now)
@@ -332,7 +332,7 @@ class Batch:
             made = fire(conn, row, at).id
             queued += [] if made is None else [made]
             if number < len(due) and (waits or self._is_over()):
-                # Behind what others are waiting for since an earlier time.
+                # Other schedules that were due earlier come first.
                 _plan(conn, row, due[number], wake_at=None if waits else now)
                 return None
         _plan(conn, row, timetable.first_after(row, max(now, due[-1])))
@@ -348,7 +348,7 @@ def _store_error(conn: db.Connection, row: Row, error: BaseException) -> bool:
 
 
 def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
-    """Return the last instant that nothing fires any more; None if none passed or it has fired."""
+    """Return the last instant that was missed for good, or None if none was."""
     passed = timetable.last_until(row, now)
     if passed is None:
         return None
@@ -357,10 +357,10 @@ def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
 
 
 def _planned_from(conn: db.Connection, row: Row, now: datetime) -> datetime:
-    """Return after which instant a schedule without a plan fires.
+    """Return the time after which instants of a schedule without a plan fire.
 
-    The latest of its change, its last fire and the last instant that it missed, as far as these are
-    not in the future: a clock that was ahead leaves such times, and what came due meanwhile fires.
+    It is the latest of its change, its last fire and its last missed instant. Times in the future,
+    from a clock that was ahead, are ignored, so that instants since then still fire.
     """
     last_fire_at = row["last_fire_at"]
     if last_fire_at is not None and last_fire_at > now:
@@ -385,7 +385,7 @@ def _plan(
 
 
 def _wake_at(row: Row, instant: datetime) -> datetime:
-    """Return when an instant is due: later by a jitter that all schedulers compute alike."""
+    """Return when an instant is due, with a jitter that is the same in all schedulers."""
     if not row["jitter_s"]:
         return instant
     seed = f"{row['name']} {expression.as_utc(instant).isoformat()}"
