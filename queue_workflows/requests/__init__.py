@@ -1,5 +1,5 @@
-"""Describe each operation that people start once: commands, HTTP and clients are made from it.
+"""Describe each operation that people start, once for commands, HTTP and clients.
 
-`request` has the parts of a description, `catalog` the operations. Their nouns are imported when an
-operation runs, since a client needs no database.
+`request` has the parts of a description, `catalog` the operations. The noun of an operation is
+imported when the operation runs, since a client needs no database.
 """

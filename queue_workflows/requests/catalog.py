@@ -1,6 +1,6 @@
-"""List the operations: one class for each, by the noun that carries it out.
+"""List the operations, one class for each, in the order of the nouns that carry them out.
 
-Its length is that of this list.
+Its length: each operation is a class.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict
 
 T = TypeVar("T")
 WAIT_S: Final = 30.0
-"""Seconds of one long poll; a wait is as many of these as it takes."""
+"""Seconds of one long poll; a longer wait repeats it."""
 MAX_ATTEMPTS: Final = 5
 """Attempts of a job that is queued over HTTP without `max_attempts`."""
 
@@ -102,7 +102,7 @@ def _number_of(word: str) -> int | None:
 
 
 class JobStatus(TypedDict):
-    """How far a job is; times in ISO 8601."""
+    """The state and progress of a job; times are in ISO 8601."""
 
     job_id: str
     status: JobState
@@ -123,12 +123,12 @@ class Event(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a stream, or a reset mark: what came before is of an earlier attempt."""
+    """A part of a stream, or a reset mark, after which the parts of a new attempt follow."""
 
     claim_no: int
     """The claim of the attempt."""
     seq: int
-    """The number within the attempt, over all names; 0: a reset mark."""
+    """The number within the attempt, counted over all names; 0 for a reset mark."""
     name: str
     value: Any
     created_at: str | None
@@ -146,7 +146,7 @@ class Part(NamedTuple):
 
 
 def part_of(data: JsonDict) -> Part:
-    """Return a part as the service sends it. Raises `ServiceFailed` for anything else."""
+    """Return the part that the service has sent. Raises `ServiceFailed` for any other value."""
     try:
         return Part(*(data[name] for name in Part._fields))
     except KeyError:
@@ -165,7 +165,7 @@ class _Nothing(Request[None]):
 
 @dataclass(frozen=True)
 class _Act:
-    """It changes something on request, which is recorded as an act."""
+    """The base of operations that change something, which is recorded as an act."""
 
     _: KW_ONLY
     by: Annotated[str | None, request.text("who does it, for the record", most=200)] = None
@@ -181,19 +181,19 @@ class _Many(_Act, Items):
 
 
 class Stream(Request[T]):
-    """It yields the items that come over a connection that stays open."""
+    """An operation whose client yields items from a connection that stays open."""
 
     ends: ClassVar[bool] = True
     """Whether the event `end` is the last one."""
 
     @property
     def last_id(self) -> str | None:
-        """Return the id of the last event that the caller knows, its header."""
+        """Return the id of the last event that the caller knows, which is sent as a header."""
         names = (name for name, mark in request.marks(type(self)).items() if mark.header)
         return getattr(self, next(names))
 
     def item(self, event: Event) -> T:
-        """Return the item that an event becomes."""
+        """Return the item for an event."""
         raise NotImplementedError
 
 
@@ -212,7 +212,7 @@ def _wait(
 ) -> request.Steps[Any]:
     """Return the long polls until the state that `asked` reads is final.
 
-    They raise `WaitTimeout` after the time to wait, `ServiceFailed` for an answer without a status.
+    They raise `WaitTimeout` after `timeout_s`, `ServiceFailed` for an answer without a status.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -542,7 +542,7 @@ class ListNodes(Pages[JsonDict]):
         return (yield from super().steps())[: self.limit]
 
     def size(self, left: int) -> int:
-        """Return one size for all pages: it decides whether they have logs."""
+        """Return the same size for all pages, since the size decides whether they have logs."""
         return min(max(left, self.limit), request.PAGE)
 
 

@@ -32,24 +32,24 @@ PREFIX: Final = "/api/v1/"
 
 
 class Call(NamedTuple, Generic[T]):
-    """A request over HTTP, and how its response is read."""
+    """A request over HTTP, and the function that reads its response."""
 
     method: str
     path: str
     read: Callable[[Any], T]
-    """Takes the response's JSON."""
+    """Converts the response's JSON to the result."""
     query: Mapping[str, Any] = {}
     body: Any = None
     repeatable: bool = True
-    """Whether a second request changes nothing that the first one has not."""
+    """Whether repeating the request is harmless."""
     wait_s: float = 0.0
-    """How long the service may take on request."""
+    """How long the service may wait before it answers, as the caller has requested."""
     missing: bool = False
-    """Whether a thing that does not exist is None, and no error."""
+    """Whether the result is None, instead of an error, if the object does not exist."""
 
 
 Steps = Generator[Call[Any], Any, T]
-"""The calls that a client makes one after the other; it sends in what each returns."""
+"""Yields the calls that a client makes one after the other, and receives their results."""
 
 
 class Route(NamedTuple):
@@ -65,7 +65,7 @@ class Route(NamedTuple):
     once: bool
     """Whether a client must not repeat it; with an idempotency key it may."""
     refuses: tuple[int, ...]
-    """Its error statuses besides the ones of every route."""
+    """Its error statuses, in addition to those of every route."""
 
 
 class Keep:
@@ -78,7 +78,7 @@ SAME: Final = object()
 
 @dataclass(frozen=True)
 class Field:
-    """How a field is sent over HTTP, its bounds, and what it means."""
+    """How a field is sent over HTTP, with its bounds and its help text."""
 
     help: str = ""
     name: str = ""
@@ -95,7 +95,7 @@ class Field:
     take: Callable[[Any], Any] | None = None
     """Converts the value that the service receives into the Python value."""
     metavar: str = ""
-    """What stands for its value in the usage of a command."""
+    """The placeholder for its value in the usage of a command."""
     forms: str = ""
     """The accepted forms of the command-line argument; its help text shows them after `help`."""
     parse: Callable[[str], Any] | None = None
@@ -105,23 +105,23 @@ class Field:
 
 
 def text(help_: str = "", most: int = 1000, **more: Any) -> Field:
-    """Return a field with a text of at most so many characters; "" is none."""
+    """Return a field for a text of 1 to `most` characters."""
     bounds = {"min_length": 1, "max_length": most} | more.pop("bounds", {})
     return Field(help_, bounds=bounds, **more)
 
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """An operation, its fields being what it takes; a client's method returns `T`.
+    """An operation, whose fields are its arguments; a client's method returns `T`.
 
-    The first paragraph of its docstring is the text of the OpenAPI document.
+    The first paragraph of a subclass's docstring is used in the OpenAPI document.
     """
 
     route: ClassVar[Route]
     noun: ClassVar[str] = ""
-    """The public function that does it, such as `queues.pause`."""
+    """The public function that carries it out, such as `queues.pause`."""
     missing: ClassVar[bool] = False
-    """Whether a thing that does not exist is None, and no error."""
+    """Whether the result is None, instead of an error, if the object does not exist."""
 
     @classmethod
     def summary(cls) -> str:
@@ -129,9 +129,9 @@ class Request(Generic[T]):
         return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0]
 
     def run(self, **more: Any) -> Any:
-        """Do it, and return what the noun returns, which raises.
+        """Call the noun with the fields; return its result, and raise its errors.
 
-        `more`: arguments of the noun that are no fields.
+        `more` has further arguments of the noun.
         """
         module, _, name = self.noun.rpartition(".")
         function = getattr(importlib.import_module(f"queue_workflows.{module}"), name)
@@ -145,19 +145,19 @@ class Request(Generic[T]):
         raise NotImplementedError
 
     def steps(self) -> Steps[T]:
-        """Yield the calls of a client, receive the result of each, and return the final result."""
+        """Yield the calls of a client, receive their results, and return the final result."""
         return (yield self.call(self.read))
 
     def call(self, read: Callable[[Any], Any], *, wait_s: float = 0.0, **more: Any) -> Call[Any]:
-        """Return the request of a client; `more`: further members of its query.
+        """Return the request of a client; `more` has further members of its query.
 
-        Raises `InvalidConfig` for what no path can have.
+        Raises `InvalidConfig` for a value that cannot be part of a path.
         """
         sent, where = dict[str, Any](), self.path()
         in_path = placed(type(self))
         for each in fields(self):
             value, mark = getattr(self, each.name), marks(type(self))[each.name]
-            # None is no member; another default counts where the service has another one.
+            # None is not sent, nor is a default, unless the service has another default.
             is_own = value is each.default and (value is None or mark.default is SAME)
             if each.name not in in_path and not is_own and not mark.header:
                 sent[mark.name or each.name] = mark.send(value) if mark.send else value
@@ -175,7 +175,7 @@ class Request(Generic[T]):
         )
 
     def path(self) -> str:
-        """Return its path; each value is one segment, whatever it holds. Raises `InvalidConfig`."""
+        """Return its path, in which each value is quoted as one segment. Raises `InvalidConfig`."""
         found = self.route.path.replace(":path", "")
         for name in placed(type(self)):
             found = found.replace(f"{{{name}}}", _segment(getattr(self, name)))
@@ -184,7 +184,7 @@ class Request(Generic[T]):
 
 R = TypeVar("R", bound=Request[Any])
 OPERATIONS: Final[list[type[Request[Any]]]] = []
-"""The classes that `operation` has made."""
+"""The classes that `operation` has decorated."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -197,10 +197,10 @@ def operation(
     once: bool = False,
     refuses: tuple[int, ...] = (),
 ) -> Callable[[type[R]], type[R]]:
-    """Return what makes a class the description of an operation: a frozen dataclass.
+    """Return a decorator that makes a class an operation, as a frozen dataclass.
 
-    `route`: `POST queues/{queue}/pause`. `noun`: the public function. The others are those of
-    `Route`; the default name is the path's end.
+    `route` is such as `POST queues/{queue}/pause`, `noun` the public function. For the other
+    arguments see `Route`; the default name is the end of the path.
     """
     method, _, path = route.partition(" ")
     last = "list_" if method == "GET" and "/" not in path else path.rpartition("/")[2]
@@ -253,14 +253,14 @@ def row(found: Any) -> JsonDict:
 
 
 class Row(Request[JsonDict]):
-    """It returns a row."""
+    """An operation that returns a row."""
 
     def read(self, found: Any) -> JsonDict:
         return row(found)
 
 
 class RowOrNone(Request["JsonDict | None"]):
-    """It returns a row, or None if there is none."""
+    """An operation that returns a row, or None if it does not exist."""
 
     missing = True
 
@@ -269,7 +269,7 @@ class RowOrNone(Request["JsonDict | None"]):
 
 
 class Items(Request["list[JsonDict]"]):
-    """It returns all rows of a list, which is the member `items` of the response."""
+    """An operation that returns all rows of a list, the member `items` of the response."""
 
     member: ClassVar[str] = "items"
 
@@ -278,7 +278,7 @@ class Items(Request["list[JsonDict]"]):
 
 
 class Pages(Request["list[Item]"], Generic[Item]):
-    """It returns the first items of a list, up to its field `limit`, a page at a time."""
+    """An operation that returns up to `limit` items of a list, requested page by page."""
 
     member: ClassVar[str] = "items"
 
@@ -300,11 +300,11 @@ class Pages(Request["list[Item]"], Generic[Item]):
         return [*members[self.member]], members.get("next")
 
     def item(self, found: JsonDict) -> Item:
-        """Return the item that a row becomes."""
+        """Return the item for a row."""
         return cast("Item", found)
 
     def size(self, left: int) -> int:
-        """Return the size of the next page, while so many items are left."""
+        """Return the size of the next page if so many items are left."""
         return min(left, PAGE)
 
 
@@ -322,7 +322,7 @@ def span(seconds: float | None) -> timedelta | None:
 
 
 def instant(at: datetime | timedelta | None) -> str | None:
-    """Return a time as ISO 8601; of a time span, the time that long ago."""
+    """Return a time as ISO 8601; a time span means the time that long ago."""
     if isinstance(at, timedelta):
         at = datetime.now(timezone.utc) - at
     return None if at is None else at.isoformat()

@@ -1,4 +1,4 @@
 """Provide what every process needs: threads, child processes, signals, logs and printed text.
 
-Nothing else starts a thread.
+No other code of the package starts a thread.
 """

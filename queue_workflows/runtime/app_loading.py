@@ -19,9 +19,9 @@ _NO_SOURCES = {"__main__", "queue_workflows"}
 def load_app(spec: str | None) -> str | None:
     """Import `package.module[:callable]`, call the callable if one is named, return that spec.
 
-    None falls back to the environment's `QUEUE_WORKFLOWS_APP`; neither set: None, nothing happens.
-    Raises `InvalidConfig` if the module or the callable does not exist, and `AppFailed` from an
-    error of the app, `SystemExit` too; errors of this package pass through.
+    Without `spec`, `QUEUE_WORKFLOWS_APP` is used; if that is not set either, it returns None.
+    Raises `InvalidConfig` if the module or the callable does not exist, and `AppFailed` for an
+    error of the app, also for SystemExit; errors of this package pass through.
     """
     chosen = spec or os.environ.get("QUEUE_WORKFLOWS_APP")
     if not chosen:
@@ -30,7 +30,7 @@ def load_app(spec: str | None) -> str | None:
     module_name, _, attribute = chosen.partition(":")
     if not config.MODULE_NAME.fullmatch(module_name):
         raise errors.InvalidConfig(f"{source} should look like package.module[:callable]")
-    # Before the app's code runs, since that may use the database of its project.
+    # Set before the app's code runs, since that may use the database of its project.
     config.get_config().app = chosen
     target: Any = _import_app(source, module_name)
     for part in filter(None, attribute.split(".")):
@@ -46,7 +46,7 @@ def load_app(spec: str | None) -> str | None:
 
 
 def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
-    """Say which file was found, since a module of another package may have the same name."""
+    """Return the text of an error with the file, as another package's module may have the name."""
     file = getattr(sys.modules.get(module_name), "__file__", None)
     found = f" ({file})" if file else ""
     return f"{module_name}{found} has no {attribute!r}{errors.hint(part, dir(owner))}"
@@ -55,7 +55,7 @@ def _lacks(module_name: str, owner: Any, attribute: str, part: str) -> str:
 def sources(app: str) -> list[str]:
     """Return the Python files of a loaded app: its package, or its module and the ones next to it.
 
-    Of the modules next to it only imported ones count; installed packages do not.
+    Only imported modules next to it count, and installed packages do not.
     """
     top = sys.modules[app.partition(":")[0].partition(".")[0]]
     file = getattr(top, "__file__", None) or ""

@@ -1,6 +1,6 @@
 """Derive the ids of the spans of runs and attempts, and make an attempt's span current.
 
-The ids are derived from those of jobs and runs. So the handler knows the id of its attempt's span,
+They are derived from the ids of jobs and runs. So the handler knows the id of its attempt's span,
 which the exporter of the history writes after the attempt has ended.
 """
 
@@ -25,7 +25,7 @@ def derived_span(kind: str, *ids: object) -> str:
 
 
 def derived_trace(kind: str, own_id: str) -> str:
-    """Return the trace of a job or run that nobody gave one."""
+    """Return the trace id of a job or run without a trace header."""
     return _digest("trace", kind, own_id)[:32]
 
 
@@ -35,7 +35,7 @@ def _digest(*words: object) -> str:
 
 
 def _below(kind: str, own_id: str, traceparent: Any, span_id: str) -> trace_context.SpanContext:
-    """Return the identity of a span in the trace of a header, else in the one of a job or run."""
+    """Return the identity of a span, in the trace of the header or else of the job or run."""
     parent = trace_context.parse(traceparent)
     if parent is None:
         return trace_context.SpanContext(derived_trace(kind, own_id), span_id)
@@ -60,10 +60,10 @@ def of_job_attempt(traceparent: Any, job_id: str, claim_no: int) -> trace_contex
 
 
 def attach(job: Mapping[str, Any]) -> Callable[[], object] | None:
-    """Make the span of a claimed job current, for its handler; return what undoes that.
+    """Make the span of a claimed job current for its handler; return a function to undo that.
 
-    Does nothing and returns None for a job whose header, or whose run's, has no trace, unless SPANS
-    is `all`. OpenTelemetry gets the span, too, if it is installed.
+    Does nothing and returns None if neither the job nor its run has a trace header, unless SPANS is
+    `all`. If OpenTelemetry is installed, the span is current there, too.
     """
     span = _span_of(job)
     if span is None:
@@ -104,7 +104,7 @@ def _span_of(job: Mapping[str, Any]) -> trace_context.SpanContext | None:
 def _read_spans(period: float) -> bool:  # noqa: ARG001  the key of the cache
     """Return whether SPANS is `all`; a change is noticed within SPANS_READ_S seconds.
 
-    To read the environment costs as much as all else that is done for a short job's context.
+    Reading the environment costs as much as all other work for a short job's context.
     """
     return config.SPANS.read().lower() == "all"
 

@@ -24,10 +24,10 @@ _BOOT_CLOCK = _boot_clock()
 
 
 def boot_s() -> float:
-    """Return the seconds since boot, suspend included; for intervals and deadlines only.
+    """Return the seconds since boot, including suspend, only for intervals and deadlines.
 
-    Without such a clock (macOS) it is the monotonic one, which may stop during suspend. A process
-    always gets the same clock.
+    Without such a clock (macOS), it is the monotonic clock, which may stop during suspend. A
+    process always uses the same clock.
     """
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
@@ -35,7 +35,7 @@ def boot_s() -> float:
 _SPAN = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_SPAN = timedelta(days=36_525)
-"""The longest time span that is accepted: PostgreSQL's times end sooner than Python's spans."""
+"""The longest time span that is accepted; longer ones may exceed PostgreSQL's range of times."""
 
 
 def rate_text(count: int | None, period_s: float | None) -> str | None:
@@ -92,7 +92,7 @@ def span(text: str) -> timedelta | None:
 
 
 def parse_since(text: str) -> datetime | timedelta:
-    """Return the meaning of a text: a time span up to now such as 90m, 24h, 7d, or an ISO time.
+    """Parse a time span up to now such as 90m, 24h or 7d, or an ISO time.
 
     Raises `InvalidConfig` for another text, and for a time without its zone.
     """
@@ -110,7 +110,7 @@ def parse_since(text: str) -> datetime | timedelta:
 
 
 def parse_until(text: str) -> datetime | timedelta:
-    """Return the meaning of a text: a time span such as 30s, 45m, 2h, 1d, or an ISO time.
+    """Parse a time span such as 30s, 45m, 2h or 1d, or an ISO time.
 
     Raises `InvalidConfig`.
     """

@@ -1,9 +1,9 @@
-"""Format values from rows for printing: escape control characters, limit the length, take any type.
+"""Format values of any type for printing, with escaped control characters and limited length.
 
 Control characters and invisible characters are escaped as in Python: `\\x1b`, `\\u202e`, `\\n`. A
-backslash is not escaped. So paths and JSON stay readable, and formatting twice changes nothing. The
-text `\\x1b` and the character ESC therefore look the same. JSON output distinguishes them. Its
-length: lines and JSON show each other, by the same limits.
+backslash is not escaped, so paths and JSON stay readable, and formatting twice changes nothing. The
+text `\\x1b` and the character ESC therefore look the same, except in JSON output. Its length: lines
+contain JSON and JSON contains lines, with the same limits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DEPTH = 220
 _SHORT_DEPTH = 20
 """Levels of a JSON value that is printed on one line."""
 _MASKED = 10_000
-"""Characters behind a cut that are masked, too: a mask is short, so they may come into view."""
+"""Characters after a cut that are masked too, as masks are short and may bring them into view."""
 _BEGUN = re.compile(r"(?:://|\bbearer\s)\S*$", re.IGNORECASE)
-"""The last word, if it is an address or a token that was perhaps cut before it can be known."""
+"""A last word that may be an address or token which the cut makes unrecognisable."""
 _ELLIPSIS = "..."
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
@@ -79,7 +79,7 @@ def restored(text: str) -> str:
 
 
 def moment(value: Any, *, zone: bool = True) -> str:
-    """Return a time as `2026-01-31 09:00:00 UTC`, and `-` for None.
+    """Return a time such as `2026-01-31 09:00:00 UTC`, and `-` for None.
 
     Returns `after year 9999` or `before year 1` for the ends of the range. `zone=False` omits UTC.
     """
@@ -229,7 +229,7 @@ def _integer(value: int) -> str:
 
 
 def _masked(text: str, limit: int | None) -> tuple[str, int]:
-    """Return the text with its secrets masked, and how many characters at its end it lacks.
+    """Return the text with its secrets masked, and how many characters were left out at its end.
 
     Call it before a text is cut, since a secret that is cut may not be recognized.
     """
@@ -242,7 +242,7 @@ def _masked(text: str, limit: int | None) -> tuple[str, int]:
 
 
 def _cut(text: str, more: int, limit: int | None) -> str:
-    """Return the begin of a text, of at most `limit` characters; `more` characters follow it."""
+    """Return the first `limit` characters of a text that is followed by `more` other characters."""
     if limit is None:
         return _UNSAFE.sub(_escape, text)
     if len(text) <= limit and not more:
@@ -299,8 +299,8 @@ def _out_of_range(value: datetime) -> str | None:
 def _plain(value: Any, depth: int, left: list[int] | None) -> Any:
     """Return a JSON-compatible copy of the value.
 
-    `depth`: levels left. `left`: a list of one item, the characters left, or None for no limit.
-    Anything beyond is replaced by `...`.
+    `depth` is the number of levels left. `left` is a list with the number of characters left, or
+    None for no limit. Anything beyond is replaced by `...`.
     """
     if isinstance(value, (dict, list, tuple)):
         if depth == 0:

@@ -24,7 +24,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent by itself, as a terminal does for Ctrl-C."""
 MESSAGE_CHARACTERS = 8000
-"""Length of an error's line, since an error may contain an id of any length."""
+"""The most characters of an error's line, since an error may contain an id of any length."""
 
 REMOVED: Mapping[str, str] = dict.fromkeys(
     (
@@ -53,13 +53,13 @@ REMOVED: Mapping[str, str] = dict.fromkeys(
     "SILENT_WORKER_AFTER_S": "set STALE_WORKER_AFTER_S",
     "STATE_DIR": "set STATE_DIRECTORY, as systemd does",
 }  # fmt: skip
-"""Settings that are not read any more, and the remedy for an environment that still has one."""
+"""Settings that are no longer read, with the remedy for an environment that still sets them."""
 
 logger = logging.getLogger(__name__)
 
 
 def print_by_lines() -> None:
-    """Flush stdout and stderr after each line, also when it is a pipe or a file."""
+    """Flush stdout and stderr after each line, even if they are pipes or files."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -94,9 +94,9 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
 
 
 def warn_of_removed() -> None:
-    """Log once for each removed setting that the environment has.
+    """Log a warning for each removed setting that the environment still sets.
 
-    `serve` has put the names of files, which it still takes, into the paths of the logs.
+    `serve` still accepts the names of log files, and has moved them into the paths of the logs.
     """
     for name, remedy in REMOVED.items():
         second = name if name.endswith("_FILE_NAME") else f"AI_LEADS_{name}"
@@ -141,9 +141,9 @@ def start(options: Namespace) -> None:
 def run_main(prog: str, command: Callable[[], int], *, debug: bool = False) -> int:
     """Run a command and return its exit code: 2 for an error of ours, 130 for Ctrl-C, 1 otherwise.
 
-    An error of ours, or one that `errors.explained` converts, is one line on stderr; `debug`
-    adds the traceback. If nobody reads the output: 1, silently. If it cannot be
-    written: 1 and a line. Any other exception is logged with its traceback. SystemExit passes.
+    An error of ours, or one that `errors.explained` converts, is one line on stderr; `debug` adds
+    the traceback. A closed pipe as output gives 1 without a message, other output errors 1 and a
+    line. Any other exception is logged with its traceback. SystemExit passes.
     """
     _open_streams()
     _reset_signals()
@@ -203,9 +203,10 @@ def _open_streams() -> None:
 
 
 def _reset_signals() -> None:
-    """Undo what this process has inherited: with SIGCHLD ignored nobody learns how a child ended.
+    """Reset the inherited handling of signals of this process.
 
-    A signal that is blocked would never stop it, nor what it starts.
+    If SIGCHLD is ignored, the exit status of children is lost. A blocked signal would never stop
+    this process or its children.
     """
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
@@ -214,9 +215,9 @@ def _reset_signals() -> None:
 
 
 def _fork_below_init() -> None:
-    """Go on in a child, and let this process do what process 1 of a container has to.
+    """Continue in a child, and let this process do the work of process 1 in a container.
 
-    It reaps what has lost its parent, passes signals on, and ends as the child does.
+    It reaps orphaned processes, forwards signals, and ends with the child's exit status.
     """
     signals = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
@@ -227,7 +228,7 @@ def _fork_below_init() -> None:
     while True:
         got = signal.sigwaitinfo(signals)
         if got.si_signo != signal.SIGCHLD:
-            if got.si_code != SI_KERNEL:  # else the terminal has sent it to the child, too
+            if got.si_code != SI_KERNEL:  # the terminal sends such a signal to the child itself
                 os.kill(child, got.si_signo)
             continue
         with contextlib.suppress(ChildProcessError):
@@ -240,13 +241,13 @@ def _fork_below_init() -> None:
 def lost_output(error: OSError) -> OSError | None:
     """Return why stdout or stderr can no longer be written, or None if both can.
 
-    What a broken stream still holds is dropped, or the flush at exit would fail too.
+    Text left in a broken stream is dropped, as otherwise the flush at exit would fail too.
     """
     lost = error if isinstance(error, BrokenPipeError) else None
     for stream in (sys.stdout, sys.stderr):
         try:
             if error.errno == errno.ENOSPC and stream is sys.stdout:
-                # After the failure its buffer may be empty, so a flush would find no fault.
+                # After a failure its buffer may be empty, so that a flush alone would succeed.
                 stream.write("\n")
             stream.flush()
         except OSError as refused:

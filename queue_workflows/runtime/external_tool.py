@@ -1,6 +1,6 @@
-"""Run an external program although it may hang, fail or print garbage.
+"""Run an external program that may hang, fail or print garbage.
 
-A `Tool` is run for its output, a `PipedCommand` with a text on stdin.
+A `Tool` is run for its output, a `PipedCommand` gets a text on stdin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REAP_S = 0.2
 
 
 class Answer(NamedTuple):
-    """What a tool printed; None with the problem if it failed, `hung` if it was too slow."""
+    """The output of a tool, or None and the problem if it failed; `hung` if it was too slow."""
 
     text: str | None
     problem: str = ""
@@ -30,10 +30,10 @@ class Answer(NamedTuple):
 
 
 class _Command:
-    """A program that is run once at a time, by one thread.
+    """A program of which one thread runs at most one process at a time.
 
-    A process that SIGKILL does not end (it waits in a driver) is left behind. It is not started
-    again while it exists. So the caller does not wait, and the process table does not fill.
+    A process that hangs in a driver may not end by SIGKILL. It is left behind, and the program is
+    not started again while it exists. So the caller is not blocked, and processes do not pile up.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,7 +41,7 @@ class _Command:
         self._left: subprocess.Popen[bytes] | None = None
 
     def _hangs(self) -> str:
-        """Return that an earlier process is still there, or ""."""
+        """Return a text if an earlier process still exists, else an empty text."""
         if self._left is not None and self._left.poll() is None:
             return f"an earlier {self.name} still hangs"
         self._left = None
@@ -65,7 +65,7 @@ class _Command:
 
 
 class Tool(_Command):
-    """A command on PATH, by name, that prints something."""
+    """A command on PATH that is run for its output."""
 
     def ask(self, *arguments: str, timeout_s: float) -> Answer:
         """Run it for at most `timeout_s`, apart from REAP_S and the start; raises nothing."""
@@ -115,7 +115,7 @@ STEP_S = 0.1
 
 
 class PipedCommand(_Command):
-    """A program with its arguments that gets a text."""
+    """A program with its arguments that gets a text on stdin."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(argv[0])
@@ -131,14 +131,14 @@ class PipedCommand(_Command):
     ) -> str | None:
         """Run it for at most `timeout_s`; return what went wrong, or None. Raises nothing.
 
-        Its process group is killed at the timeout, and as soon as `ends_early()` is true. `output`:
-        the descriptor for what it prints, by default this process's stderr.
+        Its process group is killed at the timeout, and as soon as `ends_early()` is true. `output`
+        is the descriptor for its output, by default this process's stderr.
         """
         if problem := self._hangs():
             return problem
         deadline = time.monotonic() + timeout_s
         try:
-            # A file, as a pipe would block on a command that does not read.
+            # A file instead of a pipe, which would block if the command does not read.
             with tempfile.TemporaryFile() as given:
                 given.write(text)
                 given.seek(0)

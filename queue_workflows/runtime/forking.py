@@ -1,4 +1,4 @@
-"""Prepare this process for a fork, and end a forked one as the interpreter ends."""
+"""Prepare this process for a fork, and end a forked process as the interpreter would."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class SharedNumber:
 
 
 def close_before_fork(close: Callable[[], object]) -> None:
-    """Call this function on each `prepare`: what it closes is opened again when it is used."""
+    """Call this function on each `prepare`; it closes an object that is opened again on use."""
     _closers[close] = None
 
 
 def prepare() -> None:
-    """Close what threads serve or what sockets hold, such as pools of connections."""
+    """Close objects with threads or sockets, such as connection pools."""
     for close in _closers:
         close()
 
@@ -54,7 +54,7 @@ def note_command() -> None:
 def is_clean() -> bool:
     """Return whether a fork is as good as a new process, since only our modules are loaded.
 
-    What an app has opened, such as a connection, would be shared by both.
+    A connection of an app, for example, would be shared by both processes.
     """
     return bool(_commands) and config.get_config().app is None
 
@@ -83,9 +83,9 @@ def _has_gpu() -> bool:
 
 
 def flush() -> None:
-    """Flush stdout and stderr, whatever the app has put in their places.
+    """Flush stdout and stderr, even if the app has replaced them.
 
-    Before a fork, so that the child does not print again what waits in them.
+    Call it before a fork, so that the child does not print the buffered text again.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -93,7 +93,7 @@ def flush() -> None:
 
 
 def end() -> None:
-    """Do what the interpreter does at its end: wait for threads, and call what `atexit` has."""
+    """Wait for threads and call the functions of `atexit`, as the interpreter does at its end."""
     prepare()
     cast("Any", threading)._shutdown()
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]

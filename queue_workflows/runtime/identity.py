@@ -14,9 +14,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 _MAX_LABEL = 80
-"""With pid (10), machine (8), random (12), three colons and `_EXECUTORS`: 116 of 120 characters."""
+"""The most characters of a label in a worker id; with the other parts it has 116 of 120."""
 _EXECUTORS = "ex-"
-"""Begins the last part of ids of workers with executors."""
+"""The last part of the id of a worker with executors begins with this."""
 _UUID = "00000000-0000-0000-0000-000000000000"
 _UUID_FORM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -44,9 +44,9 @@ def machine() -> str:
 
 
 def process_exists(pid: int) -> bool:
-    """Return whether this machine has a process with this pid, of whatever user; it may be another.
+    """Return whether this machine has a process with this pid, of any user.
 
-    A process of another pid namespace is not seen.
+    The pid may have been reused. Processes of other pid namespaces are not seen.
     """
     try:
         os.kill(pid, 0)
@@ -60,8 +60,8 @@ def process_exists(pid: int) -> bool:
 def process_prefix(host_label: str, pid: int) -> str:
     """Return `label:pid:machine:`, the prefix of every worker id of that process and of no other.
 
-    Characters of the label outside `A-Z a-z 0-9 _ . -` become `-`. It is cut at 80 characters;
-    `host` stands for an empty one.
+    Characters of the label outside `A-Z a-z 0-9 _ . -` become `-`. It is cut at 80 characters; an
+    empty label becomes `host`.
     """
     label = _NOT_IN_LABEL.sub("-", host_label)[:_MAX_LABEL] or "host"
     return f"{label}:{pid}:{machine()}:"
@@ -70,7 +70,7 @@ def process_prefix(host_label: str, pid: int) -> str:
 def new_worker_id(host_label: str, *, executors: bool = False) -> str:
     """Return `label:pid:machine:random`, at most 120 characters, different on every call.
 
-    `executors`: whether the handlers of its jobs run in other processes; `has_executors` knows it.
+    `executors` is whether its handlers run in other processes; `has_executors` reads that.
     """
     kind = _EXECUTORS if executors else ""
     return f"{process_prefix(host_label, os.getpid())}{kind}{secrets.token_hex(6)}"
@@ -84,7 +84,7 @@ def has_executors(worker_id: str) -> bool:
 def uuid_range(prefix: str) -> tuple[str, str] | None:
     """Return the first and the last UUID that begin with the prefix; None if no UUID does.
 
-    UUIDs have one form, so every collation orders them by their digits, and an index finds them.
+    All UUIDs have the same form, so every collation sorts them alike, and an index finds them.
     """
     low, high = prefix + _UUID[len(prefix) :], prefix + _UUID.replace("0", "f")[len(prefix) :]
     return (low, high) if _UUID_FORM.fullmatch(low) else None

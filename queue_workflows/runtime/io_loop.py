@@ -1,4 +1,4 @@
-"""Wait for many descriptors, one timer and bells on one thread, and resume what waits for them."""
+"""Wait for descriptors, one timer and bells on one thread, and resume the waiting generators."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 Call: TypeAlias = Callable[[], object]
 Wait: TypeAlias = "tuple[int, int] | None"
-"""What a flow waits for: a descriptor and the events on it; None: its bell, or something to read
+"""A descriptor and the events for which a flow waits. None stands for its bell, or for data to read
 on the descriptor that it named last."""
 Waiting: TypeAlias = Generator[Wait, bool, Any]
-"""A generator that waits; it is resumed with True for a descriptor and with False for its bell."""
+"""A generator that yields waits; it is resumed with True for a descriptor, False for its bell."""
 
 
 class IoLoop:
@@ -34,16 +34,16 @@ class IoLoop:
         self._at = math.inf
         self._stopped = False
         self.over: Callable[[], bool] | None = None
-        """Tells at each turn whether `run` ends."""
+        """Called at each turn; returns whether `run` ends."""
         self.rung: dict[Flow, None] = {}
         """The flows whose bells have rung."""
 
     def read(self, fd: int, call: Call | None) -> None:
-        """Call this whenever the descriptor can be read; None ends that."""
+        """Call this whenever the descriptor can be read; None stops that."""
         self._watch(fd, READ, call)
 
     def write(self, fd: int, call: Call | None) -> None:
-        """Call this whenever the descriptor can be written; None ends that."""
+        """Call this whenever the descriptor can be written; None stops that."""
         self._watch(fd, WRITE, call)
 
     def _watch(self, fd: int, event: int, call: Call | None) -> None:
@@ -66,9 +66,9 @@ class IoLoop:
         self._selector.modify(fd, sum(calls), calls)
 
     def forget(self, fd: int) -> None:
-        """Watch a descriptor no longer; to be called before it is closed."""
+        """Stop watching a descriptor; call this before the descriptor is closed."""
         if (calls := self._calls.pop(fd, None)) is not None:
-            calls.clear()  # this turn may have found it ready, and has not called them yet
+            calls.clear()  # this turn may have found the descriptor ready, but not called them yet
             self._selector.unregister(fd)
 
     def wake_at(self, at: float) -> None:
@@ -80,14 +80,14 @@ class IoLoop:
         self._stopped = True
 
     def run(self, tick: Callable[[float], float], over: Callable[[], bool] | None = None) -> None:
-        """Turn until `stop`, or `over`.
+        """Run turns until `stop` is called or `over` returns True.
 
-        `tick` does what is due and returns when it is to be called again.
+        `tick` does the work that is due and returns when to call it again.
         """
         self.over = over
         while not self._stopped and (self.over is None or not self.over()):
             left_s = 0.0 if self.rung else max(0.0, self._at - self._now())
-            # A timer of epoll has a millisecond; it must not wake too early and turn in vain.
+            # epoll counts milliseconds. Round up, so that it does not wake before the timer.
             for key, events in self._selector.select(None if left_s == math.inf else left_s):
                 calls: dict[int, Call] = key.data
                 for event in (READ, WRITE):
@@ -126,11 +126,11 @@ class Flow:
         self.ring()
 
     def ring(self) -> None:
-        """Resume it soon, if it waits for its bell; else as soon as it does."""
+        """Resume the generator soon if it waits for its bell, else once it does."""
         self._loop.rung[self] = None
 
     def heard(self) -> None:
-        """Resume it if it waits for its bell; called by the loop."""
+        """Resume the generator if it waits for its bell; only the loop calls this."""
         if self.over or self._waiting is None:
             return
         if self._for_bell:
@@ -165,7 +165,7 @@ class Flow:
             self._loop.write(fd, self._readable if self._writes else None)
 
     def let_go(self) -> None:
-        """Forget the descriptor; to be called before it is closed."""
+        """Stop watching the descriptor; call this before it is closed."""
         if self._fd != -1:
             self._loop.forget(self._fd)
             self._fd, self._writes = -1, False

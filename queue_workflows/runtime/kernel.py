@@ -1,6 +1,6 @@
-"""Ask the kernel for what Python has no call for, such as timers that end this process.
+"""Call kernel functions that Python lacks, such as timers that end this process.
 
-Elsewhere than on Linux this does nothing; there the end of file on its socket ends a process.
+On systems other than Linux they do nothing; there a process ends at end of file on its socket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIGEV_THREAD: Final = 2
 """From glibc's bits/sigevent.h."""
 TIMER_ABSTIME: Final = 1
 RETRY_NS: Final = 100_000_000
-"""Fire again until the process has ended: glibc drops a firing if it gets no thread."""
+"""Interval of further firings, since glibc drops a firing if it cannot start a thread."""
 NS_PER_S: Final = 1_000_000_000
 _START: Final = 45
 """Index of the address of the command line in `/proc/self/stat`, after the name of the process."""
@@ -52,13 +52,13 @@ class _SigEvent(ctypes.Structure):
 def _libc() -> ctypes.PyDLL | None:
     """Return the C library, or None elsewhere than on Linux.
 
-    A PyDLL keeps the GIL. Otherwise a call of a microsecond would wait for a handler that keeps the
-    GIL. It also prevents a fork during the call.
+    A PyDLL keeps the GIL. Otherwise each short call might wait for a handler to give up the GIL. It
+    also prevents a fork during the call.
     """
     if sys.platform != "linux":
         return None
     try:
-        # By its name: a preloaded library that fakes the wall clock changes absolute timers, too.
+        # Loaded by name, as a preloaded library that fakes the wall clock changes timers, too.
         libc = ctypes.PyDLL("libc.so.6", use_errno=True)
     except OSError:
         libc = ctypes.PyDLL(None, use_errno=True)
@@ -72,7 +72,7 @@ def _libc() -> ctypes.PyDLL | None:
 
 
 def _created(code: int | None) -> int | None:
-    """Return a new timer that is not armed, or None if there can be none."""
+    """Return a new timer that is not armed, or None if the kernel cannot make one."""
     libc = _libc()
     if code is None:
         event = _SigEvent(signo=signal.SIGKILL, notify=SIGEV_SIGNAL)
@@ -104,7 +104,7 @@ def prepare() -> None:
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
     """Let the kernel send this signal when the parent ends; end now if it has ended.
 
-    More precisely when the parent's thread that forked it ends, which is its only one.
+    The kernel sends it when the thread that forked this process ends, which is the only one there.
     """
     libc = _libc()
     if libc is not None:
@@ -114,11 +114,11 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 class DeathTimer:
-    """End this process at a given time, without any Python code: by SIGKILL, or with `code`.
+    """End this process at a given time by SIGKILL or with `code`, without any Python code.
 
-    The time includes suspend. SIGKILL also ends a stopped process. With `code` the process exits as
-    by `os._exit`; a stopped one does when it is continued. A forked child does not inherit the
-    timer. Where the kernel has no such timer, `set` does nothing; with `code` it logs that once.
+    The time includes suspend. SIGKILL also ends a stopped process. With `code`, the process exits
+    as by `os._exit`, a stopped one once it is continued. A forked child does not inherit the timer.
+    If the kernel has no such timer, `set` does nothing; with `code` it logs that once.
     """
 
     def __init__(self, code: int | None = None) -> None:
@@ -145,7 +145,7 @@ class DeathTimer:
 def set_title(text: str) -> None:
     """Overwrite the command line of this process, which `ps` shows, with as much as fits.
 
-    The kernel reads it from the memory of the process. Does nothing elsewhere than on Linux.
+    The kernel reads it from the memory of the process. It does nothing on other systems than Linux.
     """
     try:
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
@@ -153,7 +153,7 @@ def set_title(text: str) -> None:
     except (OSError, ValueError):
         return
     if 0 < start < end:
-        # A zero as the last byte keeps the kernel from reading on into the environment.
+        # With a zero as the last byte, the kernel does not read on into the environment.
         room = end - start - 1
         shown = text.encode()[:room]
         ctypes.memmove(start, shown + bytes(room + 1 - len(shown)), room + 1)

@@ -13,7 +13,7 @@ Ids: TypeAlias = "dict[str, str | int]"
 
 
 class _OfJob(NamedTuple):
-    """A claimed job and what was bound before; most jobs log no line that needs its ids."""
+    """A claimed job and the ids bound before; its own ids are only read for log lines."""
 
     row: Mapping[str, Any]
     outer: Ids | _OfJob
@@ -49,7 +49,7 @@ def bound(ids: Mapping[str, str | int] | None = None, **more: str | int) -> Gene
 
 
 def bind_job(row: Mapping[str, Any]) -> Bound:
-    """Add the ids of a claimed job from here on; return what `unbind` takes."""
+    """Add the ids of a claimed job from here on; return the token for `unbind`."""
     return _bound.set(_OfJob(row, _bound.get()))
 
 
@@ -59,7 +59,7 @@ def unbind(token: Bound) -> None:
 
 
 def of_code() -> Ids:
-    """Return the ids that are bound where this is called."""
+    """Return the ids that are bound in the present context."""
     return _ids_of(_bound.get())
 
 

@@ -1,7 +1,7 @@
 """Format log records as lines of text or JSON, with the ids of the work and without secrets.
 
-Where logs are JSON, the output of handlers becomes such lines, too. Files of logs are shared by
-processes, and renamed before they grow too large.
+If logs are JSON, the output of handlers becomes JSON lines, too. Several processes write to the
+same log files, which are rotated by size.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 class MaskSecrets(logging.Filter):
     """Mask secrets in, and escape, the message and traceback of a log record.
 
-    It belongs to handlers: a logger's filter does not see the records of child loggers. A line end
-    in an argument becomes `\\n`. Every line after a record's first is indented, so that no text of
-    a row can look like a record of its own; not with `indent=False`, for lines of JSON.
+    Add it to handlers, since a logger's filter does not see the records of child loggers. A line
+    end in an argument becomes `\\n`. Unless `indent` is false, for JSON, all lines of a record
+    after the first are indented, so that no text of a row can look like a record of its own.
     """
 
     def __init__(self, *, indent: bool = True) -> None:
@@ -55,16 +55,16 @@ class MaskSecrets(logging.Filter):
 
 
 def escape_arguments(record: logging.LogRecord) -> bool:
-    """Escape the arguments of a record: the filter of a library's logger whose app has handlers.
+    """Escape the arguments of a record; it is the filter of this library's logger.
 
-    So line ends in an id cannot forge a record in the log of the app.
+    So line ends in an id cannot forge a record in the log of an app that has its own handlers.
     """
     record.args = _safe_arguments(record.args)
     return True
 
 
 class TextFormatter(logging.Formatter):
-    """One line a record, in UTC; behind it the ids of its work that the message does not name."""
+    """One line per record, in UTC, followed by those ids of its work that the message lacks."""
 
     converter = time.gmtime
 
@@ -88,10 +88,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, in ASCII: time, level, logger, message, pid, ids, then `extra`."""
+    """One ASCII JSON object per line with time, level, logger, message, pid, ids and `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; what is no JSON becomes text, and NaN a string."""
+        """Return the line; values that JSON lacks, and NaN, become strings."""
         error = record.exc_text
         if error is None and record.exc_info:
             error = display.block(self.formatException(record.exc_info))
@@ -167,9 +167,9 @@ def _indented(text: str) -> str:
 
 
 PRINT_LOGGER: Final = "print"
-"""The `logger` of these lines."""
+"""The `logger` of printed lines."""
 LINE_LIMIT: Final = 8000
-"""Bytes or characters after which a line is cut."""
+"""Bytes or characters after which a printed line is cut."""
 STREAMS: Final = {1: "stdout", 2: "stderr"}
 _FORMATTER: Final = JsonFormatter()
 _MASK: Final = MaskSecrets(indent=False)
@@ -190,14 +190,14 @@ def are_json() -> bool:
 
 
 class Pipes:
-    """The lines of one executor, from the bytes that its stdout and stderr bring."""
+    """Cuts the bytes from an executor's stdout and stderr into lines, as JSON."""
 
     def __init__(self, pid: Callable[[], int]) -> None:
         self._pid = pid
         self._rest = dict.fromkeys(STREAMS, b"")
 
     def add(self, number: int, data: bytes) -> bytes:
-        """Return the lines of a stream that are whole now."""
+        """Return the lines of a stream that these bytes complete."""
         *lines, rest = (self._rest[number] + data).split(b"\n")
         while len(rest) > LINE_LIMIT:
             lines.append(rest[:LINE_LIMIT])
@@ -206,7 +206,7 @@ class Pipes:
         return b"".join(self._line(number, line) for line in lines)
 
     def end(self, number: int) -> bytes:
-        """Return the last line of a stream, if it has no end."""
+        """Return the incomplete last line of a stream, if there is one."""
         rest, self._rest[number] = self._rest[number], b""
         return self._line(number, rest)
 
@@ -217,11 +217,11 @@ class Pipes:
 
 MODE: Final = 0o640
 SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt")
-"""A setting that ends in one of them names a file, any other a folder."""
+"""A setting with such an ending names a file, any other a folder."""
 MAX_BYTES: Final = 50_000_000
-"""Size at which a file is renamed and a new one begins: an editor still opens it."""
+"""Size at which a log file is rotated; editors can still open a file of this size."""
 KEPT: Final = 5
-"""Renamed files that are kept of each: with the open one, 300 MB."""
+"""Rotated files that are kept of each log; with the open one, they take 300 MB."""
 
 
 def default_format() -> str:
@@ -240,7 +240,7 @@ def application_log() -> list[logging.Handler]:
 
 
 def path_of(setting: str, name: str) -> Path | None:
-    """Return the log that a setting names: a file, or `name` in its folder; None if it is empty."""
+    """Return the file that a setting names, or `name` in the folder it names; None if empty."""
     if not setting:
         return None
     path = Path(setting).expanduser()
@@ -259,10 +259,10 @@ def opened(path: Path) -> RotatingFile:
 
 
 class RotatingFile:
-    """A file to which several processes append lines, each whole and in one file.
+    """A file to which several processes append lines without mixing or splitting them.
 
     At `max_bytes` it is renamed to `.1`, that to `.2`, and so on; `kept` of them stay. A lock on
-    the file orders the writers of all processes; those of one process order themselves.
+    the file orders the processes; the threads of one process must not write at the same time.
     """
 
     def __init__(self, path: Path, max_bytes: int, kept: int) -> None:
@@ -286,7 +286,7 @@ class RotatingFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[int]:
-        """Hold the lock of the file that has the path now; yield its size."""
+        """Hold the lock of the file that is at the path now; yield its size."""
         while True:
             if self._pid != os.getpid():
                 # A forked child shares the open file, and with it the lock.
@@ -329,7 +329,7 @@ class RotatingFile:
 
 
 class FileHandler(logging.Handler):
-    """Write records to a file; one that cannot be written is reported on stderr, once a time."""
+    """Write records to a file; failures are reported on stderr, but not each of them."""
 
     def __init__(self, file: RotatingFile) -> None:
         super().__init__()

@@ -37,10 +37,10 @@ _BRACKETS = re.compile(
     r"""'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$)|[\[({\])}]""", re.DOTALL
 )
 _CALL = re.compile(r"""[bru]{0,2}["']|\w{1,64}=|\n[ \t]""")
-"""What follows the bracket behind a word, if that is a call and no password with a bracket."""
+"""The text after a word and a bracket if it is a call, and not a password with a bracket."""
 _REST = re.compile(r"""[^\s"',;)\]}]*""")
 _MOST = 2000
-"""Characters of a password with a bracket that are searched for the other bracket."""
+"""How many characters after an opening bracket in a password are searched for the closing one."""
 _PAIR = re.compile(
     r"""(?P<start>(?:\(|(?<=\[)\[|(?<=[)\]],)\[|(?<=[)\]],\s)\[)"""
     r"""b?["'](?P<name>[A-Za-z][\w.-]{0,63})["'],\s?)"""
@@ -58,10 +58,10 @@ _OPTION = re.compile(
 """An option of a command, also in a list of arguments. In a sentence, a word follows its name."""
 _PEM = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?=-----END|$)", re.DOTALL)
 _OBJECT = re.compile(r"\b(?:workflow|pipeline|step|node|task|schedule|queue|model|map|item) $")
-"""What stands before the quoted name of an object, whose colon begins a message about it."""
+"""The text before the quoted name of an object, after which a colon begins a message about it."""
 _PLACEHOLDERS = frozenset({"...", "\N{HORIZONTAL ELLIPSIS}"})
 _REFUSED = re.compile(r", not (?=\S)")
-"""What stands between an expected type and a refused value."""
+"""The text between an expected type and a refused value."""
 _HEADER = re.compile(
     r"^([ \t]*(?:proxy-)?(?:authorization|cookie|set-cookie)[ \t]*:[ \t]*)[^\r\n]+",
     re.IGNORECASE | re.MULTILINE,
@@ -104,14 +104,14 @@ def mask(text: str) -> str:
 
 
 def _shown_start(found: re.Match[str]) -> str:
-    """Return a pair or option without its value if its name is that of a secret."""
+    """Return a pair or option, with its value masked if its name is the name of a secret."""
     placeholder = found["name"].lower() == found.groupdict().get("value", "").lower()
     is_kept = placeholder or not is_secret(found["name"], bare_key=False)
     return found[0] if is_kept else found["start"] + MASK
 
 
 def _closed(text: str, opened: re.Match[str]) -> int:
-    """Return where a value with brackets ends, or the text or line if the last one is missing."""
+    """Return the end of a value with brackets, or of its line if the closing one is missing."""
     begin, depth = opened.end(), 1
     in_word = len(opened["opened"]) > 1 and not _CALL.match(text, begin)
     last = begin + _MOST if in_word else len(text)
@@ -169,7 +169,7 @@ def _is_labelled(name: re.Match[str]) -> bool:
 def is_secret(name: str, *, bare_key: bool = True) -> bool:
     """Return whether the value after this name is a secret.
 
-    `bare_key`: the name `key` alone counts as a secret, too.
+    With `bare_key`, the name `key` alone counts as a secret, too.
     """
     if name.lower().replace("_", "").replace("-", "").endswith(_SECRETS):
         return True

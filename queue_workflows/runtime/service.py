@@ -1,6 +1,6 @@
 """Run threads as services: `Loop` repeats tasks, `Follow` acts on items, `Pool` runs a function.
 
-`ErrorLog` logs the errors of repeated work: each once a while, and an outage in one line.
+`ErrorLog` logs the errors of repeated work, each only once in a while, and an outage in one line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DIGITS = re.compile(r"\d+")
 class ErrorLog:
     """Log an error with its traceback; the same text again within `QUIET_S` is only counted.
 
-    An outage (`errors.outage`) is one line, the rest of it at debug level. Digits are ignored in
-    that comparison: ids and ports would make every line a new text.
+    An outage (`errors.outage`) is logged as one line, and further errors of it at debug level. The
+    comparison ignores digits, since ids and ports would make every line a new text.
     """
 
     def __init__(self, owner: str, now_fn: NowFn) -> None:
@@ -37,7 +37,7 @@ class ErrorLog:
         self._now = now_fn
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
         self._away: dict[str, float] = {}
-        """The tasks that failed by an outage, and when."""
+        """The tasks that failed because of an outage, and when."""
 
     def guard(self, what: str, call: Callable[[], T]) -> T | None:
         """Return the call's value; log any error and return None."""
@@ -94,8 +94,8 @@ logger = logging.getLogger(__name__)
 class Service(abc.ABC):
     """Daemon threads named after the service, which starts once and stops once.
 
-    `stop()` may come at any time, from any thread, again, and before `start()`, which then starts
-    nothing. Not for signal handlers: it takes locks.
+    `stop()` may be called at any time, from any thread and repeatedly. After a `stop()`, `start()`
+    does nothing. Signal handlers must not call it, since it takes locks.
     """
 
     def __init__(self, name: str, *, threads: int = 1) -> None:
@@ -126,7 +126,7 @@ class Service(abc.ABC):
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Request that the threads end, and wait for them; return whether all have ended.
 
-        Called on one of its own threads it does not wait, and returns False.
+        On a thread of the service itself, it does not wait, and returns False.
         """
         if not self._stopping.is_set():
             self._stopping.set()
@@ -169,10 +169,10 @@ class Task(NamedTuple):
 
 
 class Loop(Service):
-    """Run tasks when they are due, one after the other; each for the first time at once.
+    """Run tasks when they are due, one after the other, and each of them first at the start.
 
-    The times lie on a grid: a late or long run does not move the later ones, and missed ones are
-    skipped. A task that raises is logged and runs again when next due.
+    A late or long run does not move the times of later runs; missed times are skipped. A task that
+    raises is logged and runs again when next due.
     """
 
     def __init__(self, name: str, tasks: Iterable[Task], *, now_fn: NowFn = time.monotonic) -> None:

@@ -25,7 +25,7 @@ call.
 
 
 class Flag:
-    """An event that a signal handler may set: it is a pipe, not a lock.
+    """An event that a signal handler may set, since it uses a pipe instead of a lock.
 
     `threading.Event.set()` in a handler deadlocks if the interrupted code is in `wait()`.
     """
@@ -50,7 +50,7 @@ class Flag:
             os.write(self._writer, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` (without end if None) for the flag; return whether it is set."""
+        """Wait for the flag, at most `timeout_s` (None for no limit); return whether it is set."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
@@ -87,8 +87,8 @@ class StopRequest:
         return len(self._seen)
 
     def request(self) -> None:
-        """Act as a signal does."""
-        # A second signal may interrupt this very function, so the number is drawn in one step.
+        """Request a stop, as a signal does."""
+        # A second signal may interrupt this function, so the number is taken in one step.
         number = next(self._numbers)
         self._seen.append(number)
         try:
@@ -96,7 +96,7 @@ class StopRequest:
             if callback is not None:
                 callback()
         finally:
-            # Last, since it releases the GIL: a waiter then finds the callback's work done.
+            # Set last, since it releases the GIL, and a waiter expects the callback to have run.
             self.requested.set()
 
     def _handle(self, _signum: int, _frame: FrameType | None) -> None:
@@ -134,11 +134,11 @@ class Wakeups:
         self._count = 0
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once `received` has news."""
+        """Return a descriptor that is readable once `received` may return a higher number."""
         return self._receiving_end.fileno()
 
     def received(self) -> int:
-        """Return how many signals this very process has got until now."""
+        """Return how many signals this process itself has received so far."""
         with contextlib.suppress(BlockingIOError):
             space = socket.CMSG_SPACE(self._SENDER.size)
             numbers, ancillary, _, _ = self._receiving_end.recvmsg(4096, space)
@@ -148,7 +148,7 @@ class Wakeups:
         return self._count
 
     def take(self) -> None:
-        """Take the wakeup descriptor, which an event loop of a handler may have had, unless in use.
+        """Take the wakeup descriptor back from a handler's ended event loop, unless it is in use.
 
         Only the main thread may call it.
         """

@@ -1,4 +1,4 @@
-"""Load stored JSON of any text and shape without raising: a row may hold whatever SQL wrote."""
+"""Load stored JSON of any shape without raising, since plain SQL may have written anything."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KEPT_BYTES = 64 * 1024
 
 
 class Decoder(json.JSONDecoder):
-    """Decode JSON; an app that replaces functions of `json` changes nothing."""
+    """Decode JSON even if an app replaces functions of `json`."""
 
     decode = json.JSONDecoder.decode
     raw_decode = json.JSONDecoder.raw_decode
 
 
 decode = Decoder().decode
-"""`json.loads` of bytes would search for their encoding, which is UTF-8."""
+"""Used instead of `json.loads`, which would detect the encoding of bytes; it is always UTF-8."""
 
 
 def load_json(data: str | bytes) -> Any:
@@ -42,7 +42,7 @@ def load_json(data: str | bytes) -> Any:
     except RecursionError:
         return Unreadable(f"it is nested deeper than {MAX_DEPTH} levels", raw)
     except ValueError as error:
-        # The parser's own words: "Exceeds the limit (4300 digits) for integer string conversion".
+        # The parser's text is "Exceeds the limit (4300 digits) for integer string conversion".
         return Unreadable(str(error).partition(";")[0], raw)
     # A level needs two brackets. Most texts are too short for that many.
     levels_fit = size > 2 * MAX_DEPTH
@@ -80,7 +80,7 @@ def text(value: Any) -> str | None:
 
 
 def texts(value: Any) -> list[str]:
-    """Return the strings of a JSON array; without any other value, an empty list."""
+    """Return the strings in a JSON array, without its other values; [] if it is not an array."""
     return [each for each in sequence(value) if isinstance(each, str)]
 
 

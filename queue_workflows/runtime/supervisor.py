@@ -20,9 +20,9 @@ from queue_workflows.types import NowFn
 
 _REAP_POLL_S = 0.05
 
-# Becomes the child by exec. The kernel sends it SIGTERM when the starting thread ends; if that
-# happened before prctl, its parent has changed. Python ignores SIGPIPE and SIGXFSZ, and exec keeps
-# ignored signals ignored.
+# This program becomes the child by exec. The kernel sends it SIGTERM when the starting thread ends.
+# If that thread ended before prctl, the parent has changed. Python ignores SIGPIPE and SIGXFSZ, and
+# ignored signals stay ignored after exec.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
@@ -39,7 +39,7 @@ except OSError as error:
 
 
 class Death(NamedTuple):
-    """The end of a process: exit code or signal, neither if unknown; and its largest RSS in MB."""
+    """The end of a process, with exit code or signal (None if unknown) and peak RSS in MB."""
 
     code: int | None
     signal: int | None
@@ -50,7 +50,7 @@ class Child:
     """A process in a session of its own, without stdin; the parent's Ctrl-C does not reach it.
 
     On Linux it gets SIGTERM when the thread that created it ends. A small interpreter sets that up
-    and then becomes the child by exec, since code between fork and exec is unsafe beside threads.
+    and then becomes the child by exec, as other code between fork and exec is unsafe with threads.
     `env` is added to this process's environment; it keeps the descriptors `inherit`. Raises OSError
     if nothing could be started.
     """
@@ -80,12 +80,12 @@ class Child:
             self.pidfd = os.pidfd_open(pid)
 
     def send(self, signum: signal.Signals) -> None:
-        """Send a signal to a child that was not reaped yet."""
+        """Send a signal to a child that has not been reaped yet."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signum)
 
     def wait(self, timeout_s: float) -> Death | None:
-        """Return how it ended, once; None if it still runs after this time."""
+        """Return how it ended, or None if it still runs after this time; see `reap`."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()
         if self.pidfd is not None:
@@ -95,7 +95,7 @@ class Child:
         return death
 
     def reap(self) -> Death | None:
-        """Return how it ended, once; None while it runs. Leaves other children's status alone."""
+        """Return how it ended, or None while it runs; reap this child only."""
         try:
             reaped, status, usage = os.wait4(self.pid, os.WNOHANG)
         except ChildProcessError:  # another caller has reaped it
@@ -117,15 +117,15 @@ class Child:
 class Forked(Child):
     """A fork of this process that calls `main`; it starts fast, as its modules are imported.
 
-    Needs that `forking.is_clean` returns True, and that no thread runs. `env` is as in `Child`. It
-    calls the functions that are registered with `atexit`, too, as any process with these imports.
+    `forking.is_clean` must return True, and no thread may run. For `env` see `Child`. At its end it
+    calls the functions that are registered with `atexit`, like any other process.
     """
 
     def __init__(self, main: Callable[[], int], env: Mapping[str, str] | None = None) -> None:
-        forking.flush()  # else it would print again what waits here
+        forking.flush()  # so that the child does not print buffered text again
         self._process = None
         parent = os.getpid()
-        # A handler of this process would act in the child, on a pipe that both have.
+        # A signal handler of this process must not run in the child, as they share its pipe.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -171,12 +171,12 @@ POLL_S = 0.1
 GIVE_UP_AFTER = 3
 FIRST_DELAY_S = 0.2
 BACKOFF_MAX_S = 30.0
-"""Longest wait before a restart: so late at most a fleet notices that its cause is gone."""
+"""Longest wait before a restart, and so until a fleet recovers after the cause is gone."""
 HEALTHY_AFTER_S = 30.0
 STARTED_AFTER_S = 5.0
-"""A child that lived so long has started. What ended it may have been a job, not its own fault."""
+"""A child that lived so long counts as started; perhaps a job has ended it, not its own fault."""
 DOWN_SHARE = 0.25
-"""Share of its life for which a child that has started waits at most."""
+"""A started child waits for at most this share of its life before its restart."""
 
 SpawnFn: TypeAlias = Callable[..., Child]
 """Called as `Child`."""
@@ -195,8 +195,8 @@ class ChildSpec(NamedTuple):
 class Exit(NamedTuple):
     """How a child ended: an exit code, or the signal that killed it, or neither if unknown.
 
-    `overdue`: why the supervisor has killed it; then its code is 0. `max_rss_mb` is its largest
-    resident size. It is never below that of the supervisor, whose image the child is until exec.
+    `overdue` is why the supervisor has killed it; then its code is 0. `max_rss_mb` is its peak RSS,
+    which is never below the supervisor's, since the child is a copy of it until exec.
     """
 
     name: str
@@ -209,10 +209,10 @@ class Exit(NamedTuple):
 
 
 class RestartRule:
-    """The delay before a restart: 0.2 s, doubled by each quick exit in a row, with a maximum.
+    """The delay before a restart, which is 0.2 s, doubled by each quick exit up to a maximum.
 
     A child that lived `HEALTHY_AFTER_S` resets it. One that lived `STARTED_AFTER_S` waits for at
-    most `DOWN_SHARE` of its life: jobs that kill their worker must not take it from the others.
+    most `DOWN_SHARE` of its life, so that jobs that kill their worker delay others only a little.
     """
 
     def __init__(self, max_delay_s: float) -> None:
@@ -236,7 +236,7 @@ class RestartRule:
 
 
 class ChildStatus(NamedTuple):
-    """`state` is running, waiting (for a restart), gave_up or stopped; `pid` while it runs."""
+    """The state of a child (running, waiting for a restart, gave_up, stopped), and its pid."""
 
     pid: int | None
     state: str
@@ -246,9 +246,9 @@ class ChildStatus(NamedTuple):
 class Supervisor:
     """Keep a fixed set of child processes running, each in a session of its own.
 
-    Ctrl-C reaches only the supervisor. `start`, `run` and `stop` belong to one thread that lives as
-    long as the children: on Linux they get SIGTERM when it ends. Any thread may read `children`.
-    `on_exit` runs right after a child was reaped, and blocks the supervisor.
+    Ctrl-C reaches only the supervisor. One thread must call `start`, `run` and `stop`, and live as
+    long as the children, which on Linux get SIGTERM when it ends. Any thread may read `children`.
+    `on_exit` is called right after a child was reaped, and blocks the supervisor.
     """
 
     def __init__(
@@ -303,8 +303,8 @@ class Supervisor:
     ) -> int:
         """Supervise until asked to stop, then stop all; return 0, or 2 after giving up.
 
-        It gives up when every child was given up, with `fail_fast` when one was. It also ends when
-        `outdated`, which is called about once a second, returns True.
+        It gives up when every child was given up, or with `fail_fast` when any was. It also ends
+        when `outdated`, which is called about once a second, returns True.
         """
         try:
             while not (stop.requested.is_set() or outdated()):
@@ -324,8 +324,8 @@ class Supervisor:
     ) -> bool:
         """Send SIGTERM to all, SIGKILL after the deadline; return whether all were reaped.
 
-        Deadline None: SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again` sends
-        SIGTERM again. That SIGKILL counts as exit code 0.
+        The deadline is by default SHUTDOWN_TIMEOUT_S and a margin. Each further request in `again`
+        sends SIGTERM again. Such a SIGKILL counts as exit code 0.
         """
         if deadline_s is None:
             deadline_s = config.SHUTDOWN_TIMEOUT_S.read() + STOP_MARGIN_S

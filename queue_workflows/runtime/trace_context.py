@@ -39,9 +39,9 @@ def parse(value: Any) -> SpanContext | None:
 
 
 def with_current(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """Return the headers with the `traceparent` of the span that is current here, if there is one.
+    """Return the headers with the `traceparent` of the current span, if there is one.
 
-    A `traceparent` that is given stays. Returns None without headers and span.
+    A given `traceparent` is kept. Returns None if there are neither headers nor a span.
     """
     current = _current()
     if current is None or not isinstance(headers, (Mapping, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -63,9 +63,9 @@ def _current() -> SpanContext | None:
 
 @contextlib.contextmanager
 def continuing(traceparent: Any) -> Generator[None]:
-    """Let what is enqueued inside continue a trace that came with a request, if it is valid.
+    """Let jobs enqueued in the block continue the trace of a request, if its header is valid.
 
-    A span of OpenTelemetry that is current there counts more.
+    A current span of OpenTelemetry takes precedence.
     """
     token = own.set(parse(traceparent))
     try:
