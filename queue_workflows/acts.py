@@ -1,7 +1,7 @@
 """Record who did what on request, and list it.
 
 A function that changes something on request takes `by` and `reason`. It records the act in its own
-transaction, unless it raises or returns that there was nothing to do.
+transaction, unless it raises an error or finds that it has no change to make.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from queue_workflows.runtime import clock
 from queue_workflows.types import JsonDict, Rows
 
 Via = Literal["sql", "python", "cli", "http"]
-"""How an act came: by a plain INSERT, a call, a command or a request over HTTP."""
+"""The origin of an act, which is a plain INSERT, a call, a command or a request over HTTP."""
 MOST_ACTOR: Final = 200
-"""Characters of an actor; the history of jobs has the same bound."""
+"""The most characters of an actor; the history of jobs has the same bound."""
 MOST_REASON: Final = 1000
 
 
@@ -40,10 +40,10 @@ _acting: Final = contextvars.ContextVar("queue_workflows_acting", default=_CALL)
 def acting(
     by: str | None = None, *, reason: str | None = None, via: Via | None = None
 ) -> Generator[None]:
-    """Give the calls of the block this actor and reason where they are not given their own.
+    """Set the default actor and reason for calls in the block.
 
-    It counts for the present thread or task and what these call; None: as before. Raises
-    `InvalidConfig` (a ValueError) for a text that no act can have.
+    It applies to the present thread or task. A None keeps the value from outside. Raises
+    `InvalidConfig` (a ValueError) for a text that cannot be stored or is too long.
     """
     own = _acting.get()
     who, why = _text("by", by, MOST_ACTOR), _text("reason", reason, MOST_REASON)
@@ -57,7 +57,7 @@ def acting(
 def actor(by: str | None = None) -> str | None:
     """Return who acts: `by`, else the actor of `acting`, else for a command its user's login.
 
-    None without any of these: the database then names its role. Raises as `acting` does.
+    Returns None without any of these; then the database stores its role. Raises as `acting` does.
     """
     own = _acting.get()
     return _text("by", by, MOST_ACTOR) or own.actor or (_login() if own.via == "cli" else None)
@@ -88,12 +88,12 @@ def _login() -> str:
 
 
 class Act(NamedTuple):
-    """An act under way."""
+    """An act that is being recorded."""
 
     actor: str | None
     reason: str | None
     subjects: builtins.list[tuple[str, str]]
-    """Kind and id of each object, a row for each; without any the act is not recorded."""
+    """Kind and id of each object, which gets a row each; if empty, the act is not recorded."""
     detail: JsonDict
 
 
@@ -106,15 +106,15 @@ def recorded(
     reason: str | None = None,
     **detail: Any,
 ) -> Generator[Act]:
-    """Do what the block does as its actor, and record the act, in the transaction of `conn`.
+    """Run the block as this actor, and record the act in the transaction of `conn`.
 
-    The history of jobs names the same actor. Nothing is recorded if the block raises, or leaves no
-    subjects. On a connection in autocommit mode the block is a transaction, else a savepoint.
+    The history of jobs names the same actor. The act is not recorded if the block raises, or leaves
+    no subjects. On a connection in autocommit mode the block is a transaction, else a savepoint.
     """
     own = _acting.get()
     why = _text("reason", reason, MOST_REASON) or own.reason
     act = Act(actor(by), why, [*subjects], detail)
-    # This statement begins the app's transaction, if need be: the block below would otherwise begin
+    # If need be, this statement begins the app's transaction. Otherwise the block below would begin
     # and commit one.
     before = statements.acts.named_actor(conn)
     with conn.transaction():
@@ -151,8 +151,8 @@ def list(  # noqa: A001  the verb that users look for
     """Return acts, the newest first: `id`, `at`, `actor`, `login`, `via`, `action`, `kind`,
     `subject`, `reason`, `detail`.
 
-    `since`: a time, or a span up to now. `login` is the database role. `before`: the `id` of the
-    last act of the page before. Raises `InvalidConfig` (a ValueError) for a `since` without a
+    `since` is a time, or a span up to now. `login` is the database role. `before` is the `id` of
+    the last act of the previous page. Raises `InvalidConfig` (a ValueError) for a `since` without a
     time zone.
     """
     clock.check_since(since)

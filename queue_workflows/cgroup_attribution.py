@@ -1,4 +1,4 @@
-"""Measure the CPU and RAM that our containers use, by cgroup v2 and the docker socket."""
+"""Measure the CPU and RAM of the app's containers, by cgroup v2 and the docker socket."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ANSWER_LIMIT = 4 << 20
 MB = 1024 * 1024
 _ID = re.compile(r"[0-9a-f]{12,64}")
 _PLACES = ("system.slice/docker-{}.scope", "docker/{}")
-"""Where docker puts a container's cgroup, with systemd and without."""
+"""The paths of a container's cgroup in docker, with systemd and without."""
 
 
 class Usage(NamedTuple):
-    """The use of all our containers. `cpu_percent`: of all cores; None in the first sample."""
+    """The use of all the app's containers; `cpu_percent` of all cores is None at first."""
 
     cpu_percent: float | None
     ram_mb: int
 
 
 class Attribution:
-    """Containers whose name starts with `container_prefix` count as ours; for one thread."""
+    """Reads the use of containers whose name starts with `container_prefix`; for one thread."""
 
     def __init__(
         self, *, cgroups: Path = CGROUPS, docker: Path = DOCKER, now_fn: NowFn = time.monotonic
@@ -49,9 +49,9 @@ class Attribution:
         self._at: float | None = None
 
     def read(self) -> Usage | None:
-        """Return what our containers use now; None without cgroup v2, the socket or any container.
+        """Return the containers' use; None without cgroup v2, the socket or any container.
 
-        Raises nothing.
+        It never raises.
         """
         now = self._now()
         if now - self._listed >= LIST_EVERY_S:
@@ -62,7 +62,7 @@ class Attribution:
         spent, ram = self._spent(), sum(map(_ram, self._folders))
         cpu = None
         if self._at is not None and now > self._at:
-            # A new container counts from its next sample on; an ended one counts no more.
+            # A new container counts from its next sample on, an ended one not any more.
             used_us = sum(max(0, spent[f] - self._before[f]) for f in spent if f in self._before)
             cpu = min(100.0, used_us / 1e4 / (now - self._at) / (os.cpu_count() or 1))
         self._before, self._at = spent, now
@@ -84,7 +84,7 @@ class Attribution:
         ]
         places = [self._cgroups / place.format(each) for each in ours for place in _PLACES]
         found = [place for place in places if place.is_dir()]
-        # Cgroups of v1, or below another parent: their use is unknown.
+        # The use of cgroups of v1, or below another parent, is unknown.
         return found if found or not ours else None
 
     def _spent(self) -> dict[Path, int]:
@@ -110,7 +110,7 @@ def _containers(docker: Path) -> list[dict[str, Any]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(TIMEOUT_S)
         peer.connect(str(docker))
-        # By HTTP/1.0 the answer is in one piece, and ends with the connection.
+        # With HTTP/1.0 the response is not chunked, and ends with the connection.
         peer.sendall(b"GET /containers/json HTTP/1.0\r\nHost: docker\r\n\r\n")
         while chunk := peer.recv(65536):
             received += chunk

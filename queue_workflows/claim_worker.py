@@ -1,6 +1,6 @@
 """Provide `ClaimWorker`, `WorkerPool` and the command `queue-claim-worker`, which run jobs.
 
-Its length: apps import both classes and the command from here. What runs jobs is imported late.
+Its length: apps import both classes and the command here. Code that runs jobs is imported late.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from queue_workflows.runtime import app_loading, entry_point, log_context, signa
 from queue_workflows.types import ExitFn
 from queue_workflows.worker import guards, shapes
 
-if TYPE_CHECKING:  # It has all that executors need, and is imported late.
+if TYPE_CHECKING:  # It imports everything for executors, so it is imported late.
     from queue_workflows.worker import process
 
 budget_for = guards.budget_for
 
 
 class _Stoppable:
-    """A worker that is made when it runs, and that another thread or a signal can stop."""
+    """A worker that is created when it runs, and that another thread or a signal can stop."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class _Stoppable:
             self._worker = None
 
     def stop(self) -> None:
-        """Take no further job. Running jobs get the shutdown timeout, then they are given back.
+        """Claim no further job, and hand back jobs that still run after the shutdown timeout.
 
-        Safe in a signal handler.
+        It is safe in a signal handler.
         """
         self._stopped = True
         if self._worker is not None:
@@ -82,14 +82,14 @@ class _Stoppable:
 
 
 class ClaimWorker(_Stoppable):
-    """A worker of one queue under an identity of its own.
+    """A worker of one queue with its own worker id.
 
-    `host` and `host_priority` default to those of the environment. `lease_s`: seconds.
-    `model_cache`: any object with `require_model(id)`; default: the cache of the process on the gpu
-    queue. `batch`: how many claimed jobs may wait; see docs/batches.md. `slots`: jobs at once;
-    `async_jobs`: on one event loop. `inline`: handlers run in this process; so do those of a worker
-    with an `on_exit`, which ends the process when a guard fails a job without `slots`.
-    `shutdown_timeout_s`: default SHUTDOWN_TIMEOUT_S. Raises `UnknownQueue` and `InvalidConfig`.
+    `host` and `host_priority` default to the environment's. `model_cache`: any object with
+    `require_model(id)`, on the gpu queue by default the process's own. `batch` is how many claimed
+    jobs may wait (docs/batches.md), `slots` how many run at once, with `async_jobs` on one event
+    loop. With `inline` or `on_exit`, handlers run in this process, which `on_exit` ends if a guard
+    fails a job without `slots`. `shutdown_timeout_s` defaults to the knob. Raises `UnknownQueue`
+    and `InvalidConfig`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ClaimWorker(_Stoppable):
             self._models = gpu_model_cache.gpu_model_cache  # an executor has its own
         self.heartbeat = Heartbeat(lambda: self._worker)
         self.stops_by_signal = False
-        """Whether its handlers may keep the main thread from the handlers of SIGTERM and SIGINT."""
+        """Whether its handlers may block the main thread, and so its signal handlers."""
 
     def run_once(self) -> bool:
         """Claim one job, run it and record its outcome; return False if there was none."""
@@ -130,9 +130,9 @@ class ClaimWorker(_Stoppable):
     def run_forever(self) -> None:
         """Run jobs until `stop`; continue after an outage of the database.
 
-        Handlers run in processes that this forks. If this process has threads already, or a GPU
-        open, they run here, and it logs a warning. Raises `LauncherLost` (a RuntimeError) if there
-        are no processes for handlers any more.
+        Handlers run in forked processes. If this process already has threads or has opened a GPU,
+        they run here, and it logs a warning. Raises `LauncherLost` (a RuntimeError) if the process
+        that forks them has died.
         """
         if self._shape is not None:
             from queue_workflows.worker import process
@@ -158,14 +158,14 @@ class ClaimWorker(_Stoppable):
 
     @property
     def worker_id(self) -> str | None:
-        """Return the identity under which this worker claims while it runs, else None."""
+        """Return the worker id while this worker runs, else None."""
         return None if self._worker is None else self._worker.worker_ids[self.queue]
 
     def requeue_inflight_for_control(self, reason: str = "turned off") -> None:
-        """Return the running jobs to the front of the queue, uncounted; wait until that is written.
+        """Return the running jobs to the front of the queue, uncounted; wait until it is recorded.
 
-        A handler that runs in this process cannot be ended: then the worker leaves with 77 after 10
-        seconds, unless the caller ends it before.
+        A handler that runs in this process cannot be stopped. Then the worker exits with code 77
+        after 10 seconds, unless the caller ends it before.
         """
         if self._worker is not None:
             self._worker.requeue(reason)
@@ -182,7 +182,7 @@ class Heartbeat:
         self._running = running
 
     def send(self) -> None:
-        """Report soon, if the worker runs."""
+        """Send a heartbeat soon, if the worker runs."""
         if (worker := self._running()) is not None:
             worker.beat()
 
@@ -190,7 +190,7 @@ class Heartbeat:
 def _shape(
     queue: str, batch: int, slots: int | None, *, async_jobs: bool, inline: bool
 ) -> shapes.Shape | None:
-    """Return how executors share the jobs, or None for none; raise `InvalidConfig`."""
+    """Return how executors share the jobs, or None without executors; raise `InvalidConfig`."""
     if inline and slots is not None:
         raise errors.InvalidConfig("inline and slots cannot be used together")
     if async_jobs and slots is None:
@@ -206,11 +206,11 @@ def _shape(
 
 
 class WorkerPool(_Stoppable):
-    """Several jobs at once of several ingest queues, in executors: see docs/pools.md.
+    """A worker of several ingest queues that runs jobs at once in executors (docs/pools.md).
 
-    `workers`: `[{"queue": "load", "concurrency": 2}]` or its JSON text; default WORKERS_JSON. Its
-    queues are added to `ingest_queues`. The other arguments are those of `ClaimWorker`. Raises
-    `InvalidConfig` (a ValueError) with a line for each wrong entry.
+    `workers` is a list such as `[{"queue": "load", "concurrency": 2}]` or its JSON text, by default
+    WORKERS_JSON. Its queues are added to `ingest_queues`. For the other arguments see
+    `ClaimWorker`. Raises `InvalidConfig` (a ValueError) with a line for each wrong entry.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class WorkerPool(_Stoppable):
     def run_forever(self) -> None:
         """Run jobs until `stop`, and until the running ones have ended; call it once.
 
-        Raises `InvalidConfig` where this process must not fork, as it has threads.
+        Raises `InvalidConfig` if this process must not fork because it has threads.
         """
         from queue_workflows.worker import process
 
@@ -257,7 +257,7 @@ def _inline_worker(options: argparse.Namespace) -> ClaimWorker:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 for a worker that cannot work."""
+    """Run `queue-claim-worker` until SIGTERM or SIGINT; return 2 if its settings are refused."""
     arguments = sys.argv[1:] if argv is None else argv
     options = shapes.options_of(arguments)
 

@@ -1,6 +1,6 @@
-"""Hold the configuration of the process: names, hooks and knobs; import only `errors`.
+"""Hold the names, hooks and knobs of the process's configuration; import only `errors`.
 
-Its length: the one table of all knobs, and a function for each hook that an app may set.
+Its length: it has the table of all knobs, and a function for each hook that an app may set.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ THROTTLES = frozenset({"ram", "swap", "gpu"})
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 EMBEDDED_DB_ENV = "QUEUE_WORKFLOWS_EMBEDDED_DB"
-"""Names a database of the embedded server, as `--db` does, to a process and its children."""
+"""Names a database of the embedded server, like `--db`, but also for child processes."""
 MAX_APP_NAME = 200
 MAX_VERSION = 1_000_000_000
 MAX_LISTED_NODES = 500
-"""So many nodes of an app are named in the reports of its workers."""
+"""The most nodes of an app that its workers list in their reports."""
 MODULE_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _warned: set[tuple[str, str]] = set()
 
@@ -53,8 +53,8 @@ class Knob(Generic[T]):
     """One environment knob.
 
     `read()` returns the value of `QUEUE_WORKFLOWS_<name>`, else of `<prefix><name>`, else the
-    default. Code reads it when it uses it. A value that cannot be parsed counts as the default,
-    with one warning that names it.
+    default. Code calls it on each use. For a value that cannot be parsed it returns the default,
+    and logs one warning.
     """
 
     __slots__ = ("default", "meaning", "name", "unit", "variables")
@@ -67,7 +67,7 @@ class Knob(Generic[T]):
         self.unit = unit
         self.meaning = meaning
         self.variables = (f"QUEUE_WORKFLOWS_{name}", f"{prefix}{name}")
-        """Return the environment variables in the order of their use."""
+        """The environment variables in the order in which they are tried."""
         KNOBS[name] = cast("Knob[Any]", self)
 
     def read(self) -> T:
@@ -236,7 +236,7 @@ class RegisteredNode:
 
 
 def _register_no_models() -> None:
-    """Do not register a model; the registrar of an app that has not set one."""
+    """Register no model, as the default registrar."""
 
 
 class EngineConfig:
@@ -255,12 +255,12 @@ class EngineConfig:
         self.ingest_default_budget_s: float = 3600
         self.embedded = False
         self.embedded_db = ""
-        """The database of the embedded server that `--db` names; a DSN in addition is refused."""
+        """The embedded server's database that `--db` names; it cannot be combined with a DSN."""
         self.engine_pool_max = 4
         """Size of the pool of the engine's own calls, such as `jobs.enqueue()`; `serve` sets it
         from PG_POOL_SIZE and PG_MAX_OVERFLOW. The threads of an app seldom need more."""
         self.pool_recycle_s = 3600.0
-        """Age at which a pooled connection is replaced: PG_POOL_RECYCLE of `serve`."""
+        """Age in seconds at which a pooled connection is replaced (PG_POOL_RECYCLE of `serve`)."""
         self.app: str | None = None
         self.app_name: str | None = None
         self.node_resolver: Callable[[str], Any] | None = None
@@ -274,20 +274,20 @@ class EngineConfig:
         self.ingest_task_policies: dict[str, dict[str, Any]] = {}
         self.ingest_task_queues: dict[str, str | None] = {}
         self.isolated_tasks: set[str] = set()
-        """Tasks each of whose jobs has a fresh process, in a worker with slots."""
+        """Tasks whose jobs each get a new process, in a worker with slots."""
         self.isolated_nodes: set[str] = set()
         self.node_versions: dict[str, int] = {}
         """The code versions of nodes that have one."""
         self.ingest_schedule: list[Any] = []
         self.node_map: dict[str, Any] = {}
         self.listed_nodes: list[str] | None = None
-        """The result of `node_names` in the process that has the app, if that is another one."""
+        """The result of `node_names` in the process that has loaded the app, if not this one."""
         self.input_widgets: dict[str, WidgetSpec] = {}
         self.on_node_completed: NodeHook | None = None
         self.on_failed: FailureHook | None = None
         self.redactor: Callable[[Any], Any] | None = None
         self.redact_keys: tuple[str, ...] = ()
-        """Names whose members of values the dashboard hides: APP_REDACT_KEYS of `serve`."""
+        """Names of members that the dashboard hides in values (APP_REDACT_KEYS of `serve`)."""
 
     @property
     def workflow_loader(self) -> WorkflowLoader | None:
@@ -344,7 +344,7 @@ class EngineConfig:
         return bool(self.node_map or self.node_resolver or self.node_module_package)
 
     def node_hint(self, name: str) -> str:
-        """Return what a node that is not found, or has no `run()`, perhaps is, or ""."""
+        """Return a hint for a node that is not found or has no `run()`, or an empty text."""
         places = [getattr(each, "place", ("",))[0] for each in self.workflow_map.values()]
         places += [getattr(each, "place", ("",))[0] for each in self.node_map.values()]
         places += [(self.app or "").partition(":")[0], self.node_module_package or ""]
@@ -357,8 +357,8 @@ class EngineConfig:
     def resolve_node_module(self, node_module: str) -> Any:
         """Return the object whose `run` is called for a row's `node_module`.
 
-        Registered names first, then the resolver, else `<package>.<node_module>`; never an import
-        of a bare string. Raises `NodeNotFound`; an error inside the imported module passes through.
+        It tries registered names, then the resolver, then `<package>.<node_module>`; a bare string
+        is never imported. Raises `NodeNotFound`; errors of the imported module pass through.
         """
         if node_module in self.node_map:
             return self.node_map[node_module]
@@ -395,11 +395,11 @@ class EngineConfig:
 
 
 def _is_unknown(error: Exception, name: str) -> bool:
-    """Return whether a resolver's error means an unknown name, and not a bug of its module."""
+    """Return whether a resolver's error means an unknown name, rather than a bug of the module."""
     if isinstance(error, AttributeError):  # `getattr(nodes, name)`
         return error.name == name
     at = error.__traceback__
-    # The code of a module that is imported runs in a frame of this name.
+    # The frame of a module that is being imported has this name.
     while at is not None and at.tb_frame.f_code.co_name != "<module>":
         at = at.tb_next
     return at is None
@@ -432,13 +432,13 @@ def configure(
     embedded: bool | None = None,
     app_name: str | None = None,
 ) -> EngineConfig:
-    """Change the given names; an omitted one and None change nothing.
+    """Change the given names; None leaves a name unchanged.
 
-    May be called again. `app_name`: the owner of the schedules that the code names. Its length:
+    It may be called again. `app_name` is the owner of the schedules in the app's code. Its length:
     each name is an argument.
 
-    Raises `InvalidConfig` (a ValueError), with nothing changed, for ingest queues that reuse `cpu`
-    or `gpu` or are no queue names, and for a budget that is not positive.
+    Raises `InvalidConfig` (a ValueError) before any change for ingest queues with an invalid name,
+    `cpu` or `gpu`, and for a budget that is not positive.
     """
     if ingest_default_budget_s is not None and not ingest_default_budget_s > 0:
         raise errors.InvalidConfig("ingest_default_budget_s must be a positive number of seconds")
@@ -488,7 +488,7 @@ def set_node_module_package(package: str) -> None:
 
 
 def set_node_resolver(resolver: Callable[[str], Any]) -> None:
-    """Let a function of the app resolve `node_module` to an object with `run`."""
+    """Set the function that resolves `node_module` to an object with `run`."""
     _config.node_resolver = resolver
 
 
@@ -501,8 +501,8 @@ def register_node(
 ) -> None:
     """Register a module (with `run`) or a callable under the name that `node_module` uses.
 
-    `isolation="process"`: each of its jobs has a fresh process, in a worker with slots. `version`:
-    that of its code; workers with another version leave its jobs (docs/versions.md).
+    With `isolation="process"`, each of its jobs gets a new process, in a worker with slots.
+    `version` is the version of its code, as other workers leave its jobs alone (docs/versions.md).
     """
     check_version(f"node {name!r}", version)
     _isolate(_config.isolated_nodes, f"node {name!r}", name, isolation)
@@ -516,7 +516,7 @@ def register_node(
 
 
 def set_node_versions(versions: Mapping[str, int]) -> None:
-    """Give nodes of a package or a resolver, by their names, the versions of their code."""
+    """Set the code versions of nodes from a package or a resolver, by name."""
     for name, version in versions.items():
         check_version(f"node {name!r}", version)
     for name, version in versions.items():
@@ -536,14 +536,14 @@ def check_version(what: str, version: Any) -> None:
 
 
 def node_version_keys() -> list[str] | None:
-    """Return the versions of nodes that this process has, `<module>@<version>`, or None."""
+    """Return the node versions of this process, as `<module>@<version>`, or None."""
     return [f"{name}@{version}" for name, version in sorted(_config.node_versions.items())] or None
 
 
 def node_names() -> list[str] | None:
     """Return the names of all nodes that this app has, or None if a package may have more.
 
-    Also None if it has none, or more than a worker reports (MAX_LISTED_NODES).
+    Returns None also if it has no nodes, or more than a worker reports (MAX_LISTED_NODES).
     """
     cfg, names = _config, sorted(_config.node_map)
     if cfg.listed_nodes is not None:
@@ -575,7 +575,7 @@ def register_input_widget(name: str, build_spec: WidgetSpec) -> None:
 
 
 def set_builtin_model_registrar(registrar: Callable[[], None]) -> None:
-    """Call this when models are needed and none is registered; it must be safe to call again."""
+    """Set a function that registers models, called if none is registered, perhaps repeatedly."""
     _config.builtin_model_registrar = registrar
 
 
@@ -585,16 +585,16 @@ def set_workflow_provider(
     *,
     resolve_ref: RefResolver | None = None,
 ) -> None:
-    """Set where definitions come from; `resolve_ref(value, context)` replaces the ref language."""
+    """Set the source of definitions; `resolve_ref(value, context)` replaces the ref language."""
     _config.workflow_loader = load_workflow
     _config.pipeline_schema_loader = pipeline_schema
     _config.resolve_ref = resolve_ref
 
 
 def set_invoke_context(factory: InvokeContext) -> None:
-    """Call nodes inside `factory(job, run)`; it yields a function that makes the result to store.
+    """Call nodes inside the context manager `factory(job, run)`.
 
-    `factory` returns a context manager. The function takes the node's result.
+    It yields a function that gets the node's result and returns the result to store.
     """
     _config.invoke_context = factory
 
@@ -619,7 +619,7 @@ def set_redactor(redact: Callable[[Any], Any] | None) -> None:
     """Let the dashboard show `redact(value)` for each value and error text of a run or job.
 
     It gets a JSON value and returns one. If it raises, the value is hidden. None removes it. Raises
-    `InvalidConfig` for what cannot be called.
+    `InvalidConfig` if it cannot be called.
     """
     if redact is not None and not callable(redact):
         raise errors.InvalidConfig(f"set_redactor() takes a function or None, not {redact!r:.80}")
@@ -634,7 +634,7 @@ def register_ingest_task(
     queue: str | None = None,
     isolation: str | None = None,
 ) -> None:
-    """Store a task as `tasks.register_ingest_task` does, after its policy was checked."""
+    """Store a task for `tasks.register_ingest_task`, which has checked its policy."""
     if not callable(fn):
         raise errors.InvalidConfig(f"ingest task {name!r} is not callable")
     _isolate(_config.isolated_tasks, f"ingest task {name!r}", name, isolation)
@@ -700,7 +700,7 @@ def host_label() -> str:
 
 
 def host_priority() -> int:
-    """Return this machine's claim order: negative is an overflow machine, newest jobs first."""
+    """Return this machine's claim order; if negative, it takes the newest jobs, as overflow."""
     for variable in _variables(_config.host_priority_env, "GPU_CONSUMER_PRIORITY"):
         raw = os.environ.get(variable)
         if raw is None:
@@ -714,7 +714,7 @@ def host_priority() -> int:
 
 
 def _variables(named: str, default: str) -> tuple[str, ...]:
-    """Return the variables to read: the one that the app has named, else ours and 0.3.0's."""
+    """Return the variables to read, the one that the app has named, or else ours and 0.3.0's."""
     return (f"QUEUE_WORKFLOWS_{default}", named) if named == f"AI_LEADS_{default}" else (named,)
 
 
@@ -730,7 +730,7 @@ def gpu_claim_policy() -> str:
 def worker_memory_throttle() -> frozenset[str]:
     """Return the names in WORKER_MEMORY_THROTTLE; an unknown one gives the default and a warning.
 
-    They are `ram`, `swap` and `gpu`; none of them if it is `off` or empty.
+    They are `ram`, `swap` and `gpu`; the set is empty if the setting is `off` or empty.
     """
     text = WORKER_MEMORY_THROTTLE.read()
     names = frozenset(text.replace(",", " ").lower().split()) - {"off"}
@@ -749,7 +749,7 @@ def queues() -> frozenset[str]:
 def used_queues() -> frozenset[str]:
     """Return the queues that the app uses.
 
-    They are `cpu` and `gpu` if it knows nodes, the ingest queues that it named, and those of its
+    They are `cpu` and `gpu` if it has nodes, the ingest queues that it named, and the queues of its
     tasks and schedules. A task without a queue of its own may be queued in any ingest queue.
     """
     cfg = _config

@@ -1,7 +1,7 @@
 """Send and list events, which handlers wait for by `steps.wait_for_event`.
 
-An event is stored: one that was sent before the wait counts. The first of a name and key counts;
-it is deleted after NODE_EVENT_RETENTION_DAYS.
+Events are stored, so an event that was sent before the wait counts. Only the first event of a name
+and key is stored; it is deleted after NODE_EVENT_RETENTION_DAYS.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from queue_workflows.types import Rows
 
 _log = logging.getLogger(__name__)
 VALUE_BYTES = 1 << 20
-"""Bytes of the largest value, as JSON; the table has the same bound."""
+"""The most bytes of a value as JSON; the table has the same bound."""
 WAKE_BATCH = 1000
-"""If so many steps were woken at once, there may be more, which an orchestrator wakes."""
+"""The most steps that one call wakes; an orchestrator wakes the others."""
 _MAY_NOT = "42501"
-"""The SQLSTATE of a role that may only submit: an orchestrator wakes those who wait."""
+"""The SQLSTATE of a missing privilege, for which an orchestrator wakes the waiting steps."""
 
 
 @check_violations.translated()
 def send(name: str, *, key: str | int | None = None, value: Any = None, conn: Any = None) -> bool:
-    """Send an event and return True; False if one of this name and key was sent before.
+    """Send an event and return True; False if one with this name and key was sent before.
 
-    The jobs that wait for it can be claimed soon after the commit. `value`: what the handlers get,
-    JSON of at most MAX_PAYLOAD_KB and 1 MiB. `conn` (psycopg, SQLAlchemy, Django): join its
+    The jobs that wait for it can be claimed soon after the commit. The handlers get `value`, JSON
+    of at most MAX_PAYLOAD_KB and 1 MiB. With `conn` (psycopg, SQLAlchemy, Django), join its
     transaction. Raises `StepRefused` for a bad name or key, and `InvalidPayload` (ValueErrors).
     """
     name, key = attempt_requests.checked_name(name), attempt_requests.checked_key(key)
@@ -62,9 +62,9 @@ async def send_async(
 def list(  # noqa: A001  the verb that users look for
     name: str | None = None, *, limit: int = 100, conn: db.Connection | None = None
 ) -> Rows:
-    """Return the newest events: `name`, `key`, `value` (as JSON text) and `created_at`.
+    """Return the newest events, with `name`, `key`, `value` (as JSON text) and `created_at`.
 
-    `name`: of this name only.
+    With `name`, return only events of this name.
     """
     if name is not None and not payload.is_storable(name):
         return []

@@ -23,7 +23,7 @@ def gpu_model_cache() -> model_cache.ModelCache:
 
 
 def set_publisher(publish_current_model: Callable[[str | None], object] | None) -> None:
-    """Call this function on each change from now on; None calls nothing."""
+    """Call this function on each change of the model from now on; None removes it."""
     gpu_model_cache().set_publisher(publish_current_model)
 
 
@@ -38,7 +38,7 @@ def reset_for_tests() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Start empty; the parent's handle is kept but never freed here: it is not ours to unload."""
+    """Start empty; keep the parent's handle without freeing it, since it belongs to the parent."""
     global _cache, _lock
     _lock = threading.Lock()
     if _cache is not None:

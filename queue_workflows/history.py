@@ -18,9 +18,9 @@ from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
 PRUNE_BATCH = 5000
-"""Events that one transaction deletes."""
+"""The most events that one transaction deletes."""
 LATE: Final = timedelta(seconds=6)
-"""An event may become visible so much later than newer ones: transactions take up to 5 s."""
+"""An event may become visible so much later than newer ones, as transactions take up to 5 s."""
 FEED, FEED_RUNS = 5_000, 10_000
 _EVENT: Final = (
     "kind", "id", "job_id", "run_id", "node_id", "event_type", "attempt", "claim_no", "queue",
@@ -112,13 +112,13 @@ def events(job_id: str) -> list[Row] | None:
 
 
 class Feed(NamedTuple):
-    """What has happened in jobs and runs, and the time of the database when it was read."""
+    """Changes of jobs and runs, and the database's time when they were read."""
 
     now: datetime
     events: list[Row]
-    """With the columns `_EVENT`; `kind` is `ingest` or `node`."""
+    """Events with the columns `_EVENT`; `kind` is `ingest` or `node`."""
     runs: list[Row]
-    """With `id` and the columns `_STATE`."""
+    """Runs with `id` and the columns `_STATE`."""
 
 
 def feed(
@@ -126,10 +126,10 @@ def feed(
 ) -> Feed:
     """Return up to FEED events of jobs from `since` on, the oldest first, and states of runs.
 
-    The runs are those of these events, those in `runs`, and those queued since then, up to
-    FEED_RUNS, the newest. `since` None: from LATE ago on. `after`: the last event of the page
-    before. The `created_at` of an event is the start of its transaction, so an event may appear
-    behind events that are younger by LATE. It is one statement.
+    The runs are the runs of these events, the runs in `runs`, and the newest runs queued since
+    then, up to FEED_RUNS. `since` defaults to LATE ago. `after` is the last event of the previous
+    page. The `created_at` of an event is the start of its transaction, so it may appear after
+    events that are up to LATE younger. It is one statement.
     """
     place = after or dict.fromkeys(("created_at", "kind", "id"))
     behind = {"at": place["created_at"], "kind": place["kind"], "id": place["id"]}
@@ -160,8 +160,8 @@ def record_event(
 ) -> int | None:
     """Append an event to a node's history and return its id.
 
-    An error is logged, never raised, and the id is None then; an unknown run is one. Its length: a
-    column is an argument.
+    An error, such as an unknown run, is logged, and the result is None. Its length: each column is
+    an argument.
     """
     try:
         values: dict[str, Any] = {
@@ -194,11 +194,11 @@ def record_event(
 # --- totals ------------------------------------------------------------------------------------
 
 COUNT_EVERY_S: Final = 5.0
-"""Seconds between two counts: a scrape, which comes every 15 s, then finds little to count."""
+"""Seconds between two counts, so that a scrape, every 15 s, has few events to count itself."""
 COUNTED_AT_ONCE: Final = 20_000
-"""Transactions whose events one call counts at most: 0.2 s of work where each has two."""
+"""The most transactions whose events one call counts, 0.2 s of work with two events in each."""
 COUNT_TIMEOUT: Final = "60s"
-"""One transaction may have ended very many jobs. Nobody waits for the rows that it locks."""
+"""It is long, as one transaction may have ended very many jobs; others do not need its locks."""
 NO_RIGHTS: Final = (
     "this role may not write metric_totals and metric_position; "
     "`queue-workflows connect --for work` prints the GRANTs"
@@ -206,10 +206,10 @@ NO_RIGHTS: Final = (
 
 
 def count_step(conn: db.Connection | None = None, *, most: int = COUNTED_AT_ONCE) -> bool:
-    """Add events that are not counted yet to totals that never fall; return whether more are left.
+    """Add uncounted events to the totals, which never decrease; return whether more are left.
 
     Counts the events of up to `most` transactions, in a transaction of its own. Does nothing while
-    another process counts. `conn`: a connection outside of a transaction, by default of the pool.
+    another process counts. `conn`, by default of the pool, must not be in a transaction.
     """
     with db.statement(conn) as own, own.transaction():
         statements.retention.set_timeout(own, timeout=COUNT_TIMEOUT)
@@ -224,16 +224,16 @@ PRUNED = (
 )  # fmt: skip
 """The kinds of rows that are pruned."""
 BLOCKS = 256
-"""Pages of a table that a batch reads: 2 MiB, in which some thousands of jobs fit."""
+"""Pages of a table that a batch reads, which are 2 MiB with some thousands of jobs."""
 RUNS = 20
-"""Runs that a batch deletes at most; their nodes, answers and outbox rows go with them."""
+"""The most runs that a batch deletes, with their nodes, answers and outbox rows."""
 RUNS_TIMEOUT = "60s"
-"""Each may have MAX_NODES_PER_RUN nodes. Nobody waits for the rows that are locked meanwhile."""
+"""It is long, as a run may have MAX_NODES_PER_RUN nodes; others do not need its locks."""
 _Delete = Callable[[db.Connection], int]
 
 
 def prune() -> dict[str, int]:
-    """Delete all that is past its retention; return the number of deleted rows of each kind.
+    """Delete all rows past their retention; return the number of deleted rows of each kind.
 
     Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, acts, workers,
     heartbeats, hw_samples, gpu_models (of hosts that are gone). The nodes, answers and outbox rows
@@ -257,17 +257,17 @@ def prunable(*, conn: db.Connection | None = None) -> dict[str, int]:
 
 
 def prune_events(older_than_days: float = 30) -> int:
-    """Delete node events that are older; return how many. Commits in batches."""
+    """Delete node events that are older than so many days, in batches; return how many."""
     of_nodes = statements.retention.delete_events[job_tables.NODE_JOBS.name]
     delete = functools.partial(of_nodes, days=older_than_days, batch=PRUNE_BATCH)
     return sum(count for _, count in _again("node_events", delete, PRUNE_BATCH))
 
 
 def prune_batches(rows: row_isolation.Isolation | None = None) -> Iterator[tuple[str, int]]:
-    """Prune step by step: after each transaction, yield its kind and how many rows it deleted.
+    """Prune in steps; after each transaction, yield its kind and how many rows it deleted.
 
-    A row that raises when it is deleted is set aside in `rows` (None: for this call). An error of
-    one kind is raised at the end, after the other kinds have been pruned.
+    A row that raises when it is deleted is set aside in `rows`, by default only for this call. An
+    error of one kind is raised at the end, after the other kinds have been pruned.
     """
     kept = rows or row_isolation.Isolation()
     failed: Exception | None = _count_events()
@@ -339,7 +339,7 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
 
 
 def _again(kind: str, delete: _Delete, batch: int) -> _Steps:
-    """Delete batch after batch while they are full; once for a kind without a batch size."""
+    """Delete batches while they are full, or once for a kind without a batch size."""
     while True:
         with db.transaction() as conn:
             statements.retention.mark(conn)
@@ -352,8 +352,8 @@ def _again(kind: str, delete: _Delete, batch: int) -> _Steps:
 def _pages(kind: str, table: str, days: float, rows: row_isolation.Isolation) -> _Steps:
     """Delete rows that ended so many days ago, page by page of a table; 0 days keep them forever.
 
-    A queue's own `retention_days` stands before `days`. A run with an open outbox row, or a node
-    that has not ended, stays. A page is read again while it gives a full batch of runs.
+    A queue's own `retention_days` takes precedence over `days`. A run with an open outbox row or
+    node is kept. A page is read again while it gives a full batch of runs.
     """
     with db.transaction() as conn:
         end = statements.retention.pages(conn, table=table)
@@ -368,9 +368,9 @@ def _pages(kind: str, table: str, days: float, rows: row_isolation.Isolation) ->
 
 
 def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
-    """Return the deletion of `runs` or `jobs` of that age in BLOCKS pages of their table.
+    """Return the deletion of `runs` or `jobs` that old in BLOCKS pages of their table.
 
-    `first`: the first of the pages. Runs are deleted RUNS at a time.
+    `first` is the first of these pages. Runs are deleted RUNS at a time.
     """
     given = {"first": f"({first},0)", "end": f"({first + BLOCKS},0)", "days": days, "limit": RUNS}
 

@@ -1,4 +1,4 @@
-"""Sample a machine's hardware, once per host, for the worker to store; read stored samples."""
+"""Sample a machine's hardware in one process per host, for a worker to store; read samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SamplerLock:
         return self._fd is not None
 
     def take(self) -> bool:
-        """Take the lock unless it is held; return whether it is. A clean-up may remove its file."""
+        """Take the lock if it is free; return whether this process holds it."""
         path = self._folder / lock_name(self._host)
         if self._fd is not None:
             with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ def lock_name(host: str) -> str:
 
 def _try_lock(path: Path) -> int | None:
     """Take the lock and return its descriptor; None if another process has it or it fails."""
-    # O_NONBLOCK: anybody can create a FIFO of this name, and opening one would block.
+    # O_NONBLOCK, since any user can create a FIFO of this name, and opening it would block.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = None
     try:
@@ -83,14 +83,14 @@ def _try_lock(path: Path) -> int | None:
 _log = logging.getLogger(__name__)
 CHANNEL = "hw_metrics"
 FINE_S, COARSE_S = 2, 60
-"""The two rings of samples: one every 2 s for an hour, and one per 60 s for a day."""
+"""Seconds between samples, which are kept every 2 s for an hour, and every 60 s for a day."""
 SAMPLE_EVERY_S, FOLD_EVERY_S = float(FINE_S), float(COARSE_S)
 NOTIFY_EVERY_S = 5.0
 TOOL_EVERY_S = 5.0
-"""Seconds between readings of the GPUs by a tool; meanwhile the last reading is used."""
+"""Seconds between readings of the GPUs by a tool; in between the last reading is used."""
 PAYLOAD_LIMIT = 5500
-"""Limit of a sample in bytes. PostgreSQL notifies less than 8,000 bytes. Time and host label are
-added: a label has up to 400 bytes, and JSON may write each as six."""
+"""The most bytes of a sample. A notification has less than 8,000 bytes, also with the time and the
+host label, whose up to 400 bytes may take six bytes each in JSON."""
 MB = 1024 * 1024
 WAITING = 8
 """Samples to keep while the database is unreachable; older ones are dropped."""
@@ -122,7 +122,7 @@ class Probe:
         return self._reader.source
 
     def sample(self) -> JsonDict:
-        """Return the machine's use now: a notification's keys without host and time."""
+        """Return the machine's present use, as a notification has it, without host and time."""
         found: JsonDict = {
             "cpu_percent": None, "cpu_ours_percent": None, "ram_percent": None,
             "ram_used_mb": None, "ram_total_mb": None, "ram_ours_used_mb": None,
@@ -182,7 +182,7 @@ def fit(sample: JsonDict) -> JsonDict:
 
 
 def fold(many: Iterable[JsonDict]) -> JsonDict:
-    """Merge samples into one: the mean of percentages, the maximum of amounts in use."""
+    """Merge samples into one, with the mean of percentages and the maximum of used amounts."""
     taken = list(many)
     by_card: dict[str, list[JsonDict]] = {}
     for sample in taken:
@@ -198,7 +198,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
     for key in rows[0] if rows else ():
         values = [row[key] for row in rows if row.get(key) is not None]
         if not all(stored_json.number(value) is not None for value in values):
-            # The value is a time, or was written by other code than this.
+            # The value is a time, or comes from another version of this code.
             found[key] = values[-1]
         elif not values:
             found[key] = None
@@ -210,7 +210,7 @@ def _folded(rows: list[JsonDict]) -> JsonDict:
 
 
 class PendingSample(NamedTuple):
-    """A sample as JSON text that waits for the database: to store (`every_s`), or to notify."""
+    """A sample as JSON text that waits to be stored (by `every_s`) or to be notified."""
 
     every_s: int | None
     text: str
@@ -221,8 +221,8 @@ class Sampler:
     """Take samples on a thread of its own inside the `with` block, if no other process does.
 
     `ready` is called when there are samples to `take`; the owner stores them on its own connection.
-    One process per host label and database samples: the one that holds a lock file. When it ends,
-    the lock is free, and another process takes over.
+    One process per host label and database takes samples, while it holds a lock file. When it ends,
+    another process takes the lock.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class Sampler:
         return found
 
     def _sample_pause_s(self) -> float:
-        """Return the seconds to the next sample: the sending interval if there is no GPU."""
+        """Return the seconds to the next sample, without a GPU the interval of sending."""
         blind = self._latest is not None and not self._latest["gpus"]
         return NOTIFY_EVERY_S if blind else SAMPLE_EVERY_S
 
@@ -287,11 +287,11 @@ class Sampler:
         self._latest = sample = self._probe.sample()
         self._minute.append(sample)
         if sample["gpus"]:
-            # Without a GPU minutes are enough: an idle worker has next to nothing to write.
+            # Without a GPU, samples by the minute are enough, so an idle worker writes less.
             self._put(FINE_S, sample, tell=False)
 
     def _forget(self) -> None:
-        """Forget the samples: another process samples this machine, or none does."""
+        """Forget the samples, since this process does not hold the lock any more."""
         if self._probe is not None:
             self._probe.close()
         self._probe = self._latest = None
@@ -321,9 +321,9 @@ def look_back(
 ) -> list[JsonDict]:
     """Return a host's samples, the oldest first: `sampled_at`, `every_s`, and a sample's keys.
 
-    The range is from `since` (None: `past_s` ago) to `until` (None: now). `every_s` is 2 for the
-    last hour of samples; before, it is 60, and a sample summarizes a minute. Raises `InvalidConfig`
-    for a host label that is not a valid name.
+    The range is from `since`, by default `past_s` ago, to `until`, by default now. `every_s` is 2
+    for the last hour of samples, and 60 for older ones, which summarize a minute. Raises
+    `InvalidConfig` for a host label that is not a valid name.
     """
     if not types.is_name(host):
         raise errors.InvalidConfig(f"host {host[:40]!r}: a name has 1 to 400 bytes of UTF-8")

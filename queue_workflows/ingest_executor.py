@@ -1,4 +1,4 @@
-"""Run one ingest job: call the registered task, check its result, record the outcome."""
+"""Run one ingest job by calling its task, checking the result and recording the outcome."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from queue_workflows.types import Row
 def execute_ingest_job(job: Row) -> str:
     """Run an ingest job and record how it ended, fenced by its claim; claim it if it is queued.
 
-    Return `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"`: it
-    cannot be claimed, has ended or is held by somebody else, and nothing was written.
+    Return `"completed"`, `"failed"` (queued again while attempts are left), or `"skipped"` if it
+    cannot be claimed, has ended or is claimed by another process; then the job is unchanged.
     """
     claimed = manual_claims.take(job_tables.INGEST_JOBS, job)
     if claimed is None:
@@ -27,11 +27,11 @@ def execute_ingest_job(job: Row) -> str:
 def run_task(
     job: Row, control_: control.Control | None = None, runner: handlers.Runner | None = None
 ) -> outcomes.Outcome:
-    """Run the task of a claimed job, writing nothing; whatever it raises is an outcome.
+    """Run the task of a claimed job and return its outcome, also if it raises; write nothing.
 
-    `control_`: receives progress and may interrupt the task; None: nobody does. `runner`: keeps the
-    event loop for the next async task. A job that was cancelled meanwhile has no result. A job that
-    its worker interrupted is `cancelled`, with the reason as its error.
+    `control_`, if given, receives progress and may interrupt the task. `runner` keeps the event
+    loop for the next async task. A job that was cancelled meanwhile has no result. A job that its
+    worker interrupted is `cancelled`, with the reason as its error.
     """
     outcome = task_call.refused(job)
     if outcome is not None:

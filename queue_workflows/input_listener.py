@@ -16,7 +16,7 @@ from queue_workflows.types import Row
 _log = logging.getLogger(__name__)
 ANSWER, DRAIN = "answer", "dispatch after an answer of run"
 RECLAIM_S = 60.0
-"""Age in seconds at which an answer left `processing` is taken again (the contract's figure)."""
+"""Age in seconds at which an answer that is still `processing` is taken again."""
 NOT_PARKED_RETRY_S = 1.0
 REFUSED_RETRY_S = 60.0
 
@@ -24,7 +24,7 @@ REFUSED_RETRY_S = 60.0
 class InputListener:
     """Complete input nodes with the rows of `workflow_input_submissions`.
 
-    Start it alone, or let a `NodePool` call `process_all`.
+    Call `start` to run it on its own, or let a `NodePool` call `process_all`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class InputListener:
             )
 
     def _rest(self, submission_id: str, error: BaseException) -> bool:
-        """Count the failure in the answer's row; fail the answer after too many. Return True."""
+        """Count the failure in the answer's row, or fail it after too many; return True."""
         text = row_isolation.described(error)
         _log.error("answer %s is not taken: %s", submission_id, text)
         with self._begin() as conn:
@@ -114,7 +114,7 @@ class InputListener:
 
 
 def _take(conn: db.Connection, row: Row) -> bool:
-    """Return whether this answer completed the node; if not, the answer's row has the reason."""
+    """Complete the node by this answer; if that fails, store why in its row and return False."""
     job = statements.nodes.get_by_node(conn, run_id=row["run_id"], node_id=row["node_id"])
     where = f"node {row['node_id']!r} of run {row['run_id']!r}"
     if job is None:

@@ -1,8 +1,8 @@
 """Enqueue, read, list, cancel, retry, delete and explain jobs.
 
-`enqueue`, `list` and the functions for many jobs work on ingest jobs; the others on node jobs too.
-Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API is one
-module.
+`enqueue`, `list`, `state` and `delete` work on ingest jobs, most others on node jobs too. Each call
+is one transaction, or joins the transaction of `conn`. Its length: one noun of the public API is
+one module.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = Literal["node", "ingest"]
-"""The kinds of jobs: of a node of a run, and ingest jobs, which belong to no run."""
+"""The kinds of jobs, which are nodes of runs, and ingest jobs outside of runs."""
 LONGEST_WINDOW_S = 366 * 86400.0
 STATUSES: tuple[str, ...] = get_args(JobStatus)
 """The statuses of an ingest job."""
 BATCH = 500
-"""Jobs that one transaction changes, so that it stays far below the engine's 5 s."""
+"""The most jobs that one transaction changes, so that it takes far less than 5 s."""
 _NO_SUCH_JOB = "there is no such job"
 _Outcome = tuple[str, str | None]
-"""An outcome and the reason of a refusal."""
+"""An outcome, and the reason if it is a refusal."""
 _Change = Callable[[db.Connection, Mapping[str, Row]], Mapping[str, _Outcome]]
-"""Takes the locked rows by id; returns the outcome of each id."""
+"""Gets the locked rows by id; returns the outcome of each id."""
 _ChangeNodes = Callable[[db.Connection, str, Mapping[str, Row]], Mapping[str, _Outcome]]
-"""Takes a run and the rows of its jobs by id; returns the outcome of each id."""
+"""Gets a run and the rows of its jobs by id; returns the outcome of each id."""
 _ONLY_ENDED = ": only a failed or cancelled one is retried"
 
 
@@ -80,11 +80,11 @@ def enqueue(
 ) -> JobId:
     """Queue one ingest job and return its id. `types.JobOptions` explains the options.
 
-    An option that is not given is the task's own, else the priority is 100. While a job has the
-    `idempotency_key`, no other is queued: its id is returned, with `created` False. `conn`
-    (psycopg, SQLAlchemy, Django): join its transaction. Raises before any write: `UnknownQueue`,
-    `UnknownTask`, `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all
-    ValueErrors), `UnknownConnection` (a TypeError).
+    Options default to the task's own, and the priority then to 100. If a job already has the
+    `idempotency_key`, its id is returned, with `created` False. With `conn` (psycopg, SQLAlchemy,
+    Django), join its transaction. Raises before any write: `UnknownQueue`, `UnknownTask`,
+    `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all ValueErrors),
+    `UnknownConnection` (a TypeError).
     """
     job = job_validation.with_task_defaults(job_validation.NewJob(
         task_name, queue, reason, priority, args, idempotency_key, idempotency_window_s, lock_key,
@@ -110,9 +110,9 @@ def enqueue_many(
 ) -> builtins.list[JobId]:
     """Queue one ingest job for each member of `jobs` or of `args`, all or none; return their ids.
 
-    The ids are in the order of the members. A member of `jobs` has the keywords of `enqueue`; those
-    it lacks are taken from the call. Workers are woken once. Raises as `enqueue` does; the message
-    names the job.
+    The ids are in the order of the members. A member of `jobs` has the keywords of `enqueue`;
+    keywords that it lacks are taken from the call. Workers are notified once. Raises as `enqueue`
+    does; the message names the job.
     """
     if args is not None and jobs is None and task_name is not None and _is_psycopg(conn):
         job = job_validation.with_task_defaults(job_validation.NewJob(task_name, queue, **options))
@@ -126,9 +126,9 @@ def enqueue_many(
 async def enqueue_async(task_name: str, *, conn: Any = None, **job: Unpack[JobKeywords]) -> JobId:
     """Do as `enqueue` does, without blocking the event loop.
 
-    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
-    joined; None: another thread works on a connection of the engine. There, a call that is
-    cancelled may still queue the job.
+    `conn` is an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
+    joined. Without it, another thread works on a connection of the engine, where a cancelled call
+    may still queue the job.
     """
     if conn is None:
         return await db.call_async(enqueue, None, task_name, **job)
@@ -155,7 +155,7 @@ async def enqueue_many_async(
 
 
 def _is_psycopg(conn: Any) -> bool:
-    """Return whether a call uses psycopg: a connection of the engine, or of the app."""
+    """Return whether a call uses a psycopg connection, of the engine or of the app."""
     return conn is None or db.is_psycopg(conn)
 
 
@@ -163,7 +163,7 @@ def _enqueue_args(
     row: dict[str, Any], args: Iterable[Mapping[str, Any]], conn: Any
 ) -> builtins.list[JobId]:
     texts = job_validation.encode_args_of_each(row["task_name"], args)
-    # An app's connection may be in autocommit, where each statement is a transaction.
+    # An app's connection may be in autocommit mode, in which each statement is a transaction.
     parts = [texts] if conn is not None and texts else [*payload.parts(texts)]
     ids: builtins.list[JobId] = []
     with _whole(conn, len(parts)) as own:
@@ -208,11 +208,11 @@ def enqueue_once(
 ) -> tuple[JobId, str]:
     """Queue one ingest job, or find the one that has its `idempotency_key`; return id and status.
 
-    Other than by `enqueue`, the key belongs to its job for as long as the job exists. The job's
-    history begins with an event `queued`, by `by`, for which the database's role needs the right to
-    insert into `ingest_job_events`. The status is `lost` if the job runs and its lease has lapsed.
-    One transaction, or that of `conn`. Raises as `enqueue` does, and `ArgsRefused` for args that
-    the task does not read.
+    Unlike in `enqueue`, the key belongs to its job for as long as the job exists. The job's history
+    begins with an event `queued` by `by`, for which the role needs INSERT on `ingest_job_events`.
+    The status is `lost` if the job runs and its lease has lapsed. It is one transaction, or joins
+    the transaction of `conn`. Raises as `enqueue` does, and `ArgsRefused` for args that the task
+    does not read.
     """
     registry.refuse_dropped(task_name, job.get("args"))
     if job.get("idempotency_key") is not None:
@@ -239,8 +239,8 @@ def get(job_id: str, *, kind: None = None, conn: Any = None) -> Row | None: ...
 def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     """Return a job's row, or None if there is none; `history.get_job` has its attempts and log.
 
-    `kind`: `node` or `ingest` searches only that kind. `conn` (psycopg, SQLAlchemy, Django): read
-    in its transaction.
+    The `kind` `node` or `ingest` searches only that kind. With `conn` (psycopg, SQLAlchemy,
+    Django), read in its transaction.
     """
     with db.statement(conn) as own:
         row = None if kind == "ingest" else statements.nodes.get(own, job=job_id)
@@ -255,7 +255,7 @@ async def get_async(job_id: str, *, kind: Kind | None = None, conn: Any = None) 
 
 
 def state(job_id: str, *, conn: Any = None) -> Row | None:
-    """Return how far an ingest job is; None if there is no such job.
+    """Return the state of an ingest job without args and result; None if there is no such job.
 
     `id`, `status`, `task_name`, `queue`, `attempts` (failed ones), `max_attempts`, `claim_no`,
     `generation`, `created_at`, `available_at`, `started_at`, `finished_at`, `heartbeat_at`,
@@ -282,11 +282,11 @@ def list(  # noqa: A001  the verb that users look for
 ) -> Rows:
     """Return ingest jobs, the newest first, without args and results; `get` has these.
 
-    `since`: queued, started or ended from then on, or within that time. `key`: an idempotency, lock
-    or partition key. `text`: part of the id, the task, a key or the error. `before`: the `seq` of
-    the last job of the page before. `lost`: of running jobs only those whose lease has lapsed, or
-    only the others; each row has it too. `limit` None: all. Raises `InvalidConfig` (a ValueError)
-    for a value that cannot match, as an unknown status or a `since` without a time zone.
+    `since` matches jobs queued, started or ended since then, or within that time. `key` matches an
+    idempotency, lock or partition key, `text` a part of the id, task, a key or the error. `before`
+    is the `seq` of the last job of the previous page. `lost` selects running jobs whose lease has
+    lapsed (True), or has not; each row has it too. `limit` None means all. Raises `InvalidConfig`
+    (a ValueError) for a value that cannot match, such as an unknown status.
     """
     texts = {"queue": queue, "task_name": task_name, "key": key, "text": text}
     for name, one in texts.items():
@@ -326,7 +326,7 @@ def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     the worker takes the job next. `can_run`: some live worker will take it. `lost`: it runs, and
     its lease has lapsed. Takes no lock.
     """
-    from queue_workflows.admin import waiting_reasons  # late: those who enqueue do not explain
+    from queue_workflows.admin import waiting_reasons  # late, as a process that enqueues needs none
 
     with db.transaction(conn) as own:
         return waiting_reasons.of_job(own, job_id)
@@ -336,11 +336,11 @@ def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
 
 
 def cancel(job_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
-    """Cancel a job and return its row; None if there is no such job or it is over.
+    """Cancel a job and return its row; None if there is no such job or it has ended.
 
-    A waiting job is cancelled at once; a running one gets its `cancel_event`. A node's job takes
-    its run with it, because the nodes that depend on it can never run. `by`, `reason`: see
-    `acts`. `conn` (psycopg, SQLAlchemy, Django): join its transaction.
+    A waiting job is cancelled at once; the `cancel_event` of a running job is set. A node's job is
+    cancelled with its run, because the nodes that depend on it can never run. For `by` and `reason`
+    see `acts`. With `conn` (psycopg, SQLAlchemy, Django), join its transaction.
     """
     with db.transaction(conn) as own:
         job = statements.nodes.get(own, job=job_id)
@@ -367,7 +367,7 @@ def _cancel_in_run(conn: db.Connection, run_id: str, ids: builtins.list[str]) ->
 
 
 def _subjects(job_id: str, node: Row | None) -> builtins.list[tuple[str, str]]:
-    """Return what an act on a job changes: the job, and of a node's job the run."""
+    """Return the subjects of an act on a job, which are the job, and for a node also its run."""
     own = [("job", job_id)]
     return own if node is None else [*own, ("run", node["run_id"])]
 
@@ -383,8 +383,8 @@ def retry(
 ) -> Row:
     """Run a failed or cancelled job again, with all its attempts; return its row.
 
-    Its recorded steps keep their results. `from_step`: the first step of this name and those that
-    began after it are done again. A node's job reopens its run, whose start queues the node. Raises
+    Its recorded steps keep their results, but the first step named `from_step` and steps that began
+    after it are repeated. A node's job reopens its run, whose start queues the node. Raises
     `UnknownJob` (a KeyError), `InvalidConfig` (a ValueError) for a job in another status or without
     such a step, and `IdempotencyClash` if another job has its idempotency key by now. `by`,
     `reason`, `conn`: as in `cancel`.
@@ -438,8 +438,8 @@ def _forget_from(conn: db.Connection, table: job_tables.JobTable, job_id: str, s
 def _reopen(conn: db.Connection, job_id: str) -> Row | None:
     """Queue a failed or cancelled ingest job again, with all counters at zero; return its row.
 
-    None: it is in another state, or unknown. Raises `IdempotencyClash`, with nothing written, when
-    another job owns its idempotency key now.
+    Returns None if it is in another state, or unknown. Raises `IdempotencyClash` before any write
+    if another job has its idempotency key now.
     """
     try:
         with conn.transaction():
@@ -498,10 +498,10 @@ def cancel_many(
 ) -> builtins.list[JsonDict]:
     """Cancel queued jobs, and request the end of running ingest jobs unless `running` is false.
 
-    Returns for each id, in order: `id`, `outcome` (`cancelled`, `asked to stop`, `refused`,
-    `unknown`), `status` before the call, and `reason`. Jobs of nodes take their run with them, as
-    in `cancel`. `by`, `reason`: see `acts`. One transaction for each 500 ingest jobs and for each
-    run, or that of `conn`. Raises `InvalidConfig` (a ValueError) for an id that is no text.
+    Returns for each id, in order, `id`, `outcome` (`cancelled`, `asked to stop`, `refused`,
+    `unknown`), `status` before the call, and `reason`. Jobs of nodes are cancelled with their run,
+    as in `cancel`. For `by` and `reason` see `acts`. Each 500 ingest jobs and each run are one
+    transaction, unless `conn` is given. Raises `InvalidConfig` (a ValueError) for an invalid id.
     """
 
     def change(conn: db.Connection, rows: Mapping[str, Row]) -> Mapping[str, _Outcome]:
@@ -518,7 +518,7 @@ def retry_many(
 ) -> builtins.list[JsonDict]:
     """Queue failed and cancelled jobs again, each with all its attempts; nodes with their run.
 
-    As `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
+    See `cancel_many`; the `outcome` is `queued`, `refused` or `unknown`.
     """
     return _each(ids, "retry", _retry, _retry_nodes, who, conn)
 
@@ -528,7 +528,7 @@ def delete_many(
 ) -> builtins.list[JsonDict]:
     """Delete ingest jobs that do not run; their history stays until it is pruned.
 
-    As `cancel_many`; `outcome`: `deleted`, `refused`, `unknown`.
+    See `cancel_many`; the `outcome` is `deleted`, `refused` or `unknown`.
     """
     return _each(ids, "delete", _delete, None, who, conn)
 

@@ -12,10 +12,10 @@ from queue_workflows import errors, types
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model: `loader()` gives its handle, `unloader(handle)` frees what only it can free.
+    """A model that `loader()` loads and returns, and whose resources `unloader(handle)` frees.
 
-    `est_vram_gb` is the GPU memory it needs; 0 means unknown. Raises `InvalidConfig` for an
-    id that is no name, functions that cannot be called and a size that is not a number >= 0.
+    `est_vram_gb` is the GPU memory it needs; 0 means unknown. Raises `InvalidConfig` for an invalid
+    id, functions that cannot be called and a size that is not a number >= 0.
     """
 
     id: str

@@ -24,10 +24,9 @@ def load(
 ) -> Row:
     """Request that gpu workers of a host load a model between jobs; return the request.
 
-    The request replaces an earlier one for the same host or worker. `by`, `reason`: who does it and
-    why, for the record, see `acts`. `conn`: join the caller's transaction. Raises
-    before any write `UnknownWorker` for a host or worker that is not live, `UnknownModel` for a
-    model that its host does not report to know.
+    The request replaces an earlier one for the same host or worker. For `by` and `reason` see
+    `acts`. With `conn`, join the caller's transaction. Raises before any write `UnknownWorker` for
+    a host or worker that is not live, `UnknownModel` for a model that the host does not report.
     """
     return _request("load", host, model, worker_id, who, conn)
 
@@ -40,7 +39,7 @@ def unload(
     conn: db.Connection | None = None,
     **who: Unpack[Who],
 ) -> Row:
-    """Request that gpu workers unload a model (None: any) between jobs; otherwise as `load`."""
+    """Request that gpu workers unload a model, or any model for None, between jobs; see `load`."""
     return _request("unload", host, model, worker_id, who, conn)
 
 

@@ -1,4 +1,4 @@
-"""Run a claimed node job in this process: resolve inputs, call its handler, record the outcome."""
+"""Run a claimed node job in this process, from its inputs to the record of its outcome."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def execute_node(
 ) -> str:
     """Run a node job and record how it ended, fenced by its claim; claim it if it is queued.
 
-    Return `"completed"` (parked input nodes too), `"failed"`, or `"skipped"`: the job was
-    cancelled, or it cannot be claimed, has ended or is held by somebody else, and its handler did
-    not run. `model_cache`: any object with `require_model(id)`; its other members are used if it
-    has them. `cancel_event` ends a generator at its next yield.
+    Return `"completed"` (also for a parked input node), `"failed"`, or `"skipped"` if the job was
+    cancelled, or if its handler did not run because the job cannot be claimed, has ended or is
+    claimed by another process. `model_cache` is any object with `require_model(id)`; its other
+    members are used if present. `cancel_event` ends a generator at its next yield.
     """
     claimed = manual_claims.take(job_tables.NODE_JOBS, job)
     if claimed is None:
@@ -91,7 +91,7 @@ def run_handler(
 
 
 def resolve_inputs_for_job(job_id: str, *, job: Row | None = None) -> JsonDict:
-    """Return the inputs of a job, its template resolved once against the context as it is now.
+    """Return the inputs of a job, by resolving its template against the present context.
 
     Raises `UnknownJob` (a KeyError), and `UnreadableRow` (an `InvalidPayload`) for stored inputs
     that cannot be loaded.
@@ -130,7 +130,7 @@ class _Link(control.EventControl):
         self.ask_step = manual_claims.asker(job_tables.NODE_JOBS, job, cancel.is_set)
 
     def ask(self, what: str, request: Any) -> Any:
-        """Answer; see `node_call.Ask`."""
+        """Answer a question of the handler; see `node_call.Ask`."""
         job = self._job
         reads: dict[str, Callable[[], Any]] = {
             "context": lambda: _context(job, request),

@@ -1,4 +1,4 @@
-"""Run the threads of the orchestrator: start runs, dispatch events, take answers, maintain."""
+"""Run the orchestrator's threads, which start runs, dispatch events, take answers and maintain."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from queue_workflows.types import NowFn
 _log = logging.getLogger(__name__)
 CHANNEL = "orchestrator_work"
 HEAD_START_S = 0.004
-"""Seconds for which an event is left to the worker that wrote it, which usually dispatches it."""
+"""Seconds for which an event is left to the worker that wrote it and usually dispatches it."""
 ANSWERS_A_ROUND = 50
 STREAM_PAUSE_S = 0.04
 STREAM_WITHIN_S = 0.1
-"""Seconds to collect the events of a stream, new delayed runs, or runs that become due one after
-the other: a round costs the same for one and for many."""
+"""Seconds for which frequent events, new delayed runs, or runs that become due are collected, since
+a round costs the same for one and for many."""
 
 
 class NodePool:
     """Run the orchestrator's threads; any number of pools may work on one database.
 
     `register_builtins` is called once at start. `cpu_workers` and `gpu_workers` are accepted and
-    ignored: workers are processes of their own. `pause(seconds)` waits between tries of the
-    recovery and returns whether to stop; by default it waits for `stop`. `listens`: what to call
-    on a notification of a further channel, and after each reconnection.
+    ignored, since workers are separate processes. `pause(seconds)` waits between tries of the
+    recovery and returns whether to stop; by default it waits for `stop`. `listens` has functions by
+    further channels, called for each notification and after each reconnection.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NodePool:
         self._now = now_fn
         self._check_at = self._drained_at = self._promoted_at = -math.inf
         self._drain_at: float | None = None
-        """When to drain the outbox because of a notification; None if there was none."""
+        """When to drain the outbox because of a notification, or None."""
         self._kept = db.DedicatedConnection(lock_s=db.LOOP_LOCK_S)
         self._begin = run_cache.on_connection(self._kept)
         self._rows = row_isolation.Isolation(now_fn)
@@ -84,7 +84,7 @@ class NodePool:
         self._services = [
             service.Follow("dispatch", listener, self._act),
             self._maintenance.loop(),
-            # On a thread of its own: leases must not wait while a year's rows are deleted.
+            # On a thread of its own, since recovery must not wait while a year's rows are deleted.
             service.Loop(
                 "prune",
                 [service.Task("prune", config.NODE_EVENT_PRUNE_INTERVAL_S.read, self._prune)],
@@ -119,12 +119,12 @@ class NodePool:
             now = self._now()
             self._call_others(wake)
             kinds = {text for channel, text in wake.notified if channel == CHANNEL}
-            # First, as no check finds it. What was sent while nothing listened counts as notified.
+            # Before the check, which does not look for sent events. After a reconnect, any may be.
             if "sent" in kinds or wake.reason == "connected":
                 self._maintenance.wake("events")
             if "left" in kinds:
                 self._maintenance.wake("lock-keys")
-            # In a stream of notifications, only a check finds what has become due.
+            # While notifications keep coming, only a check finds work that has become due.
             if now >= self._check_at or wake.reason in ("connected", "wake"):
                 self.check()
                 return
@@ -149,20 +149,20 @@ class NodePool:
                 call()
 
     def check(self) -> None:
-        """Check by one statement which work there is, and do it, until nothing is left.
+        """Find the present work by one statement and do it, until no work is left.
 
-        Each round does a bounded part of every kind of work: ten thousand answers delay neither
-        runs nor jobs that become due.
+        Each round does a bounded part of every kind of work, so that ten thousand answers delay
+        neither runs nor jobs that become due.
         """
         next_at, more = math.inf, True
         while more and not self._stopped.is_set():
             more = self._check_once()
-            # The earliest of what the rounds found, as one that finds nothing plans the latest.
+            # Keep the earliest time of all rounds, since the last round, without work, plans late.
             next_at = min(next_at, self._check_at)
         self._check_at = next_at
 
     def _check_once(self) -> bool:
-        """Do one round of what there is to do; return whether there may be more."""
+        """Do one round of work; return whether there may be more."""
         poll_s = config.CLAIM_POLL_S.read()
         self._check_at = self._now() + poll_s
         self._drain_at = None
@@ -182,11 +182,11 @@ class NodePool:
         return bool(row_isolation.all_of(steps)[-1])
 
     def work(self, *, runs: bool, events: bool, inputs: bool, is_check: bool = False) -> bool:
-        """Start runs, take answers and dispatch events: a bounded number of each.
+        """Start runs, take answers and dispatch events, a bounded number of each.
 
-        Return whether there may be more, which the next check does. An error of one kind does not
-        stop the others; it is raised afterwards. `is_check` counts child runs of started runs as
-        more, which otherwise notify.
+        Return whether the next check may find more. An error of one kind does not stop the others;
+        it is raised afterwards. With `is_check`, child runs of started runs count as more work;
+        else their notifications suffice.
         """
         start = functools.partial(self._start, is_check)
         kinds = {start: runs, self._answer: inputs, self._drain: events}

@@ -1,7 +1,7 @@
 """Keep the 0.3.0 functions for node jobs and ingest jobs.
 
-Some are functions of the present API, under their old names. The others claim, change and requeue
-jobs for a caller that is no worker.
+Some are functions of the present API under their old names. The others claim, change and requeue
+jobs for a caller other than a worker.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def claim_next_gpu_job(
 ) -> Row | None:
     """Claim the next gpu job for this process; return its row, or None if there is none.
 
-    With GPU_CLAIM_POLICY `strict`: the best priority band first, inside it `current_model`, then
-    age. `known_models` None: the process can load any model.
+    GPU_CLAIM_POLICY `strict` orders by priority band, then `current_model`, then age. Without
+    `known_models`, the process can load any model.
     """
     return manual_claims.claim_next(
         job_tables.NODE_JOBS,
@@ -150,7 +150,7 @@ def requeue_job_for_retry(job_id: str) -> NodeJob | None:
 
 
 def reclaim_all_running_for_resume() -> list[Row]:
-    """Queue every running node job at the front, uncounted; as `reclaim_expired_leases`."""
+    """Queue every running node job at the front, uncounted; see `reclaim_expired_leases`."""
     return _brief(_requeue(job_tables.NODE_JOBS))
 
 
@@ -214,7 +214,7 @@ def enqueue_ingest_job(
     args: Mapping[str, Any] | None = None,
     conn: Any = None,
 ) -> JobId:
-    """Call `jobs.enqueue`; the priority is 100 also for a task that declares another one."""
+    """Call `jobs.enqueue`; the priority is 100 even if the task declares another."""
     return jobs.enqueue(
         task_name, queue=queue, reason=reason, priority=priority, args=args, conn=conn
     )
@@ -251,7 +251,7 @@ def mark_ingest_failed(
 
 
 def reclaim_expired_ingest_leases() -> list[Row]:
-    """Take back ingest jobs whose lease has lapsed; return their rows, but for one that raises."""
+    """Take back ingest jobs whose lease has lapsed, except rows that raise; return the rows."""
     with db.statement() as conn:
         isolation = row_isolation.Isolation()
         return recovery.reclaim_lapsed(conn, job_tables.INGEST_JOBS, isolation)

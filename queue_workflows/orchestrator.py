@@ -38,8 +38,8 @@ def bring_schema(stop: signals.StopRequest) -> bool:
 def serve(stop: signals.StopRequest, schedules: scheduler.Service | None = None) -> int:
     """Migrate, recover and dispatch until a stop is requested; return 0.
 
-    With `schedules` it is the scheduler, too. Their ticker must not listen, and must stop at the
-    request.
+    With `schedules` it is the scheduler, too. Its ticker must not listen by itself, and must end at
+    a stop request.
     """
     exports = exporter.wanted()
     if not bring_schema(stop):
@@ -62,7 +62,7 @@ def serve(stop: signals.StopRequest, schedules: scheduler.Service | None = None)
 
 
 def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
-    """Start the pool, also after a long outage; return False if a stop was requested before."""
+    """Start the pool, waiting for the database; return False if a stop was requested before."""
     while not stop.requested.is_set():
         try:
             pool.start()

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _RATE = re.compile(r"([0-9]{1,9})/((?:[0-9]{1,9}(?:\.[0-9]{1,6})?)?)(s|m|h|d)")
 MOST = 1_000_000
-"""The largest limit, of jobs at once or of starts in a period."""
+"""The largest limit of jobs at once, or of starts in a period."""
 LONGEST_S = 366 * 86400.0
 LIVE_WORKER_S = 30.0
-"""Heartbeat age up to which a worker counts as capacity (the contract's figure)."""
+"""Heartbeat age in seconds up to which a worker counts as capacity."""
 RATE_WINDOW_S = 300
-"""Rates are measured over the last five minutes."""
+"""Seconds over which rates are measured."""
 PARTITIONS: Final = 1_000
-"""Partitions with settings of their own that `list` returns, in the order of their queues."""
+"""The most partitions with settings of their own that `list` returns, in order of their queues."""
 PARTITIONS_OF_ONE: Final = 9_999
-"""The same of `get`."""
+"""The most partitions that `get` returns."""
 
 
 class _Keep(Enum):
@@ -157,8 +157,8 @@ def list(*, used_only: bool = False, conn: db.Connection | None = None) -> Rows:
 def get(queue: str, *, conn: db.Connection | None = None) -> Row:
     """Return one queue as `list` returns it; a queue without jobs or settings has zeros.
 
-    Of its partitions it has the first PARTITIONS_OF_ONE. Raises `UnknownQueue` (a ValueError) for
-    one that is not configured, has never been served and is empty.
+    It has the first PARTITIONS_OF_ONE of its partitions. Raises `UnknownQueue` (a ValueError) for a
+    queue that is not configured, has never been served and is empty.
     """
     _check_name(queue)
     with db.transaction(conn) as own:
@@ -211,7 +211,7 @@ def ingest_counts() -> dict[str, Any]:
 def _read(
     conn: db.Connection, *, most: int, served: bool = False, queue: str | None = None
 ) -> dict[str, Row]:
-    """Return queues as `list` does, by name; `most`, `served`, `queue`: see the statement."""
+    """Return queues as `list` does, by name; see the statement for the arguments."""
     rows = statements.queues.list(
         conn, window=RATE_WINDOW_S, stale_s=config.STALE_WORKER_AFTER_S.read(), served=served,
         queue=queue, most=most,
@@ -226,7 +226,7 @@ def _read(
 
 
 def _shown(queue: str, row: Row) -> Row:
-    """Return a queue as `list` does; `row`: what the statement returned of it, or nothing."""
+    """Return a queue as `list` does; `row` is its row of the statement, or empty."""
     per_min = 60 / RATE_WINDOW_S
     return {
         "queue": queue,

@@ -1,7 +1,7 @@
 """Submit, read, list, answer, cancel, retry, update, delete and explain runs and their nodes.
 
-Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API
-is one module.
+Each call is one transaction, or joins the transaction of `conn`. Its length: one noun of the public
+API is one module.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ WRITABLE = frozenset(
 """The columns that `update` can set."""
 JSON_COLUMNS = frozenset({"steps_done", "context", "input_spec"})
 EXPLAINED_NODES = 100
-"""Nodes that `explain` takes at most, since each needs several queries."""
+"""The most nodes that `explain` returns, since each needs several queries."""
 EXAMINED = 10_000
-"""Runs that a page of a list examines at most: about 20 ms of the server's time."""
+"""The most runs that a page of a list examines, in about 20 ms of the server's time."""
 ID_CHARACTERS = 8
-"""A text of so many characters or more may be the beginning of an id. No word has as many of the
-digits that ids have."""
+"""The least characters of a text that may be the beginning of an id, as no word has so many
+hexadecimal digits."""
 _PLACE = frozenset({"fits", "place", "last_at", "last_id"})
 MAX_HEADERS_BYTES = 6000
-"""Bytes of the headers of a run as JSON text. The database adds spaces, and refuses 8,000."""
+"""The most bytes of a run's headers as JSON. The database adds spaces, and refuses over 8,000."""
 
 RUNS_OF_KEYS = uuid.UUID("8d3f1d0e-6a5c-4c0e-9a7e-5c3b8f3e2b61")
 """The namespace of the ids of runs that were submitted with an idempotency key."""
@@ -69,11 +69,11 @@ def submit(
 ) -> Run:
     """Insert a run and return its row; an orchestrator starts it if it is queued, of mode `node`.
 
-    `inputs`: its column `context`. `run_id` None: a new id. `headers`: texts by name, 6,000 bytes
-    at most; `traceparent` is that of the caller's span if it has one. `conn` (psycopg, SQLAlchemy,
-    Django): join the app's transaction. Raises before any write: `InvalidPayload` for inputs or
-    headers that cannot be stored, `ArgsRefused` for inputs that a workflow declared in Python does
-    not take (ValueErrors).
+    `inputs` become its column `context`. Without `run_id`, it gets a new id. `headers` are texts by
+    name, 6,000 bytes at most; `traceparent` is added from the caller's span if it has one. With
+    `conn` (psycopg, SQLAlchemy, Django), join the app's transaction. Raises before any write:
+    `InvalidPayload` for inputs or headers that cannot be stored, `ArgsRefused` for inputs that a
+    workflow declared in Python does not take (ValueErrors).
     """
     values: dict[str, Any] = {
         "run_id": run_id or str(uuid.uuid4()),
@@ -86,11 +86,11 @@ def submit(
         "context": _encode(inputs or {}, "inputs"),
         "headers": _headers(trace_context.with_current(headers)),
     }
-    insert = statements.runs.insert  # it needs the right to insert a status and a mode
+    insert = statements.runs.insert  # it needs the privilege to insert a status and a mode
     if (status, mode) == ("queued", "node"):
         plain = values["headers"] is None
         insert = statements.runs.submit if plain else statements.runs.submit_with_headers
-    # The inputs of workflows that this process did not declare are unknown here, so unchecked.
+    # Inputs are only checked for workflows that this process has declared.
     declared = config.get_config().workflow_map.get(workflow_name) if mode == "node" else None
     if declared is not None:
         declared.check_inputs(inputs or {})
@@ -106,7 +106,7 @@ def submit_once(
 ) -> tuple[Run, bool]:
     """Insert the run of an idempotency key, or find it; return its row, and whether it is new.
 
-    The run's id is made from the key, so the key is used for as long as the run exists. Raises
+    The run's id is made from the key, so the key is taken for as long as the run exists. Raises
     `IdempotencyClash` if that run has another workflow or inputs, and as `submit` does.
     """
     run_id = str(uuid.uuid5(RUNS_OF_KEYS, key))
@@ -135,9 +135,9 @@ def submit_once(
 async def submit_async(workflow_name: str, *, conn: Any = None, **run: Unpack[NewRun]) -> Run:
     """Do as `submit` does, without blocking the event loop.
 
-    `conn`: an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
-    joined; None: another thread works on a connection of the engine. There, a call that is
-    cancelled may still take effect, and always as a whole.
+    `conn` is an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, whose transaction is
+    joined. Without it, another thread works on a connection of the engine, where a cancelled call
+    may still take effect, but never in part.
     """
     return await db.call_async(submit, conn, workflow_name, **run)
 
@@ -176,10 +176,10 @@ def get(run_id: str, *, conn: Any = None) -> Run | None:
 
 
 def output(run_id: str, *, conn: Any = None) -> JsonDict | None:
-    """Return what the workflow of a completed run returns, as `{"result": value}` or a dict.
+    """Return the output of a completed run, as `{"result": value}` or a dict.
 
-    Returns None if it returns nothing, and if the run has not completed or there is no such run.
-    `conn` as in `get`.
+    Returns None if its workflow has no output, the run has not completed, or there is no such run.
+    For `conn` see `get`.
     """
     with db.statement(conn) as own:
         return statements.runs.output(own, run_id=run_id)
@@ -205,12 +205,11 @@ def list(  # noqa: A001  the usual verb
 ) -> Rows:
     """Return the newest runs, each with its node counts by status as `nodes`, and `nodes_total`.
 
-    `nodes_total` is None before a run's first start. A filter that is None matches every run.
-    `since`, `until`: created from then on, up to then, or so long ago. `text`: the beginning of an
-    id, or a part of an error. `input`: members that the inputs have. `schedule`: it started the
-    run. `machine`: a node of the run was there. `before`: `created_at` and `id` of the last run of
-    the page before. It reads pages, as `page` returns them, until it has `limit` runs, which may
-    take seconds for a filter that few runs fit. Raises as `page`.
+    `nodes_total` is None before a run's first start. `since` and `until` limit the creation, as
+    times or time spans ago. `text` is the beginning of an id, or a part of an error. `input` has
+    members that the inputs have, too. `schedule` has started the run, `machine` has run a node of
+    it. `before` is `created_at` and `id` of the last run of the previous page. It reads pages until
+    it has `limit` runs, which may take seconds if few runs match. Raises as `page`.
     """
     found: Rows = []
     while len(found) < limit:
@@ -283,7 +282,7 @@ def page(
     with db.statement(conn) as own:
         found = _found(own, limit, given)
         if len(found.items) < limit and found.next is not None and status and workflow_name:
-            # The workflow may have fewer runs than the status, which then reach further back.
+            # The workflow may have fewer runs than the status, so that they reach further back.
             other = _found(own, limit, given, by_workflow=True)
             if other.next is None or other.next[0] < found.next[0]:
                 return other
@@ -506,7 +505,7 @@ def _each(
 def _refuse(conn: db.Connection, run_id: str, again: _Again) -> None:
     """Raise `UnknownJob` for an item that does not exist, `InvalidConfig` for a node that runs.
 
-    It would record a result of the old generation beside the new one.
+    A running node would record a result of the old generation beside the new one.
     """
     running = sorted(statements.nodes.running_among(conn, run_id=run_id, nodes=[*again.nodes]))
     for map_id, key in again.items:
@@ -523,10 +522,10 @@ def _refuse(conn: db.Connection, run_id: str, again: _Again) -> None:
 
 
 def _reopen_nodes(conn: db.Connection, run_id: str, again: _Again) -> Row | None:
-    """Queue a run that is over, with these nodes to be run again, and return its row, or None.
+    """Queue a run that has ended, so that these nodes run again; return its row, or None.
 
-    The run goes two generations on, and the nodes are cancelled in the one between, so that the
-    start that follows opens them. Requests to end the nodes that still run are withdrawn. Maps that
+    The run's generation increases by two, and the nodes are cancelled in the one between, so that
+    the next start reopens them. Cancel requests for nodes that still run are withdrawn. Maps that
     get new items lose their items and nodes.
     """
     row = statements.runs.reopen_two_generations_on(conn, run_id=run_id)
@@ -544,20 +543,20 @@ def _reopen_nodes(conn: db.Connection, run_id: str, again: _Again) -> Row | None
 
 
 class _Again:
-    """What runs again: nodes, maps that get new items, and items of maps that go on."""
+    """The parts of a run to run again: nodes, maps that get new items, and items of other maps."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
         """Nodes with a row that is kept."""
         self.maps: set[str] = set()
-        """Maps whose items are dropped with their nodes: their list may be another one."""
+        """Maps whose items are dropped with their nodes, since their list may change."""
         self.items: builtins.list[tuple[str, str]] = []
-        """Map and key of items that run again in a map that keeps its others."""
+        """Map and key of items that run again in a map that keeps its other items."""
 
     def add(self, of: graph.Graph, node_id: str) -> bool:
-        """Add what runs again from a node, an item (`cut[clip-7]`) or a node of an item.
+        """Add the parts that run again from a node, an item (`cut[clip-7]`) or an item's node.
 
-        Returns False if the definition has no such node. An item of that key may still be missing.
+        Returns False if the definition has no such node. It does not check that the item exists.
         """
         parts = item_ids.split(node_id)
         if parts is None:
@@ -575,7 +574,7 @@ class _Again:
         return True
 
     def _add_around(self, of: graph.Graph, item: item_ids.ItemNode) -> None:
-        """Add an item, the map that counts it, what follows from that, and so on outwards."""
+        """Add an item, its map's node, the nodes that depend on that, and so on outwards."""
         self.items.append((item.map_id, item.key))
         self.nodes.add(item.map_id)
         above = item_ids.split(item.map_id)
@@ -589,7 +588,7 @@ class _Again:
         self._add_around(of, above)
 
     def _add_following(self, of: graph.Graph, prefix: str, start: Iterable[str]) -> None:
-        """Add nodes and all that depend on them, by their ids behind the prefix."""
+        """Add nodes and all nodes that depend on them; the ids follow after `prefix`."""
         todo = builtins.list(start)
         found = set(todo)
         while todo:
@@ -601,7 +600,7 @@ class _Again:
 
 
 def _with_own(of: graph.Graph, node_id: str) -> builtins.list[str]:
-    """Return a node, and the nodes of the branch or loop that it ends: they decide again."""
+    """Return a node, and the nodes of the branch or loop that it ends, which run again too."""
     return [node_id, *(node.id for node in of.nodes.values() if node.arm == node_id)]
 
 
@@ -650,7 +649,7 @@ def answer(
                     f"{where} has been answered already; the first answer counts"
                 )
             # The insert may have waited for the transaction that took the first answer. The node is
-            # held because the end of its wait (`timeout_s`) counts only the answers that it sees.
+            # locked, as the end of its wait (`timeout_s`) only sees answers that are committed.
             statements.input_answers.hold_node(own, run_id=run_id, node_id=node_id)
             job = statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id)
             _refuse_unless_open(job, where)
@@ -697,8 +696,8 @@ def add_node(
 ) -> str:
     """Queue a node of a run without a graph; return its job's id.
 
-    A node that the run has already with this content keeps its row and id. Raises before any
-    write: `NodeTaken` (a ValueError, and psycopg's UniqueViolation) for one with other content,
+    If the run already has this node with the same content, its row and id are kept. Raises before
+    any write: `NodeTaken` (a ValueError, and psycopg's UniqueViolation) for other content,
     `UnknownQueue` (a ValueError) unless cpu or gpu, `InvalidConfig` (a ValueError) for a cpu job
     with a model, `InvalidPayload`, `UnknownJob` (a KeyError) for no such run.
     """
@@ -735,9 +734,9 @@ def add_skipped_node(
 ) -> str:
     """Put a `skipped` row in a node's place, which satisfies its dependents; return its job's id.
 
-    `node_module` None: the node's id, since nothing imports it. A node that is skipped already
-    keeps its row and id; `NodeTaken` is raised for one in another state, and else what `add_node`
-    raises.
+    `node_module` defaults to the node's id, since it is not imported. A node that is skipped
+    already keeps its row and id. Raises `NodeTaken` for a node in another state, and otherwise as
+    `add_node` does.
     """
     row: dict[str, Any] = {
         "node_id": node_id,
@@ -759,7 +758,7 @@ def add_skipped_node(
 
 
 def _taken(run_id: str, node_id: str, what: str) -> errors.NodeTaken:
-    """Return the error for a node that the run has already, as `what` says."""
+    """Return the error for a node that the run already has; `what` describes that node."""
     return check_violations.NodeTaken(
         f"run {run_id!r} has a node {node_id!r} already, {what}: give the new one another id"
     )

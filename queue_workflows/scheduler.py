@@ -33,7 +33,7 @@ BACKOFF_MAX_S = 5.0
 STORED_AT_ONCE = 50
 """How many schedules one transaction stores."""
 RETRY_S = 30.0
-"""Seconds after which names that another app has, and unknown tasks, are tried again."""
+"""Seconds until schedules with another app's name, or unknown tasks, are tried again."""
 _DATABASE_ERRORS = (db.Error, OSError)
 _Now = Callable[[db.Connection], datetime]
 
@@ -43,7 +43,7 @@ _log = logging.getLogger("queue_workflows.scheduler")
 
 @check_violations.translated()
 def enqueue_due(due: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[str]:
-    """Queue each entry's job for its latest instant; the ids of the jobs queued by this call.
+    """Queue each entry's job for its latest instant; return the ids of the queued jobs.
 
     The caller knows that these entries are due; an instant that has fired already is left out. The
     instant is the last at or before the database's now. One transaction. Raises `UnknownQueue`,
@@ -57,11 +57,11 @@ def enqueue_due(due: Iterable[ScheduleEntry], *, reason: str = "tick") -> list[s
 
 @check_violations.translated()
 def enqueue_boot_kick(schedule: Iterable[ScheduleEntry] | None = None) -> list[str]:
-    """Queue every entry's job once now, with reason `boot`; the ids of the jobs queued.
+    """Queue every entry's job once now, with reason `boot`; return the ids of the queued jobs.
 
-    At most one boot job per entry name and hour (UTC), for any number of calls. Entries whose
-    task name contains `freshness` are left out. None: the configured schedule. Raises as
-    `enqueue_due` does.
+    However often it is called, it queues at most one boot job per entry name and hour (UTC).
+    Entries whose task name contains `freshness` are left out. `schedule` defaults to the configured
+    one. Raises as `enqueue_due` does.
     """
     if schedule is None:
         chosen = timetable.split(config.get_config().ingest_schedule)[0]
@@ -83,7 +83,7 @@ def _fire(
     suffix: str = "",
 ) -> list[str]:
     ids: list[str] = []
-    # In one order, so that schedulers that claim the same instants cannot deadlock.
+    # Sorted, so that schedulers that claim the same instants cannot deadlock.
     for entry, fire_at in sorted(fires, key=lambda fire: (fire[1], fire[0].name)):
         row = dict.fromkeys(timetable.COLUMNS) | vars(entry)
         made = schedule_rows.fire_once(conn, row, entry.name + suffix, fire_at, reason)
@@ -101,10 +101,10 @@ def _check_entries(entries: list[ScheduleEntry]) -> list[ScheduleEntry]:
 
 
 class _CodeSchedules:
-    """The schedules of one ticker's code, and what it has stored of them.
+    """The schedules in the app's code, and the state of storing them.
 
-    `given` None follows `set_ingest_schedule`; only then are schedules marked that the app's code
-    does not name any more.
+    Without `given`, it follows `set_ingest_schedule`, and also marks stored schedules that the
+    app's code does not name any more.
     """
 
     def __init__(self, given: list[Any] | None, now_fn: _Now, *, has_clock: bool) -> None:
@@ -125,10 +125,10 @@ class _CodeSchedules:
         return schedule_rows.Scope(app_loading.app_name(), known, names)
 
     def store(self) -> None:
-        """Store what the code names, if that has changed, and mark what it names no more."""
+        """Store the code's schedules if they have changed, and mark those that are gone."""
         chosen = config.get_config().ingest_schedule if self._given is None else self._given
         is_due = self._retry_at is not None and time.monotonic() >= self._retry_at
-        # Lists are equal fast where they hold the same objects.
+        # Comparing lists is fast if they hold the same objects.
         if chosen == self._seen and not is_due:
             return
         self._seen, self._retry_at = None, None
@@ -170,7 +170,7 @@ class _CodeSchedules:
         self._log_once(f"schedule {name!r} is left out: {why}")
 
     def _put(self, app: str) -> list[str]:
-        """Store what differs; return the names that the table or another app has."""
+        """Store changed schedules; return the names that the table or another app already has."""
         with db.transaction() as conn:
             known = {
                 row["name"]: row["definition_hash"]
@@ -211,10 +211,10 @@ class _CodeSchedules:
         return True
 
     def boot(self) -> list[str]:
-        """Queue each old-style entry of which nothing was queued within its period.
+        """Queue each old-style entry that has not queued a job within its period.
 
-        Returns the ids of the jobs. Entries whose task name contains `freshness` are left out, as
-        are paused ones. Several schedulers that start together queue one job.
+        Returns the ids of the jobs. Entries that are paused, or whose task name contains
+        `freshness`, are left out. Several schedulers that start together queue one job.
         """
         app, ids = app_loading.app_name(), list[str]()
         names = sorted(
@@ -244,13 +244,13 @@ class _CodeSchedules:
 
 
 class Ticker:
-    """Fires what is due by the database's clock, and waits by the process's monotonic one.
+    """Fires due schedules by the database's clock, and waits by the process's monotonic clock.
 
-    `schedule` None follows `set_ingest_schedule`, also when it changes, and the table `schedules`;
-    a given one fires only its own entries. `now_fn` replaces the database's clock (a datetime),
-    `sleep_fn` the waiting, which `stop()` then does not interrupt. `boot_kick`: the first call
-    queues each old-style entry of which nothing was queued within its period. `listens` False: it
-    is told by `wake` that the table has changed, and needs no connection for that.
+    Without `schedule`, it follows `set_ingest_schedule` and the table `schedules`; otherwise it
+    fires only the given entries. `now_fn` replaces the database's clock (a datetime), `sleep_fn`
+    the waiting, which `stop()` then does not interrupt. With `boot_kick`, the first call queues
+    each old-style entry that has not queued a job within its period. Without `listens`, it opens no
+    connection to listen; call `wake` when the table has changed.
     """
 
     def __init__(
@@ -280,20 +280,20 @@ class Ticker:
         self._failures = 0
 
     def stop(self) -> None:
-        """Stop `run_forever` soon; callable from any thread or signal handler."""
+        """Stop `run_forever` soon; any thread or signal handler may call this."""
         self._stopping.set()
         self._listener.close()
 
     def wake(self) -> None:
-        """Look at the table soon; callable from any thread."""
+        """Read the table soon; any thread may call this."""
         self._listener.wake()
 
     def run_once(self) -> list[str]:
         """Fire what has come due since the last call; return the ids of the queued jobs and runs.
 
-        It first stores the schedules of the code that have changed. A schedule that never fired
-        starts now. One transaction for each batch of schedules. Database errors pass, and what is
-        left comes with the next call.
+        It first stores the code's schedules that have changed. A schedule that never fired starts
+        now. Each batch of schedules is a transaction. Database errors pass through, and the next
+        call fires the rest.
         """
         self._code.store()
         scope = self._code.scope()
@@ -372,13 +372,13 @@ class Ticker:
         if self._seen is None or self._wake_at is None:
             return LOOK_EVERY_S
         due_in_s = (self._wake_at - self._seen).total_seconds()
-        # What is due already is locked by another scheduler.
+        # A schedule that is due already is locked by another scheduler.
         least_s = WAIT_MIN_S if due_in_s > 0 else LOCKED_RETRY_S
         return min(LOOK_EVERY_S, max(least_s, due_in_s - (time.monotonic() - self._seen_at)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the ticker until SIGTERM or SIGINT; the exit code: 0, or 2 for input it refuses."""
+    """Run the ticker until SIGTERM or SIGINT; return 0, or 2 for refused input."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog=PROG,
@@ -406,9 +406,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 class Service:
-    """What a scheduler does for the loaded app: it follows schedules and sends failure alerts.
+    """Follows the schedules of the loaded app and sends its failure alerts.
 
-    Raises `InvalidConfig` and its like for schedules and settings of alerts that cannot work.
+    Raises `InvalidConfig` and similar errors for schedules and settings of alerts that cannot work.
     """
 
     def __init__(self, *, listens: bool = True) -> None:
@@ -420,10 +420,10 @@ class Service:
         self._count = len(old) + len(new)
         self.ticker = Ticker(boot_kick=True, listens=listens)
         self.listens = {schedule_rows.CHANNEL: self.ticker.wake}
-        """What to call on a notification of which channel, if the ticker does not listen."""
+        """Functions to call on notifications, by channel, if the ticker does not listen."""
 
     def run(self, *, boot_kick: bool = False) -> None:
-        """Serve until `ticker.stop()`; the database has the schema."""
+        """Serve until `ticker.stop()`; the database must have the schema."""
         if self._count:
             _log.info("following %d schedule entries", self._count)
         if boot_kick:

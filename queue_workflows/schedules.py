@@ -1,7 +1,7 @@
 """Declare, add, pause, resume, remove, fire, list and preview schedules.
 
-Each call is one transaction, or joins that of `conn`. Its length: one noun of the public API
-is one module.
+Each call is one transaction, or joins the transaction of `conn`. Its length: one noun of the public
+API is one module.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Fired = schedule_rows.Fired
 F = TypeVar("F")
 _LISTED = "`queue-workflows schedules list` names them"
 MOST = 10_000
-"""Schedules that `list` returns."""
+"""The most schedules that `list` returns."""
 MAX_DAYS = 36_525
-"""How far a preview looks ahead."""
+"""The most days that a preview looks ahead."""
 _ANY_INSTANT = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
@@ -40,11 +40,11 @@ _ANY_INSTANT = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
 def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the verb that users look for
-    """Replace what the scheduler of this process follows.
+    """Replace the schedules that the scheduler of this process follows.
 
-    Raises `InvalidConfig` (a ValueError), with nothing replaced, for what is neither a
-    `ScheduleEntry` nor a `Schedule`, for two entries of one name that fire at the same instants but
-    queue different jobs, and for two schedules of one name.
+    Raises `InvalidConfig` (a ValueError), without a change, for a value that is neither a
+    `ScheduleEntry` nor a `Schedule`, for two entries with one name that fire at the same instants
+    but queue different jobs, and for two schedules with one name.
     """
     chosen = [*entries]
     timetable.split(chosen)
@@ -75,7 +75,7 @@ def schedule(expression: str = "", *, name: str | None = None, **options: Any) -
 
 
 def _target(target: Any) -> tuple[str | None, str | None]:
-    """Return the task's or the workflow's name, the other being None."""
+    """Return the name of the task and of the workflow, of which one is None."""
     cfg = config.get_config()
     workflows = [name for name, one in cfg.workflow_map.items() if one is target]
     if workflows:
@@ -133,7 +133,7 @@ def _built(name: str, expression: str, options: Mapping[str, Any]) -> Schedule:
 
 
 def check(found: Schedule) -> None:
-    """Raise as `add` does for a target that this process knows to be wrong."""
+    """Raise as `add` does for a target that is wrong as far as this process knows."""
     if found.workflow_name is not None:
         # A process without any workflow cannot know which ones the orchestrators have.
         if config.get_config().workflow_loader is not None:
@@ -172,7 +172,7 @@ def resume(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) 
 def remove(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> None:
     """Delete a schedule; `by`, `reason` and the errors are as in `pause`.
 
-    One that the code of a scheduler still names comes back when that scheduler starts.
+    A schedule that the code of a scheduler still names returns when that scheduler starts.
     """
     _demand("remove", name, conn, who, statements.schedule_definitions.remove)
 
@@ -192,7 +192,7 @@ def _demand(
 
 
 def _check_name(name: Any) -> None:
-    """Raise `UnknownSchedule` for what no schedule can be named."""
+    """Raise `UnknownSchedule` for a value that cannot be a schedule's name."""
     if not timetable.is_name(name):
         raise errors.UnknownSchedule(f"no schedule {name!r:.220}: {_LISTED}")
 
@@ -213,10 +213,10 @@ def run_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who])
 
 @check_violations.translated()
 def fire_now(name: str, *, conn: db.Connection | None = None, **who: Unpack[Who]) -> Fired:
-    """Do as `run_now` does; return also what held the schedule back, in `skipped`.
+    """Do as `run_now` does; also return in `skipped` why the schedule was held back.
 
-    `overlap`: the last job or run is not over, and the policy is skip or queue. `idempotency key`:
-    another job has it.
+    `overlap` means that the last job or run has not ended, and the policy is skip or queue.
+    `idempotency key` means that another job has the key.
     """
     _check_name(name)
     subject = ("schedule", name)
@@ -283,7 +283,7 @@ def _find(
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a schedule of `list` in one line; None if nothing is."""
+    """Return the problem of a row of `list` in one line, or None."""
     if row["error"] is not None:
         return f"cannot fire: {row['error']}"
     if row["late_s"] is not None:
@@ -303,7 +303,7 @@ def problem(row: Mapping[str, Any]) -> str | None:
 def _listed(row: Row, one: ScheduleEntry | None) -> Row:
     next_at, now = row["next_at"], row.pop("read_at")
     if next_at is None and not row["ended"] and not row["paused"] and row["gone_at"] is None:
-        # No scheduler has planned it since it was written. One that cannot fire has no next fire.
+        # No scheduler has planned it since it was written. If it cannot fire, leave this empty.
         with contextlib.suppress(errors.QueueWorkflowsError):
             next_at = timetable.first_after(row, now)
     return row | {"next_fire_at": next_at} | _minute(one)
@@ -340,9 +340,9 @@ def _entry_row(name: str, one: ScheduleEntry, now: datetime, last: datetime | No
 def preview(
     name: str, *, days: float = 7.0, limit: int = 1000, conn: db.Connection | None = None
 ) -> builtins.list[Occurrence]:
-    """Return the coming instants of a schedule or entry, with what a change of the clock does.
+    """Return the coming instants of a schedule or entry, with the effects of clock changes.
 
-    From the database's now, at most `limit`. Raises `UnknownSchedule` (a KeyError), and
+    They begin at the database's now, at most `limit`. Raises `UnknownSchedule` (a KeyError), and
     `InvalidConfig` (a ValueError) for days that are not above 0 and up to 36,525.
     """
     _check_name(name)

@@ -32,10 +32,10 @@ def step(
     key: str | int | None = None,
     **kwargs: Any,
 ) -> T:
-    """Call `fn(*args, **kwargs)` once and return what is recorded of it, in any later attempt too.
+    """Call `fn(*args, **kwargs)` once and return its recorded result, in any later attempt too.
 
-    The result is stored as JSON before this returns. `key` tells steps of one name apart.
-    `retries`: how often it is called again at once after an error. The call may run again if the
+    The result is stored as JSON before this returns. `key` distinguishes steps of one name.
+    `retries` is how often it is called again at once after an error. It may also run again if the
     worker dies before the result is stored. Raises `StepRefused` (a ValueError) for a name that
     this attempt has used, and for a recorded step that had other arguments.
     """
@@ -86,11 +86,11 @@ async def step_async(
 def steps(
     name: str, items: Iterable[T], /, *, key: str | int | None = None
 ) -> Generator[T, None, None]:
-    """Yield the items, in a later attempt from the one on that was not done.
+    """Yield the items; a later attempt continues with the first item that is not done.
 
-    An item is done when the next one is taken. How far it is, is stored with the renewals of the
-    lease and at the end of an attempt, and not for each item: after a crash the items of the last
-    seconds come again. `items` must be the same in each attempt. Raises `StepRefused` (a
+    An item is done when the next one is taken. The position is stored with the renewals of the
+    lease and at the end of an attempt, not for each item, so after a crash the items of the last
+    seconds are repeated. `items` must be the same in each attempt. Raises `StepRefused` (a
     ValueError) for a name that this attempt has used, and for a range or list that has changed.
     """
     cursor = attempt_requests.Cursor(job.current_job().steps, name, key, items)
@@ -129,10 +129,10 @@ def sleep(
 ) -> None:
     """End this attempt, uncounted, and let the job continue after this time.
 
-    Nothing is taken meanwhile: no slot, no process, no GPU. Then the handler is called again; its
-    recorded steps give their results, and this returns. The time of the first call counts. It ends
-    the handler by an exception that is no `Exception`; what is open is closed. `key` tells two
-    sleeps of one handler apart.
+    Meanwhile the job occupies no slot, process or GPU. Then the handler is called again; its
+    recorded steps return their results, and this returns. The time counts from the first call. It
+    ends the handler by a BaseException that is not an `Exception`, so that `finally` blocks run.
+    `key` distinguishes two sleeps of one handler.
     """
     wait = attempt_requests.Wait.sleep(
         job.current_job().steps, seconds + 60 * minutes + 3600 * hours, key
@@ -159,9 +159,9 @@ def wait_for_event(
 ) -> Any:
     """Return the value of an event once it was sent, or `default` after `timeout_s`.
 
-    If it was not sent yet, this ends the attempt as `sleep` does. The job continues from the
-    commit on that sends the event (`events.send`, or an INSERT). `timeout_s` None: no limit; 0: do
-    not wait. The time of the first call counts.
+    If it was not sent yet, this ends the attempt as `sleep` does. The job continues after the
+    commit that sends the event (`events.send`, or an INSERT). For `timeout_s`, None means no limit,
+    and 0 not to wait. The time counts from the first call.
     """
     wait = attempt_requests.Wait.event(job.current_job().steps, name, key, timeout_s, default)
     return wait.taken(wait.ask().result())

@@ -1,7 +1,7 @@
 """Stream parts of a result from a handler while it runs, and read them in order.
 
-A part is a JSON value under a name. The parts of each attempt are numbered 1, 2, 3 ...; a new
-attempt begins the stream again, which a reader learns by a reset mark.
+A part is a JSON value with a name. The parts of each attempt are numbered 1, 2, 3 ...; a new
+attempt begins the stream again, and readers get a reset mark.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from queue_workflows.tasks import attempt_requests, control, job
 from queue_workflows.types import TERMINAL_JOB_STATUSES, Row
 
 PAGE: Final = 200
-"""Parts that one statement reads."""
+"""The most parts that one statement reads."""
 PAGE_BYTES: Final = 1024 * 1024
-"""Bytes of parts that one statement returns, without the last of its parts."""
+"""The most bytes of parts that one statement returns, not counting the last part."""
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 1.0
-"""Longest seconds between two reads of a follower that nothing wakes; the pause grows. Nothing
-notifies of a job that ends."""
+"""Longest pause in seconds between two reads of a follower without a notification. The end of a job
+is not notified."""
 _WAKES: Final = db.Subscriptions("job_parts")
 
 
@@ -36,8 +36,8 @@ def stream(name: str, part: Any, /) -> None:
 
     Parts are sent in batches, at least ten times a second while parts come, and all of them before
     the attempt ends. If the database is slow, this waits. Raises `InvalidPayload` (a ValueError)
-    for what is no JSON and past the limits of `attempt_requests`; `StepRefused`
-    for a bad name; `ClaimLost` if the job was given to another worker.
+    for a value that is not JSON or exceeds the limits of `attempt_requests`, `StepRefused` for a
+    bad name, and `ClaimLost` if the job was given to another worker.
     """
     sent = job.current_job().parts.add(name, part)
     if sent is not None:
@@ -52,12 +52,12 @@ async def stream_async(name: str, part: Any, /) -> None:
 
 
 class Part(NamedTuple):
-    """A part of a stream, or a reset mark: what came before is of an earlier attempt."""
+    """A part of a stream, or a reset mark, after which the parts of a new attempt follow."""
 
     claim_no: int
     """The claim of the attempt."""
     seq: int
-    """The number within the attempt, over all names; 0: a reset mark."""
+    """The number within the attempt, counted over all names; 0 for a reset mark."""
     name: str
     value: Any
     created_at: datetime | None
@@ -74,9 +74,9 @@ class Part(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some parts, the place behind them, and whether no more will come or more are there now.
+    """Some parts, the place after them, whether the stream has ended, and whether more can be read.
 
-    `status`: that of the job.
+    `status` is the status of the job.
     """
 
     parts: list[Part]
@@ -87,10 +87,10 @@ class Page(NamedTuple):
 
 
 def read(job_id: str, name: str | None = None, *, after: str | None = None) -> list[Part]:
-    """Return all parts of a job that are stored, of this name if it is given, with reset marks.
+    """Return all stored parts of a job, or only the parts of this name, with reset marks.
 
-    The parts of the last three attempts that streamed are kept. `after`: the `id` of the last part
-    that is known. Raises `UnknownJob`, and `InvalidConfig` for an `after` that is no id.
+    The parts of the last three attempts that streamed are kept. `after` is the `id` of the last
+    part that is known. Raises `UnknownJob`, and `InvalidConfig` for an invalid `after`.
     """
     found: list[Part] = []
     while True:
@@ -159,7 +159,7 @@ async def follow_async(
 
 
 def next_pause(page: Page, before: str | None, pause_s: float) -> float:
-    """Return the seconds until the next read: few after one that found something."""
+    """Return the seconds until the next read, which are few after a read that found parts."""
     return PAUSE_FIRST_S if page.after != before else min(PAUSE_MAX_S, 1.5 * pause_s)
 
 

@@ -25,14 +25,14 @@ SleepFn: TypeAlias = Callable[[float], object]
 """Waits that many seconds."""
 
 ExitFn: TypeAlias = Callable[[int], None]
-"""Leaves the process with an exit code; `os._exit` in production."""
+"""Ends the process with an exit code; `os._exit` in production."""
 
 
 class Unreadable:
-    """A stored JSON value that this process refuses to load; it takes the place of the value.
+    """Takes the place of a stored JSON value that this process refuses to load.
 
-    `reason`: the cause, in a sentence for people; `raw` is the JSON text as the server sent it,
-    or its beginning if that is longer than is loaded.
+    `reason` is the cause, as a sentence. `raw` is the JSON text from the server, or its beginning
+    if the text is too long to be loaded.
     """
 
     __slots__ = ("raw", "reason")
@@ -116,7 +116,7 @@ class RunPage(NamedTuple):
 
     items: Rows
     next: tuple[datetime.datetime, str] | None
-    """`created_at` and `id` of the run behind which the list goes on; None at its end."""
+    """`created_at` and `id` of the last run before the next page; None on the last page."""
 
 
 class Upgrade(TypedDict):
@@ -135,7 +135,7 @@ class Upgrade(TypedDict):
 
 
 class Job(TypedDict):
-    """The columns that the rows of both job families have."""
+    """The columns that both job tables have."""
 
     id: str
     priority: int
@@ -241,7 +241,7 @@ class WorkerControl(TypedDict):
 
 
 class JobId(str):
-    """An ingest job's id, a text; `created` is False when its idempotency key had the job."""
+    """An ingest job's id; `created` is False if its idempotency key already had this job."""
 
     created: bool = True
 
@@ -251,23 +251,23 @@ class JobOptions(TypedDict, total=False):
 
     reason: str
     priority: int | None
-    """-32768 to 32767, the smallest first; 100."""
+    """-32768 to 32767, of which the smallest is claimed first; by default 100."""
     idempotency_key: str | None
-    """While a job has it, no other is queued with it."""
+    """While a job has this key, no other job is queued with it."""
     idempotency_window_s: float | None
-    """For how long after its creation a job that has ended keeps its key; None: a day."""
+    """Seconds after its creation for which an ended job keeps its key; by default a day."""
     lock_key: str | None
     """Jobs with the same key run one at a time."""
     partition_key: str | None
-    """What the limits of its queue count together."""
+    """Jobs with the same key share the partition limits of their queue."""
     available_at: datetime.datetime | None
-    """Not before then; with a time zone."""
+    """The earliest time of its start, with a time zone."""
     max_attempts: int | None
-    """How often it may fail; None: 1."""
+    """How many attempts may fail; by default one."""
     backoff: float | Mapping[str, Any] | None
     """Wait between attempts in seconds, or `kind`, `base_s`, `cap_s`, `jitter`."""
     timeout_s: float | None
-    """Longest time that an attempt takes; None: its queue's budget."""
+    """Longest time in seconds that an attempt may take; by default its queue's budget."""
     headers: Mapping[str, str] | None
     """Texts besides the args, such as trace ids."""
 
@@ -286,7 +286,7 @@ class NewIngestJob(JobKeywords, total=False):
 
 
 class Who(TypedDict, total=False):
-    """Who changes something on request, and why: at most 200 and 1,000 characters; see `acts`."""
+    """Who changes something on request (200 characters) and why (1,000 characters); see `acts`."""
 
     by: str | None
     reason: str | None
@@ -322,7 +322,7 @@ def is_name(value: object) -> bool:
 
 
 class WorkflowDocuments(Protocol):
-    """A workflow that brings its own pipelines, each named `<workflow>.<step>`."""
+    """A workflow with pipelines of its own, each named `<workflow>.<step>`."""
 
     def document(self) -> Mapping[str, Any]:
         """`{"name", "steps"}`."""

@@ -71,8 +71,8 @@ class WorkerControlWatcher:
     """Watch the control row of a (host, queue) and stop its worker when it is OFF.
 
     `host` and `queue` default to the worker's attributes of these names, `host` then to the
-    environment's label. `read` returns the policy in force, None while the worker is ON. `start`
-    and `stop` run a thread of its own.
+    environment's label. `read` returns the stop policy, or None while the worker is ON. `start`
+    starts a thread of its own, and `stop` ends it.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def list(  # noqa: A001  the verb that users look for
 def _limited(limits: Row | None) -> str | None:
     """Return in words why no due job of a queue may start now, or None.
 
-    It is a pause, a limit of the queue, or the limits of its partitions.
+    The reason is a pause, a limit of the queue, or the limits of its partitions.
     """
     if limits is None or not (limits["ready"] or limits["limited"]):
         return None
@@ -83,9 +83,9 @@ def _limited(limits: Row | None) -> str | None:
 
 
 def _state(row: Row) -> str:
-    """Return the state now: a switch takes effect before the worker's next report shows it.
+    """Return the present state, in which a switch counts even before the worker's next report.
 
-    A later report than the switch decides: a worker that does not obey reports idle or busy.
+    A report after the switch decides, since a worker that ignores switches reports idle or busy.
     """
     state: str = row["state"]
     if state == "throttled" and row["job_ids"]:
@@ -154,23 +154,23 @@ def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
 
 
 def _finish(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
-    """Let the running job finish: while the row is OFF, nothing else is claimed."""
+    """Let the running job finish; while the row is OFF, no other job is claimed."""
     del worker, on_exit
 
 
 HARD: StopPolicy = _hard
 STOP_POLICIES: dict[str, StopPolicy] = {"hard": _hard, "drain": _finish, "pause": _finish}
-"""Policy name → handler(worker, *, on_exit); an app may add its own. `pause` keeps a model warm."""
+"""Handlers by policy name; an app may add its own. `pause` keeps the model loaded."""
 
 
 def app_stop_policies() -> dict[str, StopPolicy]:
-    """Return the policies that the app has added, or put in the place of one of ours."""
+    """Return the policies that the app has added, or with which it has replaced ours."""
     ours = _hard, _finish
     return {name: found for name, found in STOP_POLICIES.items() if found not in ours}
 
 
 def stop_policy(name: str) -> StopPolicy:
-    """Return the handler of a policy; `hard`, with an error logged, for one not registered."""
+    """Return the handler of a policy; for an unknown one log an error and return `hard`."""
     found = STOP_POLICIES.get(name)
     if found is None:
         _log.error("stop policy %r is not registered; stopping hard", name)
@@ -247,8 +247,8 @@ def refuse_unknown(queue: str, *, host: str | None = None) -> None:
     """Raise `UnknownQueue` or `UnknownWorker` for a name that is probably a mistake.
 
     A queue is known if it is configured, a worker has served it, or a control row names it. A host
-    is known if it has had a worker or a control row names it; None: not checked. `set_control`
-    takes unknown names, too, so that a machine can be switched before its first start.
+    is known if it has had a worker or a control row names it; None is not checked. `set_control`
+    accepts unknown names, so that a machine can be switched before its first start.
     """
     with db.transaction() as conn:
         known = config.queues() | {ALL, *statements.controls.known_queues(conn)}
@@ -278,16 +278,16 @@ def get_control(host: str, queue: str) -> WorkerControl | None:
 
 
 def desired_state(host: str, queue: str) -> str:
-    """Return `"on"` or `"off"`, as it is in force now; `"on"` without a control row."""
+    """Return the present state, `"on"` or `"off"`; without a control row `"on"`."""
     return "on" if policy_in_force(host, queue) is None else "off"
 
 
 def policy_in_force(host: str, queue: str) -> str | None:
-    """Return the policy by which workers of a host and queue must stop now; None: they are ON.
+    """Return the policy by which workers of a host and queue must stop now; None if they are ON.
 
-    None too in a database without the table of switches. A row of queue `all` counts for every
-    queue of its host; if both are off, `hard` wins. Raises psycopg's `UndefinedFunction` for a
-    schema whose functions are missing: an unknown state does not count as ON.
+    It is None too in a database without the table of switches. A row of queue `all` counts for
+    every queue of its host; if both are off, `hard` wins. Raises psycopg's `UndefinedFunction` if
+    the schema lacks its functions, since an unknown state does not count as ON.
     """
     with db.transaction() as conn:
         try:
