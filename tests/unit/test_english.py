@@ -35,11 +35,11 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 14.0,
-        "those, that of, one of": 1.8,
-        "a no instead of a not": 4.3,
-        "what as a noun": 4.1,
-        "None and a colon": 1.0,
+        "a colon for a verb": 10.7,
+        "those, that of, one of": 1.4,
+        "a no instead of a not": 3.6,
+        "what as a noun": 2.1,
+        "None and a colon": 0.5,
     },
     "sql": {
         "a colon for a verb": 17.3,
