@@ -2142,7 +2142,7 @@ class _Pages:
     has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
     the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
     (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
-    worker of their host and queue was seen since then; whether there is any run.
+    worker of their host and queue was seen since then; whether there is any run or ingest job.
     Columns: asked, asked_s, failed_at, error, failed, event, late, switches, any_run."""
     questions: _PagesQuestions
     """Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
@@ -2578,10 +2578,6 @@ class _RunPageNodes(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, active: bool | None, limit: int | None) -> list[Row]: ...
     def script(self, *, run_id: str | None, active: bool | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _RunPageQueued(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None, node: str | None, limit: int | None) -> list[Row]: ...
-    def script(self, *, run_id: str | None, node: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
-
 class _RunPageEvents(Named):
     def __call__(self, conn: _Conn, /, *, claim: int | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> list[Row]: ...
     def script(self, *, claim: int | None, run_id: str | None, nodes: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
@@ -2634,13 +2630,10 @@ class _RunPage:
     nodes: _RunPageNodes
     """Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
     for an answer or failed."""
-    queued: _RunPageQueued
-    """Return the first queued nodes of a run, or the one of this id, in the order of the queue, and how many there are.
-    Columns: id, total."""
     events: _RunPageEvents
     """Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
     they have their errors and details, and the traceback of this claim.
-    Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, created_at, error, detail."""
+    Columns: node_id, event_type, claim_no, worker_id, host_label, elapsed_s, created_at, error, detail."""
     node: _RunPageNode
     """Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed. No
     row: it is not queued yet."""

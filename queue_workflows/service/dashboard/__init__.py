@@ -86,16 +86,16 @@ class _Gate:
             return
         request = Request(scope, receive)
         doors: session.Doors = request.app.state.doors
-        request.state.session = doors.session(request)
-        request.state.answer = request.state.sent = None
+        request.state.session, request.state.answer = doors.session(request), None
         is_open = OPEN.fullmatch(scope["path"][len(scope["root_path"]) :]) is not None
         if request.state.session is not None or is_open:
             await self._app(scope, receive, send)
             # A form that has no answer has changed nothing, unless its request was cancelled.
             if request.state.answer is not None:
                 request.state.answer.cancel()
-            if request.state.sent is not None:
-                await request.state.sent.close()  # its files
+            sent = getattr(request.state, "sent", None)
+            if sent is not None:
+                await sent.close()  # its files
             return
         if request.method in ("GET", "HEAD") and "hx-request" not in request.headers:
             there = view.here(request)

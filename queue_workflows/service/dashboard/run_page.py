@@ -183,7 +183,7 @@ def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: b
     waits = _waits(counts, nodes)
     if running := counts.get("running", 0):
         of_running = {node["claimed_by"] for node in nodes if node["status"] == "running"}
-        hosts = sorted(filter(None, of_running))
+        hosts = sorted(host for host in of_running if host is not None)
         on = f" on {', '.join(map(display.line, hosts[:3]))}" if hosts else ""
         more = f"; waits: {waits}" if waits else ""
         return f"runs: {display.counted(running, 'node')}{on}{more}"
