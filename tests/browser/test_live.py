@@ -26,10 +26,10 @@ FETCHED = """performance.getEntriesByType("resource")
   .map((each) => each.startTime)"""
 """When the page of runs has fetched its rows, in ms."""
 TOP = "row => row.getBoundingClientRect().top"
-BELL = """window.Notification = class {
+BELL = """() => { window.Notification = class {
   constructor(title, given) { window.rung = `${title}: ${given.body}`; }
   static async requestPermission() { return "granted"; }
-}"""
+}; }"""
 """Stands in for the notifications of a desktop, which a headless browser does not have."""
 
 

@@ -848,6 +848,34 @@ def test_the_stream_goes_on_after_an_error_of_the_database(
     assert (status, failed) == (200, [True])
 
 
+def test_a_hint_is_sent_again_for_pages_that_were_given_a_kept_part(
+    conn: psycopg.Connection[Any],
+) -> None:
+    """A part is kept for a second, so it may be older than the change that its page was told."""
+    run_id = factories.run(conn)
+    shows_end: list[bool] = []
+
+    async def use(browser: Browser) -> None:
+        seen: list[asyncio.Task[Page]] = []
+
+        def noted(text: str) -> bool:
+            if "hint" in text:
+                seen.append(asyncio.ensure_future(part(browser)))
+            if len(seen) == 1:
+                conn.execute("UPDATE workflow_runs SET status = 'failed' WHERE id = %s", [run_id])
+            return text.count(run_id) == 2
+
+        await part(browser)
+        assert (await browser.stream("/live", noted))[0] == 200
+        shows_end.extend(["failed" in (await each).text for each in seen])
+
+    async def part(browser: Browser) -> Page:
+        return await browser.open("/runs", headers={"hx-request": "true"})
+
+    visited(use)
+    assert shows_end[-1]
+
+
 def test_slow_forms_of_anybody_take_no_request_of_the_api() -> None:
     async def use(browser: Browser) -> None:
         begun, over = asyncio.Event(), asyncio.Event()

@@ -70,7 +70,8 @@ def test_another_until_is_refused(until: Any, said: str) -> None:
     ("count", "period_s", "text"),
     [
         (100, 60.0, "100/m"), (1, 1.0, "1/s"), (2, 3600.0, "2/h"), (3, 86400.0, "3/d"),
-        (4, 90.0, "4/90s"), (4, 1_728_000.0, "4/1728000s"), (None, 60.0, None), (5, None, None), (None, None, None),
+        (4, 90.0, "4/90s"), (4, 1_728_000.0, "4/1728000s"), (None, 60.0, None), (5, None, None),
+        (None, None, None),
     ],
 )  # fmt: skip
 def test_a_rate_is_written_by_its_unit(
