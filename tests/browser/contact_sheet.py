@@ -70,7 +70,8 @@ def make(
                     for name, template in templates.items():
                         settled(visitor.open(site.scene.address(template), page))
                         file = f"{scene} {name} {scheme} {width}.png".replace(" ", "-")
-                        page.screenshot(path=folder / file, full_page=True, animations="disabled")
+                        picture = page.screenshot(full_page=True, animations="disabled")
+                        folder.joinpath(file).write_bytes(picture)
                         found.setdefault((scene, name), []).append(file)
     index = folder / "index.html"
     index.write_text(_INDEX.format(parts="\n".join(_shown(found))), encoding="utf-8")
@@ -132,7 +133,8 @@ def picture_docs(database: Database, browser: Browser, folder: Path) -> None:
             "waiting-run": f"/runs/{run_id}", "map": f"/runs/{run_id}/map?node=count",
         }.items():  # fmt: skip
             settled(visitor.open(path, page))
-            page.screenshot(path=folder / f"{name}.png", animations="disabled")
+            picture = page.screenshot(animations="disabled")
+            folder.joinpath(f"{name}.png").write_bytes(picture)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
