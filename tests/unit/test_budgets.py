@@ -26,7 +26,7 @@ BUDGETS = {
     "client": 710, "dag": 4290, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
     "embedded": 790, "event_export": 690, "local_queue": 1980, "maintenance": 580,
     "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4280,
-    "runtime": 3450, "schedule": 730, "service": 7130, "sql": 83, "tasks": 1830,
+    "runtime": 3450, "schedule": 730, "service": 7140, "sql": 83, "tasks": 1830,
     "telemetry": 1320, "testing": 740, "worker": 4280,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""

@@ -39,7 +39,7 @@ def _read(conn: db.Connection) -> JsonDict:
     return {
         "findings": [checks.schema(conn), checks.dead_rows(conn)],
         "tables": statements.pages.tables(conn, limit=TABLES),
-        "server": statements.doctor.server(conn)["version"],
+        "server": conn.info.parameter_status("server_version"),
     }
 
 

@@ -46,16 +46,18 @@ class Edge(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the path as the attribute `d` of SVG."""
-        x, y = self.points[0]
-        parts = [f"M{x:g} {y:g}"]
-        for number, (to_x, to_y) in enumerate(self.points[1:]):
-            if y == to_y or number % 2:
-                parts.append(f"L{to_x:g} {to_y:g}")
+        """Return the path as the attribute `d` of SVG, in steps, which are shorter than places."""
+        x, y = map(round, self.points[0])
+        parts = [f"M{x} {y}"]
+        for number, point in enumerate(self.points[1:]):
+            right, down = round(point[0]) - x, round(point[1]) - y
+            if not down:
+                parts.append(f"h{right}")
+            elif number % 2:
+                parts.append(f"l{right} {down}")
             else:
-                middle = (x + to_x) / 2
-                parts.append(f"C{middle:g} {y:g} {middle:g} {to_y:g} {to_x:g} {to_y:g}")
-            x, y = to_x, to_y
+                parts.append(f"c{right // 2} 0 {right // 2} {down} {right} {down}")
+            x, y = x + right, y + down
         return "".join(parts)
 
 
