@@ -405,6 +405,38 @@ def test_off_at_once_names_the_effect_and_takes_a_reason(conn: Any) -> None:
     pages.browse(use)
 
 
+def test_off_at_once_of_more_than_twenty_jobs_needs_their_number(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w", host="box"))
+    report(conn, transitions.who("load", "w2", host="box"))
+    run_id = factories.run(conn)
+    for number in range(20):
+        factories.node(conn, run_id, f"n{number}", **CLAIM, started_at=NOW)
+
+    async def use(browser: Browser) -> None:
+        few = await browser.open("/machines/box")
+        assert "to confirm" not in few
+        factories.node(conn, run_id, "one more", **CLAIM, started_at=NOW)
+        many = await browser.open("/machines/box")
+        assert pages.words(many).count("Type 21 to confirm") == 2, "of all queues, and of cpu"
+        for page, typed in ((few, ""), (many, ""), (many, "20")):
+            for place in (0, 1):
+                reply = await browser.send(
+                    page, "/machines/switch", place, label="Off at once", typed=typed
+                )
+                assert reply.status_code == 422
+                assert "This ends 21" in pages.words(reply.text)
+        assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+        await browser.follow(await browser.send(many, "/machines/switch", 2, label="Off at once"))
+        assert workers.policy_in_force("box", "load") == "hard", "which runs none"
+        factories.node(conn, run_id, "another", **CLAIM, started_at=NOW)
+        await browser.follow(
+            await browser.send(many, "/machines/switch", 1, label="Off at once", typed="21")
+        )
+        assert workers.policy_in_force("box", "cpu") == "hard", "the number of the page counts"
+
+    pages.browse(use)
+
+
 def test_models_are_loaded_and_unloaded(conn: Any) -> None:
     report(
         conn, transitions.who("gpu", "w2", host="box"),

@@ -46,7 +46,7 @@ class Action(NamedTuple):
 
     The macro shows it only if the session's scope is `needs` and the service is not read-only.
     `kind`: `now` (reversible: at once), `makes` (work: a dialog with `text` first), `ends` (ends or
-    deletes: a dialog whose safe button has the focus).
+    deletes: a dialog whose safe button has the focus). `objects`: how many it ends or deletes.
     """
 
     path: str
@@ -56,6 +56,7 @@ class Action(NamedTuple):
     kind: Literal["now", "makes", "ends"] = "now"
     text: str = ""
     asks_reason: bool = False
+    objects: int = 1
 
 
 class Selection(NamedTuple):
@@ -165,9 +166,17 @@ class Form:
                 raise
 
     def confirm(self, count: int) -> None:
-        """Refuse the form if so many objects need their number typed, and it was not."""
-        if count > TYPED_ABOVE and self.values.get("typed", "").strip() != str(count):
-            raise Refused(422, f"Type {count} to confirm. Nothing was changed.")
+        """Refuse the form if so many objects need their number typed, and it was not.
+
+        The number is that of the page, its field `shown`, for objects that come and go meanwhile.
+        """
+        shown = self.values.get("shown", str(count))
+        if count > TYPED_ABOVE and self.values.get("typed", "").strip() != shown:
+            raise Refused(
+                422,
+                f"This ends {count}: reload the page and type the number that it shows. Nothing "
+                "was changed.",
+            )
 
     def done(
         self,

@@ -123,8 +123,14 @@ def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
         "switches": switches[:SWITCHES],
         "left_out": len(switches[SWITCHES:]),
         "strips": [(title, strip.curves(taken, now - past, now)) for title, past in STRIPS],
+        "running": _running,
         "action": forms.Action,
     }
+
+
+def _running(rows: Rows) -> int:
+    """Return how many jobs live workers run."""
+    return sum(len(row["jobs"]) for row in rows if row["state"] not in _DOWN)
 
 
 def _switches(conn: db.Connection, host: str, rows: Rows) -> list[tuple[str, Rows, Row | None]]:
@@ -157,6 +163,8 @@ async def switch(request: Request) -> Response:
     )
     if to not in ("on", *workers.STOP_POLICIES):
         raise forms.Refused(422, "Choose on, pause, drain or off at once. Nothing was changed.")
+    if to == "hard":
+        form.confirm(await view.read(request, _ended, host, queue))
 
     def change() -> Row | None:
         with db.transaction() as conn:
@@ -174,6 +182,12 @@ async def switch(request: Request) -> Response:
     text = f"{what[0].upper()}{what[1:]} of {display.line(host, 80)} is switched {how}."
     undo = None if to == "hard" else _undo(host, queue, before)
     return form.done(text, back=lists.link("/machines", host=host), undo=undo)
+
+
+def _ended(conn: db.Connection, host: str, queue: str) -> int:
+    """Return how many running jobs end if a queue of a machine, or each, is off at once."""
+    served = [row for row in workers.list(conn=conn) if row["host_label"] == host]
+    return _running([row for row in served if queue in (row["queue"], workers.ALL)])
 
 
 def _is_off(control: Row) -> bool:

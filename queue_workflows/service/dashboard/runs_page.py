@@ -174,7 +174,6 @@ async def chosen(request: Request) -> Response:
         command=f"queue-workflows {verb} {' '.join(shlex.quote(one) for one in kept[:3])}",
         runs=takes, left_out=[row for row in found if row not in takes],
         selection=forms.sign_selection(request, forms.Selection("runs", kept)),
-        typed=verb == "cancel" and len(kept) > forms.TYPED_ABOVE,
     )  # fmt: skip
 
 
