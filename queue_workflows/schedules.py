@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from queue_workflows import acts, config, db, errors
 from queue_workflows import check as workflow_check
+from queue_workflows.dag import payload
 from queue_workflows.db import check_violations, statements
 from queue_workflows.dispatch import schedule_rows
 from queue_workflows.schedule import expression, timetable
@@ -242,12 +243,31 @@ def list(*, conn: db.Connection | None = None) -> Rows:  # noqa: A001  the verb 
     entries = _entries()
     with db.transaction(conn) as own:
         rows = [_listed(row, entries.get(row["name"])) for row in _find(own, limit=MOST)]
-        if missing := entries.keys() - {row["name"] for row in rows}:
-            now = statements.schedules.now(own)
-            fires = statements.schedules.last_fires(own, names=sorted(missing), until=now)
-            last = {row["name"]: row["fire_at"] for row in fires}
-            rows += [_entry_row(name, entries[name], now, last.get(name)) for name in missing]
+        rows += _unstored(own, entries, entries.keys() - {row["name"] for row in rows})
     return sorted(rows, key=_by_next_fire)
+
+
+def get(name: str, *, conn: db.Connection | None = None) -> Row | None:
+    """Return the schedule or entry of a name as `list` does; None if there is none."""
+    if not payload.is_storable(name):
+        return None
+    entries = _entries()
+    with db.transaction(conn) as own:
+        if found := _find(own, name):
+            return _listed(found[0], entries.get(name))
+        return next(iter(_unstored(own, entries, entries.keys() & {name})), None)
+
+
+def _unstored(
+    conn: db.Connection, entries: Mapping[str, ScheduleEntry], names: Collection[str]
+) -> Rows:
+    """Return rows of old-style entries that no scheduler has stored."""
+    if not names:
+        return []
+    now = statements.schedules.now(conn)
+    fires = statements.schedules.last_fires(conn, names=sorted(names), until=now)
+    last = {row["name"]: row["fire_at"] for row in fires}
+    return [_entry_row(name, entries[name], now, last.get(name)) for name in names]
 
 
 def _by_next_fire(row: Row) -> tuple[bool, datetime, str]:
@@ -349,14 +369,9 @@ def preview(
     if not 0 < days <= MAX_DAYS:
         raise errors.InvalidConfig(f"days is a number above 0, up to {MAX_DAYS}, not {days!r:.40}")
     with db.transaction(conn) as own:
-        now = statements.schedules.now(own)
-        rows = _find(own, name)
-    if not rows:
-        entries = _entries()
-        if name not in entries:
-            raise _unknown(name, conn)
-        rows = [_entry_row(name, entries[name], now, None)]
-    row = rows[0]
+        now, row = statements.schedules.now(own), get(name, conn=own)
+        if row is None:
+            raise _unknown(name, own)
     start_at, end_at = row.get("start_at"), row.get("end_at")
     found = timetable.parsed(row["expression"], row["tz"], start_at)
     after = now if start_at is None else max(now, start_at - timedelta(microseconds=1))

@@ -401,6 +401,9 @@ def test_off_at_once_names_the_effect_and_takes_a_reason(conn: Any) -> None:
         )
         assert "Queue cpu of box is switched on." in page
         assert "Undo</button>" not in page, "an Undo ends no jobs"
+        link = re.search(r'href="/ui(/acts[^"]+)">Who did what to it', page)
+        assert link is not None
+        assert "new disk" in pages.words(await browser.open(html.unescape(link[1])))
 
     pages.browse(use)
 

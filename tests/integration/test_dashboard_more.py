@@ -645,6 +645,23 @@ def test_a_schedule_shows_its_next_fires_in_both_zones_and_the_last_ones(conn: A
     pages.browse(use)
 
 
+def test_a_schedule_beyond_the_end_of_the_list_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    constants.put(monkeypatch, "schedules.MOST", 1)
+    for name in ("a", "b"):
+        schedules.add(name, "0 3 * * *", task_name="t", queue="load")
+    schedules.set([schedules.ScheduleEntry("old", 5, "t", "load")])
+
+    async def use(browser: Browser) -> None:
+        assert ">b</a>" not in await browser.open("/schedules")
+        for name in ("b", "old"):
+            words = pages.words(await browser.open("/schedules", name=name))
+            assert "Starts t on load" in words, name
+        for name in ("", " ", "c", "x" * 1000):
+            await browser.open("/schedules", 404, name=name)
+
+    pages.browse(use)
+
+
 def test_a_schedule_is_paused_resumed_and_fired(conn: Any) -> None:
     schedules.add("a/b", "0 3 * * *", task_name="t", queue="load")
     factories.empty(conn, "operator_acts")

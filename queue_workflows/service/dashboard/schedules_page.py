@@ -45,7 +45,7 @@ def _read(conn: db.Connection, start: int) -> JsonDict:
 
 
 def _one(conn: db.Connection, name: str) -> JsonDict:
-    row = next((each for each in schedules.list(conn=conn) if each["name"] == name), None)
+    row = schedules.get(name, conn=conn)
     if row is None:
         text = f"no schedule {display.line(name, 80)}: it never was here, or it was removed"
         raise view.NotFound(text, near=[("all schedules", "/schedules")])
