@@ -99,6 +99,8 @@ def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connecti
     assert "2 attempts, 40.0 s lost" in text
     assert "1/3 nodes: 1 completed, 1 failed, 1 waiting" in text
     assert page.count('fill="url(#hatch)" x=') == 2
+    assert "wait for a worker wait for its back-off failed or died Time line" in text
+    assert page.count('<rect class="warning" ') == 2, "in the legend, and in the time line"
     assert '"wish": "tea"' in text
     assert "hidden1" not in text
     assert "Retry failed nodes" in text

@@ -12,7 +12,7 @@ import pytest
 import queue_workflows
 
 STYLE = Path(queue_workflows.__path__[0]) / "service" / "dashboard" / "static" / "dashboard.css"
-STATES = ("done", "failed", "running", "queued", "asks", "ended", "warning")
+STATES = ("done", "failed", "running", "queued", "asks", "ended", "warning", "load")
 TEXTS = ("text", "dim", "link")
 DEUTERANOPE = (
     (0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881),

@@ -150,6 +150,25 @@ def test_the_lines_are_in_the_order_of_their_start() -> None:
     ]
 
 
+def test_the_legend_names_the_colours_of_this_time_line_alone() -> None:
+    def legend(*nodes: dict[str, Any]) -> list[tuple[str, str]]:
+        now = T0 + timedelta(seconds=100)
+        return timeline.table(drawn(*nodes, now=now), [], T0, now)["legend"]
+
+    assert legend(node(attempt(0, 0, 1, "completed"))) == [("run", "run")]
+    assert legend(
+        node(attempt(0, 1, 2, "retried"), attempt(2, 3, 9, "completed", load=2)),
+        node(status="awaiting_input"),
+        node(status="awaiting_input", child_run_id="r2"),
+        node(status="queued", blocked_reason="limited"),
+        node(status="queued", queue="gpu", required_model="sdxl"),
+    ) == [
+        ("wait", "wait for a worker"), ("asks", "wait for a child run or an answer"),
+        ("warning", "wait for its back-off"), ("ended", "wait for a limit"), ("load", "load"),
+        ("run", "run"), ("lost", "failed or died"),
+    ]  # fmt: skip
+
+
 seconds = st.one_of(st.floats(0, 1e6), st.just(0.0))
 
 

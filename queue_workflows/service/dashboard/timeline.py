@@ -23,6 +23,14 @@ _CLAUSES: Final = {
 }  # fmt: skip
 """The cause of a queued node's wait by its `blocked_reason`; without one it is a worker."""
 WAITS: Final = ("queued", "awaiting_input")
+_GROUPS: Final = {
+    "an answer": "asks", "a child run": "asks", "its back-off": "warning",
+    "a worker of its queue": "warning", "its time": "ended", "a lock key": "ended",
+    "a limit": "ended", "its items": "wait",
+}  # fmt: skip
+"""The colour of a wait by its cause; another cause is a worker, with the colour `wait`."""
+_COLOURS: Final = ("wait", *dict.fromkeys(_GROUPS.values()), "load", "run", "lost")
+"""The colours of spans in the order of the legend: classes of their bars."""
 
 
 class Span(NamedTuple):
@@ -40,6 +48,13 @@ class Span(NamedTuple):
     @property
     def seconds(self) -> float:
         return max(0.0, (self.end - self.begin).total_seconds())
+
+    @property
+    def colour(self) -> str:
+        """Return the class of its bar."""
+        if self.lost:
+            return "lost"
+        return _GROUPS.get(self.why, "wait") if self.kind == "wait" else self.kind
 
 
 def share(at: datetime, begin: datetime, end: datetime) -> float:
@@ -113,7 +128,7 @@ def _load_s(attempt: JsonDict) -> float:
 def table(
     nodes: Iterable[JsonDict], steps: Iterable[Row], begin: datetime, now: datetime
 ) -> JsonDict:
-    """Return `lines` in the order of their start, and five `marks` of the axis.
+    """Return `lines` in the order of their start, five `marks` of the axis, and the `legend`.
 
     A node has its `spans`. A step has `step`, `counts`, `started_at`, and `finished_at`, which is
     None while it goes on. A line is a node or a step with `start_s`, the seconds that each
@@ -128,7 +143,20 @@ def table(
     lines.sort(key=lambda line: (line["start_s"] is None, line["start_s"] or 0.0))
     took_s = (end - begin).total_seconds()
     marks = [display.duration(took_s * n / 4) for n in range(5)]
-    return {"lines": lines, "marks": marks}
+    return {"lines": lines, "marks": marks, "legend": _legend(times)}
+
+
+def _legend(spans: Iterable[Span]) -> list[tuple[str, str]]:
+    """Return the colours of spans, each with the words for what it stands."""
+    causes: dict[str, set[str]] = {}
+    for span in spans:
+        cause = span.why if span.why in _GROUPS else "a worker"
+        causes.setdefault(span.colour, set()).add(cause)
+    words = {"load": "load", "run": "run", "lost": "failed or died"}
+    return [
+        (colour, words.get(colour) or f"wait for {' or '.join(sorted(causes[colour]))}")
+        for colour in _COLOURS if colour in causes
+    ]  # fmt: skip
 
 
 def _as_node(step: Row, now: datetime) -> JsonDict:
