@@ -1216,16 +1216,25 @@ def test_failed_runs_are_run_again_and_refusals_are_named(
     assert status_of(one) == "queued"
 
 
-def test_one_box_finds_runs_jobs_workflows_and_machines(conn: psycopg.Connection[Any]) -> None:
+def test_one_box_finds_runs_jobs_workflows_machines_tasks_and_keys(
+    conn: psycopg.Connection[Any],
+) -> None:
     run_id = factories.run(conn, workflow_name="nightly")
     node = factories.node(conn, run_id, "s/a")
-    job = factories.ingest(conn, queue="load")
+    job = factories.ingest(conn, queue="load", partition_key="p", task_name="import")
+    held = factories.ingest(conn, queue="load", idempotency_key="once", task_name="once")
+    factories.node(
+        conn, run_id, "s/b", status="running", node_module="cut", lock_key="l", worker_id="w",
+        claim_no=1, claimed_by="box-1", lease_expires_at=NOW + timedelta(minutes=5),
+    )  # fmt: skip
     factories.insert(
         conn, "workers", worker_id="w", host_label="box-1", queue="cpu", pid=1, state="idle"
     )
 
     async def use(browser: Browser) -> None:
         for text, where in (
+            ("import", "/ui/jobs?task=import"), ("cut", "/ui/jobs?task=cut"),
+            ("p", "/ui/jobs?key=p"), ("l", "/ui/jobs?key=l"), ("once", f"/ui/jobs/{held['id']}"),
             (run_id, f"/ui/runs/{run_id}"), (node["id"], f"/ui/runs/{run_id}?node=s%2Fa"),
             (job["id"], f"/ui/jobs/{job['id']}"), ("nightly", "/ui/runs?workflow=nightly"),
             ("box-1", "/ui/machines?host=box-1"), ("no price", "/ui/runs?text=no+price"),
@@ -1234,7 +1243,13 @@ def test_one_box_finds_runs_jobs_workflows_and_machines(conn: psycopg.Connection
             page = await browser.open("/search", params={"q": text}, follow=False)
             assert page.response.headers["location"] == where
 
+    async def look(browser: Browser) -> None:
+        for text, status in (("import", 303), ("p", 404), ("l", 404), ("once", 404)):
+            page = await browser.open("/search", params={"q": text}, follow=False)
+            assert page.status == status, text
+
     visited(use)
+    visited(look, scope="look")
 
 
 def test_reads_leave_nothing_behind(conn: psycopg.Connection[Any]) -> None:

@@ -212,19 +212,22 @@ def summed_up(done: Sequence[Row], outcome: str, words: str = "") -> str:
 async def search(
     request: Request, q: Annotated[str, fastapi.Query(max_length=200)] = ""
 ) -> Response:
-    """Go to the run, job, workflow or machine of this name; else list the runs with the text."""
+    """Go to the run, job, workflow, machine, task or key of this name; else list runs with it.
+
+    A session that sees no values searches neither keys nor texts.
+    """
     filters(request)  # refuses a lone surrogate
-    text = q.strip()
+    text, sees = q.strip(), session.of(request).sees_values
     place: tuple[str, dict[str, str]] | None = "/runs", {}
     if text:
-        place = await view.read(request, _found, text)
-    if place is None and not session.of(request).sees_values:
+        place = await view.read(request, _found, text, sees)
+    if place is None and not sees:
         raise view.NotFound(f"Nothing has the id or the name {text!r}.")
     path, query = place or ("/runs", {"text": text})
     return RedirectResponse(session.url(request, path, **query), 303)
 
 
-def _found(conn: db.Connection, text: str) -> tuple[str, dict[str, str]] | None:
+def _found(conn: db.Connection, text: str, sees: bool) -> tuple[str, dict[str, str]] | None:
     found = statements.overview.find(conn, id=text, jobs_first=False)
     if found is not None:
         if found["kind"] == "run":
@@ -236,4 +239,9 @@ def _found(conn: db.Connection, text: str) -> tuple[str, dict[str, str]] | None:
         return "/runs", {"workflow": text}
     if text in statements.controls.known_hosts(conn):
         return "/machines", {"host": text}
-    return None
+    named = statements.pages.named(conn, text=text, most=runs.EXAMINED)
+    if named is None or not (sees or named["field"] == "task"):
+        return None
+    if named["id"] is not None:
+        return view.path("/jobs/", named["id"]), {}
+    return "/jobs", {named["field"]: text}

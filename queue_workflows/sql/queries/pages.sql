@@ -178,6 +178,25 @@ SELECT e.fits, e.place, e.seq, e.id, e.task_name, e.queue::text, e.status::text,
  ORDER BY e.seq DESC
  LIMIT %(limit)s;
 
+-- name: named one
+-- Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
+-- or `key`, in which one of the newest `most` ingest jobs or a running node has it. No row: none has it.
+SELECT 1 AS rank, id, 'key' AS field
+  FROM ingest_jobs
+ WHERE idempotency_key = %(text)s::text AND NOT idempotency_released
+UNION ALL
+SELECT 2, NULL, CASE WHEN j.task_name = %(text)s THEN 'task' ELSE 'key' END
+  FROM (SELECT task_name, idempotency_key, lock_key, partition_key
+          FROM ingest_jobs
+         ORDER BY seq DESC LIMIT %(most)s) j
+ WHERE %(text)s IN (j.task_name, j.idempotency_key, j.lock_key, j.partition_key)
+UNION ALL
+SELECT 3, NULL, CASE WHEN node_module = %(text)s THEN 'task' ELSE 'key' END
+  FROM workflow_node_jobs
+ WHERE status = 'running' AND %(text)s IN (node_module, lock_key)
+ ORDER BY rank, field DESC
+ LIMIT 1;
+
 -- name: fires many
 -- Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
 -- that; NULL if there is none, or none any more.
