@@ -163,14 +163,14 @@ def serving(dsn: str, **env: str) -> Generator[str]:
 
 
 @contextlib.contextmanager
-def showing(database: Database, name: str) -> Generator[Site]:
+def showing(database: Database, name: str, **env: str) -> Generator[Site]:
     """Yield a service that shows the scene of this name, in a database of its own."""
     own = database.fresh_name()
     dsn = database.create_migrated(own)
     try:
         with db.connect(url=dsn) as conn:
             scene = scenes.SCENES[name](conn)
-        with serving(dsn) as base:
+        with serving(dsn, **env) as base:
             yield Site(base, dsn, scene)
     finally:
         database.drop(own)
