@@ -15,7 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queue_workflows import acts, queues, runs, workers
-from tests.support import factories, named_statements, pages, transitions
+from tests.support import constants, factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
 from tests.support.worker_reports import report
 
@@ -440,6 +440,43 @@ def test_off_at_once_of_more_than_twenty_jobs_needs_their_number(conn: Any) -> N
     pages.browse(use)
 
 
+def test_a_draining_worker_says_when_it_is_probably_drained(conn: Any) -> None:
+    factories.node(
+        conn, factories.run(conn, workflow_name="w"), "cut", status="completed", seconds=440.0,
+        finished_at=NOW,
+    )  # fmt: skip
+    run_id = factories.run(conn, workflow_name="w")
+    report(conn, transitions.who("cpu", "w", host="box"))
+
+    def runs_for(seconds: float, node_id: str = "cut") -> str:
+        began = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+        factories.node(conn, run_id, node_id, **CLAIM, started_at=began)
+        return pages.words(pages.opened("/machines/box"))
+
+    assert "drained" not in runs_for(40)
+    workers.disable("box", "cpu", stop_policy="drain")
+    assert "draining drained in about 6 min" in pages.words(pages.opened("/machines/box"))
+    conn.execute(
+        "UPDATE workflow_node_jobs SET started_at = started_at - interval '1 hour'"
+        " WHERE status = 'running'"
+    )
+    assert "draining its jobs take longer than usual" in pages.words(pages.opened("/machines/box"))
+    assert "usual" not in runs_for(1, "of unknown time")
+
+
+def test_the_loads_of_a_gpu_worker_are_counted(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    report(conn, transitions.who("gpu", "w2", host="box"), {"model": {"id": "sdxl"}})
+    run_id, now = factories.run(conn), datetime.now(timezone.utc)
+    for hours, worker in ((30, "w2"), (20, "w2"), (10, "w2"), (5, "other")):
+        factories.insert(
+            conn, "workflow_node_events", run_id=run_id, node_id="n", worker_id=worker,
+            event_type="model_load_done", created_at=now - timedelta(hours=hours),
+        )  # fmt: skip
+    assert "sdxl 2 loads in 24 h 00 min" in pages.words(pages.opened("/machines/box"))
+    constants.put(monkeypatch, "service.dashboard.machines_page.EVENTS", 2)
+    assert "sdxl 1 load in 10 h 00 min" in pages.words(pages.opened("/machines/box"))
+
+
 def test_models_are_loaded_and_unloaded(conn: Any) -> None:
     report(
         conn, transitions.who("gpu", "w2", host="box"),
@@ -739,7 +776,7 @@ def test_the_pages_of_a_large_fleet_need_few_statements(
         calls = named_statements.executed(monkeypatch)
         for path, most in (
             ("/", 6), ("/machines", 2), ("/machines?host=machine-1.example", 2),
-            ("/machines?host=box", 4), ("/queues", 1), ("/queues?queue=queue-1", 1),
+            ("/machines?host=box", 5), ("/queues", 1), ("/queues?queue=queue-1", 1),
             ("/schedules", 1), ("/schedules?name=schedule-1", 4), ("/waiting", 6),
         ):  # fmt: skip
             calls.clear()

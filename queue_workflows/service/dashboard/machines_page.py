@@ -27,6 +27,10 @@ RECENT_S: Final = 300.0
 STRIPS: Final = (("The last hour", timedelta(hours=1)), ("The last day", timedelta(days=1)))
 MOST: Final = 1440
 """Samples of a machine: one a minute for a day."""
+DRAINING: Final = 100
+"""Running jobs of draining workers from which it is estimated when these are drained."""
+EVENTS: Final = 20_000
+"""The newest events of nodes, in which loads are counted."""
 _DOWN: Final = frozenset({"dead", workers.ABSENT})
 
 
@@ -111,12 +115,16 @@ def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
     gpus = models.list(host, conn=conn) if has_gpus else []
     live = [gpu for gpu in gpus if gpu["state"] != "dead"]
     switches = _switches(conn, host, every)
+    ids = [gpu["worker_id"] for gpu in live]
+    loads = statements.pages.loads(conn, workers=ids, most=EVENTS) if ids else []
     return {
         "host": host,
         "every": every,
         "workers": page,
         "pages": pages,
         "gpus": {gpu["worker_id"]: gpu for gpu in gpus},
+        "loads": {row["worker_id"]: row for row in loads},
+        "drained_s": _drained_s(conn, page),
         "loaded": [gpu for gpu in live if stored_json.text(gpu["model"])][:CARDS],
         "known": sorted({name for gpu in live for name in gpu["known_models"]})[:200],
         "has_gpu": bool(live),
@@ -125,6 +133,23 @@ def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
         "strips": [(title, strip.curves(taken, now - past, now)) for title, past in STRIPS],
         "running": _running,
         "action": forms.Action,
+    }
+
+
+def _drained_s(conn: db.Connection, rows: Rows) -> dict[str, float]:
+    """Return in how many seconds draining workers end their jobs, if these take the usual time.
+
+    It is 0 for jobs that take longer. A worker with a job of unknown time is left out.
+    """
+    draining = {row["worker_id"]: len(row["jobs"]) for row in rows if row["state"] == "draining"}
+    if not draining:
+        return {}
+    left: dict[str, list[float]] = {}
+    for job in statements.pages.running(conn, workers=[*draining], limit=DRAINING):
+        if job["usual_s"] is not None and job["elapsed_s"] is not None:
+            left.setdefault(job["worker_id"], []).append(job["usual_s"] - job["elapsed_s"])
+    return {
+        worker: max(0.0, *each) for worker, each in left.items() if len(each) == draining[worker]
     }
 
 

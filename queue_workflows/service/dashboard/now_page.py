@@ -54,7 +54,7 @@ def _read(conn: db.Connection) -> JsonDict:
         "left_out": len(found[SHOWN:]),
         "chosen": None,
         "action": forms.Action,
-        "running": statements.pages.running(conn, limit=RUNNING),
+        "running": statements.pages.running(conn, workers=None, limit=RUNNING),
         "runs": sum(row["running"] for row in found),
         "waits": sum(row[name] for row in found for name in _WAITING),
         "oldest_s": max(oldest, default=None),

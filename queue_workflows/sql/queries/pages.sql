@@ -70,17 +70,17 @@ SELECT count(*) AS n
          LIMIT %(most)s) q;
 
 -- name: running many
--- Return the jobs of both families that run longest, each with how long its node usually takes: the median of the last
--- 20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
+-- Return the jobs of both families, of these workers or (NULL) of all, that run longest, each with how long its node
+-- usually takes: the median of the last 20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
 SELECT j.*, {age_s(j.started_at)} AS elapsed_s, u.usual_s
   FROM (SELECT b.* FROM (
             -- both:
-            (SELECT j.id AS job_id, j.queue::text, j.claimed_by AS host_label, j.started_at, j.seq,
+            (SELECT j.id AS job_id, j.queue::text, j.claimed_by AS host_label, j.worker_id, j.started_at, j.seq,
                     NULL::text AS run_id, NULL::text AS workflow_name, j.task_name AS name -- ingest only
                     j.run_id, r.workflow_name, j.node_id AS name -- nodes only
                FROM ingest_jobs j
                LEFT JOIN workflow_runs r ON r.id = j.run_id -- nodes only
-              WHERE j.status = 'running'
+              WHERE j.status = 'running' AND (%(workers)s::text[] IS NULL OR j.worker_id = ANY (%(workers)s))
               ORDER BY j.started_at, j.seq LIMIT %(limit)s)
             -- end
             ) b ORDER BY b.started_at, b.seq LIMIT %(limit)s) j
@@ -92,6 +92,18 @@ SELECT j.*, {age_s(j.started_at)} AS elapsed_s, u.usual_s
          JOIN workflow_node_jobs n
            ON n.run_id = p.id AND n.node_id = j.name AND n.status = 'completed') u ON true
  ORDER BY j.started_at, j.seq;
+
+-- name: loads many
+-- Count the loads of models that jobs on these workers began within a day, by worker, among the newest `most` events of
+-- nodes, which go back `within_s` seconds, up to a day.
+WITH newest AS MATERIALIZED (
+       SELECT worker_id, event_type, created_at FROM workflow_node_events ORDER BY id DESC LIMIT %(most)s)
+SELECT n.worker_id, count(*) AS loads,
+       (SELECT least(86400, {age_s(min(created_at))}) FROM newest) AS within_s
+  FROM newest n
+ WHERE n.event_type = 'model_load_done' AND n.worker_id = ANY (%(workers)s::text[])
+   AND n.created_at > now() - interval '1 day'
+ GROUP BY n.worker_id;
 
 -- name: last_runs many
 -- Return the last runs of a workflow, the oldest first, each with how long it took, or has taken so far. Each also has
