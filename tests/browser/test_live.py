@@ -25,6 +25,8 @@ FETCHED = """performance.getEntriesByType("resource")
   .filter((each) => each.initiatorType === "xmlhttprequest" && each.name.endsWith("/ui/runs"))
   .map((each) => each.startTime)"""
 """When the page of runs has fetched its rows, in ms."""
+ODD = ("a/b%2F", "50%", "#top", "what?x=1&y=2", "two\nlines")
+"""Ids whose characters mean something in an address."""
 TOP = "row => row.getBoundingClientRect().top"
 BELL = """() => { window.Notification = class {
   constructor(title, given) { window.rung = `${title}: ${given.body}`; }
@@ -156,6 +158,28 @@ def test_a_run_whose_id_has_a_space_is_followed(visitor: Visitor, site: Site) ->
         expect(sentence).to_contain_text("completed in")
 
 
+def test_runs_of_any_id_are_found_listed_and_followed(visitor: Visitor, site: Site) -> None:
+    page = visitor.context.new_page()
+    with site.database() as conn:
+        for run_id in ODD:
+            factories.run(conn, id=run_id, workflow_name="odd")
+            where = f"/ui/runs/{quote(run_id, safe='')}"
+            if "\n" in run_id:  # which nobody can type into a field
+                visitor.open(f"/search?q={quote(run_id, safe='')}", page)
+            else:
+                settled(visitor.open("/queues", page))
+                page.get_by_role("searchbox").first.fill(run_id)
+                page.keyboard.press("Enter")
+            expect(page).to_have_url(re.compile(f"{re.escape(where)}$"))
+            settled(visitor.open("/runs?workflow=odd", page))
+            page.locator(f'table.rows a[href="{where}"]').click()
+            expect(page).to_have_url(re.compile(f"{re.escape(where)}$"))
+            sentence = settled(page).locator("#run-state .sentence")
+            expect(sentence).to_contain_text("runs for")
+            end(conn, run_id)
+            expect(sentence).to_contain_text("completed in")
+
+
 def test_the_graph_follows_its_run(visitor: Visitor, site: Site) -> None:
     with site.database() as conn:
         run_id = factories.run(
@@ -271,6 +295,10 @@ def test_one_stream_serves_all_tabs_of_a_browser(visitor: Visitor, site: Site) -
         end(conn, run_id)
         for tab in tabs:
             expect(row_of(tab, run_id).locator(".state")).to_have_text("completed")
+        tabs.append(settled(visitor.open("/runs")))
+        later = factories.run(conn, workflow_name="watched")
+        for tab in tabs:
+            expect(row_of(tab, later)).to_be_visible()
     assert len(visitor.streams) == 1
 
 

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser import contact_sheet
 from tests.browser.browsers import Site, Visitor, settled
 from tests.browser.scenes import DETAILS, PAGES, SCENES
+from tests.support import factories
 from tests.support.wait import patience, until
 
 ALL = PAGES | DETAILS
@@ -73,6 +74,19 @@ def test_an_unknown_page_only_has_its_status_noted(site: Site, chromium: Browser
         page = settled(visitor.open("/runs/nothing"))
         expect(page.locator("main")).to_contain_text("it never was here")
         assert all("404" in each for each in visitor.noise), visitor.noise
+
+
+def test_the_beginning_of_an_id_leads_to_its_run(site: Site, chromium: Browser) -> None:
+    with site.database() as conn:
+        run_id = factories.run(conn)
+    with site.visitor(chromium) as visitor:
+        page = settled(visitor.open(f"/runs/{run_id[:13]}"))
+        expect(page.locator("main")).to_contain_text(f"no run {run_id[:13]}: it never was here")
+        assert all("404" in each for each in visitor.noise), visitor.noise
+        visitor.noise.clear()
+        page.locator("main").get_by_role("link", name=run_id, exact=True).click()
+        expect(page.locator("h1")).to_have_text(f"Run {run_id}")
+        assert not visitor.noise
 
 
 @pytest.mark.parametrize("scheme", contact_sheet.SCHEMES)
