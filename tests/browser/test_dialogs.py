@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.browser.browsers import Site, Visitor, settled
 from tests.support import factories
+from tests.support.wait import until
+
+CHOICES = {"ann": "oak", "bob": "steel"}
+"""Who answers a question, and with what."""
 
 
 def live_run(site: Site, name: str = "w") -> str:
@@ -96,6 +101,77 @@ def test_more_than_twenty_need_their_number(visitor: Visitor, site: Site) -> Non
     page.get_by_role("button", name="Cancel 21 runs").click()
     expect(page.locator("[data-flash]")).to_contain_text("21 cancelled")
     assert {status(site, run_id) for run_id in ids} == {"cancelled"}
+
+
+def test_a_retry_of_more_than_twenty_says_what_it_does_and_needs_no_number(
+    visitor: Visitor, site: Site
+) -> None:
+    """It ends nothing. One that is over in another way is left out."""
+    with site.database() as conn:
+        ids = [factories.run(conn, workflow_name="again", status="failed") for _ in range(21)]
+        done = factories.run(conn, workflow_name="again", status="completed")
+    page = settled(visitor.open("/runs?workflow=again"))
+    page.get_by_role("checkbox", name="All runs shown").check()
+    page.get_by_role("button", name="Retry the chosen runs").click()
+    expect(page.locator("main .lead")).to_contain_text(
+        "Run 21 runs again: completed nodes keep their outputs. 1 of the chosen ones is left out."
+    )
+    expect(page.get_by_label("to confirm")).to_have_count(0)
+    page.get_by_role("button", name="Retry 21 runs").click()
+    expect(page.locator("[data-flash]")).to_contain_text("21 queued")
+    assert {status(site, run_id) for run_id in ids} == {"queued"}
+    assert status(site, done) == "completed"
+    with site.database() as conn:
+        # Else a bar soon says on every page that no orchestrator takes them up.
+        conn.execute("UPDATE workflow_runs SET status = 'cancelled' WHERE id = ANY (%s)", [ids])
+
+
+def test_of_two_answers_at_the_same_instant_one_wins_and_the_other_hears_whose(
+    site: Site, chromium: Browser
+) -> None:
+    """Both forms are held back on their way until both are sent."""
+    with site.database() as conn:
+        run_id = factories.run(conn, workflow_name="frames")
+        factories.node(
+            conn, run_id, "choose", node_module="__input__choose_one", status="awaiting_input",
+            inputs={"target": "answer"}, input_spec={
+                "widget": "choose_one", "prompt": "Which frame", "options": list(CHOICES.values()),
+            },
+        )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        people, pages, held = list[Visitor](), list[Page](), list[Route]()
+        for name, choice in CHOICES.items():
+            context = stack.enter_context(contextlib.closing(chromium.new_context()))
+            visitor = Visitor(context, site.base).login(name)
+            page = settled(visitor.open(f"/inbox/question?run={run_id}&node=choose"))
+            context.route("**/inbox/answer", lambda route: held.append(route))
+            page.get_by_label(choice).check()
+            page.get_by_role("button", name="Answer", exact=True).focus()
+            people.append(visitor)
+            pages.append(page)
+        for page in pages:
+            page.keyboard.press("Enter")
+
+        def both_are_held() -> bool:
+            for page in pages:
+                page.title()  # meanwhile Playwright calls what waits for an event
+            return len(held) == 2
+
+        until(both_are_held)
+        for route in held:
+            route.continue_()
+        query = "SELECT value FROM workflow_input_submissions WHERE run_id = %s"
+        with site.database() as conn:
+            (taken,) = until(lambda: factories.column(conn, query, run_id))
+        faster = [*CHOICES.values()].index(taken)
+        winner = [*CHOICES][faster]
+        expect(pages[faster].locator("[data-flash]")).to_contain_text("Answered: choose takes")
+        main = pages[1 - faster].locator("main")
+        expect(main).to_contain_text(re.compile(rf"answered by {winner} \d+\.\d s ago"))
+        expect(main).to_contain_text("Nothing was changed.")
+        assert not people[faster].noise
+        noise = people[1 - faster].noise
+        assert all("409" in each for each in noise), noise
 
 
 def test_a_pause_is_undone(visitor: Visitor, site: Site) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
+from queue_workflows import db
 from tests.browser import browsers
 from tests.browser.browsers import Visitor, settled
-from tests.support import toy_app
+from tests.soak import server as servers
+from tests.support import database, embedded_servers, factories, toy_app
 from tests.support.commands import TOYHOST, Command, Commands
 from tests.support.proxy import Proxy
 from tests.support.wait import until
@@ -129,3 +131,37 @@ def test_a_database_that_is_away_is_shown_and_comes_back(
         wire.cut()
         run_id = toy_app.submit(tmp_path)
         expect(page.locator(f'[id="run-{run_id}"]')).to_be_visible(timeout=2 * browsers.WAIT_MS)
+
+
+def test_a_restart_of_postgresql_is_seen_and_outlasted(chromium: Browser) -> None:
+    """The page stays meanwhile, grey, with the time of its data, and is never loaded again."""
+    with (
+        servers.throw_away() as server,
+        database.environment(QUEUE_WORKFLOWS_DB_URL=server.dsn),
+    ):
+        db.bootstrap()
+        db.close_pool()
+        with (
+            browsers.serving(server.dsn) as base,
+            contextlib.closing(chromium.new_context(timezone_id="UTC")) as context,
+        ):
+            visitor = Visitor(context, base).login()
+            page = settled(visitor.open("/runs"))
+            state, root = page.locator("#live"), page.locator("html")
+            page.evaluate("window.isTheSame = true")
+            os.kill(embedded_servers.running(server.folder).pid, signal.SIGQUIT)
+            until(lambda: not embedded_servers.is_alive(server.folder))
+            expect(state).to_have_text("not live since", timeout=2 * browsers.WAIT_MS)
+            expect(page.locator("#clock")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+            expect(root).to_have_class("stale")
+            expect(page.locator("main")).to_contain_text("There is no run yet.")
+            server.restart()
+            with db.connect(url=server.dsn) as conn:
+                run_id = factories.run(conn, workflow_name="watched")
+            row = page.locator(f'[id="run-{run_id}"]')
+            expect(row).to_be_visible(timeout=2 * browsers.WAIT_MS)
+            expect(state).to_have_text("live", timeout=2 * browsers.WAIT_MS)
+            expect(root).not_to_have_class("stale")
+            assert page.evaluate("window.isTheSame")
+            # Requests that failed meanwhile, and nothing else.
+            assert all("503" in each or "timeout" in each for each in visitor.noise), visitor.noise
