@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 import string
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import queue_workflows
 from queue_workflows import acts, failures
 from tests.support import factories, named_statements, pages, transitions
 from tests.support.pages import EVIL, Browser
@@ -205,6 +207,32 @@ def test_a_seen_group_is_hidden_and_undo_shows_it(conn: Any) -> None:
         assert "seen by ann" in pages.words(everything)
         page = await browser.follow(await browser.send(page, "/failures/unseen"))
         assert PRICE in pages.words(page)
+
+    pages.browse(use)
+
+
+def test_a_group_is_marked_by_its_id_and_only_while_it_has_failures(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def redactor(value: Any) -> Any:
+        return value.replace("hush", "-") if isinstance(value, str) else value
+
+    monkeypatch.setattr(queue_workflows.get_config(), "redactor", redactor)
+    failed(conn, "ValueError: hush of row 1", 1)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/failures")
+        selections = re.findall(r'name="selection" value="([\w-]+)', page)
+        contents = [base64.urlsafe_b64decode(f"{each}===") for each in selections]
+        assert contents and not any(b"hush" in each for each in contents)
+        failed(conn, "ValueError: hush of row 2", 0.1)
+        shown = await browser.follow(await browser.send(page, "/failures/seen"))
+        assert "ValueError: - of row #" in pages.words(shown), "it has failed since"
+        await browser.follow(await browser.send(shown, "/failures/seen", label="Mark as seen"))
+        assert failures.list().groups == []
+        seen = await browser.open("/failures", seen="1")
+        factories.empty(conn, "ingest_jobs")
+        assert (await browser.send(seen, "/failures/unseen")).status_code == 409
 
     pages.browse(use)
 

@@ -103,14 +103,13 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     of its error, which the scope `look` sees in the place of its signature. `has_nodes`: whether
     some are nodes, which a retry queues with their run.
     """
-    signature = group["signature"]
-    kind = signature.partition(":")[0]
+    kind = group["signature"].partition(":")[0]
     kind = kind if _TYPE.fullmatch(kind) else "an error"
     failed = [row["id"] for row in group["members"] if row["kind"] != "schedule"]
     selections = {
         "retry": forms.Selection("failures", tuple(failed[:most])),
         "sample": forms.Selection("failures", tuple(failed[:1])),
-        "mark": forms.Selection("failures seen", (signature,), group["last_at"]),
+        "mark": forms.Selection("failures seen", (group["id"],), group["last_at"]),
     }
     signed = {act: forms.sign_selection(request, each) for act, each in selections.items()}
     has_nodes = any(row["kind"] == "node job" for row in group["members"])
@@ -195,11 +194,22 @@ async def retry(request: Request) -> Response:
 
 @router.post("/failures/{verb}")
 async def mark(request: Request, verb: Literal["seen", "unseen"]) -> Response:
-    """Hide a group until it fails again, or show one that was hidden."""
+    """Hide a group until it fails again, or show one that was hidden.
+
+    The form has the id of the group, as its signature may be a secret that the page does not show.
+    """
     form = await forms.act(request, "submit", kind="failures seen")
     assert form.selection is not None
+    _, (group,), last_at = form.selection
+    # Up to its last failure on the page, the group has one of the newest.
+    given = {"until": last_at, "newest": failures.MOST, "seen": True}
+    found = await view.read(request, _read, given)
+    signature = next((each["signature"] for each in found.groups if each["id"] == group), None)
+    if signature is None:
+        text = "The failures of this group were retried or deleted. Nothing was changed."
+        raise forms.Refused(409, text)
     is_seen = verb == "seen"
-    shown = await form.run(_mark, form.selection.ids[0], form.selection.at if is_seen else None)
+    shown = await form.run(_mark, signature, last_at if is_seen else None)
     fields = {"selection": form.values["selection"], "back": form.back}
     undo = forms.Action("/failures/unseen", "Undo", "submit", fields) if is_seen else None
     words = "Hidden until it fails again" if is_seen else "Shown again"

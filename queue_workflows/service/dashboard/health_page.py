@@ -29,7 +29,7 @@ async def shown(request: Request) -> Response:
     version, kind, _ = checks.driver()
     return view.Page(
         request, "health.html", title="Health", command="queue-workflows doctor",
-        results=request.app.state.results, action=forms.Action, package=__version__,
+        results=request.app.state.results, package=__version__,
         python=platform.python_version(), driver=f"{version} ({kind})",
         retention=[(name, config.KNOBS[name].read()) for name in KNOBS], **found,
     )  # fmt: skip

@@ -132,7 +132,6 @@ def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
         "left_out": len(switches[SWITCHES:]),
         "strips": [(title, strip.curves(taken, now - past, now)) for title, past in STRIPS],
         "running": _running,
-        "action": forms.Action,
     }
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from queue_workflows import db, queues
 from queue_workflows.db import statements
-from queue_workflows.service.dashboard import forms, lists, machines_page, view
+from queue_workflows.service.dashboard import lists, machines_page, view
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
@@ -53,7 +53,6 @@ def _read(conn: db.Connection) -> JsonDict:
         "queues": found[:SHOWN],
         "left_out": len(found[SHOWN:]),
         "chosen": None,
-        "action": forms.Action,
         "running": statements.pages.running(conn, workers=None, limit=RUNNING),
         "runs": sum(row["running"] for row in found),
         "waits": sum(row[name] for row in found for name in _WAITING),

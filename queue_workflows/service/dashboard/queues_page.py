@@ -31,7 +31,7 @@ def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
     """Return a page of the queues that are used; or one as `chosen`, with a page of partitions."""
     if queue is None:
         page, pages = lists.paged(queues.list(used_only=True, conn=conn), start, "/queues")
-        return {"queues": page, "queue_pages": pages, "chosen": None, "action": forms.Action}
+        return {"queues": page, "queue_pages": pages, "chosen": None}
     try:
         one = queues.get(queue, conn=conn)
     except errors.UnknownQueue:
@@ -40,7 +40,7 @@ def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
     parts, pages = lists.paged(one["partitions"], start, "/queues", queue=queue)
     return {
         "queues": [one], "partitions": parts, "queue_pages": pages, "chosen": queue,
-        "is_limited": queue not in config.DAG_QUEUES, "action": forms.Action,
+        "is_limited": queue not in config.DAG_QUEUES,
     }  # fmt: skip
 
 

@@ -57,7 +57,6 @@ def _one(conn: db.Connection, name: str) -> JsonDict:
         "problem": schedules.problem,
         "coming": [(each, each.at.astimezone(zone)) for each in coming],
         "fires": statements.pages.fires(conn, name=name, limit=20),
-        "action": forms.Action,
     }
 
 

@@ -104,7 +104,7 @@ class Pages:
         self.env.filters.update(_FILTERS)
         self.env.globals.update(
             folded=FOLDED, downloaded=DOWNLOADED, navigation=NAVIGATION, csrf=_CSRF, form_id=_FORM,
-            typed_above=forms.TYPED_ABOVE,
+            action=forms.Action, typed_above=forms.TYPED_ABOVE,
         )  # fmt: skip
         self.files: dict[str, tuple[bytes, str]] = {}
         self.names: dict[str, str] = {}
