@@ -150,6 +150,16 @@ def _check(names: str, worst: str, *, by_purpose: bool = False) -> Callable[[A],
     return add
 
 
+def findings(conn: db.Connection, purpose: str) -> Findings:
+    """Yield the findings of all checks; a wrong schema is the last one that is examined."""
+    for check in CHECKS:
+        found = [*check.answer(conn, purpose)]
+        yield from found
+        if check.ask is schema and any(each.level == ERROR for each in found):
+            yield Finding("tables", WARNING, "not checked: the schema comes first")
+            return
+
+
 def _each(check: str, ok: str, wrong: Iterable[tuple[str, str]]) -> Iterable[Finding]:
     """Yield a warning for each text and remedy, or `ok` if there are none."""
     found = [Finding(check, WARNING, text, remedy) for text, remedy in wrong]

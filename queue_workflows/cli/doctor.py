@@ -62,12 +62,7 @@ def _examine_all(purpose: str) -> Findings:
             with conn:
                 took_ms = (time.monotonic() - began) * 1000
                 yield Finding("database", OK, f"{words} answers within {took_ms:.0f} ms")
-                for check in checks.CHECKS:
-                    found = [*check.answer(conn, purpose)]
-                    yield from found
-                    if check.ask is checks.schema and any(each.level == ERROR for each in found):
-                        yield Finding("tables", WARNING, "not checked: the schema comes first")
-                        return
+                yield from checks.findings(conn, purpose)
     except errors.QueueWorkflowsError as error:
         yield Finding("database", ERROR, str(error))
     except db.OperationalError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Final, Literal
 
@@ -51,22 +50,14 @@ async def check(request: Request, name: Literal["doctor", "audit"]) -> Response:
 
     def run() -> None:
         with db.connect() as conn:
-            found = [*(_doctor(conn) if name == "doctor" else _audit(conn))]
+            found = [*(checks.findings(conn, "work") if name == "doctor" else _audit(conn))]
             results[name] = datetime.now(timezone.utc), found
 
     await form.run(run)
     return form.done(f"The result of {name} is below.", back="/health")
 
 
-def _doctor(conn: db.Connection) -> Iterator[checks.Finding]:
-    for each in checks.CHECKS:
-        found = [*each.answer(conn, "work")]
-        yield from found
-        if each.ask is checks.schema and found[-1].level == checks.ERROR:
-            return  # the others need the tables
-
-
-def _audit(conn: db.Connection) -> Iterator[checks.Finding]:
+def _audit(conn: db.Connection) -> checks.Findings:
     values = audit.parameters(conn, since_s=86_400.0, limit=5)
     for each in audit.INVARIANTS:
         if each.statement is None:
