@@ -427,7 +427,7 @@ def test_off_at_once_of_more_than_twenty_jobs_needs_their_number(conn: Any) -> N
                     page, "/machines/switch", place, label="Off at once", typed=typed
                 )
                 assert reply.status_code == 422
-                assert "This ends 21" in pages.words(reply.text)
+                assert "This would end 21" in pages.words(reply.text)
         assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
         await browser.follow(await browser.send(many, "/machines/switch", 2, label="Off at once"))
         assert workers.policy_in_force("box", "load") == "hard", "which runs none"

@@ -174,8 +174,8 @@ class Form:
         if count > TYPED_ABOVE and self.values.get("typed", "").strip() != shown:
             raise Refused(
                 422,
-                f"This ends {count}: reload the page and type the number that it shows. Nothing "
-                "was changed.",
+                f"This would end {count}. Reload the page, and type the number that it shows. "
+                "Nothing was changed.",
             )
 
     def done(

@@ -29,7 +29,7 @@ _GROUPS: Final = {
     "a limit": "ended", "its items": "wait",
 }  # fmt: skip
 """The colour of a wait by its cause; another cause is a worker, with the colour `wait`."""
-_COLOURS: Final = ("wait", *dict.fromkeys(_GROUPS.values()), "load", "run", "lost")
+_COLOURS: Final = ("wait", "asks", "warning", "ended", "load", "run", "lost")
 """The colours of spans in the order of the legend: classes of their bars."""
 
 
