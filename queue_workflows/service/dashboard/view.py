@@ -190,8 +190,9 @@ class Page(Response):
 
     `command`: the command line that shows the same, printed at the foot. Each template has, beside
     `values`: `session`, `csrf`, `form_id`, `now`, `url(path, **query)`, `static(name)`, `here`
-    (path and query of the page), `read_only`, `app`, and the filters of this module. It is rendered
-    when it is sent, by a thread, as large values and the app's redactor take their time.
+    (path and query of the page), `read_only`, `app`, `action` (`forms.Action`), and the filters of
+    this module. It is rendered when it is sent, by a thread, as large values and the app's redactor
+    take their time.
     """
 
     def __init__(
