@@ -94,8 +94,8 @@ SELECT j.*, {age_s(j.started_at)} AS elapsed_s, u.usual_s
  ORDER BY j.started_at, j.seq;
 
 -- name: loads many
--- Count the loads of models that jobs on these workers began within a day, by worker, among the newest `most` events of
--- nodes, which go back `within_s` seconds, up to a day.
+-- Count the loads of models for jobs of these workers within a day, by worker, among the newest `most` events of nodes.
+-- `within_s`: how many seconds these go back, up to a day.
 WITH newest AS MATERIALIZED (
        SELECT worker_id, event_type, created_at FROM workflow_node_events ORDER BY id DESC LIMIT %(most)s)
 SELECT n.worker_id, count(*) AS loads,
