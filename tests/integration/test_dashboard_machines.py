@@ -472,7 +472,7 @@ def test_the_loads_of_a_gpu_worker_are_counted(conn: Any, monkeypatch: pytest.Mo
             conn, "workflow_node_events", run_id=run_id, node_id="n", worker_id=worker,
             event_type="model_load_done", created_at=now - timedelta(hours=hours),
         )  # fmt: skip
-    assert "sdxl 2 loads in 24 h 00 min" in pages.words(pages.opened("/machines/box"))
+    assert "sdxl 2 loads in 1 d" in pages.words(pages.opened("/machines/box"))
     constants.put(monkeypatch, "service.dashboard.machines_page.EVENTS", 2)
     assert "sdxl 1 load in 10 h 00 min" in pages.words(pages.opened("/machines/box"))
 

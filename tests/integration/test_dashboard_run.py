@@ -118,6 +118,18 @@ def test_a_failed_run_names_the_node_that_ended_it(conn: engine_db.Connection) -
     assert "failed: node last, OSError: full 1/3 nodes" in text
 
 
+def test_a_duration_has_two_units_at_most(conn: engine_db.Connection) -> None:
+    took = {
+        9.5: "9.5 s", 40: "40 s", 96: "1 min 36 s", 182: "3 min 02 s", 2400: "40 min",
+        6780: "1 h 53 min", 86_400: "1 d", 97_200: "1 d 3 h", 1_040_000: "12 d",
+    }  # fmt: skip
+    for seconds in took:
+        begin = T0 - timedelta(seconds=seconds)
+        factories.run(conn, status="completed", started_at=begin, finished_at=T0)
+    found = re.findall(r'data-label="took">([^<]*)<', pages.opened("/runs"))
+    assert sorted(found) == sorted(took.values())
+
+
 def test_all_nodes_that_run_are_counted(
     conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,18 +370,26 @@ def _age(context: jinja2.runtime.Context, at: datetime) -> str:
 
 
 def _span(seconds: Any) -> str:
-    """Return seconds in short words: `40 s`, `9 min`, `3 h 07 min`, `12 d`."""
+    """Return seconds in two units at most: `40 s`, `3 min 02 s`, `40 min`, `3 h 07 min`, `1 d 3 h`.
+
+    `time.js` does the same for the ages that go on.
+    """
     if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
         return display.duration(seconds)
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds else "0 s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    if minutes < 120:
+    minutes, rest = divmod(int(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    if minutes < 10:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
         return f"{minutes} min"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d"
+    if hours < 24:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours and days < 10 else f"{days} d"
 
 
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {

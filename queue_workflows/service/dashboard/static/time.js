@@ -28,14 +28,19 @@ document.addEventListener("arrived", () => {
   document.getElementById("clock").textContent = clock.format(now());
 });
 
+// As the filter `span` of the server.
 const span = (seconds) => {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
-  if (seconds < 120) return `${seconds.toFixed(0)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 120) return `${minutes} min`;
+  const whole = Math.floor(seconds);
+  const minutes = Math.floor(whole / 60);
   const hours = Math.floor(minutes / 60);
-  if (hours < 48) return `${hours} h ${String(minutes % 60).padStart(2, "0")} min`;
-  return `${Math.floor(hours / 24)} d`;
+  const days = Math.floor(hours / 24);
+  const two = (number) => String(number).padStart(2, "0");
+  if (!minutes) return `${whole} s`;
+  if (minutes < 10) return `${minutes} min ${two(whole % 60)} s`;
+  if (!hours) return `${minutes} min`;
+  if (!days) return `${hours} h ${two(minutes % 60)} min`;
+  return hours % 24 && days < 10 ? `${days} d ${hours % 24} h` : `${days} d`;
 };
 
 const age = (at) => {
