@@ -1063,7 +1063,9 @@ def test_a_file_that_there_is_no_room_for_leaves_no_part(
 def test_now_is_calm_when_nothing_is_wrong() -> None:
     page = visited(lambda browser: browser.open("/"))
     assert "Nothing needs you." in page.text
-    assert "Nothing has run yet" in page.text
+    assert "Nothing has run yet, and no worker was seen." in page.text
+    assert "These lines start a run of your app:" in page.text
+    assert "Or watch an example" in page.text
 
 
 def test_now_lists_a_question_a_failure_and_an_absent_orchestrator(
@@ -1174,6 +1176,9 @@ def test_runs_are_found_by_state_input_and_text(conn: psycopg.Connection[Any]) -
                 text = (await browser.open(f"/runs?{query}")).response.text
                 assert (f"run-{one}" in text, f"run-{two}" in text) == (has_one, has_two)
         assert "No run matches: until 1h." in browser.page.text
+        page = await browser.open("/runs?status=cancelled&until=1h")
+        assert "No run matches: state cancelled, until 1h." in page.text
+        page = await browser.open("/runs?until=1h")
         assert "queue-workflows runs --until 1h" in browser.page.text
 
     visited(use)

@@ -556,6 +556,7 @@ def test_a_queue_shows_what_waits_and_is_paused_and_resumed_with_undo(conn: Any)
     async def use(browser: Browser) -> None:
         page = await browser.open("/queues")
         assert re.search(r"load open 0 2 0 0 1 ", pages.words(page))
+        assert "3 jobs wait." in pages.words(page)
         assert 'action="/ui/queues/switch"' in await browser.part("/queues")
         reply = await browser.send(page, "/queues/switch", label="Pause", queue="load", reason="x")
         page = await browser.follow(reply)
@@ -566,6 +567,7 @@ def test_a_queue_shows_what_waits_and_is_paused_and_resumed_with_undo(conn: Any)
         queues.pause("load", until=timedelta(hours=2), by="bob")
         page = await browser.open("/queues")
         assert "by bob" in pages.words(page)
+        assert "3 jobs wait, 3 of them in paused queues: load." in pages.words(page)
         page = await browser.follow(
             await browser.send(page, "/queues/switch", label="Resume", queue="load")
         )
@@ -633,6 +635,7 @@ def test_a_schedule_shows_its_next_fires_in_both_zones_and_the_last_ones(conn: A
     async def use(browser: Browser) -> None:
         listed = pages.words(await browser.open("/schedules"))
         assert "nightly" in listed and "0 3 * * * Asia/Tokyo" in listed
+        assert re.search(r"The next one fires at (\S+ )?18:00:00 in ", listed)
         page = await browser.open("/schedules/nightly")
         assert len(re.findall(r"<td>[\d-]+ 03:00:00</td>", page)) == 5
         words = pages.words(page)
@@ -720,6 +723,7 @@ def test_the_list_of_schedules_names_problems(conn: Any) -> None:
     conn.execute("UPDATE schedules SET paused = true WHERE name = 'still'")
     words = pages.words(pages.opened("/schedules"))
     assert "gone from the code" in words and "cannot fire: no zone" in words and "paused" in words
+    assert "1 of 3 schedules needs you: wrong." in words
 
 
 # --- acts --------------------------------------------------------------------------------------
@@ -773,6 +777,7 @@ def test_health_has_the_schema_tables_retention_and_versions(conn: Any) -> None:
     words = pages.words(pages.opened("/health"))
     version = factories.one(conn, "SELECT max(version) FROM queue_schema_version")
     assert f"ok at version {version}" in words
+    assert "Doctor and audit have not been run." in words
     assert f"queue_workflows {queue_workflows.__version__}, Python" in words
     for text in ("RUN_RETENTION_DAYS 365.0 days", "workflow_runs", "Dead rows"):
         assert text in words, text
@@ -790,6 +795,7 @@ def test_doctor_and_audit_run_on_request_and_keep_their_results(conn: Any) -> No
             assert f"The result of {name} is below." in page
         words = pages.words(await browser.open("/health"))
         assert words.count("As of ") == 2
+        assert re.search(r"Doctor found (no|\d+) problems?\. Audit found \d+ problems?\.", words)
         assert re.search(r"(ok|warning) dead rows ", words)
         assert "ok terminal stays The status of a terminal job never changes" in words
         assert "error run agrees A completed run has only" in words

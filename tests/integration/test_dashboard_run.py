@@ -97,7 +97,8 @@ def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connecti
     text = pages.words(page)
     assert "failed: node b, ValueError: no price, attempt 2 of 2" in text
     assert "2 attempts, 40.0 s lost" in text
-    assert "1/3 nodes: 1 completed, 1 failed, 1 waiting" in text
+    assert "1/3 nodes: 1 completed, 1 failed, 1 not started" in text
+    assert "1 node has not started: the list of nodes has it." in text
     assert page.count('fill="url(#hatch)" x=') == 2
     assert "wait for a worker wait for its back-off failed or died Time line" in text
     assert page.count('<rect class="warning" ') == 2, "in the legend, and in the time line"
@@ -105,6 +106,15 @@ def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connecti
     assert "hidden1" not in text
     assert "Retry failed nodes" in text
     assert "queue-workflows show" in page
+
+
+def test_the_list_of_runs_has_how_many_nodes_ended_and_failed(conn: engine_db.Connection) -> None:
+    failed_run(conn)
+    factories.run(conn, definition=definition(a="", b="a"))
+    page = pages.opened("/runs")
+    assert "</svg> 1/3</span>, 1 failed</td>" in page
+    assert "</svg> 0/2</span></td>" in page
+    assert page.count('<rect class="failed" ') == 1
 
 
 def test_a_failed_run_names_the_node_that_ended_it(conn: engine_db.Connection) -> None:
@@ -173,8 +183,7 @@ def test_the_panel_of_a_node(conn: engine_db.Connection) -> None:
             assert reply.status_code == status
             assert ("line 2 ValueError: no price\n" in reply.text) is (status == 200)
         waiting = pages.words(await browser.open(f"/runs/{run_id}", node="c"))
-        assert "Not queued yet" in waiting
-        assert "b failed" in waiting
+        assert "Not started: b failed." in waiting
         unknown = pages.words(await browser.open(f"/runs/{run_id}", 404, node="nothing"))
         assert f"run {run_id} has no node nothing" in unknown
 
@@ -776,7 +785,7 @@ def test_the_items_of_a_map(conn: engine_db.Connection) -> None:
         nothing = pages.words(
             await browser.open(f"/runs/{run_id}/map", node="cut", q="no such key")
         )
-        assert "No item fits" in nothing
+        assert "No item matches" in nothing
         item = pages.words(await browser.open(f"/runs/{run_id}/map", node="cut", key="clip-7"))
         assert "row 7 has no price" in item
         assert "cut[clip-7]/encode failed" in item
