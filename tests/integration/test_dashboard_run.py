@@ -322,7 +322,8 @@ def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> N
     assert page.count('<path d="M168 15') == 1
     assert 'role="img"' not in page, "it has links"
     assert "<title>b: failed</title>" in page
-    assert "b ✕ failed a" in pages.words(pages.opened(f"/runs/{run_id}", show="list"))
+    listed = pages.words(pages.opened(f"/runs/{run_id}", show="list"))
+    assert "b ✕ failed a c ○ not started b" in listed
     lit = pages.opened(f"/runs/{run_id}", show="graph", lit="b")
     assert "Lit: 2 others before and behind b" in pages.words(lit)
     assert lit.count(' class="lit"') == 2
