@@ -148,11 +148,11 @@ def list(  # noqa: A001  the verb that users look for
     """Return the newest failures of jobs and schedules in groups, the group that failed last first.
 
     Of a group: `id`, `signature`, `count`, `first_at`, `last_at`, `bars`, `names` (its workflows,
-    tasks and schedules), `queues`, `machines`, `seen_at`, `seen_by`, and `members`, its failures,
-    the newest first: each with `kind` (`node job`, `ingest job` or `schedule`), `id`, `at`, `error`
-    (400 characters), `name`, `queue`, `host_label`, `run_id`, `node_id`. The filters (`workflow`:
-    or a task; `text`: in the error) choose among the `newest`, 10,000 at most. `seen`: also groups
-    that were marked as seen, and have not failed since. Raises `InvalidConfig` (a ValueError).
+    tasks and schedules), `queues`, `machines`, `unplaced` (failures without one), `seen_at`,
+    `seen_by`, and `members`, the newest first: `kind` (`node job`, `ingest job`, `schedule`), `id`,
+    `at`, `error` (400 characters), `name`, `queue`, `host_label`, `run_id`, `node_id`. The filters
+    (`workflow`: or a task; `text`: in the error) choose among the `newest`, 10,000 at most. `seen`:
+    also groups marked as seen that have not failed since. Raises `InvalidConfig` (a ValueError).
     """
     clock.check_since(since)
     clock.check_since(until, "until")
@@ -214,6 +214,7 @@ def _group(name: str, rows: Rows, mark: Row | None, begin: datetime, end: dateti
         "names": _ordered(rows, "name"),
         "queues": _ordered(rows, "queue"),
         "machines": _ordered(rows, "host_label"),
+        "unplaced": sum(row["host_label"] is None for row in rows),
         "seen_at": mark["seen_at"],
         "seen_by": mark["seen_by"],
         "members": rows,

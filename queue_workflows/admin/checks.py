@@ -553,11 +553,17 @@ def queues(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Fi
             continue
         text = f"{queue}: {display.counted(row['ready'], 'due job')}"
         if row["alive"]:
-            turn_on = f"queue-worker-control --queue={queue} --on"
-            wrong.append((f"{text}, its workers take none", turn_on))
+            serving, remedy = "its workers take none", f"queue-worker-control --queue={queue} --on"
         else:
-            start = f"start queue-claim-worker --queue={queue}"
-            wrong.append((f"{text} and no live worker", start))
+            serving, remedy = "no live worker", f"start queue-claim-worker --queue={queue}"
+        if row["paused"]:
+            # A worker alone would take none of them.
+            wait = display.duration(row["ready_s"])
+            text += f", the first for {wait}: {waiting_reasons.paused_text(row)}; also {serving}"
+            remedy = f"`queue-workflows queues resume {shlex.quote(queue)}`, then {remedy}"
+        else:
+            text += f", {serving}" if row["alive"] else f" and {serving}"
+        wrong.append((text, remedy))
     return _each("queues", "every queue with due jobs has a live worker", wrong)
 
 

@@ -1,7 +1,9 @@
 """Explain why jobs and runs wait: one reason for all workers, and one for each live worker.
 
-The reason of a worker is the first clause of its claim that excludes the job. `groups` finds the
-reasons of all queued jobs by the same rules, but ignores a job's place among others.
+The reason of a worker is a clause of its claim that excludes the job. One that would still hold if
+the worker were switched on comes before its switch. `groups` finds the reasons of all queued jobs
+by the same rules, but ignores a job's place among others. Its length: each clause is a short
+function.
 """
 
 from __future__ import annotations
@@ -243,31 +245,59 @@ def _of_one(
             | {"running": worker["node"] or worker["ingest"]}
             | dict(zip(("clause", "detail"), own or (None, None), strict=True))
         )
-    clause, detail = _of_all(row, clause, detail, {worker["clause"] for worker in found})
+    clause, detail = _of_all(row, clause, detail, workers, found)
     return _shown(row, clause, detail, found)
 
 
 def _of_all(
-    row: Row, clause: str | None, detail: str | None, of_workers: set[str | None]
+    row: Row, clause: str | None, detail: str | None, workers: list[Row], found: list[JsonDict]
 ) -> tuple[str | None, str | None]:
-    """Return the clause and text of a job, if need be from the clauses of all live workers."""
-    where = f"no live worker of queue {row['queue']}"
+    """Return the clause and text of a job, if need be from those of all live workers, `found`."""
+    of_workers = {worker["clause"] for worker in found}
     if of_workers == {"unknown_node"}:
+        where = f"no live worker of queue {row['queue']}"
         met = f"; these met it: {', '.join(row['met'])}" if row["met"] else ""
         fails_s = display.number(job_tables.UNKNOWN_NODE_S)
         return "unknown_node", (
             f"{where} knows node module {row['node_module']}{met}; start a worker with that code, "
             f"or it fails {fails_s} s after the first worker met it"
         )
-    if clause is None and of_workers == {"version"}:
-        name, _, number = row["required_version"].rpartition("@")
-        return "version", (
-            f"{where} has version {number} of node {name}: start a worker with that code, or move "
-            f"the run to today's code by `queue-workflows upgrade {row['run_id']}`"
-        )
-    if clause is None and not of_workers:
+    if not of_workers and clause == "paused":
+        return clause, f"{detail}; its queue has no live worker either"
+    if not of_workers and clause is None:
         return "no_worker", f"no live worker serves queue {row['queue']}"
+    if clause is None and of_workers <= CANNOT:
+        return _of_none(row, workers, found)
     return clause, detail
+
+
+def _of_none(row: Row, workers: list[Row], found: list[JsonDict]) -> tuple[str, str]:
+    """Return the clause and text of a job that none of the live workers can take at present.
+
+    `found` has the clauses of `workers`. The reasons why a model has no worker are in the words of
+    queue_workflows_gpu_unserved(), so that `unassignable_text` says the same of all jobs of it.
+    """
+    kept_out: dict[str, list[Row]] = {}
+    for worker, own in zip(workers, found, strict=True):
+        kept_out.setdefault(own["clause"], []).append(worker)
+    cannot = "no worker can take it: "
+    if "off" in kept_out:
+        hosts = sorted({worker["host_label"] for worker in kept_out["off"]})
+        return "off", f"{cannot}every machine that can take it is off: {', '.join(hosts)}"
+    if "vram" in kept_out:
+        largest = max(kept_out["vram"], key=lambda worker: worker["vram_total_mb"])
+        fit = _fit(largest, row["required_model"])
+        needs, has = display.number(fit.get("needs_gb")), largest["vram_total_mb"] // 1000
+        gpu = f"the largest GPU that may load it has {has} GB"
+        return "vram", f"{cannot}it needs {needs} GB, and {gpu}"
+    if "model" in kept_out:
+        return "model", f"{cannot}no live gpu worker knows the model"
+    name, _, number = row["required_version"].rpartition("@")
+    return "version", (
+        f"no live worker of queue {row['queue']} has version {number} of node {name}: start a "
+        "worker with that code, or move the run to today's code by "
+        f"`queue-workflows upgrade {row['run_id']}`"
+    )
 
 
 def _of_time(row: Row) -> tuple[str, str]:
@@ -320,9 +350,10 @@ def _of_items(row: Row) -> str:
     """Return which items a map waits for."""
     if row["map_total"] is None:
         return "it waits for its items"
-    words = f"{row['map_done']}/{row['map_total']} done"
-    words += f", {row['map_failed']} failed" if row["map_failed"] else ""
-    return f"it waits for its items: {words}, {row['map_open']} open"
+    counts = {"failed": row["map_failed"], "open": row["map_open"]}
+    counts["not started"] = row["map_total"] - row["map_done"] - sum(counts.values())
+    others = "".join(f", {count} {state}" for state, count in counts.items() if count > 0)
+    return f"it waits for its items: {row['map_done']} of {row['map_total']} done{others}"
 
 
 def _of_status(conn: db.Connection, row: Row) -> str:
@@ -372,6 +403,12 @@ def paused(rows: list[Row]) -> list[Row]:
         for row in rows
         if row["paused"]
     ]
+
+
+def paused_text(row: Row) -> str:
+    """Return in words that a queue is paused, by whom, and until when."""
+    by = f" by {row['paused_by']}" if row["paused_by"] else ""
+    return f"queue {row['queue']} is paused{by}{_until(row['paused_until'])}"
 
 
 def passed_over(rows: list[Row]) -> list[Row]:
@@ -431,8 +468,7 @@ def _of_queue(limits: Row | None) -> tuple[str | None, str | None]:
         return None, None
     queue = limits["queue"]
     if limits["paused"]:
-        by = f" by {limits['paused_by']}" if limits["paused_by"] else ""
-        return "paused", f"queue {queue} is paused{by}{_until(limits['paused_until'])}"
+        return "paused", paused_text(limits)
     if limits["max_running"] and limits["running"] >= limits["max_running"]:
         return "limited", f"queue {queue} runs its limit of {limits['max_running']}"
     if limits["due_s"] is not None:
@@ -452,12 +488,10 @@ def _until(instant: Any) -> str:
 def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
     """Return the clause and text of a worker that cannot take the job at present, or None."""
     claim = stored_json.mapping(worker["claim"])
-    if worker["off"] is not None and claim.get("obey", True):
-        return "off", f"switched off ({worker['off']})"
     if (lacks := _of_code(row, worker, claim)) is not None:
         return lacks
     model = row.get("required_model")
-    fit = stored_json.mapping(stored_json.mapping(worker["misfits"]).get(model or ""))
+    fit = _fit(worker, model)
     if fit.get("misfit") == "model":
         if worker["known_models"] is None:
             return "model", f"it registers no model, and others know {model}"
@@ -465,7 +499,14 @@ def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
     if fit.get("misfit") == "vram":
         needs, has = display.number(fit.get("needs_gb")), worker["vram_total_mb"] // 1000
         return "vram", f"the model needs {needs} GB, its GPU has {has} GB"
+    if worker["off"] is not None and claim.get("obey", True):
+        return "off", f"switched off ({worker['off']})"
     return None
+
+
+def _fit(worker: Row, model: str | None) -> JsonDict:
+    """Return why a gpu worker leaves out jobs of a model, `misfit`, and what the model needs."""
+    return stored_json.mapping(stored_json.mapping(worker["misfits"]).get(model or ""))
 
 
 def _held_up(worker: Row) -> tuple[str, str] | None:

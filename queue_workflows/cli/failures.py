@@ -116,7 +116,9 @@ def _chosen(word: str, found: api.Found, newest: int) -> JsonDict:
 
 def _cells(group: JsonDict) -> tuple[object, ...]:
     machines = group["machines"]
-    where = f"all on {machines[0]}" if len(machines) == 1 else f"{len(machines)} machines"
+    where = f"{len(machines)} machines"
+    if len(machines) == 1:
+        where = machines[0] if group["unplaced"] else f"all on {machines[0]}"
     return (
         group["id"], group["count"], display.moment(group["last_at"], zone=False),
         where if machines else "-", ", ".join(group["names"][:3]), group["signature"],

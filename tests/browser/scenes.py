@@ -133,7 +133,7 @@ def usual(conn: db.Connection, called: Called = short) -> Scene:
         report(conn, claimant, model, known_models=known, pid=pid)
     _samples(conn, now, box, gpu_box)
     schedule = _schedules(conn, called, now, job)
-    _acts(conn, called, now, run, gpu_box)
+    _acts(conn, called, run, gpu_box)
     group = failures.group_id(failures.signature(ERRORS[0].format(4)))
     return Scene(
         run, "encode-b", called("nightly"), mapped, asks, job, waits, gpu_box, schedule, group,
@@ -154,7 +154,14 @@ def hostile_names(conn: db.Connection) -> Scene:
 def on_fire(conn: db.Connection) -> Scene:
     """Insert usual work, a dead machine, failures, an absent orchestrator and a broken schedule."""
     scene, now = usual(conn), datetime.now(timezone.utc)
-    for number in range(90):
+    # A run that started within the last minute would show that an orchestrator lives.
+    conn.execute(
+        "UPDATE workflow_runs SET started_at = started_at - interval '2 minutes',"
+        " created_at = created_at - interval '2 minutes',"
+        " queued_at = queued_at - interval '2 minutes'"
+        " WHERE started_at > now() - interval '1 minute'"
+    )
+    for number in reversed(range(90)):
         at = now - timedelta(minutes=0.6 * number + 1)
         factories.ingest(
             conn, queue="load", task_name=f"task_{number % 4}", status="failed",
@@ -180,17 +187,28 @@ def on_fire(conn: db.Connection) -> Scene:
     factories.insert(
         conn, "worker_controls", host_label="box-2", queue="gpu", desired_state="off",
         stop_policy="drain", requested_by="ann", reason="it smells of smoke",
+        updated_at=now - timedelta(minutes=6),
     )  # fmt: skip
-    factories.insert(conn, "queue_settings", queue="mail", paused_at=now, paused_by="bob")
+    paused_at = now - timedelta(minutes=41)
+    factories.insert(conn, "queue_settings", queue="mail", paused_at=paused_at, paused_by="bob")
+    _act(conn, 41, "bob", "pause", "queue", "mail")
+    _act(conn, 6, "ann", "off", "machine", "box-2", "it smells of smoke", stop_policy="drain")
     for number in range(40):
         factories.ingest(
             conn, queue="mail", task_name="send", created_at=now - timedelta(minutes=40 - number)
         )
-    stuck = factories.run(conn, workflow_name="posters", started_at=now - timedelta(minutes=9))
+    begin = now - timedelta(minutes=9)
+    stuck = factories.run(
+        conn, workflow_name="posters", created_at=begin, queued_at=begin, started_at=begin
+    )
     factories.node(conn, stuck, "paint", queue="gpu", required_model="flux-xl")
     detail = "no gpu worker has the 48 GB that it needs"
     factories.insert(conn, "gpu_unassignable", model="flux-xl", reason="vram", detail=detail)
-    conn.execute("UPDATE schedules SET error = 'no time zone Mars/Base' WHERE name = 'hourly'")
+    conn.execute(
+        "UPDATE schedules SET error = 'TypeError: import() takes no Mars/Base', next_at = %s,"
+        " last_fire_at = %s WHERE name = 'hourly'",
+        [now - timedelta(minutes=40), now - timedelta(minutes=100)],
+    )
     return scene
 
 
@@ -391,7 +409,8 @@ def _ingest_jobs(conn: db.Connection, called: Called, now: datetime, host: str) 
     load, task, ids = called("load"), called("import"), dict[str, str]()
     limits = {"max_running": 4, "partition_max_running": 2}
     factories.insert(conn, "queue_settings", queue=load, **limits)
-    for number in range(24):
+    # The newest comes last, as jobs are listed in the order in which they came.
+    for number in reversed(range(24)):
         at = now - timedelta(minutes=5 * number + 3)
         status = "failed" if number % 9 == 4 else "completed"
         error = ERRORS[0].format(number) if status == "failed" else None
@@ -401,7 +420,7 @@ def _ingest_jobs(conn: db.Connection, called: Called, now: datetime, host: str) 
             created_at=at - timedelta(seconds=20), started_at=at - timedelta(seconds=14),
             finished_at=at, seconds=14.0,
         )  # fmt: skip
-        ids.setdefault(status, row["id"])
+        ids[status] = row["id"]
     for number in range(6):
         row = factories.ingest(
             conn, queue=load, task_name=task, created_at=now - timedelta(seconds=40 - number),
@@ -439,31 +458,41 @@ def _samples(conn: db.Connection, now: datetime, box: str, gpu_box: str) -> None
 
 def _schedules(conn: db.Connection, called: Called, now: datetime, job: str) -> str:
     name = called("hourly")
-    for each, expression in ((name, "0 * * * *"), (called("weekly"), "30 3 * * mon")):
+    for each, expression, coming, last in (
+        (name, "0 * * * *", timedelta(minutes=20), timedelta(minutes=40)),
+        (called("weekly"), "30 3 * * mon", timedelta(days=3), timedelta(days=4)),
+    ):
         factories.insert(
             conn, "schedules", name=each, expression=expression, tz="Europe/Berlin",
             task_name=called("import"), queue=called("load"),
         )  # fmt: skip
-    conn.execute(
-        "UPDATE schedules SET next_at = %s, last_fire_at = %s",
-        [now + timedelta(minutes=20), now - timedelta(minutes=40)],
-    )
+        conn.execute(
+            "UPDATE schedules SET next_at = %s, last_fire_at = %s WHERE name = %s",
+            [now + coming, now - last, each],
+        )
     for hours, made in ((1, {"job_id": job}), (2, {"skipped": "overlap"}), (3, {"job_id": "gone"})):
         at = now - timedelta(hours=hours)
         factories.insert(conn, "schedule_fires", name=name, fire_at=at, **made)
     return name
 
 
-def _acts(conn: db.Connection, called: Called, now: datetime, run: str, host: str) -> None:
-    for minutes, actor, action, kind, subject, reason in (
-        (3, "ann", "retry", "run", run, "the disk is larger now"),
-        (9, "bob", "off", "machine", host, called("new driver")),
-        (30, "bob", "on", "machine", host, None),
-        (70, "ann", "pause", "queue", called("load"), None),
-        (75, "ann", "resume", "queue", called("load"), None),
-    ):
-        factories.insert(
-            conn, "operator_acts", at=now - timedelta(minutes=minutes), actor=called(actor),
-            action=action, kind=kind, subject=subject, reason=reason, via="http",
-            detail={"stop_policy": "drain"} if action == "off" else {},
-        )  # fmt: skip
+def _acts(conn: db.Connection, called: Called, run: str, host: str) -> None:
+    """Insert acts, the newest last, after which the machine is on and the queue is open."""
+    ann, bob, load = called("ann"), called("bob"), called("load")
+    _act(conn, 75, ann, "pause", "queue", load)
+    _act(conn, 70, ann, "resume", "queue", load)
+    _act(conn, 60, bob, "off", "machine", host, called("new driver"), stop_policy="drain")
+    _act(conn, 55, bob, "on", "machine", host)
+    _act(conn, 42, ann, "retry", "run", run, "the disk is larger now")
+
+
+def _act(
+    conn: db.Connection, minutes: float, actor: str, action: str, kind: str, subject: str,
+    reason: str | None = None, **detail: str,
+) -> None:  # fmt: skip
+    """Insert an act of so many minutes ago."""
+    factories.insert(
+        conn, "operator_acts", at=datetime.now(timezone.utc) - timedelta(minutes=minutes),
+        actor=actor, action=action, kind=kind, subject=subject, reason=reason, via="http",
+        detail=detail,
+    )  # fmt: skip

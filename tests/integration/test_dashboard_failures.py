@@ -92,15 +92,15 @@ def test_the_jobs_that_a_page_names_are_retried_and_none_that_failed_since(
         assert re.search(r"Retry 3 jobs of `ValueError: row # has no price`, as of \d\d:\d\d", page)
         new = failed(conn, "ValueError: row 9 has no price", -1)
         earlier = failed(conn, "ValueError: row 8 has no price", 5)  # it became visible later
-        reply = await browser.send(page, "/failures/retry", label="Retry 3")
+        reply = await browser.send(page, "/failures/retry", label="Retry all 3")
         shown = await browser.follow(reply)
         assert "3 queued again." in shown
         left = {other: "failed", new: "failed", earlier: "failed"}
         assert states(conn) == dict.fromkeys(old, "queued") | left
-        again = await browser.send(page, "/failures/retry", label="Retry 3")
+        again = await browser.send(page, "/failures/retry", label="Retry all 3")
         assert again.headers["location"] == reply.headers["location"], "a form acts once"
         other_form = re.findall(r'name="form" value="([^"]+)"', shown)[-1]
-        again = await browser.send(page, "/failures/retry", label="Retry 3", form=other_form)
+        again = await browser.send(page, "/failures/retry", label="Retry all 3", form=other_form)
         assert "0 queued again, 3 refused: " in await browser.follow(again)
         assert states(conn) == dict.fromkeys(old, "queued") | left
 
@@ -125,7 +125,8 @@ def test_of_many_jobs_the_newest_are_retried(conn: Any) -> None:
         for path, count, failed, done in (("/failures", 20, 530, 20), (GROUP, 500, 510, 520)):
             page = await browser.open(path)
             assert f"Retry the newest {count} of {failed} jobs of" in page
-            reply = await browser.send(page, "/failures/retry", label=f"Retry {count}")
+            label = f"Retry the newest {count}"
+            reply = await browser.send(page, "/failures/retry", label=label)
             await browser.follow(reply)
             queued = {name for name, state in states(conn).items() if state == "queued"}
             assert queued == {f"j{n}" for n in range(1, done + 1)}
@@ -139,7 +140,7 @@ def test_one_job_of_a_group_is_retried_as_a_sample(conn: Any, path: str) -> None
 
     async def use(browser: Browser) -> None:
         page = await browser.open(path)
-        await browser.follow(await browser.send(page, "/failures/retry", label="Retry 1"))
+        await browser.follow(await browser.send(page, "/failures/retry", label="Try one first"))
 
     pages.browse(use)
     assert states(conn) == dict.fromkeys(ids, "failed") | {ids[0]: "queued"}
@@ -158,7 +159,7 @@ def test_the_question_about_a_node_says_that_its_run_goes_on(conn: Any) -> None:
         assert words.count(sentence) == 2, "the group of a task has no run"
         page = await browser.open(f"/failures/{failures.group_id('A: x')}")
         assert pages.words(page).count(sentence) == 1
-        await browser.follow(await browser.send(page, "/failures/retry", label="Retry 1"))
+        await browser.follow(await browser.send(page, "/failures/retry", label="Retry it"))
 
     pages.browse(use)
     assert factories.one(conn, "SELECT status FROM workflow_runs") == "queued"
@@ -270,6 +271,56 @@ def test_what_is_new_since_the_last_visit(conn: Any) -> None:
             await browser.open("/failures")
 
     pages.browse(use)
+
+
+def test_a_first_visit_marks_what_began_within_the_last_hour(conn: Any) -> None:
+    for minutes in (200, 5):
+        failed(conn, "A: x", minutes)
+    failed(conn, "B: x", 4)
+
+    async def use(browser: Browser) -> None:
+        page = pages.words(await browser.open("/failures"))
+        assert page.count("new within the last hour") == 1
+        assert "B: x new within the last hour" in page
+        assert "This is your first visit" in page
+        page = pages.words(await browser.open("/failures", since="30m"))
+        assert "new within" not in page, "the search does not reach back so far"
+        assert "This is your first visit" not in page
+
+    pages.browse(use)
+
+
+def test_a_cause_whose_message_says_nothing_has_an_example(conn: Any) -> None:
+    failed(conn, "KeyError: 'sku_7'", 2)
+    failed(conn, "KeyError: 'sku_8'", 1)
+    failed(conn, "ValueError: row 7 has no price", 3)
+    failed(conn, "KeyError", 4)
+    words = pages.words(pages.opened("/failures"))
+    assert "KeyError: '…' KeyError: 'sku_8'" in words
+    assert "row 7" not in words
+
+    async def use(browser: Browser) -> None:
+        assert "sku_8" not in await browser.open("/failures")
+
+    pages.browse(use, "look")
+
+
+def test_not_all_failed_on_a_machine_while_one_is_unknown(conn: Any) -> None:
+    for n, host in enumerate(("box-2", "box-2", None)):
+        failed(conn, f"ValueError: row {n} has no price", n + 1, claimed_by=host)
+    words = pages.words(pages.opened("/failures"))
+    assert "2 on box-2 , 1 unknown" in words and "all on" not in words
+    words = pages.words(pages.opened(GROUP))
+    assert "3 failures, 2 on box-2" in words and "The machine of 1 is unknown." in words
+
+
+def test_the_bars_of_all_causes_have_one_scale(conn: Any) -> None:
+    for n in range(10):
+        failed(conn, f"ValueError: row {n} has no price", 1)
+    failed(conn, "KeyError: 'x'", 60)
+    page = pages.opened("/failures")
+    assert sorted(re.findall(r"h3v-(\d+)", page), key=int) == ["2", "20"]
+    assert "the highest bar is 10" in pages.words(page)
 
 
 def test_news(conn: Any) -> None:
@@ -496,7 +547,9 @@ def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
         assert "1 worker ( box ): can take them" in words
         assert "no live worker serves queue nobody" in words
         assert "queue-claim-worker --queue nobody" in words
-        assert re.search(r'queue still is paused\s+<a href="/ui/queues\?queue=still">', page)
+        said = "queue still is paused; its queue has no live worker either"
+        assert re.search(rf'{said}\s+<a href="/ui/queues\?queue=still">', page)
+        assert "5 jobs wait." in words
         part = await browser.part("/waiting")
         assert "no live worker serves queue nobody" in part
         one = await browser.open("/waiting", job=job["id"])

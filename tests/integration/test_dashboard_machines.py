@@ -542,6 +542,31 @@ def test_a_switch_is_shown_where_it_was_set(conn: Any) -> None:
     assert workers.policy_in_force("box", "load") == "hard"
 
 
+def test_who_switched_a_machine_off_is_said_where_machines_are_listed(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box"))
+    report(conn, transitions.who("gpu", "w2", host="box"))
+    workers.disable("box", "gpu", stop_policy="drain", by="ann", reason="it smells of smoke")
+    conn.execute("UPDATE worker_controls SET updated_at = now() - interval '9 min'")
+
+    async def use(browser: Browser) -> None:
+        for path in ("/machines", "/"):
+            words = pages.words(await browser.open(path))
+            assert "off gpu by ann 9 min ago : it smells of smoke" in words
+
+    pages.browse(use)
+
+    async def look(browser: Browser) -> None:
+        for path in ("/machines", "/"):
+            words = pages.words(await browser.open(path))
+            assert "off gpu 9 min ago" in words
+            assert "smoke" not in words and "by ann" not in words
+
+    pages.browse(look, "look")
+    workers.disable("box", workers.ALL, by="bob")
+    words = pages.words(pages.opened("/machines"))
+    assert re.search(r"off by bob \d", words), "every queue of it"
+
+
 NAMES = ("..", ".", "a/b", "%2e%2e", "x?y#z&host=w", "new\nline", "\u202e\x1b")
 
 

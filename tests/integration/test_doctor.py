@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queue_workflows import config, db
+from queue_workflows import config, db, queues
 from tests.hostile import roles
 from tests.support import constants, database, factories, sweeps, transitions
 from tests.support.findings import ERROR, OK, WARNING, Finding, report, wrong
@@ -357,6 +357,22 @@ def test_queues_without_a_live_worker() -> None:
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
     serve("mail", state="idle", last_seen=past)
     assert "no live worker" in unserved()["mail"]
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_pause_comes_before_the_lack_of_a_worker() -> None:
+    queues.pause("mail", by="bob")
+    for state, lacks in (
+        (None, "no live worker; `queue-workflows queues resume mail`, then start queue-claim-"),
+        ("parked", "its workers take none; `queue-workflows queues resume mail`, then queue-wor"),
+    ):
+        if state is not None:
+            serve("mail", state=state)
+        text = unserved()["mail"]
+        assert text.startswith("mail: 2 due jobs, the first for 1 min ")
+        assert f": queue mail is paused by bob; also {lacks}" in text
+    serve("mail", state="idle")
+    assert list(unserved()) == ["gpu"], "a pause alone is no fault"
 
 
 @pytest.mark.usefixtures("waiting")

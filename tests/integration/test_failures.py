@@ -67,6 +67,27 @@ def test_jobs_of_both_families_and_schedules_are_grouped(conn: Any) -> None:
     assert (page.examined, page.is_whole, page.hidden) == (4, True, 0)
 
 
+def test_a_schedule_that_cannot_fire_failed_at_its_first_missed_instant(conn: Any) -> None:
+    """Not whenever somebody looks, which would make it the newest failure."""
+    factories.insert(conn, "schedules", name="nightly", expression="0 3 * * *", task_name="t")
+    change = "UPDATE schedules SET error = 'E: x', next_at = %s, changed_at = %s"
+    changed, soon = NOW - timedelta(hours=5), NOW + timedelta(hours=1)
+    missed = NOW - timedelta(minutes=40)
+    for next_at, expected in ((None, changed), (soon, changed), (missed, missed)):
+        conn.execute(change, [next_at, changed])
+        (group,) = failures.list().groups
+        assert (group["first_at"], group["last_at"]) == (expected, expected)
+
+
+def test_failures_without_a_machine_are_counted(conn: Any) -> None:
+    for host in ("box-1", "box-1", None):
+        failed(conn, "A: x", claimed_by=host)
+    (group,) = failures.list().groups
+    assert (group["machines"], group["unplaced"]) == (["box-1"], 1)
+    listed = console.printed("failures", "list")
+    assert "box-1" in listed and "all on" not in listed
+
+
 def test_the_group_that_failed_last_is_the_first(conn: Any) -> None:
     for name, minutes in (("A", 5), ("B", 1), ("C", 9)):
         failed(conn, f"{name}: x", minutes)

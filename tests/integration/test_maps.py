@@ -579,5 +579,5 @@ def test_why_says_which_items_a_map_waits_for(toy: flow.Flow) -> None:
     found = queue_workflows.runs.explain(run_id)
     assert found is not None
     details = {node["name"]: node["detail"] for node in found["nodes"]}
-    assert details["thumbs"] == "it waits for its items: 1/3 done, 2 open"
+    assert details["thumbs"] == "it waits for its items: 1 of 3 done, 2 open"
     assert details["sheet/sheet"] == "it waits for thumbs (queued)"

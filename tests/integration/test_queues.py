@@ -230,7 +230,8 @@ def test_why_names_the_limit(db: ModuleType) -> None:
     with db.connect() as conn:
         free = factories.ingest(conn)
         queues.pause("fetch", by="ana")
-        assert reason_of(free) == ("paused", "queue fetch is paused by ana")
+        said = "queue fetch is paused by ana; its queue has no live worker either"
+        assert reason_of(free) == ("paused", said)
         queues.resume("fetch")
         queues.limit("fetch", rate="1/h")
         transitions.claim_ingest(conn)

@@ -145,6 +145,54 @@ def test_workers_that_are_off_or_wait_for_memory(conn: Any) -> None:
     assert group["can_run"]
 
 
+def test_jobs_that_no_live_worker_can_take_have_one_reason(conn: Any) -> None:
+    """It is the one of the needs for a person, and names a switch only if that would help."""
+    factories.insert(conn, "gpu_models", host_label="box", model="large", est_vram_gb=24.0)
+    report(
+        conn, transitions.who("gpu", "g", host="box"), known_models=["large", "small"],
+        vram_total_mb=12288, state="parked",
+    )  # fmt: skip
+    workers_api.disable("box", "gpu", stop_policy="drain")
+    run_id = factories.run(conn)
+    for model in ("large", "small", "unknown"):
+        factories.node(conn, run_id, model, queue="gpu", required_model=model)
+        factories.insert(conn, "gpu_unassignable", model=model, reason="model", detail="old")
+    found = {group["model"]: group for group in grouped(conn)}
+    expected = {
+        "large": ("vram", "it needs 24 GB, and the largest GPU that may load it has 12 GB"),
+        "small": ("off", "every machine that can take it is off: box"),
+        "unknown": ("model", "no live gpu worker knows the model"),
+    }
+    for model, (clause, reason) in expected.items():
+        group = found[model]
+        said = group["clause"], group["detail"], group["can_run"]
+        assert said == (clause, f"no worker can take it: {reason}", False)
+    needs = {each.text for each in attention.facts(conn, attention.Facts()).needs}
+    for model, (_, reason) in expected.items():
+        assert f"no worker can take 1 queued gpu job of model {model}: {reason}" in needs
+    done = console.command("why")
+    assert done.code == 1 and "every machine that can take it is off: box" in done.out
+
+
+def test_a_paused_queue_without_a_worker_says_both(conn: Any) -> None:
+    """Starting a worker alone would end no wait, which the needs for a person say, too."""
+    for _ in range(2):
+        factories.ingest(conn, queue="mail")
+    conn.execute("UPDATE ingest_jobs SET created_at = now() - interval '40 min'")
+    queues.pause("mail", by="bob")
+    (group,) = grouped(conn)
+    assert group["clause"] == "paused"
+    said = "queue mail is paused by bob; its queue has no live worker either"
+    assert group["detail"] == said
+    (need,) = attention.facts(conn, attention.Facts()).needs
+    assert need.text.startswith("mail: 2 due jobs, the first for 40 min ")
+    assert need.text.endswith(": queue mail is paused by bob; also no live worker")
+    assert need.remedy.startswith("`queue-workflows queues resume mail`, then start ")
+    queues.resume("mail")
+    (need,) = attention.facts(conn, attention.Facts()).needs
+    assert need.text == "mail: 2 due jobs and no live worker"
+
+
 def test_nodes_of_ended_runs_and_unknown_ones(conn: Any) -> None:
     report(conn, transitions.who("cpu", "a"), {"claim": {"nodes": ["other"]}})
     factories.node(conn, factories.run(conn, status="cancelled"))
@@ -223,6 +271,67 @@ def test_the_needs_for_a_person_are_found_by_few_statements(conn: Any, calls: li
     calls.clear()
     assert attention.facts(conn, found).needs == found.needs
     assert len(calls) == 1
+
+
+def test_a_dead_worker_is_a_need_until_another_comes_or_its_queue_is_off(conn: Any) -> None:
+    def needs() -> list[tuple[str, str]]:
+        found = attention.facts(conn, attention.Facts()).needs
+        return [(need.kind, need.text) for need in found]
+
+    dead = {"queue": "gpu", "pid": 9, "state": "dead"}
+    factories.insert(conn, "workers", worker_id="d", host_label="box-3", **dead)
+    assert needs() == [], "its parent may start it again"
+    conn.execute("UPDATE workers SET last_seen = now() - interval '6 min'")
+    died = ("machine", "box-3: its worker of queue gpu died, and none came back")
+    assert needs() == [died]
+    conn.execute("UPDATE workers SET state = 'idle'")
+    assert needs() == [died], "it is silent"
+    report(conn, transitions.who("gpu", "new", host="box-3"))
+    assert needs() == []
+    conn.execute("DELETE FROM workers WHERE worker_id = 'new'")
+    workers_api.disable("box-3", "gpu")
+    assert needs() == []
+    workers_api.enable("box-3", "gpu")
+    conn.execute("UPDATE workers SET last_seen = now() - interval '25 h'")
+    assert needs() == []
+
+
+def test_the_needs_count_the_causes_of_failures(conn: Any) -> None:
+    def causes() -> tuple[str, str | None]:
+        (need,) = attention.facts(conn, attention.Facts()).needs
+        return need.text, need.error
+
+    failed = {"status": "failed", "finished_at": factories.one(conn, "SELECT now()")}
+    factories.ingest(conn, error="ValueError: row 1 has no price", **failed)
+    assert causes() == ("1 job failed within an hour", "ValueError: row 1 has no price")
+    factories.ingest(conn, error="ValueError: row 2 has no price", **failed)
+    text, error = causes()
+    assert (text, error and error[:16]) == ("2 jobs failed within an hour", "ValueError: row ")
+    factories.ingest(conn, error="KeyError: 'x'", **failed)
+    assert causes() == (
+        "3 jobs failed within an hour", "2 causes, most: ValueError: row # has no price (2)",
+    )  # fmt: skip
+
+
+def test_no_check_contradicts_that_no_orchestrator_runs(conn: Any) -> None:
+    """Results of checks are reused, but not from before it went."""
+    begin = factories.one(conn, "SELECT now()")
+    factories.run(conn, id="others", started_at=begin)
+    factories.run(conn, id="late", status="queued")
+    conn.execute("UPDATE workflow_runs SET queued_at = now() - interval '1 min'")
+
+    def late(found: attention.Facts) -> str:
+        return next(need.text for need in found.needs if need.text.startswith("run late "))
+
+    found = attention.facts(conn, attention.Facts())
+    assert found.absent is None
+    assert late(found).endswith("though others were started within the last minute")
+    conn.execute(
+        "UPDATE workflow_runs SET started_at = now() - interval '2 min' WHERE id = 'others'"
+    )
+    found = attention.facts(conn, found)
+    assert found.absent is not None
+    assert "others were started" not in late(found)
 
 
 def test_workers_of_a_queue_share_the_count_of_the_jobs_before_one(

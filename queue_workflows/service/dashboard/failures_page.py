@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
@@ -25,9 +25,13 @@ VISIT: Final = "queue_workflows_failures"
 """The cookie with the time of the visit before this one, and of the last request."""
 VISIT_S: Final = 1800.0
 """A request that comes so much later than the one before begins another visit."""
+NEW_S: Final = 3600.0
+"""A cause whose first failure is not older is marked as new, also on a first visit."""
 _FILTERS: Final = ("since", "until", "queue", "workflow", "machine", "text", "newest", "seen")
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)")
 """The type of an error; any other text before a colon may be a value."""
+_DETAILS: Final = re.compile(r"'…'|/…|[^\W\d_]*#|[^\w\s]|_")
+"""The parts of the message of a signature that do not say what has failed."""
 
 
 def _asked(request: Request) -> tuple[dict[str, str], dict[str, Any]]:
@@ -66,6 +70,9 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
     before = _last_visit(request, found.now)
     # Of a group whose first failure was perhaps not read it is unknown whether it is new.
     knows = found.is_whole or before is None or (found.back_to or found.now) <= before
+    recent = found.now - timedelta(seconds=NEW_S)
+    knows_recent = found.begin <= recent or (found.is_whole and "since" not in given)
+    until = given.get("until")
     newest = [group["members"][0] | {"group": group} for group in found.groups]
     shown, pages = paged("/failures", query, newest, place)
     # All groups of a page together name as many jobs as the page of one.
@@ -74,7 +81,10 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
         request, "failures.html", title="Failures", found=found, filter=query, pages=pages,
         command=_command("list", query) + (" --all" if given["seen"] else ""),
         groups=[_shown(request, row["group"], most) for row in shown], most=failures.MOST,
-        new_after=before if knows else None, total=sum(each["count"] for each in found.groups),
+        new_after=before if knows else None, recent_after=recent if knows_recent else None,
+        is_first_visit=before is None, total=sum(each["count"] for each in found.groups),
+        most_of_bar=max((max(row["group"]["bars"]) for row in shown), default=0),
+        end=found.now - until if isinstance(until, timedelta) else until or found.now,
     )  # fmt: skip
     value = f"{int((before or found.now).timestamp())}.{int(found.now.timestamp())}"
     attributes = request.app.state.doors.attributes(request)
@@ -101,9 +111,12 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
 
     `failed`: the ids of its jobs, of which the `most` newest ones are `retried`. `kind`: the type
     of its error, which the scope `look` sees in the place of its signature. `has_nodes`: whether
-    some are nodes, which a retry queues with their run.
+    some are nodes, which a retry queues with their run. `example`: the newest error, if the
+    message of the signature does not say what has failed; else None.
     """
-    kind = group["signature"].partition(":")[0]
+    kind, _, rest = group["signature"].partition(":")
+    message = rest or group["signature"]
+    example = None if _DETAILS.sub("", message).strip() else group["members"][0]["error"]
     kind = kind if _TYPE.fullmatch(kind) else "an error"
     failed = [row["id"] for row in group["members"] if row["kind"] != "schedule"]
     selections = {
@@ -115,7 +128,7 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     has_nodes = any(row["kind"] == "node job" for row in group["members"])
     return group | {
         "kind": kind, "failed": failed, "retried": failed[:most], "has_nodes": has_nodes,
-        "signed": signed,
+        "signed": signed, "example": None if example == group["signature"] else example,
     }  # fmt: skip
 
 

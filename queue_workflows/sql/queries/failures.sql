@@ -13,12 +13,14 @@ SELECT now() AS now, f.*
  ORDER BY f.place LIMIT %(most)s;
 
 -- name: of_schedules many
--- Return the schedules that cannot fire or have missed their last instant, as failures; the first 1,000 schedules are
--- read, in the order of their next instants.
+-- Return the schedules that cannot fire or have missed their last instant, as failures, each at the first instant that it
+-- missed, or when it was changed if that is to come; the first 1,000 schedules are read, in the order of their next instants.
 SELECT 'schedule' AS kind, s.name AS id, s.at, s.error, s.name, s.queue, NULL AS host_label, NULL AS run_id,
        NULL AS node_id
   FROM (SELECT name, queue, coalesce(workflow_name, task_name) AS target,
-               CASE WHEN error IS NULL THEN missed_at ELSE least(coalesce(next_at, changed_at), now()) END AS at,
+               CASE WHEN error IS NULL THEN missed_at
+                    WHEN next_at <= now() THEN next_at
+                    ELSE least(changed_at, now()) END AS at,
                CASE WHEN error IS NOT NULL THEN error
                     WHEN missed_at > coalesce(last_fire_at, '-infinity')
                     THEN 'nothing fired for its instant ' || to_char(missed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')

@@ -5,7 +5,9 @@
 -- has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
 -- the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
 -- (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
--- worker of their host and queue was seen since then; whether there is any run or ingest job.
+-- worker of their host and queue was seen since then; the hosts and queues that are on, and of which a worker died or was
+-- silent for `stale_s` within a day, while none lives or ended in order since then (`gone`), but for those that a
+-- heartbeat is flagged for; whether there is any run or ingest job.
 SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
        (SELECT sum(c.n) FROM (
            -- both:
@@ -26,6 +28,21 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
                         WHERE w.host_label = c.host_label AND c.queue IN ('all', w.queue)
                           AND w.last_seen > c.until_at)
                  ORDER BY c.until_at LIMIT 20) o) AS switches,
+       (SELECT coalesce(jsonb_agg(to_jsonb(g)), '[]')
+          FROM (SELECT d.host_label, d.queue, {age_s(max(d.last_seen))} AS since_s
+                  FROM workers d
+                 WHERE d.state <> 'stopped' AND NOT ({is_live(d, %(stale_s)s::float8)})
+                   AND d.last_seen BETWEEN now() - interval '1 day' AND now() - interval '1 minute'
+                   AND queue_workflows_off_policy(d.host_label, d.queue) IS NULL
+                   AND NOT EXISTS (
+                       SELECT FROM workers w
+                        WHERE w.host_label = d.host_label AND w.queue = d.queue AND w.last_seen > d.last_seen
+                          AND (w.state = 'stopped' OR {is_live(w, %(stale_s)s::float8)}))
+                   AND NOT EXISTS (
+                       SELECT FROM worker_heartbeats h
+                        WHERE h.host_label = d.host_label AND h.queue = d.queue AND h.last_flagged_dead_at IS NOT NULL)
+                 GROUP BY d.host_label, d.queue
+                 ORDER BY since_s LIMIT 20) g) AS gone,
        EXISTS (SELECT FROM workflow_runs) OR EXISTS (SELECT FROM ingest_jobs) AS any_run
   FROM (SELECT count(*) AS asked, max(w.waiting_s) AS asked_s
           FROM (SELECT {age_s(coalesce(j.started_at, j.created_at))} AS waiting_s
