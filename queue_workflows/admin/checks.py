@@ -553,9 +553,10 @@ def queues(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Fi
             continue
         text = f"{queue}: {display.counted(row['ready'], 'due job')}"
         if row["alive"]:
-            serving, remedy = "its workers take none", f"queue-worker-control --queue={queue} --on"
+            serving = "its workers take none"
+            remedy = f"`queue-worker-control --queue={queue} --on`"
         else:
-            serving, remedy = "no live worker", f"start queue-claim-worker --queue={queue}"
+            serving, remedy = "no live worker", f"start `queue-claim-worker --queue={queue}`"
         if row["paused"]:
             # A worker alone would take none of them.
             wait = display.duration(row["ready_s"])
@@ -586,7 +587,7 @@ def versions(conn: db.Connection) -> Iterable[Finding]:
 def lock_keys(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Finding]:
     """Is there a worker for each queue whose jobs lost their lock keys to others?"""
     remedy = (
-        "start queue-claim-worker --queue={0}, `queue-workflows queues resume {0}` if it is "
+        "start `queue-claim-worker --queue={0}`, `queue-workflows queues resume {0}` if it is "
         "paused, or `queue-workflows jobs cancel --queue {0}`"
     )
     rows = waiting_reasons.live_queues(conn) if live is None else live

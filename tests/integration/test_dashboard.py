@@ -1080,6 +1080,7 @@ def test_now_lists_a_question_a_failure_and_an_absent_orchestrator(
         page = await browser.open("/")
         for text in ("1 node asks a person", "1 job failed within an hour", "no price"):
             assert text in page.text
+        assert "<code>queue-workflows inputs</code>" in page.response.text
         for path in ("/", "/runs"):
             assert "No orchestrator has taken up work" in (await browser.open(path)).text
         assert re.search(r"<title>\(\d\) Runs", browser.page.response.text)

@@ -561,6 +561,30 @@ def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
     pages.browse(use)
 
 
+def test_the_reason_of_most_jobs_comes_first(conn: Any) -> None:
+    report(conn, transitions.who("load", "l1", host="box"))
+    for queue in ("load", "still", "still", "still"):
+        factories.ingest(conn, queue=queue)
+    factories.insert(conn, "queue_settings", queue="still", paused_at=NOW, paused_by="bob")
+    run_id = factories.run(conn)
+    factories.node(conn, run_id, "each", node_module="__map__", blocked_reason="items")
+    words = pages.words(pages.opened("/waiting"))
+    said = "queue still is paused by bob; its queue has no live worker either."
+    assert f"4 jobs wait, besides 1 map of items. Most of them (3): {said}" in words
+    words = pages.words(pages.opened("/waiting", scope="look"))
+    assert "Most of them (3): paused." in words and "bob" not in words
+
+
+def test_now_counts_the_jobs_that_wait_as_waiting_does(conn: Any) -> None:
+    run_id = factories.run(conn)
+    factories.node(conn, run_id, "each", node_module="__map__", blocked_reason="items")
+    conn.execute("UPDATE workflow_node_jobs SET created_at = now() - interval '9 min'")
+    factories.ingest(conn, queue="load")
+    words = pages.words(pages.opened("/"))
+    assert re.search(r"0 run,? 1 wait, the oldest [\d.]+ s", words), "a map needs no worker"
+    assert "1 job waits, besides 1 map of items." in pages.words(pages.opened("/waiting"))
+
+
 def test_hostile_values_of_waiting_jobs(conn: Any) -> None:
     report(conn, transitions.who("load", "l1", host=EVIL[:100]))
     factories.ingest(conn, queue="load", lock_key=EVIL, id=EVIL)

@@ -326,7 +326,7 @@ def test_lock_keys_that_passed_over_a_queue_without_a_worker() -> None:
     assert row.text == (
         "no worker takes the jobs of queue bin, so the lock keys of 1 job passed to others"
     )
-    assert "start queue-claim-worker --queue=bin, " in row.remedy
+    assert "start `queue-claim-worker --queue=bin`, " in row.remedy
 
 
 def unserved() -> dict[str, str]:
@@ -344,7 +344,7 @@ def serve(queue: str, **columns: Any) -> None:
 @pytest.mark.usefixtures("waiting")
 def test_queues_without_a_live_worker() -> None:
     assert list(unserved()) == ["gpu", "mail"]
-    assert "2 due jobs and no live worker; start queue-claim-worker" in unserved()["mail"]
+    assert "2 due jobs and no live worker; start `queue-claim-worker" in unserved()["mail"]
     for state in ("idle", "busy", "throttled"):
         serve("mail", state=state)
         assert list(unserved()) == ["gpu"]
@@ -353,7 +353,8 @@ def test_queues_without_a_live_worker() -> None:
         assert "no live worker" in unserved()["mail"]
     for state in ("parked", "paused", "draining"):
         serve("mail", state=state)
-        assert "its workers take none; queue-worker-control --queue=mail --on" in unserved()["mail"]
+        turn_on = "`queue-worker-control --queue=mail --on`"
+        assert f"its workers take none; {turn_on}" in unserved()["mail"]
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
     serve("mail", state="idle", last_seen=past)
     assert "no live worker" in unserved()["mail"]
@@ -363,8 +364,8 @@ def test_queues_without_a_live_worker() -> None:
 def test_a_pause_comes_before_the_lack_of_a_worker() -> None:
     queues.pause("mail", by="bob")
     for state, lacks in (
-        (None, "no live worker; `queue-workflows queues resume mail`, then start queue-claim-"),
-        ("parked", "its workers take none; `queue-workflows queues resume mail`, then queue-wor"),
+        (None, "no live worker; `queue-workflows queues resume mail`, then start `queue-claim"),
+        ("parked", "its workers take none; `queue-workflows queues resume mail`, then `queue-wor"),
     ):
         if state is not None:
             serve("mail", state=state)

@@ -13,8 +13,9 @@ SELECT now() AS now, f.*
  ORDER BY f.place LIMIT %(most)s;
 
 -- name: of_schedules many
--- Return the schedules that cannot fire or have missed their last instant, as failures, each at the first instant that it
--- missed, or when it was changed if that is to come; the first 1,000 schedules are read, in the order of their next instants.
+-- Return the schedules that cannot fire or have missed their last instant, as failures. One that cannot fire is dated by
+-- its next instant if that has passed, else by its last change. The first 1,000 schedules are read, in the order of their
+-- next instants.
 SELECT 'schedule' AS kind, s.name AS id, s.at, s.error, s.name, s.queue, NULL AS host_label, NULL AS run_id,
        NULL AS node_id
   FROM (SELECT name, queue, coalesce(workflow_name, task_name) AS target,

@@ -95,10 +95,10 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
 -- Return the queues that have settings, live jobs, or events of the last `window` seconds, and with `served` also those
 -- that a worker has served or a switch names; only one of them if `queue` is given. Each has its settings, with `paused`;
 -- its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due and no map
--- that waits for its items (`oldest_s`), and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`) and ended (`went`) within the window;
--- its live workers (`alive`), and those that take jobs (`taking`). Behind a queue come its partitions with settings of
--- their own, of all queues the first `most`. Reads every live job, and no other but those with events of the window: the
--- three conditions are those of indexes.
+-- that waits for its items (`oldest_s`), and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`)
+-- and ended (`went`) within the window; its live workers (`alive`), and those that take jobs (`taking`). Behind a queue
+-- come its partitions with settings of their own, of all queues the first `most`. Reads every live job, and no other but
+-- those with events of the window: the three conditions are those of indexes.
 WITH jobs AS MATERIALIZED (
     SELECT c.queue, sum(c.n) FILTER (WHERE c.why = 'running') AS running,
            sum(c.n) FILTER (WHERE c.why = 'ready') AS ready,
