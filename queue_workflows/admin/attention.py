@@ -51,6 +51,8 @@ class Facts(NamedTuple):
     checked_at: float = -math.inf
     causes: str | None = None
     """Of which causes jobs failed within RECENT_S, as the checks found; None for a single one."""
+    awaited: Sequence[str] = ()
+    """The machines of the needs `switch`, which have no worker."""
 
 
 def facts(conn: db.Connection, before: Facts) -> Facts:
@@ -73,7 +75,16 @@ def facts(conn: db.Connection, before: Facts) -> Facts:
         checked, checked_at = [*_models(conn), *_checked(conn, row)], time.monotonic()
         causes = _causes(conn) if row["failed"] > 1 else None
     needs = [*_now(row, causes), *checked]
-    return Facts(needs, absent, row["failed_at"], row["any_run"], checked, checked_at, causes)
+    return Facts(
+        needs,
+        absent,
+        failed_at=row["failed_at"],
+        any_run=row["any_run"],
+        checked=checked,
+        checked_at=checked_at,
+        causes=causes,
+        awaited=[each["host_label"] for each in row["switches"]],
+    )
 
 
 def _absent(row: Row) -> str | None:

@@ -567,6 +567,26 @@ def test_who_switched_a_machine_off_is_said_where_machines_are_listed(conn: Any)
     assert re.search(r"off by bob \d", words), "every queue of it"
 
 
+def test_a_machine_that_should_be_on_again_is_listed_without_a_worker(conn: Any) -> None:
+    report(conn, transitions.who("cpu", "w1", host="box-1"))
+    factories.insert(
+        conn, "worker_controls", host_label="box-4", queue="all", desired_state="off",
+        stop_policy="hard", until_at=NOW - timedelta(minutes=40),
+    )  # fmt: skip
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/machines")
+        words = pages.words(page)
+        assert "box-4 who switched it absent since its switch is on again" in words
+        assert words.index("box-4") < words.index("box-1"), "it comes first"
+        assert 'href="/ui/acts?kind=machine&amp;subject=box-4"' in page
+        now = pages.words(await browser.open("/"))
+        assert "box-4 should be on again, and no worker of it is there" in now
+        assert "absent since its switch is on again" in now
+
+    pages.browse(use)
+
+
 NAMES = ("..", ".", "a/b", "%2e%2e", "x?y#z&host=w", "new\nline", "\u202e\x1b")
 
 

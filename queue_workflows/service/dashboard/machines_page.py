@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
@@ -39,9 +40,12 @@ async def listed(request: Request, host: view.Text = None, start: lists.Start = 
     """Show all machines, or the one of a name, which may be `..`, as no path can have it."""
     if host is not None:
         return await one(request, host, start)
+    pages: view.Pages = request.app.state.pages
+    awaited = (await pages.head(request)).awaited
     return await lists.live(
-        request, "machines.html", shown, start, title="Machines", command="queue-workflows workers"
-    )
+        request, "machines.html", shown, awaited, start,
+        title="Machines", command="queue-workflows workers",
+    )  # fmt: skip
 
 
 @router.get("/machines/{host}")
@@ -54,12 +58,15 @@ async def one(request: Request, host: view.Segment, start: lists.Start = 0) -> R
     )
 
 
-def shown(conn: db.Connection, start: int = 0, most: int = lists.PAGE) -> JsonDict:
+def shown(
+    conn: db.Connection, awaited: Sequence[str], start: int = 0, most: int = lists.PAGE
+) -> JsonDict:
     """Return a page of `machines` with their workers; dead ones, then switched-off ones come first.
 
-    `use`: in words how busy each of them is.
+    `awaited`: machines that are listed also without a worker. `use`: in words how busy each of them
+    is.
     """
-    found: dict[str, Rows] = {}
+    found: dict[str, Rows] = {host: [] for host in awaited}
     for row in workers.list(conn=conn):
         found.setdefault(row["host_label"], []).append(row)
     machines, pages = lists.paged(
@@ -74,7 +81,8 @@ def _trouble(machine: tuple[str, Rows]) -> tuple[int, bool, str]:
     """Return the key by which machines are sorted."""
     host, rows = machine
     is_on = all(row["desired_state"] == "on" for row in rows)
-    return -sum(row["state"] in _DOWN for row in rows), is_on, host
+    down = sum(row["state"] in _DOWN for row in rows) if rows else 1
+    return -down, is_on, host
 
 
 def _samples(conn: db.Connection, hosts: list[str], past_s: float, limit: int) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import fastapi
@@ -34,7 +34,7 @@ async def now(request: Request) -> Response:
     facts = await pages.head(request)
 
     def read(conn: db.Connection) -> JsonDict:
-        return _read(conn) | {
+        return _read(conn, facts.awaited) | {
             "needs": facts.needs,
             "links": _PAGES,
             "last_failure_at": facts.failed_at,
@@ -45,11 +45,11 @@ async def now(request: Request) -> Response:
     return await lists.live(request, "now.html", read, title="Now", command=command)
 
 
-def _read(conn: db.Connection) -> JsonDict:
+def _read(conn: db.Connection, awaited: Sequence[str]) -> JsonDict:
     found = queues.list(used_only=True, conn=conn)
     found.sort(key=lambda row: (-(row["oldest_s"] or 0.0), -row["running"], row["queue"]))
     oldest = [row["oldest_s"] for row in found if row["oldest_s"] is not None]
-    return machines_page.shown(conn, most=SHOWN) | {
+    return machines_page.shown(conn, awaited, most=SHOWN) | {
         "queues": found[:SHOWN],
         "left_out": len(found[SHOWN:]),
         "chosen": None,
