@@ -52,7 +52,7 @@ class Facts(NamedTuple):
     causes: str | None = None
     """Of which causes jobs failed within RECENT_S, as the checks found; None for a single one."""
     awaited: Sequence[str] = ()
-    """The machines of the needs `switch`, which have no worker."""
+    """The machines without a worker that the needs `switch` name."""
 
 
 def facts(conn: db.Connection, before: Facts) -> Facts:

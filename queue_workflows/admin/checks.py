@@ -558,7 +558,7 @@ def queues(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable[Fi
         else:
             serving, remedy = "no live worker", f"start `queue-claim-worker --queue={queue}`"
         if row["paused"]:
-            # A worker alone would take none of them.
+            # A worker alone would not take any of them.
             wait = display.duration(row["ready_s"])
             text += f", the first for {wait}: {waiting_reasons.paused_text(row)}; also {serving}"
             remedy = f"`queue-workflows queues resume {shlex.quote(queue)}`, then {remedy}"

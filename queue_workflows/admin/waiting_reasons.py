@@ -252,7 +252,7 @@ def _of_one(
 def _of_all(
     row: Row, clause: str | None, detail: str | None, workers: list[Row], found: list[JsonDict]
 ) -> tuple[str | None, str | None]:
-    """Return the clause and text of a job, if need be from those of all live workers, `found`."""
+    """Return the clause and text of a job, if need be from the clauses of all workers, `found`."""
     of_workers = {worker["clause"] for worker in found}
     if of_workers == {"unknown_node"}:
         where = f"no live worker of queue {row['queue']}"
@@ -263,7 +263,7 @@ def _of_all(
             f"or it fails {fails_s} s after the first worker met it"
         )
     if not of_workers and clause == "paused":
-        return clause, f"{detail}; its queue has no live worker either"
+        return clause, f"{detail}, and no live worker serves its queue"
     if not of_workers and clause is None:
         return "no_worker", f"no live worker serves queue {row['queue']}"
     if clause is None and of_workers <= CANNOT:
@@ -272,15 +272,15 @@ def _of_all(
 
 
 def _of_none(row: Row, workers: list[Row], found: list[JsonDict]) -> tuple[str, str]:
-    """Return the clause and text of a job that none of the live workers can take at present.
+    """Return the clause and text of a job that every live worker has to leave at present.
 
-    `found` has the clauses of `workers`. The reasons why a model has no worker are in the words of
-    queue_workflows_gpu_unserved(), so that `unassignable_text` says the same of all jobs of it.
+    `found` has the clauses of `workers`. The reasons of a model are in the words of
+    queue_workflows_gpu_unserved(), so that `unassignable_text` says the same of all its jobs.
     """
     kept_out: dict[str, list[Row]] = {}
     for worker, own in zip(workers, found, strict=True):
         kept_out.setdefault(own["clause"], []).append(worker)
-    cannot = "no worker can take it: "
+    cannot = "no worker can take it, as "
     if "off" in kept_out:
         hosts = sorted({worker["host_label"] for worker in kept_out["off"]})
         return "off", f"{cannot}every machine that can take it is off: {', '.join(hosts)}"
@@ -505,7 +505,7 @@ def _kept_out(row: Row, worker: Row) -> tuple[str, str] | None:
 
 
 def _fit(worker: Row, model: str | None) -> JsonDict:
-    """Return why a gpu worker leaves out jobs of a model, `misfit`, and what the model needs."""
+    """Return why a gpu worker leaves out jobs of a model, `misfit`, and the memory it needs."""
     return stored_json.mapping(stored_json.mapping(worker["misfits"]).get(model or ""))
 
 

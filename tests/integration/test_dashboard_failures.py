@@ -547,7 +547,7 @@ def test_waiting_jobs_and_one_of_them(conn: Any) -> None:
         assert "1 worker ( box ): can take them" in words
         assert "no live worker serves queue nobody" in words
         assert "queue-claim-worker --queue nobody" in words
-        said = "queue still is paused; its queue has no live worker either"
+        said = "queue still is paused, and no live worker serves its queue"
         assert re.search(rf'{said}\s+<a href="/ui/queues\?queue=still">', page)
         assert "5 jobs wait." in words
         part = await browser.part("/waiting")
@@ -569,7 +569,7 @@ def test_the_reason_of_most_jobs_comes_first(conn: Any) -> None:
     run_id = factories.run(conn)
     factories.node(conn, run_id, "each", node_module="__map__", blocked_reason="items")
     words = pages.words(pages.opened("/waiting"))
-    said = "queue still is paused by bob; its queue has no live worker either."
+    said = "queue still is paused by bob, and no live worker serves its queue."
     assert f"4 jobs wait, besides 1 map of items. Most of them (3): {said}" in words
     words = pages.words(pages.opened("/waiting", scope="look"))
     assert "Most of them (3): paused." in words and "bob" not in words

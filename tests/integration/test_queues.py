@@ -230,7 +230,7 @@ def test_why_names_the_limit(db: ModuleType) -> None:
     with db.connect() as conn:
         free = factories.ingest(conn)
         queues.pause("fetch", by="ana")
-        said = "queue fetch is paused by ana; its queue has no live worker either"
+        said = "queue fetch is paused by ana, and no live worker serves its queue"
         assert reason_of(free) == ("paused", said)
         queues.resume("fetch")
         queues.limit("fetch", rate="1/h")

@@ -166,7 +166,7 @@ def test_jobs_that_no_live_worker_can_take_have_one_reason(conn: Any) -> None:
     for model, (clause, reason) in expected.items():
         group = found[model]
         said = group["clause"], group["detail"], group["can_run"]
-        assert said == (clause, f"no worker can take it: {reason}", False)
+        assert said == (clause, f"no worker can take it, as {reason}", False)
     needs = {each.text for each in attention.facts(conn, attention.Facts()).needs}
     for model, (_, reason) in expected.items():
         assert f"no worker can take 1 queued gpu job of model {model}: {reason}" in needs
@@ -182,7 +182,7 @@ def test_a_paused_queue_without_a_worker_says_both(conn: Any) -> None:
     queues.pause("mail", by="bob")
     (group,) = grouped(conn)
     assert group["clause"] == "paused"
-    said = "queue mail is paused by bob; its queue has no live worker either"
+    said = "queue mail is paused by bob, and no live worker serves its queue"
     assert group["detail"] == said
     (need,) = attention.facts(conn, attention.Facts()).needs
     assert need.text.startswith("mail: 2 due jobs, the first for 40 min ")

@@ -31,7 +31,7 @@ _FILTERS: Final = ("since", "until", "queue", "workflow", "machine", "text", "ne
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)")
 """The type of an error; any other text before a colon may be a value."""
 _DETAILS: Final = re.compile(r"'…'|/…|[^\W\d_]*#|[^\w\s]|_")
-"""The parts of the message of a signature that do not say what has failed."""
+"""The parts of the message of a signature that do not name the fault."""
 
 
 def _asked(request: Request) -> tuple[dict[str, str], dict[str, Any]]:
@@ -112,7 +112,7 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     `failed`: the ids of its jobs, of which the `most` newest ones are `retried`. `kind`: the type
     of its error, which the scope `look` sees in the place of its signature. `has_nodes`: whether
     some are nodes, which a retry queues with their run. `example`: the newest error, if the
-    message of the signature does not say what has failed; else None.
+    message of the signature does not name the fault; else None.
     """
     kind, _, rest = group["signature"].partition(":")
     message = rest or group["signature"]

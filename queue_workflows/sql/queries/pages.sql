@@ -6,8 +6,8 @@
 -- the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
 -- (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
 -- worker of their host and queue was seen since then; the hosts and queues that are on, and of which a worker died or was
--- silent for `stale_s` within a day, while none lives or ended in order since then (`gone`), but for those that a
--- heartbeat is flagged for; whether there is any run or ingest job.
+-- silent for `stale_s` within a day, while none lives or ended in order since then, unless their heartbeat is flagged
+-- (`gone`); whether there is any run or ingest job.
 SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
        (SELECT sum(c.n) FROM (
            -- both:
