@@ -320,7 +320,7 @@ def test_the_bars_of_all_causes_have_one_scale(conn: Any) -> None:
     failed(conn, "KeyError: 'x'", 60)
     page = pages.opened("/failures")
     assert sorted(re.findall(r"h3v-(\d+)", page), key=int) == ["2", "20"]
-    assert "the highest bar is 10" in pages.words(page)
+    assert "its bars have one scale, up to 10 failures." in pages.words(page)
 
 
 def test_news(conn: Any) -> None:
