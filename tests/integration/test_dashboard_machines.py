@@ -546,19 +546,19 @@ def test_who_switched_a_machine_off_is_said_where_machines_are_listed(conn: Any)
     report(conn, transitions.who("cpu", "w1", host="box"))
     report(conn, transitions.who("gpu", "w2", host="box"))
     workers.disable("box", "gpu", stop_policy="drain", by="ann", reason="it smells of smoke")
-    conn.execute("UPDATE worker_controls SET updated_at = now() - interval '9 min'")
+    conn.execute("UPDATE worker_controls SET updated_at = now() - interval '19 min'")
 
     async def use(browser: Browser) -> None:
         for path in ("/machines", "/"):
             words = pages.words(await browser.open(path))
-            assert "off gpu by ann 9 min ago : it smells of smoke" in words
+            assert "off gpu by ann 19 min ago : it smells of smoke" in words
 
     pages.browse(use)
 
     async def look(browser: Browser) -> None:
         for path in ("/machines", "/"):
             words = pages.words(await browser.open(path))
-            assert "off gpu 9 min ago" in words
+            assert "off gpu 19 min ago" in words
             assert "smoke" not in words and "by ann" not in words
 
     pages.browse(look, "look")
