@@ -20,7 +20,7 @@ from typing import Any
 from playwright.sync_api import Browser
 
 from queue_workflows import db
-from tests.browser import browsers, folder_app
+from tests.browser import browsers
 from tests.browser.browsers import settled
 from tests.browser.scenes import EMPTY, PAGES, SCENES
 from tests.support import commands, factories, process_state, reaper
@@ -32,7 +32,11 @@ SCHEMES = ("light", "dark")
 WIDTHS = {1440: 900, 768: 1024, 320: 640}
 """Widths of the window with their heights. A picture has the whole page."""
 SCREENS = Path(__file__).parents[2] / "docs" / "screens"
-APP = folder_app.__name__
+APP = "tests.browser.folder_app"
+"""Its nodes would be declared in this process, too, if it were imported here."""
+TEXTS = 100
+"""The files that its workflow counts."""
+WITHOUT_WORDS = (12, 57)
 _INDEX = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Contact sheet</title>
 <style>
@@ -45,6 +49,14 @@ img {{ height: 420px; width: auto; max-width: 640px; object-fit: cover; object-p
 {parts}
 </html>
 """
+
+
+def _write(folder: Path) -> None:
+    """Write the files that the workflow counts."""
+    folder.mkdir()
+    for number in range(TEXTS):
+        text = "" if number in WITHOUT_WORDS else "words of a text\n" * (number % 9 + 1)
+        (folder / f"text-{number:02}.txt").write_text(text, encoding="utf-8")
 
 
 def make(
@@ -102,7 +114,7 @@ def picture_docs(database: Database, browser: Browser, folder: Path) -> None:
         stack.callback(database.drop, own)
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cli = stack.enter_context(commands.commands(**env))
-        folder_app.write(place / "texts")
+        _write(place / "texts")
         demo = cli.run(
             "queue-workflows", "demo", "--yes", "--out", str(place / "demo"), timeout_s=120,
             QUEUE_WORKFLOWS_APP_DASHBOARD="0",
@@ -121,7 +133,7 @@ def picture_docs(database: Database, browser: Browser, folder: Path) -> None:
         run_id = submitted.out.strip()
         with db.connect(url=dsn) as conn:
             ended = "SELECT count(*) FROM workflow_map_items WHERE state IN ('done', 'failed')"
-            until(lambda: factories.one(conn, ended) == folder_app.FILES, timeout_s=120)
+            until(lambda: factories.one(conn, ended) == TEXTS, timeout_s=120)
             picture_book = factories.one(
                 conn, "SELECT id FROM workflow_runs WHERE workflow_name = 'picture_book'"
             )

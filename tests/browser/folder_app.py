@@ -8,10 +8,6 @@ from typing import TypedDict
 
 from queue_workflows import OFFERED, ask, node, workflow
 
-FILES = 100
-EMPTY = (12, 57)
-"""The files in which no word is."""
-
 
 class Text(TypedDict):
     name: str
@@ -51,11 +47,3 @@ def texts(folder: Path) -> None:
     counts = count.map(scan(folder), key="name", at_once=8, may_fail=5)
     title = ask("title", "text", str, prompt="Which title does the page get?")
     page(counts, title)
-
-
-def write(folder: Path) -> None:
-    """Write the files that the workflow counts."""
-    folder.mkdir()
-    for number in range(FILES):
-        text = "" if number in EMPTY else "words of a text\n" * (number % 9 + 1)
-        (folder / f"text-{number:02}.txt").write_text(text, encoding="utf-8")

