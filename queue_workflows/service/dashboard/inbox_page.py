@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from queue_workflows import acts, db, errors, runs
-from queue_workflows.dag import answers, confinement, payload
+from queue_workflows.dag import answers, confinement
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.service import state
@@ -98,19 +98,18 @@ def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> Row:
     """Return a question that waits. Raises `NotFound`, which says who was faster, if it may."""
     where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
     text = f"{where} waits for no answer"
-    if payload.is_storable(run_id) and payload.is_storable(node_id):
-        rows = statements.pages.questions(
-            conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
-        )
-        if rows and not rows[0]["answered"]:
-            return rows[0]
-        now = statements.schedules.now(conn)
-        for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
-            if stored_json.mapping(act["detail"]).get("node") == node_id:
-                ago = display.duration((now - act["at"]).total_seconds())
-                by = f" by {display.line(act['actor'], 80)}" if sees else ""
-                text += f": answered{by} {ago} ago"
-                break
+    rows = statements.pages.questions(
+        conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
+    )
+    if rows and not rows[0]["answered"]:
+        return rows[0]
+    now = statements.schedules.now(conn)
+    for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
+        if stored_json.mapping(act["detail"]).get("node") == node_id:
+            ago = display.duration((now - act["at"]).total_seconds())
+            by = f" by {display.line(act['actor'], 80)}" if sees else ""
+            text += f": answered{by} {ago} ago"
+            break
     raise view.NotFound(text, near=[("all questions", "/inbox")])
 
 

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from queue_workflows import db, errors, failures, history, jobs
-from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display
@@ -154,9 +153,7 @@ def _large(job: JsonDict) -> set[str]:
 
 def _one(conn: db.Connection, job_id: str, kinds: Container[str] = KINDS) -> JsonDict:
     """Return an ingest job as `history.get_job` does, or where the job of a node is."""
-    found = None
-    if payload.is_storable(job_id):
-        found = statements.overview.find(conn, id=job_id, jobs_first=True)
+    found = statements.overview.find(conn, id=job_id, jobs_first=True)
     if found is not None and found["kind"] == "ingest job":
         found = history.get_job(job_id, conn=conn)
     if found is None or found["kind"] not in kinds:

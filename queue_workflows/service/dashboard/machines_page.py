@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from queue_workflows import db, errors, models, types, workers
-from queue_workflows.dag import payload
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock, display, stored_json
 from queue_workflows.service.dashboard import forms, lists, strip, view
@@ -114,7 +113,7 @@ def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
     every = [row for row in workers.list(conn=conn) if row["host_label"] == host]
     page, pages = lists.paged(every, start, "/machines", host=host)
     day_s = STRIPS[-1][1].total_seconds()
-    taken = _samples(conn, [host], day_s, MOST) if payload.is_storable(host) else []
+    taken = _samples(conn, [host], day_s, MOST)
     if not every and not taken:
         text = f"no machine {display.line(host, 80)}: it has had no worker within a day"
         raise view.NotFound(text, near=[("all machines", "/machines")])

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from queue_workflows import db
 from queue_workflows.admin import stored_graph
-from queue_workflows.dag import item_ids, payload
+from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
 from queue_workflows.service.dashboard import forms, run_page, session, strip, view
@@ -49,10 +49,7 @@ def _map(
     conn: db.Connection, run_id: str, name: str, key: str | None, chosen: JsonDict, sees: bool
 ) -> JsonDict:
     head = run_page.run_row(conn, run_id)
-    texts = [text for text in (name, key, chosen["q"], chosen["error"]) if text is not None]
-    own = None
-    if all(map(payload.is_storable, texts)):
-        own = statements.run_page.map(conn, run_id=run_id, map=name)
+    own = statements.run_page.map(conn, run_id=run_id, map=name)
     if own is None:
         text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from queue_workflows import acts, config, db, errors, hw_metrics, jobs, runs, types
 from queue_workflows import check as workflow_check
 from queue_workflows.admin import attempt_history, stored_graph
-from queue_workflows.dag import graph, item_ids, payload
+from queue_workflows.dag import graph, item_ids
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display, identity, stored_json
@@ -51,12 +51,11 @@ Show = Literal["time", "graph", "list"]
 
 def run_row(conn: db.Connection, run_id: str) -> Row:
     """Return the row of a run; raise `NotFound` with the ids that begin so."""
-    is_id = payload.is_storable(run_id)
-    found = statements.run_page.head(conn, run_id=run_id, most=MOST_BYTES) if is_id else None
+    found = statements.run_page.head(conn, run_id=run_id, most=MOST_BYTES)
     if found is None:
         days = config.RUN_RETENTION_DAYS.read()
         text = f"no run {display.line(run_id, 80)}: it never was here, or it was deleted after its "
-        among = identity.uuid_range(run_id) if is_id else None
+        among = identity.uuid_range(run_id)
         near = among and statements.history_rows.ids_in_range(
             conn, prefix=run_id, low=among[0], high=among[1], limit=5
         )
@@ -297,9 +296,7 @@ def _drawn(
 def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: bool) -> JsonDict:
     """Return the values of a node's panel, with an attempt, by default the last."""
     head = run_row(conn, run_id)
-    row = None
-    if payload.is_storable(name):
-        row = statements.run_page.node(conn, run_id=run_id, node=name, most=MOST_BYTES)
+    row = statements.run_page.node(conn, run_id=run_id, node=name, most=MOST_BYTES)
     if row is None:
         waits_for = _waits_for(conn, head, name)
         return {"run": head, "node": None, "name": name, "attempt": claim, "waits_for": waits_for}
@@ -330,10 +327,8 @@ def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
     """
     run_id = head["id"]
     definition = statements.runs.definition(conn, run_id=run_id)
-    is_known = name in stored_graph.graph_nodes(definition)
-    if not is_known and payload.is_storable(name):
-        is_known = name in stored_graph.waiting(conn, run_id, definition, [name])
-    if not is_known:
+    is_of_graph = name in stored_graph.graph_nodes(definition)
+    if not is_of_graph and name not in stored_graph.waiting(conn, run_id, definition, [name]):
         meant = stored_graph.hint(conn, run_id, name)
         text = f"run {display.line(run_id, 80)} has no node {display.line(name, 120)}{meant}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
@@ -437,8 +432,6 @@ async def why(request: Request, run_id: view.Segment, job: view.Text = None) -> 
 
     def read(conn: db.Connection) -> JsonDict:
         none: JsonDict = {"nodes": [], "left_out": 0}
-        if not payload.is_storable(job or run_id):
-            return none
         if job is None:
             return runs.explain(run_id, limit=EXPLAINED, conn=conn) or none
         found = jobs.explain(job, conn=conn)
@@ -462,11 +455,9 @@ async def value(
     check_values(request)
 
     def read(conn: db.Connection) -> Any:
-        found = None
-        is_stored = payload.is_storable(run_id) and payload.is_storable(node or "")
-        if is_stored and name == "log":
+        if name == "log":
             found = _log(conn, run_id, node or "", attempt or 0)
-        elif is_stored:
+        else:
             found = statements.run_page.value(conn, run_id=run_id, node=node, name=name)
         if found is None:
             raise view.NotFound(f"no such {name} is stored")
@@ -582,7 +573,7 @@ async def again(request: Request, run_id: view.Segment) -> Response:
     inputs = catalog.json_object(form.values.get("inputs", ""))
 
     def submit() -> types.Run:
-        old = runs.get(run_id) if payload.is_storable(run_id) else None
+        old = runs.get(run_id)
         if old is None:
             raise errors.UnknownJob(f"there is no run {run_id!r:.80}")
         if config.get_config().workflow_loader is not None:

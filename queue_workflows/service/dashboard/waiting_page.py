@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from queue_workflows import db, jobs
 from queue_workflows.admin import waiting_reasons
-from queue_workflows.dag import payload
 from queue_workflows.runtime import display
 from queue_workflows.service.dashboard import lists, view
 from queue_workflows.types import JsonDict
@@ -36,7 +35,7 @@ def _groups(conn: db.Connection) -> JsonDict:
 
 
 def _one(conn: db.Connection, job_id: str) -> JsonDict:
-    found = jobs.explain(job_id, conn=conn) if payload.is_storable(job_id) else None
+    found = jobs.explain(job_id, conn=conn)
     if found is None:
         text = f"no job {display.line(job_id, 80)}: it never was here, or it was deleted"
         raise view.NotFound(text, near=[("all that waits", "/waiting")])
