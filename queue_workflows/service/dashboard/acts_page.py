@@ -14,7 +14,6 @@ from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.types import Rows
 
 router = fastapi.APIRouter()
-PAGE: Final = 50
 KINDS: Final = ("run", "job", "queue", "schedule", "machine")
 """The kinds of subjects with a page. Another subject may be a value, as the text of an error."""
 
@@ -32,7 +31,7 @@ async def listed(
     if guesses and not session.of(request).sees_values:
         text = "Your session has scope look: it sees no actors, and an id or a name needs its kind."
         raise forms.Refused(403, text)
-    given: dict[str, Any] = {**query, "before": before, "limit": PAGE + 1}
+    given: dict[str, Any] = {**query, "before": before, "limit": view.PAGE + 1}
     if "since" in query:
         given["since"] = clock.parse_since(query["since"])
 
@@ -40,9 +39,9 @@ async def listed(
         return acts.list(conn=conn, **given)
 
     rows = await view.read(request, read)
-    more = {**query, "before": rows[PAGE - 1]["id"]} if len(rows) > PAGE else None
+    more = {**query, "before": rows[view.PAGE - 1]["id"]} if len(rows) > view.PAGE else None
     return view.Page(
         request, "acts.html", title="Acts", command=view.command("queue-workflows acts", query),
-        acts=rows[:PAGE], filters=query, kinds=KINDS,
+        acts=rows[:view.PAGE], filters=query, kinds=KINDS,
         pages=view.Pager("/acts", query, more, before is None),
     )  # fmt: skip

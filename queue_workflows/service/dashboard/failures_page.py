@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
-from urllib.parse import urlencode
 
 import fastapi
 import pydantic
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from queue_workflows import db, failures, jobs
 from queue_workflows.runtime import display
-from queue_workflows.service.dashboard import forms, lists, run_page, runs_page, session, view
+from queue_workflows.service.dashboard import forms, run_page, runs_page, session, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -178,16 +177,16 @@ async def one(request: Request, group: str, place: runs_page.Place, ids: bool = 
         request, "failure.html", title="Failures of one cause", found=found, filter=query,
         command=_command(f"show {group}", query), group=shown, trace=trace, pages=pages,
         rows=[row | {"path": path(row)} for row in rows],
-        back="/failures" + (f"?{urlencode(query)}" if query else ""),
+        back=view.path("/failures", **query),
     )  # fmt: skip
 
 
 def path(row: Row) -> str:
     """Return the path of the page of a failure."""
     if row["kind"] == "node job":
-        return lists.link(view.path("/runs/", row["run_id"]), node=row["node_id"])
+        return view.path("/runs/", row["run_id"], node=row["node_id"])
     if row["kind"] == "schedule":
-        return lists.link("/schedules", name=row["id"])
+        return view.path("/schedules", name=row["id"])
     return view.path("/jobs/", row["id"])
 
 
@@ -200,7 +199,7 @@ async def retry(request: Request) -> Response:
     form = await forms.act(request, "submit", kind="failures")
     assert form.selection is not None
     done = await form.run(jobs.retry_many, form.selection.ids)
-    links = [(f"job {each['id']}", lists.link("/search", q=each["id"])) for each in done[:20]]
+    links = [(f"job {each['id']}", view.path("/search", q=each["id"])) for each in done[:20]]
     text = runs_page.summed_up(done, "queued", "queued again")
     return form.done(f"{text}.", back=form.back, links=links)
 

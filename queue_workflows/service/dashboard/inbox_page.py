@@ -21,7 +21,7 @@ from queue_workflows.dag import answers, confinement
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
 from queue_workflows.service import state
-from queue_workflows.service.dashboard import forms, lists, session, view
+from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -145,7 +145,7 @@ def _question(row: Row) -> JsonDict:
             for label, value in choices[:CHOICES]
         ],
         "left_out": max(0, len(choices) - CHOICES),
-        "path": lists.link("/inbox/question", run=row["run_id"], node=row["node_id"]),
+        "path": view.path("/inbox/question", run=row["run_id"], node=row["node_id"]),
     }
 
 

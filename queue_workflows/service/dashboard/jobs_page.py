@@ -28,7 +28,6 @@ from queue_workflows.service.dashboard import (
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
-PAGE: Final = 50
 FIRST: Final = 10
 """Failed jobs above the other ones."""
 EXAMINED: Final = 50_000
@@ -86,25 +85,26 @@ def _read(
         priority, seq = map(int, node.split(".")) if node else (None, None)
         nodes = statements.pages.node_jobs(
             conn, status=status or "running", queue=queue, task=task, key=key, priority=priority,
-            seq=seq, limit=PAGE + 1,
+            seq=seq, limit=view.PAGE + 1,
         )  # fmt: skip
-        if len(nodes) > PAGE:
-            more["node"] = f"{nodes[PAGE - 1]['priority']}.{nodes[PAGE - 1]['seq']}"
+        if len(nodes) > view.PAGE:
+            more["node"] = f"{nodes[view.PAGE - 1]['priority']}.{nodes[view.PAGE - 1]['seq']}"
     if is_first or before is not None:
         others = [each for each in jobs.STATUSES if each != "failed" or key is not None]
         read = statements.pages.task_jobs(
             conn, queue=queue, task=task, statuses=[status] if status else others, key=key,
-            before=before, most=EXAMINED, limit=PAGE + 1,
+            before=before, most=EXAMINED, limit=view.PAGE + 1,
         )  # fmt: skip
         ingest = [row for row in read if row["fits"]]
-        if len(ingest) > PAGE:
-            more["before"] = ingest[PAGE - 1]["seq"]
+        if len(ingest) > view.PAGE:
+            more["before"] = ingest[view.PAGE - 1]["seq"]
         elif read and read[-1]["place"] == EXAMINED:
             last = read[-1]
             more["before"] = last["seq"]
             searched = f"searched {EXAMINED:,} jobs, back to {display.moment(last['created_at'])}"
     pages = view.Pager("/jobs", query, query | more if more else None, is_first, searched)
-    return {"failed": failed, "nodes": nodes[:PAGE], "jobs": ingest[:PAGE], "pages": pages}
+    shown = slice(view.PAGE)
+    return {"failed": failed, "nodes": nodes[shown], "jobs": ingest[shown], "pages": pages}
 
 
 def _failed(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from queue_workflows import db, errors, models, types, workers
 from queue_workflows.db import statements
 from queue_workflows.runtime import clock, display, stored_json
-from queue_workflows.service.dashboard import forms, lists, strip, view
+from queue_workflows.service.dashboard import forms, strip, view
 from queue_workflows.types import JsonDict, Row, Rows
 
 router = fastapi.APIRouter()
@@ -35,30 +35,28 @@ _DOWN: Final = frozenset({"dead", workers.ABSENT})
 
 
 @router.get("/machines")
-async def listed(request: Request, host: view.Text = None, start: lists.Start = 0) -> Response:
+async def listed(request: Request, host: view.Text = None, start: view.Start = 0) -> Response:
     """Show all machines, or the one of a name, which may be `..`, as no path can have it."""
     if host is not None:
         return await one(request, host, start)
     pages: view.Pages = request.app.state.pages
     awaited = (await pages.head(request)).awaited
-    return await lists.live(
+    return await view.live(
         request, "machines.html", shown, awaited, start,
         title="Machines", command="queue-workflows workers",
     )  # fmt: skip
 
 
 @router.get("/machines/{host}")
-async def one(request: Request, host: view.Segment, start: lists.Start = 0) -> Response:
+async def one(request: Request, host: view.Segment, start: view.Start = 0) -> Response:
     """Show a machine: its workers, its models, its use in the last hour and day, its switches."""
     title = f"Machine {display.line(host, 200)}"
     command = f"queue-workflows samples --host {shlex.quote(host)} --past 1d"
-    return await lists.live(
-        request, "machine.html", _one, host, start, title=title, command=command
-    )
+    return await view.live(request, "machine.html", _one, host, start, title=title, command=command)
 
 
 def shown(
-    conn: db.Connection, awaited: Sequence[str], start: int = 0, most: int = lists.PAGE
+    conn: db.Connection, awaited: Sequence[str], start: int = 0, most: int = view.PAGE
 ) -> JsonDict:
     """Return a page of `machines` with their workers; dead ones, then switched-off ones come first.
 
@@ -68,9 +66,7 @@ def shown(
     found: dict[str, Rows] = {host: [] for host in awaited}
     for row in workers.list(conn=conn):
         found.setdefault(row["host_label"], []).append(row)
-    machines, pages = lists.paged(
-        sorted(found.items(), key=_trouble), start, "/machines", most=most
-    )
+    machines, pages = view.paged(sorted(found.items(), key=_trouble), start, "/machines", most=most)
     samples = _samples(conn, [host for host, _ in machines], RECENT_S, 1)
     use = {sample["host_label"]: _use(sample) for sample in samples}
     return {"machines": machines, "use": use, "pages": pages}
@@ -111,7 +107,7 @@ def _use(sample: JsonDict) -> str:
 def _one(conn: db.Connection, host: str, start: int) -> JsonDict:
     """Return a machine: `every` worker, a page of them, its models, switches and strips."""
     every = [row for row in workers.list(conn=conn) if row["host_label"] == host]
-    page, pages = lists.paged(every, start, "/machines", host=host)
+    page, pages = view.paged(every, start, "/machines", host=host)
     day_s = STRIPS[-1][1].total_seconds()
     taken = _samples(conn, [host], day_s, MOST)
     if not every and not taken:
@@ -212,7 +208,7 @@ async def switch(request: Request) -> Response:
     how = {"on": "on", "hard": "off at once"}.get(to, f"off ({to})")
     text = f"{what[0].upper()}{what[1:]} of {display.line(host, 80)} is switched {how}."
     undo = None if to == "hard" else _undo(host, queue, before)
-    return form.done(text, back=lists.link("/machines", host=host), undo=undo)
+    return form.done(text, back=view.path("/machines", host=host), undo=undo)
 
 
 def _ended(conn: db.Connection, host: str, queue: str) -> int:
@@ -253,4 +249,4 @@ async def model(request: Request) -> Response:
     await form.run(call, host, name, worker_id=form.values.get("worker") or None)
     done = f"{'un' if act == 'unload' else ''}loads it between two jobs"
     text = f"Model {display.line(name, 120)}: {display.line(host, 80)} {done}."
-    return form.done(text, back=lists.link("/machines", host=host))
+    return form.done(text, back=view.path("/machines", host=host))

@@ -17,7 +17,6 @@ from queue_workflows.service.dashboard import forms, run_page, session, strip, v
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
-PAGE: Final = 50
 GROUPED: Final = 10_000
 """Failed items that are grouped by their errors, the first ones."""
 
@@ -67,16 +66,18 @@ def _map(
     )
     worst = {row["bucket"]: row["state"] for row in buckets}
     grouped = min(GROUPED, own["failed"]) if sees else 0
-    groups = statements.run_page.groups(conn, run_id=run_id, map=name, most=grouped, limit=PAGE)
+    groups = statements.run_page.groups(
+        conn, run_id=run_id, map=name, most=grouped, limit=view.PAGE
+    )
     rows = statements.run_page.items(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
-        signature=chosen["error"], start=chosen["start"], limit=PAGE + 1,
+        signature=chosen["error"], start=chosen["start"], limit=view.PAGE + 1,
     )  # fmt: skip
     query = {"node": name, "state": state, "q": chosen["q"], "error": chosen["error"]}
-    following = query | {"start": rows[PAGE]["position"]} if len(rows) > PAGE else None
+    following = query | {"start": rows[view.PAGE]["position"]} if len(rows) > view.PAGE else None
     there = view.path("/runs/", run_id, "map")
     return found | {
-        "rows": rows[:PAGE], "chosen": chosen | {"state": state}, "groups": groups,
+        "rows": rows[:view.PAGE], "chosen": chosen | {"state": state}, "groups": groups,
         "grouped": grouped,
         "pieces": strip.pieces(worst, own["total"]),
         "pages": view.Pager(there, query, following, chosen["start"] == 0),
@@ -89,7 +90,7 @@ def _nodes(conn: db.Connection, run_id: str, name: str, key: str) -> list[JsonDi
     begin = f"{stored_graph.without_keys(name)[0]}[]/"
     inner = [each.removeprefix(begin) for each in entries if each.startswith(begin)]
     names = [f"{item_ids.folder(name, key)}/{each}" for each in inner if "[" not in each]
-    return run_page.states_of(conn, run_id, names[:PAGE])
+    return run_page.states_of(conn, run_id, names[: view.PAGE])
 
 
 def _actions(found: JsonDict) -> list[forms.Action]:

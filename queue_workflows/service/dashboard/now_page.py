@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from queue_workflows import db, queues
 from queue_workflows.db import statements
-from queue_workflows.service.dashboard import lists, machines_page, view
+from queue_workflows.service.dashboard import machines_page, view
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
@@ -42,7 +42,7 @@ async def now(request: Request) -> Response:
         }
 
     command = "queue-workflows status"
-    return await lists.live(request, "now.html", read, title="Now", command=command)
+    return await view.live(request, "now.html", read, title="Now", command=command)
 
 
 def _read(conn: db.Connection, awaited: Sequence[str]) -> JsonDict:

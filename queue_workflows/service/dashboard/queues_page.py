@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from queue_workflows import config, db, errors, queues
 from queue_workflows.runtime import clock, display
-from queue_workflows.service.dashboard import forms, lists, view
+from queue_workflows.service.dashboard import forms, view
 from queue_workflows.types import JsonDict, Row
 
 router = fastapi.APIRouter()
@@ -18,11 +18,11 @@ LIMITS: Final = ("max_running", "rate", "partition_max_running", "partition_rate
 
 
 @router.get("/queues")
-async def listed(request: Request, queue: view.Text = None, start: lists.Start = 0) -> Response:
+async def listed(request: Request, queue: view.Text = None, start: view.Start = 0) -> Response:
     """Show the queues that are used, or one with its limits and partitions."""
     title = "Queues" if queue is None else f"Queue {display.line(queue, 120)}"
     command = "queue-workflows queues list"
-    return await lists.live(
+    return await view.live(
         request, "queues.html", _read, queue, start, title=title, command=command
     )
 
@@ -30,14 +30,14 @@ async def listed(request: Request, queue: view.Text = None, start: lists.Start =
 def _read(conn: db.Connection, queue: str | None, start: int) -> JsonDict:
     """Return a page of the queues that are used; or one as `chosen`, with a page of partitions."""
     if queue is None:
-        page, pages = lists.paged(queues.list(used_only=True, conn=conn), start, "/queues")
+        page, pages = view.paged(queues.list(used_only=True, conn=conn), start, "/queues")
         return {"queues": page, "queue_pages": pages, "chosen": None}
     try:
         one = queues.get(queue, conn=conn)
     except errors.UnknownQueue:
         text = f"no queue {display.line(queue, 80)} has jobs, settings or workers"
         raise view.NotFound(text, near=[("all queues", "/queues")]) from None
-    parts, pages = lists.paged(one["partitions"], start, "/queues", queue=queue)
+    parts, pages = view.paged(one["partitions"], start, "/queues", queue=queue)
     return {
         "queues": [one], "partitions": parts, "queue_pages": pages, "chosen": queue,
         "is_limited": queue not in config.DAG_QUEUES,
@@ -75,7 +75,7 @@ async def switch(request: Request) -> Response:
         fields["until"] = ends_at.isoformat()
     undo = forms.Action("/queues/switch", "Undo", "operate", fields)
     text = f"{'Paused' if to == 'paused' else 'Resumed'} {_words(queue, partition)}."
-    return form.done(text, back=lists.link("/queues", queue=queue), undo=undo)
+    return form.done(text, back=view.path("/queues", queue=queue), undo=undo)
 
 
 @router.post("/queues/limit")
@@ -98,4 +98,4 @@ async def limit(request: Request) -> Response:
     fields = {"queue": queue} | {name: str(before[name] or "") for name in LIMITS}
     undo = forms.Action("/queues/limit", "Undo", "operate", fields)
     text = f"Set the limits of {_words(queue, None)}."
-    return form.done(text, back=lists.link("/queues", queue=queue), undo=undo)
+    return form.done(text, back=view.path("/queues", queue=queue), undo=undo)

@@ -34,7 +34,6 @@ GRAPHS: Final = 20
 """Drawings that are kept; the largest take a megabyte each."""
 EXPLAINED: Final = 10
 """Nodes whose reasons to wait are shown."""
-PAGE: Final = 50
 CHILDREN: Final = 20
 """Child runs that a page lists; one more is read."""
 LOG_LINES: Final = 1_000
@@ -316,7 +315,7 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
         if sees:
             found["log"] = _log(conn, run_id, name, chosen["claim_no"])
     if sees and row["steps"]:
-        found["steps"] = statements.run_page.job_steps(conn, job=row["id"], limit=PAGE)
+        found["steps"] = statements.run_page.job_steps(conn, job=row["id"], limit=view.PAGE)
     return found
 
 
@@ -333,7 +332,7 @@ def _waits_for(conn: db.Connection, head: Row, name: str) -> list[Row]:
         text = f"run {display.line(run_id, 80)} has no node {display.line(name, 120)}{meant}"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
     found = states_of(conn, run_id, stored_graph.dependencies(definition, [name]).get(name, ()))
-    return sorted(found, key=lambda each: each["state"] in ("completed", "skipped"))[:PAGE]
+    return sorted(found, key=lambda each: each["state"] in ("completed", "skipped"))[: view.PAGE]
 
 
 def states_of(conn: db.Connection, run_id: str, names: Sequence[str]) -> list[Row]:

@@ -23,7 +23,6 @@ from queue_workflows.service.dashboard import forms, run_page, session, view
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row, RunPage
 
 router = fastapi.APIRouter()
-PAGE: Final = 50
 LAST: Final = 60
 """Runs of a workflow in its chart."""
 NODES_READ: Final = 200
@@ -110,7 +109,7 @@ async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[
     found = await view.read(request, _read, given, place, "hx-request" not in request.headers)
     page: RunPage = found["page"]
     searched = None
-    if page.next is not None and len(page.items) < PAGE:
+    if page.next is not None and len(page.items) < view.PAGE:
         searched = f"searched {runs.EXAMINED:,} runs, back to {display.moment(page.next[0])}"
     more = following(query, *page.next) if page.next is not None else None
     ids = tuple(run["id"] for run in page.items)
@@ -143,7 +142,7 @@ def _read(
     has_chart: bool,
 ) -> dict[str, Any]:
     workflow = given.pop("workflow", None)
-    page = runs.page(limit=PAGE, workflow_name=workflow, before=place, conn=conn, **given)
+    page = runs.page(limit=view.PAGE, workflow_name=workflow, before=place, conn=conn, **given)
     last, nodes = list[Row](), list[Row]()
     if workflow and has_chart:
         last = statements.pages.last_runs(conn, workflow=workflow, limit=LAST)

@@ -14,19 +14,19 @@ from starlette.responses import Response
 from queue_workflows import db, errors, schedules
 from queue_workflows.db import statements
 from queue_workflows.runtime import display
-from queue_workflows.service.dashboard import forms, lists, session, view
+from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
 
 
 @router.get("/schedules")
-async def listed(request: Request, name: view.Text = None, start: lists.Start = 0) -> Response:
+async def listed(request: Request, name: view.Text = None, start: view.Start = 0) -> Response:
     """Show all schedules, the next to fire first, or the one of a name, which may be `..`."""
     if name is not None:
         return await one(request, name)
     command = "queue-workflows schedules list"
-    return await lists.live(
+    return await view.live(
         request, "schedules.html", _read, start, title="Schedules", command=command
     )
 
@@ -36,11 +36,11 @@ async def one(request: Request, name: view.Segment) -> Response:
     """Show a schedule with its next fires, and the last ones with their jobs or runs."""
     title = f"Schedule {display.line(name, 120)}"
     command = f"queue-workflows schedules preview {shlex.quote(name)}"
-    return await lists.live(request, "schedule.html", _one, name, title=title, command=command)
+    return await view.live(request, "schedule.html", _one, name, title=title, command=command)
 
 
 def _read(conn: db.Connection, start: int) -> JsonDict:
-    rows, pages = lists.paged(schedules.list(conn=conn), start, "/schedules")
+    rows, pages = view.paged(schedules.list(conn=conn), start, "/schedules")
     return {"schedules": rows, "pages": pages, "problem": schedules.problem}
 
 
@@ -65,7 +65,7 @@ async def change(request: Request, verb: Literal["pause", "resume", "run"]) -> R
     """Pause, resume or fire a schedule; Undo of the first two does the other."""
     form = await forms.act(request, "operate")
     name = form.values.get("name", "")
-    back = lists.link("/schedules", name=name)
+    back = view.path("/schedules", name=name)
     shown = f"Schedule {display.line(name, 120)}"
     if verb != "run":
         await form.run(schedules.pause if verb == "pause" else schedules.resume, name)
@@ -75,5 +75,5 @@ async def change(request: Request, verb: Literal["pause", "resume", "run"]) -> R
     fired = await form.run(schedules.fire_now, name)
     if fired.id is None:
         return form.done(f"{shown} made nothing: {fired.skipped}.", back=back)
-    links = [(fired.id, lists.link("/search", q=fired.id))]
+    links = [(fired.id, view.path("/search", q=fired.id))]
     return form.done(f"{shown} has fired.", back=back, links=links)

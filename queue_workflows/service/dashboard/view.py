@@ -32,6 +32,8 @@ from queue_workflows.service import request_parts, responses, state
 from queue_workflows.service.dashboard import forms, session
 
 T = TypeVar("T")
+PAGE: Final = 50
+"""Rows of a list on a page."""
 FRAGMENT_S: Final = 1.0
 """How long a rendered fragment is kept."""
 HEAD_S: Final = 5.0
@@ -67,6 +69,8 @@ Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
 """The type of an id in a path: a slash in it was escaped."""
 Text = Annotated[str | None, fastapi.Query(max_length=1000)]
 """The type of a filter or a name in an address."""
+Start = Annotated[int, fastapi.Query(ge=0, le=1_000_000)]
+"""The type of the place in a list at which a page of it begins."""
 
 
 class NotFound(forms.Refused):
@@ -163,9 +167,10 @@ async def read(request: Request, call: Callable[..., T], *args: Any, **keywords:
         raise
 
 
-def path(base: str, *segments: str) -> str:
-    """Return a path below the mount with segments of any text: `/runs/a%2Fb`."""
-    return base + "/".join(quote(each, safe="") for each in segments)
+def path(base: str, *segments: str, **query: str) -> str:
+    """Return a path below the mount with segments and a query of any text: `/runs/a%2Fb?node=c`."""
+    text = base + "/".join(quote(each, safe="") for each in segments)
+    return f"{text}?{urlencode(query)}" if query else text
 
 
 def here(request: Request) -> str:
@@ -178,6 +183,18 @@ def here(request: Request) -> str:
     raw = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
     query = [(name, each) for name, each in request.query_params.multi_items() if name != "did"]
     return raw[len(request.scope["root_path"]) :] + (f"?{urlencode(query)}" if query else "")
+
+
+def paged(
+    rows: list[T], start: int, path: str, *, most: int = PAGE, **query: str
+) -> tuple[list[T], Pager]:
+    """Return a page of a list that is read whole, and the links to the others.
+
+    A place behind the end, as the list has become shorter, leads to the first page.
+    """
+    start = start if start < len(rows) else 0
+    following = {**query, "start": start + most} if len(rows) > start + most else None
+    return rows[start : start + most], Pager(path, query, following, start == 0)
 
 
 def command(words: str, query: Mapping[str, str]) -> str:
@@ -238,6 +255,24 @@ async def fragment(
     pages: Pages = request.app.state.pages
     key = (template, str(request.url), own.scope, own.zone)
     return _reply(request, await pages.kept(key, FRAGMENT_S, text), own.csrf)
+
+
+async def live(
+    request: Request, part: str, read_values: Callable[..., dict[str, Any]], *args: Any, title: str,
+    command: str,
+) -> Response:  # fmt: skip
+    """Return a page that is one live part, or for htmx, which fetches it again, the part alone.
+
+    `read_values(conn, *args)` returns the values of the template `part`.
+    """
+
+    async def make() -> dict[str, Any]:
+        return await read(request, read_values, *args)
+
+    if "hx-request" in request.headers:
+        return await fragment(request, part, make)
+    found = await make()
+    return Page(request, "live.html", title=title, command=command, part=part, **found)
 
 
 async def _rendered(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from queue_workflows import db, jobs
 from queue_workflows.admin import waiting_reasons
 from queue_workflows.runtime import display
-from queue_workflows.service.dashboard import lists, view
+from queue_workflows.service.dashboard import view
 from queue_workflows.types import JsonDict
 
 router = fastapi.APIRouter()
@@ -21,7 +21,7 @@ router = fastapi.APIRouter()
 async def listed(request: Request, job: view.Text = None) -> Response:
     """Show the queued jobs in groups by the reasons of their waits, or the reasons of one."""
     if not job:
-        return await lists.live(
+        return await view.live(
             request, "waiting.html", _groups, title="Waiting", command="queue-workflows why"
         )
     found = await view.read(request, _one, job)
