@@ -36,8 +36,6 @@ EXPLAINED: Final = 10
 """Nodes whose reasons to wait are shown."""
 CHILDREN: Final = 20
 """Child runs that a page lists; one more is read."""
-LOG_LINES: Final = 1_000
-"""Lines of a log up to which each has a link."""
 _UNQUEUED: Final[Row] = {"counts": {}, "of_items": 0}
 """The row of a step, or of a run, without jobs."""
 Name = Annotated[str, fastapi.Query(max_length=1000)]
@@ -357,11 +355,8 @@ def _machine(conn: db.Connection, attempt: JsonDict, head: Row) -> JsonDict:
 
 
 async def _node_values(request: Request, run_id: str, name: str, claim: int | None) -> JsonDict:
-    """Return what `_node` does and `actions`, with its log by its lines."""
+    """Return what `_node` does and `actions`."""
     found = await view.read(request, _node, run_id, name, claim, session.of(request).sees_values)
-    if found.get("log") is not None:
-        # Not in the transaction of the read, as the redactor is code of the app.
-        found["log"] = await state.of(request).renders.run(_by_lines, found["log"])
     text = f"Run node {display.line(name, 120)} and all that depends on it again."
     may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
     actions = [retried(found["run"], "Retry from here", text, name)] if may else []
@@ -371,12 +366,6 @@ async def _node_values(request: Request, run_id: str, name: str, claim: int | No
 def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | None:
     row = statements.run_page.log(conn, run_id=run_id, node=node, claim=claim)
     return None if row is None else attempt_history.log_of(row) | {"at": row["updated_at"]}
-
-
-def _by_lines(log: JsonDict) -> JsonDict:
-    """Return a log with its `lines` without secrets; `linked`: whether each of them has a link."""
-    lines = display.lines(view.redacted(log["text"].rstrip("\r\n")))
-    return log | {"lines": lines, "linked": len(lines) <= LOG_LINES}
 
 
 # --- pages -------------------------------------------------------------------------------------
@@ -485,8 +474,9 @@ async def value_file(request: Request, found: Any, name: str) -> Response:
 
 async def log_file(request: Request, log: JsonDict, attempt: str) -> Response:
     """Return a stored log without secrets as a download."""
-    found = await state.of(request).renders.run(_by_lines, log)
-    return download("\n".join(found["lines"]) + "\n", f"attempt-{attempt}.log")
+    text: str = log["text"].rstrip("\r\n")
+    shown = await state.of(request).renders.run(lambda: display.block(view.redacted(text)))
+    return download(f"{shown}\n", f"attempt-{attempt}.log")
 
 
 def attachment(name: str) -> dict[str, str]:
