@@ -20,7 +20,6 @@ from queue_workflows import acts, db, errors, runs
 from queue_workflows.dag import answers, confinement
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, stored_json
-from queue_workflows.service import state
 from queue_workflows.service.dashboard import forms, session, view
 from queue_workflows.types import JsonDict, Row
 
@@ -45,16 +44,19 @@ async def listed(
     request: Request, after: pydantic.AwareDatetime | None = None, seq: int | None = None
 ) -> Response:
     """Show the questions that wait, the longest wait first."""
-    rows = await view.read(
-        request, statements.pages.questions, run=None, node=None, after=after, after_seq=seq,
-        most=LISTED_BYTES, limit=PAGE + 1,
-    )  # fmt: skip
-    last = rows[PAGE - 1] if len(rows) > PAGE else None
+
+    def read(conn: db.Connection) -> list[JsonDict]:
+        rows = statements.pages.questions(
+            conn, run=None, node=None, after=after, after_seq=seq, most=LISTED_BYTES, limit=PAGE + 1
+        )
+        return [*map(_question, rows)]
+
+    found = await view.read(request, read)
+    last = found[PAGE - 1] if len(found) > PAGE else None
     following = last and {"after": last["since"].isoformat(), "seq": last["seq"]}
     return view.Page(
         request, "inbox.html", title="Inbox", command="queue-workflows inputs", few=FEW,
-        questions=await _questions(request, rows[:PAGE]),
-        pages=view.Pager("/inbox", {}, following, after is None),
+        questions=found[:PAGE], pages=view.Pager("/inbox", {}, following, after is None),
     )  # fmt: skip
 
 
@@ -89,12 +91,10 @@ def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = No
 
 async def _read(request: Request, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits, or raise `NotFound`."""
-    row = await view.read(request, _asked, run_id, node_id, session.of(request).sees_values)
-    (found,) = await _questions(request, [row])
-    return found
+    return await view.read(request, _asked, run_id, node_id, session.of(request).sees_values)
 
 
-def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> Row:
+def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> JsonDict:
     """Return a question that waits. Raises `NotFound`, which says who was faster, if it may."""
     where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
     text = f"{where} waits for no answer"
@@ -102,7 +102,7 @@ def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> Row:
         conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
     )
     if rows and not rows[0]["answered"]:
-        return rows[0]
+        return _question(rows[0])
     now = statements.schedules.now(conn)
     for act in acts.list(action="answer", kind="run", subject=run_id, limit=200, conn=conn):
         if stored_json.mapping(act["detail"]).get("node") == node_id:
@@ -111,11 +111,6 @@ def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> Row:
             text += f": answered{by} {ago} ago"
             break
     raise view.NotFound(text, near=[("all questions", "/inbox")])
-
-
-async def _questions(request: Request, rows: list[Row]) -> list[JsonDict]:
-    """Return questions with their forms, made on a thread, as the redactor is code of the app."""
-    return await state.of(request).renders.run(lambda: [*map(_question, rows)])
 
 
 def _question(row: Row) -> JsonDict:
@@ -140,10 +135,7 @@ def _question(row: Row) -> JsonDict:
     return row | {
         "form": form,
         "title": stored_json.text(spec.get("prompt")) or widget or unnamed,
-        "choices": [
-            {"label": view.redacted(label), "image": _image(value)}
-            for label, value in choices[:CHOICES]
-        ],
+        "choices": [{"label": label, "image": _image(value)} for label, value in choices[:CHOICES]],
         "left_out": max(0, len(choices) - CHOICES),
         "path": view.path("/inbox/question", run=row["run_id"], node=row["node_id"]),
     }
