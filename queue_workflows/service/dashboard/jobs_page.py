@@ -182,11 +182,9 @@ async def changed(request: Request, job_id: view.Segment) -> Response:
     """Show a form with the args of a job, for another job with changed ones."""
     run_page.check_values(request)
     job = await view.read(request, _one, job_id, KINDS[:1])
-    args = await state.of(request).renders.run(view.editable, job["inputs"]) or ""
     return view.Page(
         request, "job_again.html", title=f"Another job of {display.line(job['task_name'], 120)}",
         command=f"queue-workflows jobs show {shlex.quote(job_id)}", job=job,
-        args=args if 0 < len(args) <= view.DOWNLOADED else None,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,8 @@ def _run(
 ) -> JsonDict:
     """Return the values of a run's page: its state, and its time line or its graph.
 
-    `lit`: the box whose path is marked. `nodes`: the rows for its sentence.
+    `lit`: the box whose path is marked. `sentence` is called when the page is rendered, as it calls
+    the redactor, which is code of the app.
     """
     head = run_row(conn, run_id)
     rows = statements.run_page.steps(conn, run_id=run_id, limit=layered.MOST + 1)
@@ -84,7 +86,9 @@ def _run(
     maps = statements.overview.maps(conn, run=run_id)
     found: JsonDict = {
         "run": head, "show": show, "counts": counts, "done": _done(counts), "large": large,
-        "queued": queued, "total": sum(counts.values()), "maps": maps, "nodes": nodes,
+        "queued": queued, "total": sum(counts.values()), "maps": maps,
+        "sentence": functools.partial(sentence, head, counts, nodes, sees),
+        "actions": _run_actions(head, counts),
     }  # fmt: skip
     if show != "time":
         return found | _drawn(conn, head, None if large else nodes, steps, maps, lit)
@@ -99,18 +103,6 @@ def _run(
         "steps_cut": len(shown) < len(steps),
         "acts": acts.list(kind="run", subject=run_id, limit=5, conn=conn) if sees else [],
     }
-
-
-async def _run_values(
-    request: Request, run_id: str, show: Show = "time", lit: str | None = None
-) -> JsonDict:
-    """Return what `_run` does and `actions`, with a `sentence` in the place of the rows for it."""
-    sees = session.of(request).sees_values
-    found = await view.read(request, _run, run_id, sees, show, lit)
-    head, counts, nodes = found["run"], found["counts"], found.pop("nodes")
-    # Not in the transaction of the read, as the redactor is code of the app.
-    text = await state.of(request).renders.run(sentence, head, counts, nodes, sees)
-    return found | {"sentence": text, "actions": _run_actions(head, counts)}
 
 
 def _with_waiting(row: Row, nodes: int) -> dict[str, int]:
@@ -296,17 +288,23 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
     row = statements.run_page.node(conn, run_id=run_id, node=name, most=MOST_BYTES)
     if row is None:
         waits_for = _waits_for(conn, head, name)
-        return {"run": head, "node": None, "name": name, "attempt": claim, "waits_for": waits_for}
+        return {
+            "run": head, "node": None, "name": name, "attempt": claim, "waits_for": waits_for,
+            "actions": [],
+        }  # fmt: skip
     number = row["claim_no"] if claim is None else claim
     (node,), is_cut = _with_attempts(conn, head, [row], [name], number)
     attempts: Sequence[JsonDict] = node["attempts"]
     last = attempts[-1] if attempts else None
     chosen = next((each for each in attempts if each["claim_no"] == number), last)
     prompt = stored_json.text(stored_json.mapping(row["input_spec"]).get("prompt"))
+    text = f"Run node {display.line(name, 120)} and all that depends on it again."
+    may = head["over"] and row["status"] != "running"
     found: JsonDict = {
         "run": head, "name": name, "node": node, "attempt": claim, "chosen": chosen,
         "is_cut": is_cut, "prompt": prompt, "curves": [], "deaths": [], "log": None, "steps": [],
         "cost": timeline.cost([node]), "parts": item_ids.split(name),
+        "actions": [retried(head, "Retry from here", text, name)] if may else [],
     }  # fmt: skip
     if chosen is not None:
         found |= _machine(conn, chosen, head)
@@ -354,15 +352,6 @@ def _machine(conn: db.Connection, attempt: JsonDict, head: Row) -> JsonDict:
     }
 
 
-async def _node_values(request: Request, run_id: str, name: str, claim: int | None) -> JsonDict:
-    """Return what `_node` does and `actions`."""
-    found = await view.read(request, _node, run_id, name, claim, session.of(request).sees_values)
-    text = f"Run node {display.line(name, 120)} and all that depends on it again."
-    may = found["node"] and found["run"]["over"] and found["node"]["status"] != "running"
-    actions = [retried(found["run"], "Retry from here", text, name)] if may else []
-    return found | {"actions": actions}
-
-
 def _log(conn: db.Connection, run_id: str, node: str, claim: int) -> JsonDict | None:
     row = statements.run_page.log(conn, run_id=run_id, node=node, claim=claim)
     return None if row is None else attempt_history.log_of(row) | {"at": row["updated_at"]}
@@ -378,13 +367,14 @@ async def run(
     zoom: Annotated[int, fastapi.Query(ge=0, le=200)] = 100,
 ) -> Response:  # fmt: skip
     """Show a run with its time line, or its graph, or one of its nodes."""
+    sees = session.of(request).sees_values
     if node is not None:
-        found = await _node_values(request, run_id, node, attempt)
+        found = await view.read(request, _node, run_id, node, attempt, sees)
         return view.Page(
             request, "run_node.html", title=f"{node} of run {run_id}",
             command=command(run_id, node=node), **found,
         )  # fmt: skip
-    found = await _run_values(request, run_id, show, lit)
+    found = await view.read(request, _run, run_id, sees, show, lit)
     return view.Page(
         request, "run.html", title=f"Run {run_id}", command=command(run_id), zoom=zoom, **found
     )
@@ -403,11 +393,12 @@ async def live(
     request: Request, run_id: view.Segment, node: view.Text = None, attempt: Attempt = None
 ) -> Response:
     """Return the part of the page of a run, or of one of its nodes, that changes while it runs."""
+    sees = session.of(request).sees_values
 
     async def make() -> JsonDict:
         if node is None:
-            return await _run_values(request, run_id)
-        return await _node_values(request, run_id, node, attempt)
+            return await view.read(request, _run, run_id, sees)
+        return await view.read(request, _node, run_id, node, attempt, sees)
 
     template = "run_state.html" if node is None else "run_node_state.html"
     return await view.fragment(request, template, make)
@@ -547,12 +538,9 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     """Show a form with the inputs of a run, for another run with changed ones."""
     check_values(request)
     head = await view.read(request, run_row, run_id)
-    inputs = await state.of(request).renders.run(view.editable, head["context"])
     command = f"queue-workflows submit {shlex.quote(display.line(head['workflow_name'], None))}"
     title = f"Run {head['workflow_name']} again"
-    return view.Page(
-        request, "run_again.html", title=title, command=command, run=head, inputs=inputs
-    )
+    return view.Page(request, "run_again.html", title=title, command=command, run=head)
 
 
 @router.post("/runs/{run_id}/again")

@@ -332,8 +332,8 @@ def redacted(value: Any) -> Any:
     return _without(value, {"".join(_WORDS.findall(name)).lower() for name in cfg.redact_keys})
 
 
-def editable(value: Any) -> str | None:
-    """Return a JSON object as text for a form; None if it has members that are not shown.
+def _editable(value: Any) -> str | None:
+    """Return a JSON object as text for a form; None if it is too large or not shown as a whole.
 
     A form that has a mask in the place of a member would store the mask.
     """
@@ -341,7 +341,8 @@ def editable(value: Any) -> str | None:
         return None
     members = cast("dict[str, Any]", value)
     text = "\n".join(display.pretty(members))
-    return text if redacted(members) == members == json.loads(text) else None
+    is_whole = redacted(members) == members == json.loads(text)
+    return text if is_whole and len(text) <= DOWNLOADED else None
 
 
 def _without(value: Any, hidden: set[str]) -> Any:
@@ -430,6 +431,7 @@ def _span(seconds: Any) -> str:
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "segment": functools.partial(path, ""),
     "shown": _shown,
+    "editable": _editable,
     "text": _text,
     "line": display.line,
     "zoned": _zoned,
