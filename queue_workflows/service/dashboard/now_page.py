@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import fastapi
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from queue_workflows import db, queues
+from queue_workflows.admin import attention
 from queue_workflows.db import statements
 from queue_workflows.service.dashboard import machines_page, view
 from queue_workflows.types import JsonDict
@@ -32,24 +33,19 @@ async def now(request: Request) -> Response:
     """Show the needs for a person, machines, queues, and the jobs that run longest."""
     pages: view.Pages = request.app.state.pages
     facts = await pages.head(request)
-
-    def read(conn: db.Connection) -> JsonDict:
-        return _read(conn, facts.awaited) | {
-            "needs": facts.needs,
-            "links": _PAGES,
-            "last_failure_at": facts.failed_at,
-            "any_run": facts.any_run,
-        }
-
     command = "queue-workflows status"
-    return await view.live(request, "now.html", read, title="Now", command=command)
+    return await view.live(request, "now.html", _read, facts, title="Now", command=command)
 
 
-def _read(conn: db.Connection, awaited: Sequence[str]) -> JsonDict:
+def _read(conn: db.Connection, facts: attention.Facts) -> JsonDict:
     found = queues.list(used_only=True, conn=conn)
     found.sort(key=lambda row: (-(row["oldest_s"] or 0.0), -row["running"], row["queue"]))
     oldest = [row["oldest_s"] for row in found if row["oldest_s"] is not None]
-    return machines_page.shown(conn, awaited, most=SHOWN) | {
+    return machines_page.shown(conn, facts.awaited, most=SHOWN) | {
+        "needs": facts.needs,
+        "links": _PAGES,
+        "last_failure_at": facts.failed_at,
+        "any_run": facts.any_run,
         "queues": found[:SHOWN],
         "left_out": len(found[SHOWN:]),
         "chosen": None,

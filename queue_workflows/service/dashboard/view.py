@@ -441,4 +441,5 @@ _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "utc": display.moment,
     "number": "{:,}".format,
     "counted": display.counted,
+    "quoted": shlex.quote,
 }

@@ -22,16 +22,13 @@ async def listed(request: Request, job: view.Text = None) -> Response:
     """Show the queued jobs in groups by the reasons of their waits, or the reasons of one."""
     if not job:
         return await view.live(
-            request, "waiting.html", _groups, title="Waiting", command="queue-workflows why"
-        )
+            request, "waiting.html", waiting_reasons.groups, title="Waiting",
+            command="queue-workflows why",
+        )  # fmt: skip
     found = await view.read(request, _one, job)
     title = f"Why {display.line(found['name'], 120)} waits"
     command = f"queue-workflows why {shlex.quote(job)}"
     return view.Page(request, "waiting_job.html", title=title, command=command, job=found)
-
-
-def _groups(conn: db.Connection) -> JsonDict:
-    return waiting_reasons.groups(conn) | {"quote": shlex.quote}
 
 
 def _one(conn: db.Connection, job_id: str) -> JsonDict:
