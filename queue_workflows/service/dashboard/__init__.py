@@ -43,6 +43,11 @@ _PAGES: Final = (
     acts_page, failures_page, health_page, inbox_page, jobs_page, live, login_page, machines_page,
     map_page, now_page, queues_page, run_files, run_page, runs_page, schedules_page, waiting_page,
 )  # fmt: skip
+_ERRORS: Final[Sequence[type[Exception]]] = (
+    forms.Refused, exceptions.RequestValidationError, starlette_exceptions.HTTPException,
+    errors.QueueWorkflowsError, db.Error, Exception,
+)  # fmt: skip
+"""Errors that become a page."""
 YEAR: Final = "public, max-age=31536000, immutable"
 OPEN: Final = re.compile(r"/(?:login|static/[^/]+)")
 """Paths below the mount that need no session."""
@@ -60,8 +65,8 @@ def build(service: state.Service, known: tokens.Tokens) -> fastapi.FastAPI:
     for module in _PAGES:
         made.include_router(module.router)
     made.add_middleware(_Gate)
-    for kind, answer in _ANSWERS:
-        made.add_exception_handler(kind, answer)
+    for kind in _ERRORS:
+        made.add_exception_handler(kind, _answer)
     return made
 
 
@@ -121,33 +126,18 @@ def _message(
     )
 
 
-async def _refused(request: Request, error: forms.Refused) -> Response:
-    title = {404: "Not found", 503: "Took too long"}.get(error.status, "Not done")
-    return _message(request, error.status, error.text, title, error.near)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    status, text, _ = problems.described(error)
-    return _message(request, status, text)
-
-
-async def _invalid(request: Request, error: exceptions.RequestValidationError) -> Response:
-    faults = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors()]
-    return _message(request, 422, "; ".join(faults[:3]), "Not understood")
-
-
-async def _http(request: Request, error: starlette_exceptions.HTTPException) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
+    """Return the page about an error."""
+    if isinstance(error, forms.Refused):
+        title = {404: "Not found", 503: "Took too long"}.get(error.status, "Not done")
+        return _message(request, error.status, error.text, title, error.near)
+    if isinstance(error, exceptions.RequestValidationError):
+        faults = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors()]
+        return _message(request, 422, "; ".join(faults[:3]), "Not understood")
+    if not isinstance(error, starlette_exceptions.HTTPException):
+        status, text, _ = problems.described(error)
+        return _message(request, status, text)
     if error.status_code < 400:
         return Response(status_code=error.status_code, headers=error.headers)
     text = "There is no such page." if error.status_code == 404 else str(error.detail)
     return _message(request, error.status_code, text)
-
-
-_ANSWERS: Final[Sequence[tuple[type[Exception], Any]]] = (
-    (forms.Refused, _refused),
-    (exceptions.RequestValidationError, _invalid),
-    (starlette_exceptions.HTTPException, _http),
-    (errors.QueueWorkflowsError, _failed),
-    (db.Error, _failed),
-    (Exception, _failed),
-)
