@@ -130,15 +130,9 @@ class Form:
     """A POST that may act, after all checks of `act`."""
 
     def __init__(
-        self,
-        request: Request,
-        form_id: str,
-        sent: FormData,
-        selection: Selection | None,
-        answer: asyncio.Future[Answer],
+        self, request: Request, form_id: str, sent: FormData, selection: Selection | None
     ) -> None:
-        self._request, self._id, self._answer = request, form_id, answer
-        self.by = session.of(request).name
+        self._request, self._id = request, form_id
         texts = {name: text for name, text in sent.items() if isinstance(text, str)}
         self.values: Mapping[str, str] = texts
         self.reason = texts.get("reason", "").strip()[: acts.MOST_REASON] or None
@@ -156,7 +150,7 @@ class Form:
         Inside, `acts` has the actor and the reason: no `by=` is needed. Errors of the library
         become a page with their text, to which the reader can come back.
         """
-        with acts.acting(self.by, reason=self.reason, via="http"):
+        with acts.acting(session.of(self._request).name, reason=self.reason, via="http"):
             try:
                 return await state.of(self._request).calls.run(call, *args, **keywords)
             except (db.OperationalError, db.InterfaceError) as error:
@@ -194,7 +188,7 @@ class Form:
         where += ("&" if "?" in where else "?") + f"did={self._id}"
         found = RedirectResponse(where, 303)  # which escapes what a header cannot have
         answer = Answer(found.headers["location"], message, links, undo, time.monotonic())
-        self._answer.set_result(answer)
+        self._request.state.answer.set_result(answer)
         return found
 
 
@@ -255,7 +249,7 @@ async def act(
         )
     chosen = None if kind is None else _selected(own, sent, kind)
     request.state.answer = await posts.begin(csrf, form_id)
-    return Form(request, form_id, sent, chosen, request.state.answer)
+    return Form(request, form_id, sent, chosen)
 
 
 # --- selections --------------------------------------------------------------------------------
