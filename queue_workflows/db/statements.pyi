@@ -875,8 +875,9 @@ class _Failures:
     if no job has failed.
     Columns: now, place, fits, kind, id, at, error, name, queue, host_label, run_id, node_id."""
     of_schedules: _FailuresOfSchedules
-    """Return the schedules that cannot fire or have missed their last instant, as failures; the first 1,000 schedules are
-    read, in the order of their next instants.
+    """Return the schedules that cannot fire or have missed their last instant, as failures. One that cannot fire is dated by
+    its next instant if that has passed, else by its last change. The first 1,000 schedules are read, in the order of their
+    next instants.
     Columns: kind, id, at, error, name, queue, host_label, run_id, node_id."""
     traceback: _FailuresTraceback
     """Return the traceback of a job's last failure. No row: none is recorded. `run` and `node`: NULL of an ingest job."""
@@ -2093,8 +2094,8 @@ class _Overview:
 overview: _Overview
 
 class _PagesAttention(Named):
-    def __call__(self, conn: _Conn, /, *, within_s: float | None, most: int | None, patience_s: float | None) -> Row: ...
-    def script(self, *, within_s: float | None, most: int | None, patience_s: float | None) -> scripts.Script[Row]: ...
+    def __call__(self, conn: _Conn, /, *, within_s: float | None, most: int | None, patience_s: float | None, stale_s: float | None) -> Row: ...
+    def script(self, *, within_s: float | None, most: int | None, patience_s: float | None, stale_s: float | None) -> scripts.Script[Row]: ...
 
 class _PagesQuestions(Named):
     def __call__(self, conn: _Conn, /, *, most: int | None, run: str | None, node: str | None, after: datetime | None, after_seq: int | None, limit: int | None) -> list[Row]: ...
@@ -2105,8 +2106,12 @@ class _PagesNewQuestions(Named):
     def script(self, *, since: datetime | None, most: int | None) -> scripts.Script[Any]: ...
 
 class _PagesRunning(Named):
-    def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
-    def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, workers: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, workers: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
+class _PagesLoads(Named):
+    def __call__(self, conn: _Conn, /, *, most: int | None, workers: _Texts | None) -> list[Row]: ...
+    def script(self, *, most: int | None, workers: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _PagesLastRuns(Named):
     def __call__(self, conn: _Conn, /, *, workflow: str | None, limit: int | None) -> list[Row]: ...
@@ -2128,6 +2133,10 @@ class _PagesTaskJobs(Named):
     def __call__(self, conn: _Conn, /, *, statuses: _Texts | None, queue: str | None, task: str | None, key: str | None, before: int | None, most: int | None, limit: int | None) -> list[Row]: ...
     def script(self, *, statuses: _Texts | None, queue: str | None, task: str | None, key: str | None, before: int | None, most: int | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
+class _PagesNamed(Named):
+    def __call__(self, conn: _Conn, /, *, text: str | None, most: int | None) -> Row | None: ...
+    def script(self, *, text: str | None, most: int | None) -> scripts.Script[Row | None]: ...
+
 class _PagesFires(Named):
     def __call__(self, conn: _Conn, /, *, name: str | None, limit: int | None) -> list[Row]: ...
     def script(self, *, name: str | None, limit: int | None) -> scripts.Script[list[Row]]: ...
@@ -2142,8 +2151,10 @@ class _Pages:
     has given (`asked`) and the longest wait; jobs of both families that failed within `within_s` seconds (`failed`), and
     the end and the error of the last one that failed at all; what waits for an orchestrator: the oldest event that is due
     (`event`) and the runs that have waited for `patience_s` (`late`); the switches whose OFF has ended by itself, while no
-    worker of their host and queue was seen since then; whether there is any run or ingest job.
-    Columns: asked, asked_s, failed_at, error, failed, event, late, switches, any_run."""
+    worker of their host and queue was seen since then; the hosts and queues that are on, and of which a worker died or was
+    silent for `stale_s` within a day, while none lives or ended in order since then, unless their heartbeat is flagged
+    (`gone`); whether there is any run or ingest job.
+    Columns: asked, asked_s, failed_at, error, failed, event, late, switches, gone, any_run."""
     questions: _PagesQuestions
     """Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
     `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
@@ -2153,9 +2164,13 @@ class _Pages:
     new_questions: _PagesNewQuestions
     """Return how many nodes of running runs began to wait for an answer after `since`, up to `most`."""
     running: _PagesRunning
-    """Return the jobs of both families that run longest, each with how long its node usually takes: the median of the last
-    20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
-    Columns: job_id, queue, host_label, started_at, seq, run_id, workflow_name, name, elapsed_s, usual_s."""
+    """Return the jobs of both families, of these workers or (NULL) of all, that run longest, each with how long its node
+    usually takes: the median of the last 20 runs of its workflow; NULL if they have no such node, and for ingest jobs.
+    Columns: job_id, queue, host_label, worker_id, started_at, seq, run_id, workflow_name, name, elapsed_s, usual_s."""
+    loads: _PagesLoads
+    """Count the loads of models for jobs of these workers within a day, by worker, among the newest `most` events of nodes.
+    `within_s`: how many seconds these go back, up to a day.
+    Columns: worker_id, loads, within_s."""
     last_runs: _PagesLastRuns
     """Return the last runs of a workflow, the oldest first, each with how long it took, or has taken so far. Each also has
     figures of them all: the median and the 95th percentile of the completed runs, the longest of the ended runs, NULL
@@ -2177,6 +2192,10 @@ class _Pages:
     """Return the ingest jobs that fit the filters, the newest first, from the one behind the `seq` `before` on (NULL: from the
     first). `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
     the list only if it `fits`. A filter that is NULL matches every job."""
+    named: _PagesNamed
+    """Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
+    or `key`, in which one of the newest `most` ingest jobs or a running node has it. No row: none has it.
+    Columns: rank, id, field."""
     fires: _PagesFires
     """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
     that; NULL if there is none, or none any more.
@@ -2405,11 +2424,11 @@ class _Queues:
     list: _QueuesList
     """Return the queues that have settings, live jobs, or events of the last `window` seconds, and with `served` also those
     that a worker has served or a switch names; only one of them if `queue` is given. Each has its settings, with `paused`;
-    its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due (`oldest_s`),
-    and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`) and ended (`went`) within the window;
-    its live workers (`alive`), and those that take jobs (`taking`). Behind a queue come its partitions with settings of
-    their own, of all queues the first `most`. Reads every live job, and no other but those with events of the window: the
-    three conditions are those of indexes."""
+    its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due and no map
+    that waits for its items (`oldest_s`), and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`)
+    and ended (`went`) within the window; its live workers (`alive`), and those that take jobs (`taking`). Behind a queue
+    come its partitions with settings of their own, of all queues the first `most`. Reads every live job, and no other but
+    those with events of the window: the three conditions are those of indexes."""
     waiting: _QueuesWaiting
     """Return one queue with settings, or (NULL) each, with the use of its limits.
     Columns: queue, paused, max_running, rate_limit, rate_period_s, running, due_s, paused_until, paused_by."""
