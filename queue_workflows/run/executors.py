@@ -360,12 +360,15 @@ class Executors:
         except OSError as error:
             self._lose(place, error)
             return False
+        place.reading = True
         try:
             for kind, key, body in place.frames.add(data):
                 self._take(place, kind, key, body)
         except (wire.ProtocolError, ValueError, LookupError, TypeError) as error:
             self._lose(place, error)
             return False
+        finally:
+            place.reading = False
         return True
 
     def _take(self, place: Executor, kind: int, key: int, body: bytes) -> None:
@@ -415,7 +418,7 @@ class Executors:
         elif kind == wire.EVENT:
             self._owner.event(job, *wire.checked(kind, body))
         elif kind == wire.WAITS:
-            job.wait()
+            self._owner.waits(job)
         elif kind == wire.STARTED:
             self._owner.started(job)
         else:
@@ -519,6 +522,11 @@ class Executors:
                 for each in (1, 2):
                     self._printer.write(each, place.lines.end(each))
 
+    def catch_up(self) -> None:
+        """Read all that was sent, so that each job whose handler has begun is known as such."""
+        for place in self:
+            self._read_rest(place)
+
     # --- Ends.
 
     def died(self, packet: dict[str, Any]) -> None:
@@ -530,8 +538,8 @@ class Executors:
             self._end(place, packet, "")
 
     def _read_rest(self, place: Executor) -> None:
-        """Read the last messages of an executor that has ended, such as an outcome."""
-        while not place.lost and self._receive(place):
+        """Read all that an executor has sent, such as the outcome of a job as it ended."""
+        while not (place.lost or place.reading) and self._receive(place):
             continue
 
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:

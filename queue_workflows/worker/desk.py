@@ -575,6 +575,12 @@ class Desk:
         job.unwound = False
         self._wake_at(job.check_at(now))
 
+    def waits(self, job: claimed_job.ClaimedJob) -> None:
+        """Note that a job waits for others in its executor; ask for it back if all shall stop."""
+        job.wait()
+        if self.stopping or job.queue.off is not None:
+            job.queue.runner.interrupt(job, "shutdown" if self.stopping else "turned off")
+
     def event(self, job: claimed_job.ClaimedJob, event_type: str, elapsed_s: float | None) -> None:
         """Record an event about the model of a node, before its outcome is recorded."""
         if self._models is None:
@@ -703,6 +709,8 @@ class Desk:
         own.window.reset()
         while own.waiting:
             self.hand_back(own.waiting.popleft(), reason)
+        # So that no handler that has begun is taken for one that waits.
+        own.runner.catch_up()
         for job in [*own.jobs.values()]:
             if job.place is not None and not job.has_started:
                 own.runner.interrupt(job, reason)

@@ -10,6 +10,7 @@ import pytest
 
 from queue_workflows.run import wire
 from tests.support import executors
+from tests.support.wait import until
 
 
 @pytest.fixture
@@ -50,6 +51,20 @@ def test_other_handlers_have_the_outcome_that_they_have_elsewhere(
     )
     worker.interrupt(endless, "cancelled")
     assert worker.outcome(endless).kind == "cancelled"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_was_sent_is_read_before_the_launcher_tells_of_the_fork(
+    launcher: executors.Launched, shared: bool
+) -> None:
+    with launcher.late():
+        worker = executors.Worker(launcher, shared=shared, waits=False)
+        job = worker.send_task("coroutine", {"a": 1})
+        until(lambda: worker.executors.catch_up() or job.outcome)
+        assert (job.starts, worker.pid) == (1, 0)
+    worker.until(lambda: worker.pid)
+    assert worker.task("coroutine", {"a": 1}).kind == "completed"
+    worker.close()
 
 
 def test_progress_of_each_is_sent(worker: executors.Worker) -> None:

@@ -132,6 +132,11 @@ def crashes(seen: Seen) -> Found:
             seat = seen.seat(claim)
             deadly = PATIENT if seat and seat.care == fleet.DEFAULT else DEADLY
             hit = seen.hit(deadly, claim.pid, since, event.at + 1)
+            # A worker that shall end, and cannot reach the database, ends without it.
+            hit = hit or (
+                seen.hit(("term",), claim.pid, since, event.at + 1)
+                and seen.hit(DEADLY, claim.pid, since, event.at + 1)
+            )
             launched = seat and seen.hit_seat(fault_plan.KILL_LAUNCHER, seat, since, event.at + 1)
             locked = seen.was_locked(job_id, since, event.at + 1)
             dead = launched or seen.died_in_executor(job_id, event.claim)

@@ -313,6 +313,9 @@ class Worker:
     def started(self, job: Job) -> None:
         job.starts += 1
 
+    def waits(self, job: Job) -> None:
+        """Ignore it; `started` follows."""
+
     def model(self, model: dict[str, Any]) -> None:
         self.models.append(model)
 

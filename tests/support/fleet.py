@@ -118,6 +118,9 @@ class Runner:
         job.place = Place(job)
         self.places.append(job.place)
 
+    def catch_up(self) -> None:
+        """Nothing is unread."""
+
     def interrupt(self, job: Any, reason: str) -> None:
         del job, reason
 

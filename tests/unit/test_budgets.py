@@ -22,16 +22,16 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 8150, "admin": 2300, "alerts": 340, "check": 840, "claim": 1770, "cli": 6620,
+    ".": 8160, "admin": 2400, "alerts": 340, "check": 840, "claim": 1770, "cli": 6620,
     "client": 710, "dag": 4290, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
     "embedded": 790, "event_export": 690, "local_queue": 1980, "maintenance": 580,
     "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4280,
-    "runtime": 3450, "schedule": 730, "service": 7140, "sql": 83, "tasks": 1830,
+    "runtime": 3450, "schedule": 730, "service": 7160, "sql": 83, "tasks": 1830,
     "telemetry": 1320, "testing": 740, "worker": 4280,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 62750, "files of Python": 279, "functions": 4090, "lines of SQL": 11100,
+    "lines of Python": 62900, "files of Python": 278, "functions": 4090, "lines of SQL": 11150,
 }  # fmt: skip
 CLOSURE = {"modules": 29, "lines": 6170}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""

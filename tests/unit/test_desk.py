@@ -371,6 +371,9 @@ class FakeRunner:
         job.key = self.started
         place.jobs[job.key] = place.running[job.key] = job
 
+    def catch_up(self) -> None:
+        """Nothing is unread."""
+
     def interrupt(self, job: Any, reason: str) -> None:
         del reason
         if job.place is not None:

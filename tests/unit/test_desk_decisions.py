@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -55,10 +55,16 @@ class Runner:
         self.room = slots
         self.killed = killed
         self.interrupted: list[tuple[str, str]] = []
+        self.unread: list[Callable[[], object]] = []
+        """What the executors have sent and nobody has read."""
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         self.room -= 1
         job.place = Place(job)
+
+    def catch_up(self) -> None:
+        while self.unread:
+            self.unread.pop()()
 
     def interrupt(self, job: Any, reason: str) -> None:
         self.interrupted.append((job.id, reason))
@@ -192,6 +198,33 @@ def test_each_of_several_completed_jobs_is_recorded(queue: str) -> None:
         recorded += recorded_by(request)
         request.done([])
     assert sorted(recorded) == sorted(names)
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["SIGTERM", "OFF"])
+def test_a_handler_whose_begin_is_unread_is_not_taken_for_one_that_waits(off: bool) -> None:
+    world = World(slots=2)
+    world.claim("begun", "waits")
+    for name in ("begun", "waits"):
+        world.desk.waits(world.job(name))
+    world.runner.unread.append(lambda: world.desk.started(world.job("begun")))
+    if off:
+        world.desk.switch(world.queue, "finish", hard=False)
+    else:
+        world.desk.stop(60.0)
+    assert [job_id for job_id, _ in world.runner.interrupted] == ["waits"]
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["SIGTERM", "OFF"])
+def test_a_job_that_is_found_to_wait_after_the_stop_goes_back(off: bool) -> None:
+    world = World(slots=2)
+    world.claim("runs", "waits")
+    if off:
+        world.desk.switch(world.queue, "finish", hard=False)
+    else:
+        world.desk.stop(60.0)
+    assert not world.runner.interrupted
+    world.desk.waits(world.job("waits"))
+    assert [job_id for job_id, _ in world.runner.interrupted] == ["waits"]
 
 
 def refused(sqlstate: str, kind: type[psycopg.Error] = psycopg.Error) -> psycopg.Error:
