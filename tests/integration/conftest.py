@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from datetime import datetime, timezone
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 def slack_s() -> float:
     """Return less than for tests with processes."""
     return 5.0
+
+
+@pytest.fixture(autouse=True)
+def present(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the `NOW` of a test's module to the present, as a module may be imported long before."""
+    if hasattr(request.module, "NOW"):
+        now = datetime.now(timezone.utc).replace(microsecond=0)
+        monkeypatch.setattr(request.module, "NOW", now)
 
 
 @pytest.fixture

@@ -299,7 +299,7 @@ def sample(conn: Any, host: str, minute: int, **more: Any) -> None:
     found = {"cpu_percent": 10.0 * minute, "ram_percent": 50.0, "ram_used_mb": 1024,
              "ram_total_mb": 4096, "gpus": [{"id": 0, "use_pct": 63.0, "vram_used_mb": 2048,
                                              "vram_total_mb": 8192}]}  # fmt: skip
-    at = datetime.now(timezone.utc) - timedelta(minutes=minute)  # NOW may be minutes ago
+    at = NOW - timedelta(minutes=minute)
     factories.insert(
         conn, "hw_samples", host_label=host, every_s=60, slot=int(at.timestamp() // 60 % 1440),
         sample=found | more, sampled_at=at,
