@@ -2194,7 +2194,7 @@ class _Pages:
     the list only if it `fits`. A filter that is NULL matches every job."""
     named: _PagesNamed
     """Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
-    or `key`, in which one of the newest `most` ingest jobs or a running node has it. No row: none has it.
+    or `key`, in which the newest `most` ingest jobs or a running node have it. No row: none has it.
     Columns: rank, id, field."""
     fires: _PagesFires
     """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of

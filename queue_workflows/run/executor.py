@@ -77,8 +77,6 @@ class Executor:
         self.signals: set[int] = set()
         """The signals that were sent to end it."""
         self.killed_for = ""
-        self.reading = False
-        """Whether a message of it is being handled."""
         self.drains = 0
         """How often it asked the worker to read its output."""
         self.tail = b""

@@ -341,8 +341,7 @@ class Executors:
         except BlockingIOError:
             return 0
         except OSError:
-            # It has ended. Messages that it sent before, such as an outcome, are still to be read.
-            return len(data)
+            return len(data)  # messages that it sent before its end are still to be read
 
     def _lose(self, place: Executor, why: object) -> None:
         if not place.lost:
@@ -360,15 +359,12 @@ class Executors:
         except OSError as error:
             self._lose(place, error)
             return False
-        place.reading = True
         try:
             for kind, key, body in place.frames.add(data):
                 self._take(place, kind, key, body)
         except (wire.ProtocolError, ValueError, LookupError, TypeError) as error:
             self._lose(place, error)
             return False
-        finally:
-            place.reading = False
         return True
 
     def _take(self, place: Executor, kind: int, key: int, body: bytes) -> None:
@@ -460,8 +456,7 @@ class Executors:
     def _freed(self, place: Executor) -> None:
         """End an executor that has reached a limit, else let it take another job."""
         if place.signals and not place.jobs:
-            # SIGTERM has ended the handler, but not the process.
-            self.kill(place, signal.SIGKILL, place.killed_for)
+            self.kill(place, signal.SIGKILL, place.killed_for)  # SIGTERM has not ended it
             return
         if self._max_rss_mb is not None and place.memory_mb(b"VmRSS") > self._max_rss_mb:
             place.full = True
@@ -539,7 +534,7 @@ class Executors:
 
     def _read_rest(self, place: Executor) -> None:
         """Read all that an executor has sent, such as the outcome of a job as it ended."""
-        while not (place.lost or place.reading) and self._receive(place):
+        while not place.lost and self._receive(place):
             continue
 
     def _end(self, place: Executor, packet: dict[str, Any], refused: str) -> None:

@@ -143,24 +143,28 @@ class Frames:
     """Cut received bytes into frames."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer, self._at = bytearray(), 0
 
     def add(self, data: bytes) -> Iterator[Frame]:
-        """Yield kind, key and body of each frame that is complete now. Raises `ProtocolError`."""
-        buffer, at, size = self._buffer, 0, HEADER.size
+        """Yield kind, key and body of each frame that is complete now. Raises `ProtocolError`.
+
+        What handles a frame may add more: it is then given the frames behind it.
+        """
+        buffer, size = self._buffer, HEADER.size
         buffer += data
         try:
-            while len(buffer) - at >= size:
+            while len(buffer) - (at := self._at) >= size:
                 length, kind, key = HEADER.unpack_from(buffer, at)
                 if length > MAX_BYTES or kind not in _KINDS:
                     raise ProtocolError(f"garbage in the channel: {bytes(buffer[at : at + 40])!r}")
                 end = at + size + length
                 if len(buffer) < end:
                     return
-                body, at = bytes(buffer[at + size : end]), end
+                body, self._at = bytes(buffer[at + size : end]), end
                 yield kind, key, body
         finally:
-            del buffer[:at]
+            del buffer[: self._at]
+            self._at = 0
 
 
 def completed_body(outcome: outcomes.Outcome) -> bytes:

@@ -27,16 +27,16 @@ BUDGETS = {
     "embedded": 790, "event_export": 690, "local_queue": 1980, "maintenance": 580,
     "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4280,
     "runtime": 3450, "schedule": 730, "service": 7160, "sql": 83, "tasks": 1830,
-    "telemetry": 1320, "testing": 740, "worker": 4280,
+    "telemetry": 1320, "testing": 740, "worker": 4290,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 62900, "files of Python": 278, "functions": 4090, "lines of SQL": 11150,
+    "lines of Python": 62900, "files of Python": 278, "functions": 4100, "lines of SQL": 11150,
 }  # fmt: skip
 CLOSURE = {"modules": 29, "lines": 6170}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 45, "lines": 16130}
+SPINE = {"files": 45, "lines": 16140}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (114, 26),  # the goal is 110 functions in 25 files

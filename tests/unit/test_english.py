@@ -44,7 +44,7 @@ LIMITS = {
     "sql": {
         "a colon for a verb": 17.0,
         "those, that of, one of": 4.5,
-        "a no instead of a not": 6.0,
+        "a no instead of a not": 5.7,
         "what as a noun": 3.4,
         "None and a colon": 0.0,
     },

@@ -38,6 +38,17 @@ def test_frames_arrive_in_pieces_of_any_size() -> None:
         assert [found for part in parts for found in frames.add(part)] == FRAMES
 
 
+def test_what_handles_a_frame_may_add_what_came_meanwhile() -> None:
+    data = b"".join(wire.frame(*each) for each in FRAMES)
+    frames, found = wire.Frames(), list[Frame]()
+    for each in frames.add(data + data[:4]):
+        found.append(each)
+        if len(found) == 1:
+            found += frames.add(data[4:])
+    assert found == FRAMES + FRAMES
+    assert [*frames.add(data)] == FRAMES
+
+
 @pytest.mark.parametrize(
     "text", [b"printed\n", b"abc\nand more\n", b"\n\n\n\n\n\n\n\n\n", b"{" * 9]
 )

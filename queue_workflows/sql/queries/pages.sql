@@ -209,7 +209,7 @@ SELECT e.fits, e.place, e.seq, e.id, e.task_name, e.queue::text, e.status::text,
 
 -- name: named one
 -- Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
--- or `key`, in which one of the newest `most` ingest jobs or a running node has it. No row: none has it.
+-- or `key`, in which the newest `most` ingest jobs or a running node have it. No row: none has it.
 SELECT 1 AS rank, id, 'key' AS field
   FROM ingest_jobs
  WHERE idempotency_key = %(text)s::text AND NOT idempotency_released
