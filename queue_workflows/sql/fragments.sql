@@ -301,18 +301,6 @@ WITH done AS (
 EXISTS (SELECT FROM queue_settings s
          WHERE s.queue = %(queue)s::text AND queue_workflows_is_paused(s.paused_at, s.paused_until))
 
--- fragment: claimed_rows()
--- The columns of a claimed node that a worker reads, with the whole for its handler; `claimed_record` follows.
-SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
-       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
-
--- fragment: claimed_record()
--- The members of a claimed node that a worker reads.
-CROSS JOIN LATERAL json_to_record(s.job)
-       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
-             run_id text, node_id text, required_model text, run json, due_s float8)
-
 -- fragment: bad_counters()
 -- A number of a job that only the engine counts, or its time limit, is out of its range.
 NEW.seq NOT BETWEEN 1 AND 1000000000000000
