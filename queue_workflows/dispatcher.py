@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from queue_workflows import db, errors, node_executor
+from queue_workflows.dag import plan
 from queue_workflows.db import statements
 from queue_workflows.dispatch import advance, drain, input_nodes
 
@@ -24,7 +25,8 @@ def on_node_completed(run_id: str, node_id: str) -> int:
     Returns 0 if the node's row is not completed or skipped, or if the run is not running.
     """
     with db.transaction() as conn:
-        if not statements.nodes.done_among(conn, run_id=run_id, nodes=[node_id]):
+        done = [*plan.DONE]
+        if not statements.nodes.among(conn, run_id=run_id, nodes=[node_id], statuses=done):
             return 0
     return advance.advance(db.transaction, run_id, [node_id], expected=advance.is_live) or 0
 

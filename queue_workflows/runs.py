@@ -507,7 +507,8 @@ def _refuse(conn: db.Connection, run_id: str, again: _Again) -> None:
 
     A running node would record a result of the old generation beside the new one.
     """
-    running = sorted(statements.nodes.running_among(conn, run_id=run_id, nodes=[*again.nodes]))
+    among = statements.nodes.among
+    running = sorted(among(conn, run_id=run_id, nodes=[*again.nodes], statuses=["running"]))
     for map_id, key in again.items:
         if not running and not statements.maps.items(conn, run_id=run_id, map=map_id, keys=[key]):
             meant = stored_graph.key_hint(conn, run_id, key, map_id)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 END = ""
 DONE = ("completed", "skipped")
 """The states of a node that satisfy the nodes that depend on it."""
+PRESENT = (*DONE, "queued", "running", "awaiting_input")
+"""The states of a node that a plan need not insert: it is neither failed nor cancelled."""
 
 
 class Reader(Protocol):

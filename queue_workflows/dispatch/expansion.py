@@ -68,9 +68,12 @@ class Expansion:
                 raise
             # Nodes that have a job already, from another transaction, are not written again.
             ids = [row.id for row in rows]
-            present = statements.nodes.present_among(self._conn, run_id=self._run_id, nodes=ids)
-            self._add(rows, set(present))
+            self._add(rows, self._among(ids, plan.PRESENT))
         self._insert(resumed=resumed)
+
+    def _among(self, nodes: list[str], statuses: Collection[str]) -> set[str]:
+        among = statements.nodes.among
+        return set(among(self._conn, run_id=self._run_id, nodes=nodes, statuses=[*statuses]))
 
     def _add(self, rows: Sequence[plan.NewNode], present: Collection[str] = ()) -> None:
         """Add rows for `_insert`, except for `present` nodes; raise `TooLarge` if they do not fit.
@@ -232,7 +235,7 @@ class Expansion:
         scopes = [items.Scope(of, map_id, row["key"], row["item"]) for row in opened]
         if self._run["generation"]:
             ids = [*itertools.chain.from_iterable(map(items.ids, scopes))]
-            done |= {*statements.nodes.done_among(self._conn, run_id=self._run_id, nodes=ids)}
+            done |= self._among(ids, plan.DONE)
         for number, scope in enumerate(scopes):
             must_fit = is_only and not number
             fits = must_fit or self._room > TRANSACTION_BYTES // 2

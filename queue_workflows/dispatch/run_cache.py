@@ -107,9 +107,9 @@ class Reader:
 
     def done_among(self, ids: Collection[str]) -> set[str]:
         if self._done is None:
-            return self._query(statements.nodes.done_among, ids)
+            return self._query(plan.DONE, ids)
         if self._asked is not None and (unknown := set(ids) - self._asked):
-            self._done |= self._query(statements.nodes.done_among, unknown)
+            self._done |= self._query(plan.DONE, unknown)
             self._asked |= unknown
         return self._done.intersection(ids)
 
@@ -121,7 +121,7 @@ class Reader:
 
     def present(self, ids: Collection[str]) -> set[str]:
         if self._present is None:
-            return self._query(statements.nodes.present_among, ids)
+            return self._query(plan.PRESENT, ids)
         return self._present.intersection(ids)
 
     def context(self, heads: set[str] | None) -> dict[str, Any]:
@@ -130,10 +130,12 @@ class Reader:
         with self._reading() as conn:
             return db.run(conn, read_context(self._run_id, heads, self._room))
 
-    def _query(self, statement: statements.Named, ids: Collection[str]) -> set[str]:
+    def _query(self, statuses: Collection[str], ids: Collection[str]) -> set[str]:
         nodes = [self._prefix + each for each in ids]
         with self._reading() as conn:
-            found = statement(conn, run_id=self._run_id, nodes=nodes)
+            found = statements.nodes.among(
+                conn, run_id=self._run_id, nodes=nodes, statuses=[*statuses]
+            )
         return {each.removeprefix(self._prefix) for each in found}
 
     def _reading(self) -> AbstractContextManager[db.Connection]:

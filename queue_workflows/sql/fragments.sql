@@ -430,14 +430,6 @@ SELECT j.run_id, j.node_id, j.id, greatest(0, least(j.attempts, 32767)), %(event
   FROM workflow_node_jobs j
  WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
 
--- fragment: among_nodes()
--- Those of these nodes that have a job, by a look-up per node; more conditions follow. LIMIT 1 keeps it one: without
--- statistics, PostgreSQL 15 reads all rows of the run instead.
-SELECT j.node_id
-  FROM unnest(%(nodes)s::text[]) AS n (id)
- CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
-                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
-
 -- fragment: has_place(j)
 -- The job counts against the limits of its partition.
 (j.status = 'running' OR (j.status = 'queued' AND (j.blocked_reason IS NULL OR j.admitted_at IS NOT NULL)))

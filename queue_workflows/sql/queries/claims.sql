@@ -2,10 +2,10 @@
 
 -- name: node_rows many
 -- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
--- Return the columns that a worker reads, and the row as JSON for the handler (`body`). If fewer are
--- claimed, the last row may be one without an id: `due_s` seconds later, at most `look_ahead_s`, a
--- delayed job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001
--- if one of the claims to record is lost.
+-- Return the columns that a worker reads, and the row as JSON for the handler (`body`). If fewer
+-- are claimed, the last row may be one without an id: `due_s` seconds later, at most
+-- `look_ahead_s`, a delayed job is due. `only`: claim this job, wherever it stands in the queue,
+-- or none. Raises QW001 if one of the claims to record is lost.
 SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
        r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
        (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count

@@ -36,20 +36,14 @@ SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_
 -- Return all jobs of a run, the oldest first.
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s ORDER BY created_at, seq;
 
--- name: done_among column prepared
--- Return which of these nodes are completed or skipped.
-{among_nodes()}
- WHERE j.status IN ('completed', 'skipped');
-
--- name: running_among column
--- Return which of these nodes run now, by a look-up per node.
-{among_nodes()}
- WHERE j.status = 'running';
-
--- name: present_among column prepared
--- Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node.
-{among_nodes()}
- WHERE j.status NOT IN ('failed', 'cancelled');
+-- name: among column prepared
+-- Return which of these nodes have a job with one of these statuses, by a look-up per node. LIMIT 1
+-- keeps it one: without statistics, PostgreSQL 15 reads all rows of the run instead.
+SELECT j.node_id
+  FROM unnest(%(nodes)s::text[]) AS n (id)
+ CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs
+                      WHERE run_id = %(run_id)s AND node_id = n.id LIMIT 1) j
+ WHERE j.status = ANY (%(statuses)s::text[]);
 
 -- name: all_done column prepared
 -- Return every completed or skipped node of a run.
