@@ -553,6 +553,8 @@ def _each(
             rest = [one for one in known if one not in rows]
             nodes += statements.ingest_jobs.find_node_jobs(own, ids=rest)
         done |= {one: _report(one, rows.get(one), outcomes) for one in some}
+    # A run's nodes may come from several batches, and only the first change of a run finds it over.
+    nodes.sort(key=lambda row: row["run_id"])
     for run_id, found in itertools.groupby(nodes, lambda row: row["run_id"]):
         rows = {row["id"]: row for row in found}
         if change_nodes is None:

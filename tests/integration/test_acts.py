@@ -477,6 +477,18 @@ def test_nodes_of_one_run_are_cancelled_in_one_transaction(conn: Any) -> None:
     assert jobs.cancel_many([running])[0]["outcome"] == "asked to stop"
 
 
+def test_a_run_whose_nodes_are_in_several_batches_is_retried_once(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 2)
+    for run_id in ("a", "b"):
+        failed_run(conn, id=run_id)
+    nodes = [("a", "x"), ("b", "x"), ("a", "y")]
+    given = [factories.node(conn, *where, status="failed")["id"] for where in nodes]
+    assert [one["outcome"] for one in jobs.retry_many(given)] == ["queued"] * 3
+    assert [(runs.get(one) or {})["generation"] for one in ("a", "b")] == [1, 1]
+
+
 @pytest.mark.parametrize("act", [runs.cancel_many, runs.retry_many, jobs.cancel_many])
 def test_nothing_is_done_for_a_wrong_id_or_name(conn: Any, act: Callable[..., object]) -> None:
     run_id, job_id = factories.run(conn), factories.ingest(conn)["id"]
