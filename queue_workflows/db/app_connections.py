@@ -12,7 +12,7 @@ import abc
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -29,16 +29,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 _Params: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%|:")
-_JSON_COLUMNS = frozenset(
-    {
-        "args", "context", "context_delta", "definition", "headers", "input_spec",
-        "input_template", "inputs", "output", "policy", "progress", "resolved_inputs", "result",
-        "steps_done", "upgrades",
-    }
-)  # fmt: skip
-"""Columns that SQLAlchemy 2.0 returns as JSON text with asyncpg."""
 _JSONB_OID = 3802
-"""The type of columns that Django returns as JSON text."""
+"""The type of the columns that Django, and SQLAlchemy 2.0 with asyncpg, return as JSON text."""
 _ASYNC_TWIN = "the function whose name ends in _async"
 
 
@@ -110,12 +102,13 @@ class _Adapter(abc.ABC):
         """Execute the statement and return its rows."""
 
 
-def _loaded(row: Row) -> Row:
-    for name in _JSON_COLUMNS & row.keys():
-        value = row[name]
-        if isinstance(value, str) and value[:1] in ("{", "["):
-            row[name] = stored_json.load_json(value)
-    return row
+def _loaded(rows: list[Row], columns: Iterable[Any]) -> list[Row]:
+    """Load the JSON in rows with these columns of a cursor's description; return the rows."""
+    for name in (column[0] for column in columns if column[1] == _JSONB_OID):
+        for row in rows:
+            if isinstance(row[name], str):
+                row[name] = stored_json.load_json(row[name])
+    return rows
 
 
 class _SqlAlchemy(_Adapter):
@@ -123,10 +116,15 @@ class _SqlAlchemy(_Adapter):
         super().__init__(conn, conn.dialect.name)
 
     def _rows(self, query: str, params: _Params) -> list[Row]:
+        sqlalchemy = sys.modules["sqlalchemy"]
         text, values = _as_text(query, params)
-        found = self._conn.execute(sys.modules["sqlalchemy"].text(text), values)
-        rows = [dict(row) for row in found.mappings()] if found.returns_rows else []
-        return [*map(_loaded, rows)] if self._conn.dialect.driver == "asyncpg" else rows
+        found = self._conn.execute(sqlalchemy.text(text), values)
+        if not found.returns_rows:
+            return []
+        release = tuple(map(int, sqlalchemy.__version__.split(".")[:2]))
+        is_text = self._conn.dialect.driver == "asyncpg" and release < (2, 1)
+        columns = found.cursor.description if is_text else ()
+        return _loaded([dict(row) for row in found.mappings()], columns)
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self._conn.begin_nested()
@@ -162,11 +160,7 @@ class _Django(_Adapter):
             columns = cursor.description or ()
             names = [column[0] for column in columns]
             rows = [dict(zip(names, row, strict=True)) for row in cursor] if names else []
-        for name in (column[0] for column in columns if column[1] == _JSONB_OID):
-            for row in rows:
-                if isinstance(row[name], str):
-                    row[name] = stored_json.load_json(row[name])
-        return rows
+        return _loaded(rows, columns)
 
     def transaction(self) -> AbstractContextManager[Any]:
         return sys.modules["django.db.transaction"].atomic(using=self._conn.alias)

@@ -185,17 +185,34 @@ def test_the_settings_of_an_apps_session_change_nothing(
     assert (job or {})["args"] == EURO == answers(conn)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_json_comes_back_as_it_is_on_every_kind_of_connection(
-    kind: str, app: flow.Flow, conn: Any, dsn: str
-) -> None:
+def with_json(conn: Any) -> str:
+    """A job with texts in its JSON that look like other JSON; its id."""
     job_id = factories.ingest(conn, args={"n": [1]}, headers={"a": "b"})["id"]
     conn.execute(
         "UPDATE ingest_jobs SET result = %s, progress = %s WHERE id = %s",
         ('"[not JSON"', '"[1/3] load"', job_id),
     )
+    return job_id
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_comes_back_as_it_is_on_every_kind_of_connection(
+    kind: str, app: flow.Flow, conn: Any, dsn: str
+) -> None:
+    job_id = with_json(conn)
     with KINDS[kind](dsn) as host:
         assert queue_workflows.jobs.get(job_id, conn=host.conn) == queue_workflows.jobs.get(job_id)
+
+
+@pytest.mark.parametrize("kind", ASYNC_KINDS)
+def test_and_on_every_asynchronous_kind(kind: str, app: flow.Flow, conn: Any, dsn: str) -> None:
+    job_id = with_json(conn)
+
+    async def read() -> dict[str, Any] | None:
+        async with ASYNC_KINDS[kind](dsn) as host:
+            return await queue_workflows.jobs.get_async(job_id, conn=host.conn)
+
+    assert asyncio.run(read()) == queue_workflows.jobs.get(job_id)
 
 
 @pytest.mark.parametrize("kind", ASYNC_KINDS)
