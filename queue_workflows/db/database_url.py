@@ -47,13 +47,14 @@ def db_url() -> str:
 
 def describe(url: str | None = None) -> str:
     """Return the name of the database without a password: `name at host:port`."""
-    parts = _parsed(url or db_url())
+    parts = parsed(url or db_url())
     host = parts.get("host") or "the default socket"
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"database {parts.get('dbname') or parts.get('user') or 'default'} at {host}{port}"
 
 
-def _parsed(url: str) -> dict[str, Any]:
+def parsed(url: str) -> dict[str, Any]:
+    """Return the parts of a DSN. Raises `InvalidConfig` without the DSN, which has a password."""
     try:
         parts = dict(psycopg.conninfo.conninfo_to_dict(url))
     except psycopg.ProgrammingError as error:
@@ -87,7 +88,7 @@ def _unreadable(url: str, why: str) -> errors.InvalidConfig:
 
 def options(url: str) -> dict[str, str]:
     """Return the options of a DSN and of PGHOST and similar variables. Raises `InvalidConfig`."""
-    _parsed(url)
+    parsed(url)
     found = [*pq.Conninfo.get_defaults(), *pq.Conninfo.parse(url.encode())]
     return {each.keyword.decode(): each.val.decode() for each in found if each.val is not None}
 
@@ -107,4 +108,4 @@ def conninfo(url: str, **forced: Any) -> str:
         "application_name": "queue_workflows",
     }
     forced["client_encoding"] = "UTF8"
-    return psycopg.conninfo.make_conninfo(**(defaults | _parsed(url) | forced))
+    return psycopg.conninfo.make_conninfo(**(defaults | parsed(url) | forced))

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import sql
 
 from queue_workflows import errors
 from queue_workflows.db import database_url, pool, statements
@@ -55,11 +55,11 @@ def checked(dsn: str) -> dict[str, Any]:
 
     Raise `InvalidConfig` unless its database's name ends in `_test`.
     """
-    parts: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+    parts = database_url.parsed(dsn)
     if not str(parts.get("dbname") or "").endswith(SUFFIX):
         raise errors.InvalidConfig(
-            f"{database_url.describe(dsn)}: tests use no database whose name does not end in "
-            f"{SUFFIX}"
+            f"{database_url.describe(dsn)}: its name does not end in {SUFFIX}, as the names of "
+            "databases for tests do"
         )
     return parts
 

@@ -347,6 +347,15 @@ def test_databases_of_a_killed_test_run_are_dropped_by_the_next(db: ModuleType, 
     assert found is None
 
 
+def test_a_dsn_that_cannot_be_read_is_refused_without_its_password(db: ModuleType) -> None:
+    with (
+        pytest.raises(ValueError, match="the DSN cannot be read") as refused,
+        testing.database("postgresql://u:canary/word@h/x_test"),
+    ):
+        pass
+    assert "canary" not in str(refused.value)
+
+
 def test_no_database_but_a_test_one_is_come_near(db: ModuleType) -> None:
     with (
         pytest.raises(ValueError, match="does not end in _test"),
