@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ import pytest
 
 import queue_workflows
 from queue_workflows import acts, db, failures, jobs, queues, schedules
-from tests.support import constants, factories, named_statements, pages, tabled, transitions
+from tests.support import constants, factories, named_statements, pages, tabled, transitions, wait
 from tests.support.pages import EVIL, Browser
 
 NOW = datetime.now(timezone.utc)
@@ -780,7 +781,7 @@ def test_health_has_the_schema_tables_retention_and_versions(conn: Any) -> None:
     assert f"ok at version {version}" in words
     assert "Doctor and audit have not been run." in words
     assert f"queue_workflows {queue_workflows.__version__}, Python" in words
-    for text in ("RUN_RETENTION_DAYS 365.0 days", "workflow_runs", "Dead rows"):
+    for text in ("RUN_RETENTION_DAYS 365 days", "workflow_runs", "Dead rows"):
         assert text in words, text
 
 
@@ -804,3 +805,39 @@ def test_doctor_and_audit_run_on_request_and_keep_their_results(conn: Any) -> No
 
     pages.browse(use)
     assert not done(), "neither changes anything"
+
+
+def test_a_check_that_takes_long_goes_on_without_its_reader(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the service would end the request after its time, and a second one would run beside."""
+    constants.put(monkeypatch, "service.dashboard.health_page.WAITS_S", 0.0)
+    may_end, begun = threading.Event(), list[str]()
+    findings = constants.value("admin.checks.findings")
+
+    def slow(own: Any, purpose: str) -> Any:
+        begun.append(purpose)
+        assert may_end.wait(60)
+        return findings(own, purpose)
+
+    constants.put(monkeypatch, "admin.checks.findings", slow)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/health")
+        for _ in range(2):
+            reply = await browser.send(page, "/health/doctor", label="Run doctor")
+            page = await browser.follow(reply)
+            assert "Doctor is still running. Reload this page later for its result." in page
+            assert "It is running. Reload this page for its result." in page
+        may_end.set()
+        deadline = wait.Deadline(30)
+        while "It is running." in page:
+            assert not deadline.is_over()
+            page = await browser.open("/health")
+        assert "Doctor found" in page
+        assert begun == ["work"]
+
+    try:
+        pages.browse(use)
+    finally:
+        may_end.set()

@@ -60,7 +60,7 @@ def build(service: state.Service, known: tokens.Tokens) -> fastapi.FastAPI:
     made.state.doors = session.Doors(known)
     made.state.posts = forms.Posts()
     made.state.pages = view.Pages()
-    made.state.results = {}
+    made.state.results, made.state.checking = {}, {}
     made.add_api_route("/static/{name}", _static, methods=["GET"])
     for module in _PAGES:
         made.include_router(module.router)
