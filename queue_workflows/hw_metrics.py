@@ -326,7 +326,7 @@ def look_back(
     `InvalidConfig` for a host label that is not a valid name.
     """
     if not types.is_name(host):
-        raise errors.InvalidConfig(f"host {host[:40]!r}: a name has 1 to 400 bytes of UTF-8")
+        raise errors.InvalidConfig(f"host {host!r:.40}: a name has 1 to 400 bytes of UTF-8")
     with db.transaction(conn) as own:
         rows = statements.samples.between(own, host=host, since=since, until=until, past_s=past_s)
     found: list[JsonDict] = []

@@ -126,7 +126,7 @@ def _request(
 def _check_names(**names: str | None) -> None:
     for what, text in names.items():
         if text is not None and not types.is_name(text):
-            raise errors.InvalidConfig(f"{what} {text[:40]!r}: a name has 1 to 400 bytes of UTF-8")
+            raise errors.InvalidConfig(f"{what} {text!r:.40}: a name has 1 to 400 bytes of UTF-8")
 
 
 def _check(conn: db.Connection, host: str, model: str | None, worker_id: str | None) -> None:

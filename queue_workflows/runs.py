@@ -774,6 +774,6 @@ def _check_model(node_id: str, queue: str, model: str | None) -> str | None:
         raise errors.InvalidConfig(f"node {node_id!r}: a cpu job cannot require a model")
     if not types.is_name(model):
         raise errors.InvalidConfig(
-            f"node {node_id!r}: model {model[:40]!r}: an id has 1 to 400 bytes of UTF-8"
+            f"node {node_id!r}: model {model!r:.40}: an id has 1 to 400 bytes of UTF-8"
         )
     return model

@@ -313,10 +313,10 @@ NodeHook: TypeAlias = Callable[[Row, Row, JsonDict], None]
 FailureHook: TypeAlias = Callable[[JsonDict], object]
 
 
-def is_name(value: object) -> bool:
-    """Return whether this is a valid host, worker or model name: 1 to 400 bytes, no NUL."""
+def is_name(value: object, most: int = 400) -> bool:
+    """Return whether this may name a host, worker or model: 1 to `most` bytes, no NUL."""
     try:
-        return isinstance(value, str) and "\x00" not in value and 1 <= len(value.encode()) <= 400
+        return isinstance(value, str) and "\x00" not in value and 1 <= len(value.encode()) <= most
     except UnicodeEncodeError:
         return False
 

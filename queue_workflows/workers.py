@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import psycopg
 
-from queue_workflows import acts, config, db, errors
+from queue_workflows import acts, config, db, errors, types
 from queue_workflows.db import check_violations, statements
 from queue_workflows.runtime import clock, exit_codes, stored_json
 from queue_workflows.types import ExitFn, Row, Rows, Who, WorkerControl
@@ -239,8 +239,10 @@ def _check_states(desired_state: str, stop_policy: str) -> None:
 
 def _check_names(host: str, queue: str) -> None:
     for what, name, most in (("host", host, 400), ("queue", queue, 200)):
-        if not 1 <= len(name.encode()) <= most or "\x00" in name:
-            raise errors.UnknownPolicy(f"{what} {name[:40]!r}: its name has 1 to {most} bytes")
+        if not types.is_name(name, most):
+            raise errors.UnknownPolicy(
+                f"{what} {name!r:.40}: a name has 1 to {most} bytes of UTF-8, and no NUL"
+            )
 
 
 def refuse_unknown(queue: str, *, host: str | None = None) -> None:

@@ -113,6 +113,16 @@ def test_what_cannot_be_meant_is_refused_before_any_write(
     assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
 
 
+@pytest.mark.parametrize(
+    ("host", "queue"),
+    [("\udcff", "gpu"), ("", "gpu"), ("b" * 401, "gpu"), ("box", "a\0"), ("box", "q" * 201)],
+)
+def test_a_name_that_no_row_can_hold_is_refused(conn: Any, host: str, queue: str) -> None:
+    with pytest.raises(errors.UnknownPolicy, match="a name has 1 to"):
+        workers.disable(host, queue)
+    assert factories.one(conn, "SELECT count(*) FROM worker_controls") == 0
+
+
 def test_an_app_may_register_a_policy_of_its_own(conn: Any) -> None:
     worker_control.STOP_POLICIES["soft"] = lambda worker, *, on_exit: None
     row = workers.disable("box", "gpu", stop_policy="soft")
