@@ -81,6 +81,8 @@ def test_questions_come_with_the_longest_wait_first(conn: Any) -> None:
         ({"widget": "map", "layers": [1]}, {"value": '{"x": [1, 2]}'}, {"x": [1, 2]}),
         ({"widget": "file_upload", "accept": ".csv"}, {"value": "/data/a.csv"}, "/data/a.csv"),
         ({"widget": "pick_or_upload", "library": ["a.csv"]}, {"choice": "0", "value": ""}, "a.csv"),
+        ({"widget": "pick_or_upload", "library": ["a.csv"]}, {"choice": "0", "value": "/b.csv"},
+         "/b.csv"),
     ],
 )  # fmt: skip
 def test_an_answer_of_each_widget(

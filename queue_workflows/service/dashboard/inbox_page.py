@@ -195,7 +195,9 @@ def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
     picked = [name.removeprefix("choice-") for name in values if name.startswith("choice-")]
     if asked["form"] == "many":
         return [_picked(choices, place) for place in picked]
-    if asked["form"] in ("one", "file") and "choice" in values:
+    # A button of the library stays chosen when somebody types another path instead.
+    is_typed = asked["form"] == "file" and text != ""
+    if asked["form"] in ("one", "file") and "choice" in values and not is_typed:
         return _picked(choices, values["choice"])
     if asked["form"] == "file" and not text:
         raise errors.InvalidAnswer("choose a file, or name its path")
