@@ -921,6 +921,26 @@ def test_files_are_listed_shown_and_downloaded(out: tuple[str, Path]) -> None:
     pages.browse(use)
 
 
+def test_a_file_that_is_not_shown_whole_says_so(out: tuple[str, Path]) -> None:
+    run_id, folder = out
+    (folder / "few.csv").write_text("name,price\ntea,7\n")
+    # The part that is read ends behind `123` of the tenth row.
+    (folder / "long.csv").write_text("name,price\n" + f"{'y' * 6544},1234567\n" * 20)
+
+    async def use(browser: Browser) -> None:
+        where = f"/runs/{run_id}/files"
+        few = await browser.open(where, path="few.csv")
+        assert "<td>7</td>" in few and "the file has more" not in few
+        long = await browser.open(where, path="long.csv")
+        assert re.findall(r"<td>(\d+)</td>", long) == ["1234567"] * 9
+        for page in (long, await browser.open(where, path="t.csv")):
+            assert "The first 100 rows and 50 columns at most; the file has more." in page
+        image = await browser.open(where, path="big.png")
+        assert "Images above 10 MB are not shown here." in image and "<img" not in image
+
+    pages.browse(use)
+
+
 def test_a_folder_of_too_many_entries_says_so(out: tuple[str, Path]) -> None:
     run_id, folder = out
     many = folder / "many"

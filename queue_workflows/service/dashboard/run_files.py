@@ -34,7 +34,8 @@ TABLES: Final = {".csv": ",", ".tsv": "\t"}
 TEXTS: Final = frozenset({".txt", ".log", ".md", ".json", ".jsonl", ".geojson", ".yaml", ".yml"})
 MOST_IMAGE: Final = 10 * 1024 * 1024
 BEGINNING: Final = 65_536
-ROWS: Final = 100
+ROWS, COLUMNS = 100, 50
+"""Of a table, besides its head."""
 ENTRIES: Final = 1_000
 CHUNK: Final = 65_536
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -71,14 +72,18 @@ def _shown(out_dir: str, place: str) -> JsonDict:
         size = os.fstat(file.fileno()).st_size
         text = file.read(BEGINNING).decode("utf-8", "replace")
     shown: JsonDict = {"entries": None, "size": size, "cut": size > BEGINNING}
-    if suffix in IMAGES and size <= MOST_IMAGE:
-        shown["image"] = True
+    if suffix in IMAGES:
+        shown["image"] = size <= MOST_IMAGE
     elif suffix in TABLES:
+        # Of a row that is cut, a number would read as another one.
+        lines = text.rpartition("\n")[0] if shown["cut"] else text
         with contextlib.suppress(csv.Error):
-            rows = csv.reader(io.StringIO(text), delimiter=TABLES[suffix])
-            shown["table"] = [
-                [display.line(cell) for cell in row[:50]] for row in islice(rows, ROWS + 1)
-            ]
+            rows = [*islice(csv.reader(io.StringIO(lines), delimiter=TABLES[suffix]), ROWS + 2)]
+            shown["cut"] |= len(rows) > ROWS + 1 or any(len(row) > COLUMNS for row in rows)
+            if rows:
+                shown["table"] = [
+                    [display.line(cell) for cell in row[:COLUMNS]] for row in rows[: ROWS + 1]
+                ]
     if suffix in TEXTS or (suffix in TABLES and "table" not in shown):
         shown["text"] = display.block(text)
     return shown
