@@ -275,10 +275,17 @@ def test_of_many_queued_nodes_the_first_are_explained(conn: engine_db.Connection
     run_id = factories.run(conn)
     for number in range(12):
         factories.node(conn, run_id, f"n{number:02d}")
-    text = pages.words(pages.opened(f"/runs/{run_id}/why"))
-    assert text.count("no live worker serves queue cpu") == 10
-    assert "n09 queued" in text
-    assert "and 2 more nodes" in text
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open(f"/runs/{run_id}/why")
+        assert f"<h1>Why run {run_id} waits</h1>" in page, "it is a page without JavaScript"
+        assert f"queue-workflows why {run_id}</code>" in page
+        for text in (page, await browser.part(f"/runs/{run_id}/why")):
+            assert text.count("no live worker serves queue cpu") == 10
+            assert "n09 queued" in pages.words(text)
+            assert "and 2 more nodes" in text
+
+    pages.browse(use)
 
 
 def test_the_machine_under_an_attempt(conn: engine_db.Connection) -> None:

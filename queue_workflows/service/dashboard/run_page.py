@@ -406,7 +406,7 @@ async def live(
 
 @router.get("/runs/{run_id}/why")
 async def why(request: Request, run_id: view.Segment, job: view.Text = None) -> Response:
-    """Return why the first nodes of a run wait, or the job of one: each worker's reason."""
+    """Show why the first nodes of a run wait, or the job of one: each worker's reason."""
     check_values(request)
 
     def read(conn: db.Connection) -> JsonDict:
@@ -416,7 +416,9 @@ async def why(request: Request, run_id: view.Segment, job: view.Text = None) -> 
         found = jobs.explain(job, conn=conn)
         return none if found is None else none | {"nodes": [found]}
 
-    return await view.fragment(request, "run_why.html", lambda: view.read(request, read))
+    title = f"Why run {display.line(run_id, 80)} waits"
+    command = f"queue-workflows why {shlex.quote(display.line(job or run_id, None))}"
+    return await view.live(request, "run_why.html", read, title=title, command=command)
 
 
 # --- logs and values ---------------------------------------------------------------------------
