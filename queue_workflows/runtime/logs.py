@@ -240,11 +240,22 @@ def application_log() -> list[logging.Handler]:
 
 
 def path_of(setting: str, name: str) -> Path | None:
-    """Return the file that a setting names, or `name` in the folder it names; None if empty."""
+    """Return the file that a setting names, or `name` in the folder it names; None if empty.
+
+    Raises `InvalidConfig` for a path that this machine or user cannot have.
+    """
     if not setting:
         return None
-    path = Path(setting).expanduser()
-    return path if path.suffix in SUFFIXES and not path.is_dir() else path / name
+    try:
+        path = Path(setting).expanduser()
+        is_file = path.suffix in SUFFIXES and not path.is_dir()
+    except RuntimeError:
+        reason = "its home folder does not exist"
+    except OSError as error:
+        reason = error.strerror
+    else:
+        return path if is_file else path / name
+    raise errors.InvalidConfig(f"the log {setting:.200} cannot be written: {reason}")
 
 
 def opened(path: Path) -> RotatingFile:

@@ -221,11 +221,13 @@ def test_the_application_log_has_the_same_lines(
     assert "c4nary" not in text
 
 
+@pytest.mark.parametrize(
+    "path", ["/dev/null/x", "~nobody-has-this-name/etl.log", f"/{'x' * 300}.log"]
+)
 def test_a_log_that_cannot_be_written_costs_a_warning(
-    begin: Callable[[str], Lines],
-    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[str], Lines], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setenv("LOG_PATH", "/dev/null/x")
+    monkeypatch.setenv("LOG_PATH", path)
     lines = begin("json")
     with pytest.raises(errors.InvalidConfig):
         logs.application_log()
