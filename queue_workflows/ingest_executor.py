@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue_workflows import db
 from queue_workflows.claim import job_tables, manual_claims, outcomes, record
-from queue_workflows.run import task_call
+from queue_workflows.run import running, task_call
 from queue_workflows.tasks import control, handlers
 from queue_workflows.types import Row
 
@@ -38,7 +38,7 @@ def run_task(
         return outcome
     own = runner or handlers.Runner()
     try:
-        found = control_ or control.NoControl()
+        found = control_ or running.Running()
         ask = manual_claims.asker(
             job_tables.INGEST_JOBS, job, lambda: found.interrupted is not None
         )

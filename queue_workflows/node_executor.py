@@ -16,7 +16,7 @@ from queue_workflows.dispatch import run_cache
 from queue_workflows.model_cache import ModelCache, RequiresModels, adapted
 from queue_workflows.run import node_call
 from queue_workflows.runtime import log_context
-from queue_workflows.tasks import control, handlers
+from queue_workflows.tasks import handlers
 from queue_workflows.types import JsonDict, Row
 
 _log = logging.getLogger(__name__)
@@ -120,14 +120,34 @@ def _full_rows(job: Row) -> dict[str, Row]:
     return {"job": full or job, "run": run or {}}
 
 
-class _Link(control.EventControl):
-    """Connects a handler in this process with the database."""
+class _Link:
+    """Connects a handler in this process with the database and with its caller.
+
+    The event ends a generator at its next yield. It ends no handler that waits at an await.
+    """
 
     def __init__(self, job: Row, cancel: threading.Event, status: Callable[..., object]) -> None:
-        super().__init__(cancel, status)
         self._job = job
         self.cancel, self.status = cancel, status
         self.ask_step = manual_claims.asker(job_tables.NODE_JOBS, job, cancel.is_set)
+
+    def report_progress(self, value: Any) -> None:
+        """Report progress or activity."""
+        self.status(value)
+
+    @property
+    def interrupted(self) -> str | None:
+        """Return `cancelled` once the event is set."""
+        return "cancelled" if self.cancel.is_set() else None
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Return whether the job or its run was cancelled."""
+        return self.cancel.is_set()
+
+    def _drop(self, *_: Any, **__: Any) -> None: ...
+
+    note_cursor = send_later = when_interrupted = _drop
 
     def ask(self, what: str, request: Any) -> Any:
         """Answer a question of the handler; see `node_call.Ask`."""

@@ -394,8 +394,7 @@ class WorkerThreads:
             return self._claims.call(job, execute)
         if execute is not None:
             return handlers.unless_signal(execute(job))
-        # Its reports are dropped, as only workers record them.
-        attempt.control = running.Running(0, lambda *_: None, lambda: None)
+        attempt.control = running.Running()
         return _run_task(job, attempt.control, number, slot.name)
 
     def _failed(self, slot: Slot, attempt: Attempt, error: BaseException, seconds: float) -> None:

@@ -21,11 +21,19 @@ _LOCK: Final = threading.Lock()
 """Held briefly; shared by all jobs, since a lock per job would cost more than a short job."""
 
 
+def _drop(*_: object) -> None: ...
+
+
 class Running:
     """A `tasks.control.Control` whose worker is another process; thread-safe."""
 
-    def __init__(self, key: int, send: Send, wake: Callable[[], object]) -> None:
-        """`wake` lets another thread soon send the result of `take_unsent`."""
+    def __init__(
+        self, key: int = 0, send: Send = _drop, wake: Callable[[], object] = _drop
+    ) -> None:
+        """`wake` lets another thread soon send the result of `take_unsent`.
+
+        Without `send`, the handler runs outside of a worker, and its reports are dropped.
+        """
         self._event: threading.Event | None = None
         self.cancel_requested = False
         """Whether the job was cancelled. A handler may set the event for threads of its own."""

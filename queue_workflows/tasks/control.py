@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any, Protocol, TypeAlias
@@ -45,46 +44,6 @@ class Control(Protocol):
 
     def when_interrupted(self, call: Callable[[], object] | None) -> None:
         """Set the function to call on an interrupt, at once if it came before; None removes it."""
-
-
-class NoControl:
-    """A control for a handler that runs outside a worker: reports are dropped, no interrupts."""
-
-    interrupted: str | None = None
-    cancel_requested = False
-
-    def _ignore(self, *_: Any, **__: Any) -> None: ...
-
-    report_progress = note_cursor = send_later = when_interrupted = _ignore
-
-
-class EventControl:
-    """A control made of a node's `cancel_event` and `status_callback`.
-
-    The event ends a generator at its next yield. It ends no handler that waits at an await.
-    """
-
-    def __init__(self, cancel_event: threading.Event, report: Callable[..., object]) -> None:
-        self._cancel_event = cancel_event
-        self._report = report
-
-    def report_progress(self, value: Any) -> None:
-        """Report progress or activity."""
-        self._report(value)
-
-    @property
-    def interrupted(self) -> str | None:
-        """Return `cancelled` once the event is set."""
-        return "cancelled" if self._cancel_event.is_set() else None
-
-    @property
-    def cancel_requested(self) -> bool:
-        """Return whether the job or its run was cancelled."""
-        return self._cancel_event.is_set()
-
-    def _ignore(self, *_: Any, **__: Any) -> None: ...
-
-    note_cursor = send_later = when_interrupted = _ignore
 
 
 class Interrupted(Exception):

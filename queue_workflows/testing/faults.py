@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
 from queue_workflows import config, db, errors, ingest_executor, jobs, runs
 from queue_workflows.claim import job_tables, outcomes, record, recovery
-from queue_workflows.tasks import control, handlers
+from queue_workflows.run import running
+from queue_workflows.tasks import handlers
 from queue_workflows.types import Row
 from queue_workflows.worker import guards
 
@@ -63,24 +64,15 @@ def met(table: job_tables.JobTable, job: Row, fault: Fault | None) -> Generator[
     yield False
 
 
-class _Cancelled(control.NoControl):
-    """A control of a cancelled job: its handler ends at its first yield or await."""
-
-    interrupted = "cancelled"
-    cancel_requested = True
-
-    def when_interrupted(self, call: Callable[[], object] | None) -> None:
-        if call is not None:
-            call()
-
-
 def _stop_task(lease: job_tables.Lease, job: Row) -> None:
     """Cancel a task. If it yields or awaits, end it there; else it ends with its worker."""
     jobs.cancel(job["id"])
     task = config.get_config().ingest_task_map.get(job["task_name"])
     outcome = outcomes.Outcome("cancelled", 0.0)
     if task is not None and handlers.is_async(task, or_generator=True):
-        outcome = ingest_executor.run_task(job, _Cancelled())
+        cancelled = running.Running()
+        cancelled.request("cancelled")
+        outcome = ingest_executor.run_task(job, cancelled)
     with db.transaction() as conn:
         record.record(conn, lease, outcome)
 

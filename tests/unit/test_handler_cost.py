@@ -8,7 +8,8 @@ from typing import Any
 
 import queue_workflows
 from queue_workflows import ingest_executor
-from queue_workflows.tasks import control, handlers
+from queue_workflows.run import running
+from queue_workflows.tasks import handlers
 from queue_workflows.types import Row
 
 MOST_CALLS = 66
@@ -28,7 +29,7 @@ def row() -> Row:
 
 def test_a_short_task_costs_few_calls() -> None:
     queue_workflows.register_ingest_task("noop", noop)
-    runner, nobody, job = handlers.Runner(), control.NoControl(), row()
+    runner, nobody, job = handlers.Runner(), running.Running(), row()
     assert ingest_executor.run_task(job, nobody, runner).kind == "completed"
     made: list[str] = []
 
