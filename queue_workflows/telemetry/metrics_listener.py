@@ -68,9 +68,10 @@ async def serve(
     clients = _Clients(where, source)
     try:
         server = await asyncio.start_server(clients.accept, where.host, where.port, limit=MOST_HEAD)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise errors.InvalidConfig(
-            f"cannot listen on {where.host}:{where.port}: {error.strerror or error}"
+            f"cannot listen on {where.host}:{where.port}: {reason}"
         ) from error
     async with server:
         bound = server.sockets[0].getsockname()
@@ -102,16 +103,16 @@ class _Source:
             with self._dedicated.using() as conn:
                 metrics_page.count(conn, within_s=COUNT_FOR_S)
         except db.Error as error:
-            _log.warning("no events are counted: %s", error)
+            _log.warning("events cannot be counted for the metrics: %s", error)
 
     def page(self) -> _Reply:
-        """Return the reply with the page, or the one that the database gives none."""
+        """Return the reply with the page, or 503 if the database does not answer."""
         try:
             with self._dedicated.using() as conn:
                 return _Reply("200 OK", metrics_page.scrape(conn), metrics_page.CONTENT_TYPE)
         except (db.Error, errors.QueueWorkflowsError) as error:
-            _log.warning("no metrics: %s", error)
-        return _Reply("503 Service Unavailable", "the database gives no metrics; see the log\n")
+            _log.warning("the metrics cannot be read: %s", error)
+        return _Reply("503 Service Unavailable", "the metrics cannot be read now; see the log\n")
 
 
 class _Clients:

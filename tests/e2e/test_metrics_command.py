@@ -115,6 +115,11 @@ def test_a_bad_address_is_one_line(cli: Commands, where: str) -> None:
     assert "--listen" in commands.refused(done)
 
 
+def test_a_host_that_no_name_can_be_is_one_line(cli: Commands) -> None:
+    done = cli.run("queue-workflows", "metrics", "--listen", "a..b:9187")
+    assert "cannot listen on a..b:9187" in commands.refused(done)
+
+
 def test_an_address_in_use_is_one_line(cli: Commands) -> None:
     with listening(cli) as (_, at):
         done = cli.run("queue-workflows", "metrics", "--listen", f"127.0.0.1:{at.port}")
