@@ -84,10 +84,12 @@ def _live(folder: Path, database: str | None) -> list[Up]:
             continue
         fd = cluster.open_lock(path)
         try:
+            # From here on its process may end, and remove it.
             if cluster.try_lock(fd):
-                path.unlink()
+                path.unlink(missing_ok=True)
                 continue
-            found.append(Up(database=name, **json.loads(os.pread(fd, path.stat().st_size, 0))))
+            record = os.pread(fd, os.fstat(fd).st_size, 0)
+            found.append(Up(database=name, **json.loads(record)))
         finally:
             cluster.close_lock(fd)
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from queue_workflows import embedded, errors
-from queue_workflows.embedded import cluster
+from queue_workflows.embedded import cluster, running_apps
 
 KNOB = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
 
@@ -157,6 +157,23 @@ def test_a_socket_folder_open_to_others_is_not_taken(
     (short_path / "socket").mkdir()
     (short_path / "socket").chmod(0o777)
     assert cluster.socket_dir(short_path, None).parent == runtime
+
+
+def test_an_up_may_end_while_it_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    try_lock = cluster.try_lock
+
+    def try_and_remove(fd: int) -> bool:
+        is_taken = try_lock(fd)
+        for path in (tmp_path / "up").iterdir():
+            if os.path.samestat(path.stat(), os.fstat(fd)):
+                path.unlink()
+        return is_taken
+
+    with running_apps.registered(tmp_path, "letters", "", refuse=lambda _: None):
+        (tmp_path / "up" / "letters.left").touch()
+        monkeypatch.setattr(cluster, "try_lock", try_and_remove)
+        assert [each.pid for each in running_apps.live(tmp_path)] == [os.getpid()]
+    assert list((tmp_path / "up").iterdir()) == []
 
 
 def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
