@@ -75,7 +75,9 @@ class Executor:
         self.packet: dict[str, Any] | None = None
         """The launcher's packet about its end, or None."""
         self.signals: set[int] = set()
-        """The signals that were sent to end it."""
+        """The signals to end it that were requested."""
+        self.unsent_signals: list[int] = []
+        """Those that the launcher does not know of yet, as before it has forked this executor."""
         self.killed_for = ""
         self.drains = 0
         """How often it asked the worker to read its output."""

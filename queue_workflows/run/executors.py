@@ -188,9 +188,17 @@ class Executors:
         """Send a signal to an executor and its children, each signal once."""
         if place.packet is None and signum not in place.signals:
             place.signals.add(signum)
+            place.unsent_signals.append(signum)
             place.killed_for = place.killed_for or why
-            if place.pid and self._launcher is not None:
-                self._launcher.kill(place.pid, signum)
+            self._send_signals(place)
+
+    def _send_signals(self, place: Executor) -> None:
+        """Send the signals of an executor that has a pid; `tick` repeats it if that fails."""
+        while place.pid and place.unsent_signals and self._launcher is not None:
+            if not self._launcher.kill(place.pid, place.unsent_signals[0]):
+                self._loop.wake_at(clock.boot_s() + LOST_S)
+                break
+            del place.unsent_signals[0]
 
     def let_go(self, place: Executor) -> None:
         """Ask an executor to end after its present jobs."""
@@ -250,6 +258,7 @@ class Executors:
         """Kill overdue executors and fork missing ones; return when to call this again."""
         due = math.inf
         for place in self:
+            self._send_signals(place)
             ends_at = math.inf if place.jobs else place.let_go_at + self._end_s
             if now >= (at := min(place.lost_at + LOST_S, ends_at)):
                 self.kill(place, signal.SIGKILL, place.killed_for)
@@ -269,7 +278,10 @@ class Executors:
     # --- Forks.
 
     def _fork(self, *, shared: bool) -> Executor | None:
-        """Ask the launcher for an executor; return None if this process has no descriptors left."""
+        """Ask the launcher for an executor; return None if it cannot be asked now.
+
+        For example, this process may have no descriptors left.
+        """
         assert self._launcher is not None, "there are no executors to fork"
         opened: list[int] = []
         try:
@@ -277,6 +289,7 @@ class Executors:
                 opened += (each.detach() for each in socket.socketpair(socket.AF_UNIX, kind))
             for _ in range(2):
                 opened += os.pipe()
+            number = self._launcher.fork(opened[1::2], shared=shared)
         except OSError as error:
             _log.warning("no executor can be forked for now: %s", error)
             for fd in opened:
@@ -284,7 +297,6 @@ class Executors:
             self._pause()
             return None
         channel, requests, *pipes = opened[::2]
-        number = self._launcher.fork(opened[1::2], shared=shared)
         for fd in opened[1::2]:
             os.close(fd)
         ends = socket.socket(fileno=channel), socket.socket(fileno=requests)
@@ -316,8 +328,7 @@ class Executors:
         self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
         for fd in place.out.fds:
             self._loop.read(fd, functools.partial(self._on_output, place))
-        for signum in place.signals:
-            self._launcher.kill(place.pid, signum)
+        self._send_signals(place)
         return place.pid
 
     # --- Traffic.

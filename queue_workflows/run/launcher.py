@@ -157,7 +157,8 @@ class Launcher:
     def fork(self, fds: list[int], *, shared: bool) -> int:
         """Request an executor with these descriptors; return the number of the `forked` reply.
 
-        A `shared` executor runs many async handlers at once.
+        A `shared` executor runs many async handlers at once. Raises OSError if the request cannot
+        be sent now.
         """
         self._number += 1
         self._say({"fork": self._number, "shared": shared}, fds)
@@ -166,22 +167,32 @@ class Launcher:
     def run_policy(self, name: str, about: dict[str, Any]) -> socket.socket:
         """Run a stop policy of the app in a child of the launcher; return the socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._say({"policy": name, "about": about}, [theirs.fileno()])
+        with contextlib.suppress(OSError):  # then the worker reads the end of file
+            self._say({"policy": name, "about": about}, [theirs.fileno()])
         theirs.close()
         ours.setblocking(False)
         return ours
 
     def hold(self, until: float | None) -> None:
         """Let it kill all executors at this time (`clock.boot_s`); another call replaces it."""
-        self._say({"hold": until})
+        with contextlib.suppress(OSError):  # another call follows soon
+            self._say({"hold": until})
 
-    def kill(self, pid: int, signum: int) -> None:
-        """Let it send a signal to an executor and its process group."""
-        self._say({"kill": pid, "signal": signum})
+    def kill(self, pid: int, signum: int) -> bool:
+        """Let it send a signal to an executor and its process group; return whether it was told."""
+        try:
+            self._say({"kill": pid, "signal": signum})
+        except OSError:
+            return False
+        return True
 
     def _say(self, packet: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # its end is noticed by `receive`
-            socket.send_fds(self._end, [json.dumps(packet).encode()], fds)
+        """Send a packet. Raises OSError if the launcher has ended, which `receive` notices, too.
+
+        It also raises while the launcher has too many packets to read, as after a request for
+        hundreds of executors, and while too many descriptors of this account are on their way.
+        """
+        socket.send_fds(self._end, [json.dumps(packet).encode()], fds)
 
     def _lost(self, why: str) -> LauncherLost:
         """Reap the launcher and return the error; wait a little, as its channel closes first."""

@@ -277,6 +277,40 @@ def test_an_executor_is_ready_in_an_instant_and_shares_the_app() -> None:
     assert private_mb <= 15
 
 
+# Requests.
+
+
+@pytest.fixture
+def unheard() -> Generator[executors.Worker]:
+    """An executor whose launcher is stopped, and has as many requests to read as fit."""
+    with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
+        os.kill(launcher.launcher.pid, signal.SIGSTOP)
+        until(lambda: state(launcher.launcher.pid) == "T")
+        try:
+            while launcher.launcher.kill(0, 0):  # no executor has this pid
+                continue
+            yield worker
+        finally:
+            os.kill(launcher.launcher.pid, signal.SIGCONT)
+
+
+def test_a_job_goes_back_if_the_launcher_takes_no_request_for_an_executor(
+    unheard: executors.Worker,
+) -> None:
+    """Nobody would ever hear of the executor, and the job would hold its claim for ever."""
+    unheard.send_task("until_cancelled")
+    job = executors.Job(executors.task_row("add", {"a": 1, "b": 1}), in_run=False)
+    unheard.executors.start(job)
+    assert job.death is not None
+    assert [*unheard.executors] == [unheard.place]
+
+
+def test_a_signal_that_the_launcher_does_not_take_is_sent_again(unheard: executors.Worker) -> None:
+    unheard.kill()
+    os.kill(unheard.launched.launcher.pid, signal.SIGCONT)
+    assert unheard.death()["signal"] == signal.SIGKILL
+
+
 # Deaths.
 
 
