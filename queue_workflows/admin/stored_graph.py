@@ -44,14 +44,16 @@ def all_entries(definition: Any) -> dict[str, Row]:
     """Return the entries of a stored definition, and the entries in the bodies of maps.
 
     The key is the node's id; in a body the item's key is left out, as in `cut[]/encode`. The ids in
-    an entry of a body are relative to the item.
+    an entry of a body are relative to the item. Entries whose id is not a string are skipped.
     """
     found: dict[str, Row] = {}
     todo = [("", definition, "nodes")]
     while todo:
         prefix, owner, key = todo.pop()
         for entry in _entries(owner, key):
-            place = f"{prefix}{entry.get('id')}"
+            if (node_id := stored_json.text(entry.get("id"))) is None:
+                continue
+            place = prefix + node_id
             found[place] = entry
             if "map" in entry:
                 todo.append((f"{place}[]/", entry["map"], "body"))
@@ -180,7 +182,7 @@ def _round(entries: Row, name: str) -> tuple[str, int] | None:
     if arm is None or not isinstance(number, int):
         return None
     # The ids of a map's body are relative to the item.
-    return name.removesuffix(str(entry["id"])) + arm, number
+    return name.removesuffix(entry["id"]) + arm, number
 
 
 def hint(conn: db.Connection, run_id: str, name: str) -> str:

@@ -372,7 +372,7 @@ def _skipped_by(conn: db.Connection, row: Row) -> str | None:
     if entry is None or arm is None:
         return None
     # The ids of a map's body are relative to the item.
-    name = row["node_id"].removesuffix(str(entry["id"])) + arm
+    name = row["node_id"].removesuffix(entry["id"]) + arm
     if entry.get("round") is not None:
         return f"loop {name} has ended before this round"
     return f"branch {name} has chosen another arm"

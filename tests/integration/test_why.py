@@ -121,6 +121,14 @@ def test_reasons_that_hold_for_every_worker(conn: Any) -> None:
     assert jobs_api.explain("nothing") is None
 
 
+def test_a_node_is_explained_beside_entries_without_an_id(conn: Any) -> None:
+    entries = [{"arm": "b"}, {"arm": "b", "round": 1}, {"id": 5, "arm": "b"}]
+    run_id = factories.run(conn, status="failed", definition={"nodes": entries})
+    for node_id in ("None", "5"):
+        job = factories.node(conn, run_id, node_id, status="skipped")
+        assert (jobs_api.explain(job["id"]) or {})["detail"] == "it is skipped"
+
+
 def test_an_unserved_queue_lets_others_have_its_lock_key(conn: Any) -> None:
     report(conn, transitions.who("fetch", "me"))
     ghost = factories.ingest(conn, queue="my_ghost", lock_key="k")
