@@ -83,7 +83,10 @@ _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
     },
     CURSOR: {0: _TEXT, 1: _TEXT, 2: (int,)},
     ASK: {"no": (int,), "what": _TEXT},
-    LOG: {"level": (int,), "name": _TEXT, "text": _TEXT},
+    LOG: {
+        "level": (int,), "name": _TEXT, "text": _TEXT, "printed": (bool,),
+        "fields": (dict, *_NONE),
+    },
     MODEL: {
         "current": _TEXT + _NONE, "loading": _TEXT + _NONE, "load_s": _NUMBER, "held_s": _NUMBER,
         "vram_gb": _NUMBER,
@@ -92,7 +95,7 @@ _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
     READY: {"text": _TEXT},
 }  # fmt: skip
 """The types of members of bodies, which are checked as a handler may write into the channel."""
-_BOUNDED: Final = ("no", "seconds")
+_BOUNDED: Final = ("no", "seconds", "load_s", "held_s", "vram_gb")
 """Members that must be at least 0, finite, and small enough for a header."""
 _ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})
 

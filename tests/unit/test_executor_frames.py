@@ -199,6 +199,14 @@ ENDED = {
     "kind": "failed", "seconds": 1, "error": "", "detail": None, "received": None, "rss_mb": None,
     "names": [], "wish": "", "after_s": None, "task": None, "cursors": [],
 }  # fmt: skip
+LOG = {"level": 20, "name": "n", "text": "t", "printed": True, "fields": None}
+MODEL = {"current": "m", "loading": None, "load_s": 1, "held_s": 2, "vram_gb": 3}
+
+
+@pytest.mark.parametrize("data", [_json(wire.LOG, LOG), _json(wire.MODEL, MODEL)])
+def test_what_an_executor_sends_itself_is_no_forgery(pair: Pair, data: bytes) -> None:
+    pair.send(data)
+    assert not pair.place.lost
 
 
 @pytest.mark.parametrize(
@@ -224,7 +232,11 @@ ENDED = {
         _json(wire.ASK, {"no": -1, "what": "rows"}),
         _json(wire.ASK, {"no": 2**32, "what": "rows"}),
         _json(wire.LOG, {"level": "high", "name": "n", "text": "t"}),
+        _json(wire.LOG, LOG | {"fields": ["no", "names"]}),
+        _json(wire.LOG, LOG | {"printed": None}),
         _json(wire.MODEL, {"current": 1}),
+        _json(wire.MODEL, MODEL | {"held_s": float("nan")}),
+        _json(wire.MODEL, MODEL | {"vram_gb": float("inf")}),
         _json(wire.EVENT, "e"),
         wire.frame(wire.PROGRESS, 1, b"\xff"),
         wire.frame(wire.QUIT, 1, b""),
