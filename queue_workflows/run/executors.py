@@ -177,7 +177,8 @@ class Executors:
         place = job.place
         if place is None:
             return
-        reason = reason[:1000]  # an executor reads 4096 bytes of it
+        # An executor reads 4096 bytes. There, an empty reason means that the job has begun.
+        reason = reason[:1000] or "it must end"
         if place.shared:
             self._send(place, wire.frame(wire.INTERRUPT, job.key, reason.encode()))
             return

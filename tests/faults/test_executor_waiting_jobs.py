@@ -71,6 +71,16 @@ def test_only_so_many_wait(worker: executors.Worker) -> None:
     assert not jobs[3].printed
 
 
+def test_a_request_without_a_reason_is_not_the_end_of_a_handler_that_runs(
+    worker: executors.Worker,
+) -> None:
+    job = send_blocked(worker)
+    worker.interrupt(job, "")
+    worker.interrupt(job, "cancelled")
+    outcome = worker.outcome(job)
+    assert (outcome.kind, outcome.seconds > 0) == ("cancelled", True)
+
+
 def deaths(worker: executors.Worker, jobs: list[executors.Job]) -> list[str]:
     """Wait for the end of the executor; return why it was killed, as each of its jobs learns."""
     worker.until(lambda: jobs[-1].death)
