@@ -103,7 +103,6 @@ class ModelCache:
         self._local = _Local()
         self._reaping = False
         self._busy = 0
-        self._used_at = now_fn()
 
     @property
     def current_model(self) -> str | None:
@@ -205,7 +204,7 @@ class ModelCache:
         return model
 
     def _touch(self, model: loading.Loaded) -> None:
-        self._used_at = model.used_at = self._now()
+        model.used_at = self._now()
         self._resident[model.spec.id] = self._resident.pop(model.spec.id)
         self._current = model
 
@@ -254,10 +253,11 @@ class ModelCache:
             self._busy += 1
 
     def mark_idle(self) -> None:
-        """Note that a job has ended; the idle time starts after the outermost of nested calls."""
+        """Note that a job has ended; the idle time of the model that it used last starts now."""
         with self._changed:
             self._busy = max(0, self._busy - 1)
-            self._used_at = self._now()
+            if self._current is not None:
+                self._current.used_at = self._now()
 
     def reap_idle_once(self) -> bool:
         """Unload the models that no job has used for the TTL; return whether any was unloaded.
@@ -272,9 +272,7 @@ class ModelCache:
         active, idle = self._busy > 0 or bool(self._changes), list[loading.Loaded]()
         try:
             for each in self._resident.values():
-                # A job's end counts for the model that it used last.
-                used_at = max(each.used_at, self._used_at if each is self._current else 0.0)
-                if gpu_should_unload(True, active or each.users > 0, now - used_at, ttl_s):
+                if gpu_should_unload(True, active or each.users > 0, now - each.used_at, ttl_s):
                     idle.append(each)
             if idle:
                 names = ", ".join(each.spec.id for each in idle)

@@ -274,7 +274,8 @@ def test_an_idle_model_is_unloaded_after_its_ttl_and_not_before():
     assert cache.reap_idle_once() is False
 
 
-def test_a_busy_cache_is_never_reaped_and_jobs_nest():
+def test_a_busy_cache_is_never_reaped_and_jobs_nest(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "queue_workflows.model_cache")
     clock = Clock(100.0)
     model_registry.register(ModelSpec("a", object))
     cache = ModelCache(idle_ttl_s=60, now_fn=clock)
@@ -288,6 +289,7 @@ def test_a_busy_cache_is_never_reaped_and_jobs_nest():
     assert cache.reap_idle_once() is False, "the idle time starts when the job ends"
     clock.now += 60
     assert cache.reap_idle_once() is True
+    assert "model a unloaded after 60 s without a job" in caplog.text
 
 
 def test_an_extra_mark_idle_does_not_unbalance_the_next_job():
