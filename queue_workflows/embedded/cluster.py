@@ -289,14 +289,19 @@ def socket_dir(folder: Path, owner: Account | None) -> Path:
             return path
     raise errors.EmbeddedUnavailable(
         f"no folder for the embedded server's socket: each of {', '.join(map(str, candidates))} "
-        f"is too long for one, or not ours alone; name a shorter folder by {KNOB}"
+        "is too long for one, cannot be made, or is not this user's alone; name a shorter folder "
+        f"by {KNOB}"
     )
 
 
 def _own(path: Path, user: Account) -> bool:
-    """Create the folder for this user only, or return whether it is such a folder already."""
-    with contextlib.suppress(FileExistsError):
+    """Return whether the folder is there for this user only; create it if it is missing."""
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError:  # XDG_RUNTIME_DIR may be the folder of another user
+        return False
     found = path.lstat()
     if path.is_symlink() or found.st_mode & 0o77:
         return False

@@ -159,6 +159,16 @@ def test_a_socket_folder_open_to_others_is_not_taken(
     assert cluster.socket_dir(short_path, None).parent == runtime
 
 
+def test_a_socket_folder_that_cannot_be_made_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    assert cluster.socket_dir(folder, None).parent == short_path
+
+
 def test_an_up_may_end_while_it_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     try_lock = cluster.try_lock
 
