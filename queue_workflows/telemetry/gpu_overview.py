@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
-from queue_workflows.runtime import external_tool
+from queue_workflows.runtime import external_tool, stored_json
 
 TIMEOUT_S = 3.0
 """Seconds for all tools of one reading."""
 MB = 1024 * 1024
 QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+_INDEX = re.compile(r"\d{1,4}", re.ASCII)
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,6})?", re.ASCII)
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ def nvidia_gpus(text: str) -> list[Gpu]:
     found: list[Gpu] = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
-        if len(words) == 4 and words[0].isascii() and words[0].isdecimal():
+        if len(words) == 4 and _INDEX.fullmatch(words[0]):
             use, used, total = map(_number, words[1:])
             found.append(Gpu(int(words[0]), use, int(used), int(total)))
     return found
@@ -124,12 +124,9 @@ def nvidia_gpus(text: str) -> list[Gpu]:
 
 def rocm_gpus(text: str) -> list[Gpu]:
     """Return the GPUs of `rocm-smi --showuse --showmeminfo vram --json`, after any other output."""
-    try:
-        listed: Any = json.loads(text[text.index("{") :])
-    except ValueError:
-        return []
+    listed = stored_json.mapping(stored_json.load_json(text[text.find("{") :]))
     found: list[Gpu] = []
-    for name, values in cast("dict[str, Any]", listed).items() if isinstance(listed, dict) else ():
+    for name, values in listed.items():
         index = re.fullmatch(r"card(\d{1,4})", name, re.ASCII)
         if index and isinstance(values, dict):
             fields = cast("dict[str, Any]", values)

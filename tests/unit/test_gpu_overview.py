@@ -39,6 +39,7 @@ def test_gpus_of_nvidia() -> None:
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", []),
         ("", []),
         ("٣, 1, 2, 3\n-1, 1, 2, 3\n0, 1, 2\n", []),
+        (f"{'9' * 5000}, 1, 2, 3\n", []),
     ]
     for text, found in cases:
         with tabled.case(text, found):
@@ -62,6 +63,7 @@ def test_gpus_of_amd() -> None:
         ("{}", []),
         ("[]", []),
         ("{", []),
+        ('{"card0": ' + "[" * 100_000, []),
         ("", []),
         ("No AMD GPUs specified\n", []),
     ]
