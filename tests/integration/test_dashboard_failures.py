@@ -52,7 +52,7 @@ def test_groups_with_their_machines_and_trend(conn: Any) -> None:
     assert page.count('<path fill="currentColor" d="M') == 2
     assert "queue-workflows failures list" in page
     found = pages.words(pages.opened("/failures", queue="none"))
-    assert "No failure fits:" in found
+    assert "No failure matches:" in found
     assert "The newest 4 failures were read, back to " in found
 
 
@@ -385,7 +385,7 @@ def test_many_groups_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
         shown = re.findall(r">(.): x</a>", page + rest)
         assert sorted(shown) == sorted(letters)
         last = await browser.open("/failures", at=(NOW - timedelta(days=1)).isoformat())
-        assert "No failure fits." in pages.words(last), "jobs were retried meanwhile"
+        assert "No failure matches." in pages.words(last), "jobs were retried meanwhile"
 
     pages.browse(use)
 

@@ -330,6 +330,9 @@ def test_machines_with_what_runs_where(conn: Any) -> None:
         words = pages.words(page)
         assert words.index("box-3") < words.index("box-1"), "what is dead comes first"
         assert "killed by SIGKILL" in words
+        assert "3 machines. A worker is dead or absent on box-3." in words
+        assert re.search(r"killed by SIGKILL 0 no samples on \S", words)
+        assert page.count('class="state done"') == 2, "that its switch is on helps no dead worker"
         assert "sdxl CPU 10 %" in words
         assert "CPU 10 %" in words and "GPU 0 63 %, 2.0 GB" in words
         assert "killed by SIGKILL" in await browser.part("/machines")
@@ -532,7 +535,7 @@ def test_a_switch_is_shown_where_it_was_set(conn: Any) -> None:
         workers.disable("box", "cpu", stop_policy="pause")
         page = await browser.open("/machines/box")
         words = pages.words(page)
-        assert "every queue on 0 - Pause Drain" in words, "ON for every queue would change nothing"
+        assert "every queue on 0 Pause Drain" in words, "ON for every queue would change nothing"
         assert "queue cpu off pause 0" in words and "queue load on 0" in words
         workers.disable("box", workers.ALL, stop_policy="drain")
         words = pages.words(await browser.part("/machines/box"))
@@ -556,6 +559,8 @@ def test_who_switched_a_machine_off_is_said_where_machines_are_listed(conn: Any)
         for path in ("/machines", "/"):
             words = pages.words(await browser.open(path))
             assert "off gpu by ann 19 min ago : it smells of smoke" in words
+            lead = "1 machine. No worker is dead. Switched off, as a whole or in part: box."
+            assert (lead in words) == (path == "/machines")
 
     pages.browse(use)
 

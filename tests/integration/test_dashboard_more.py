@@ -517,6 +517,9 @@ def test_runs_are_found_by_schedule_and_machine(conn: Any) -> None:
         page = await browser.open("/runs?schedule=night%2Fly")
         assert "queue-workflows runs --schedule night/ly</code>" in page
         assert 'name="schedule" value="night/ly"' in page
+        folded = "<summary>By time, schedule or machine</summary>"
+        assert f"<details open>{folded}" in page
+        assert f"<details>{folded}" in await browser.open("/runs?status=running")
 
     for scope in ("operate", "look"):
         pages.browse(use, scope)
@@ -587,7 +590,9 @@ def test_the_limits_of_a_queue_are_set_and_removed(conn: Any) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/queues", queue="load")
-        assert re.search(r"Partition State Limits Act p open Jobs at once: 2 ", pages.words(page))
+        assert re.search(
+            r"Partition State Limits Actions p open Jobs at once: 2 ", pages.words(page)
+        )
         page = await browser.follow(
             await browser.send(
                 page, "/queues/limit", label="Set the limits", queue="load", max_running="3",
@@ -749,7 +754,7 @@ def test_acts_are_filtered_and_link_to_what_they_changed(conn: Any) -> None:
                 words = pages.words(await browser.open(f"/acts?{query}"))
                 assert ("new price" in words, " bob " in words) == (has_ann, has_bob)
         page = await browser.open("/acts?actor=nobody&since=1h")
-        assert "No act fits" in pages.words(page)
+        assert "No act matches" in pages.words(page)
         assert "queue-workflows acts --since 1h --actor nobody" in page
 
     pages.browse(use)
