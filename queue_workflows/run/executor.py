@@ -32,7 +32,7 @@ class Death(NamedTuple):
     by_deadline: bool
     """Whether the launcher killed it because the worker was silent past its deadline."""
     killed_for: str
-    """Why this worker killed it; empty if it did not."""
+    """Why its jobs go back uncounted, as this worker has killed it; empty if it has not."""
 
 
 class Executor:

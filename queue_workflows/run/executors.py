@@ -31,8 +31,13 @@ END_S: Final = 5.0
 """Least seconds that an executor has to end after it was asked to."""
 LOST_S: Final = 1.0
 """Seconds that a process gets to end after its channel was closed."""
-UNREAD: Final = "what an earlier job has left: it ended before it read this one"
-UNSTARTED: Final = "a start that failed"
+UNREAD: Final = "its executor ended before it read this job"
+UNSTARTED: Final = "its executor could not start"
+UNFORKED: Final = "no executor could be forked"
+FORK_REFUSED: Final = (
+    "no executor can be forked for now: %s. It is tried again; if it lasts, raise the limits of "
+    "processes, open files or memory of this account"
+)
 FORK_FIRST_S: Final = 0.1
 FORK_AGAIN_S: Final = 5.0
 """Pauses in seconds before the next fork, after one failed or an executor died without a job."""
@@ -147,7 +152,7 @@ class Executors:
                 self.let_go(idle[0])  # it has had jobs
             place = self._fork(shared=wanted)
         if place is None:
-            self._return(job, "want of descriptors")
+            self._return(job, UNFORKED)
             return
         # The time until the executor is ready counts too, since loading the app may never end.
         waits = bool(place.jobs and not place.shared)
@@ -292,7 +297,7 @@ class Executors:
                 opened += os.pipe()
             number = self._launcher.fork(opened[1::2], shared=shared)
         except OSError as error:
-            _log.warning("no executor can be forked for now: %s", error)
+            _log.warning(FORK_REFUSED, error)
             for fd in opened:
                 os.close(fd)
             self._pause()
@@ -318,8 +323,8 @@ class Executors:
         if place is None:
             return 0
         if packet["error"] is not None:
-            _log.warning("no executor can be forked for now: %s", packet["error"])
-            self._end(place, UNKNOWN, f"a fork that failed: {packet['error']}")
+            _log.warning(FORK_REFUSED, packet["error"])
+            self._end(place, UNKNOWN, f"{UNFORKED}: {packet['error']}")
             return 0
         assert self._launcher is not None
         place.pid = packet["pid"]
@@ -435,7 +440,7 @@ class Executors:
     def _on_ready(self, place: Executor, error: str) -> None:
         if error:
             place.killed_for = f"{UNSTARTED}: {error}"
-            _log.error("an executor ends for %s", place.killed_for)
+            _log.error("an executor could not start, and ends: %s", error)
             return
         place.ready = True
         for job in [*place.jobs.values()][: None if place.shared else 1]:
@@ -462,7 +467,7 @@ class Executors:
         jobs = [] if place.shared else [*place.jobs.values()]
         for job in jobs:
             del place.jobs[job.key]
-            self._return(job, f"what an earlier job has left: {why}")
+            self._return(job, f"an earlier job has left a state in its executor: {why}")
         self._freed(place)
 
     def _freed(self, place: Executor) -> None:
@@ -586,8 +591,7 @@ class Executors:
     def _end_model(self, place: Executor) -> None:
         """Report that the executor of a GPU, and so its model, is gone."""
         if place.changing:
-            how = f"was ended for {place.killed_for}" if place.killed_for else "has ended"
-            self._owner.changed(f"its executor {how}")
+            self._owner.changed(place.killed_for or "its executor has ended")
         self._owner.model(NO_MODEL)
 
     def _forget(self, place: Executor) -> None:
@@ -602,7 +606,8 @@ class Executors:
             self._by_pid.pop(place.pid, None)
             self._read_rest(place)
             packet = UNKNOWN | {"by_deadline": error.by_deadline, "launcher": error.signum}
-            self._end(place, packet | {"ran": ran}, "" if error.signum else "the launcher")
+            refused = "" if error.signum else "the launcher of its executor has ended"
+            self._end(place, packet | {"ran": ran}, refused)
 
     def close(self) -> None:
         """Close the descriptors of all."""

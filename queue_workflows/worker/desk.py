@@ -560,7 +560,7 @@ class Desk:
             self.hand_back(job, "its worker was silent")
             self._leave(exit_codes.LOST)
         elif death.killed_for:
-            self.hand_back(job, f"its executor was ended for {death.killed_for}")
+            self.hand_back(job, death.killed_for)
         elif not job.has_started:
             self.hand_back(job, "its executor ended before it started")
         else:
@@ -641,7 +641,7 @@ class Desk:
             job.queue.runner.interrupt(job, "it must end")
         else:
             signum = signal.SIGKILL if now or self.ends_with_job else signal.SIGTERM
-            job.queue.runner.kill(job.place, signum, f"job {job.id}")
+            job.queue.runner.kill(job.place, signum, _stopped_with(job))
         self._wake_at(job.end.at + TERM_S)
 
     def hand_back(
@@ -652,7 +652,7 @@ class Desk:
         # The reason may be the text of an executor's error, with characters no database stores.
         given = {"reason": payload.error_text(reason), "front": front, "after_s": after_s}
         make = functools.partial(record.hand_back, job.lease, **given)
-        self.decide(job, f"its job must end: {reason}", make, now=now, code=code)
+        self.decide(job, f"it goes back to its queue: {reason}", make, now=now, code=code)
 
     def lose(self, job: claimed_job.ClaimedJob) -> None:
         """Stop a job whose claim is lost, since another worker may run it already."""
@@ -682,7 +682,7 @@ class Desk:
         else:
             self._return_all(own, "turned off", exit_codes.CONTROL)
             if self._models is not None and self._models.holds_model and not own.jobs:
-                own.runner.kill_idle("OFF")
+                own.runner.kill_idle("its executor was stopped, since its worker was turned off")
                 self._leave(exit_codes.CONTROL)
 
     def requeue(self, reason: str, done: Callable[[], object]) -> None:
@@ -754,7 +754,7 @@ class Desk:
             self._ring()
         due = [self._poll_at, self.exit_by, *(at for at in asks if at > now)]
         if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
-            self.queues[0].runner.kill_idle(why)
+            self.queues[0].runner.kill_idle(f"its executor was stopped, since {why}")
             self._leave(exit_codes.BUDGET if now < self.stop_at else 0)
         due += [self._check(job, now, stopped=stopped) for job in self.jobs]
         return min(due)
@@ -793,7 +793,7 @@ class Desk:
         if now < end.at + TERM_S:
             return end.at + TERM_S
         assert job.place is not None
-        job.queue.runner.kill(job.place, signal.SIGKILL, f"job {job.id}")
+        job.queue.runner.kill(job.place, signal.SIGKILL, _stopped_with(job))
         # If the kernel does not end the process, the lease has to lapse.
         self._leave(end.code)
         return now + TERM_S
@@ -813,6 +813,11 @@ class Desk:
 
 def _ignore(_: object) -> None:
     return
+
+
+def _stopped_with(job: claimed_job.ClaimedJob) -> str:
+    """Return why other jobs of an executor go back if it is stopped because of this job."""
+    return f"its executor was stopped with job {job.id}"
 
 
 def _sqlstate(error: Exception) -> str:

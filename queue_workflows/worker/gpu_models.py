@@ -163,7 +163,7 @@ class GpuModels:
         """
         if not self.is_changing or now < min(stop_at, self._began + guards.GPU_S):
             return ""
-        return "shutdown" if now >= stop_at else "a request that took too long"
+        return "its worker stops" if now >= stop_at else "the request took too long"
 
     def report(self) -> JsonDict:
         """Return `columns` and `detail` of the worker's row that describe the GPU and the model."""

@@ -218,7 +218,7 @@ def test_a_late_job_that_does_not_react_is_killed_and_alone_charged(
     assert charges(late) == (1, 0, 0)
     until(lambda: status(other, "completed"))
     assert charges(other) == (2, 0, 0)
-    assert reasons(other) == [f"its executor was ended for job {late}"]
+    assert reasons(other) == [f"its executor was stopped with job {late}"]
     (pid,) = slot_app.starts_of(first)
     assert not Path(f"/proc/{pid}").exists()
     assert row(other)["result"]["pid"] != pid

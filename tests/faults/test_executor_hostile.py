@@ -240,7 +240,7 @@ def test_a_job_that_its_executor_has_not_read_is_not_charged(worker: executors.W
     os.kill(worker.pid, signal.SIGKILL)
     worker.until(lambda: job.death)
     assert job.death is not None
-    assert job.death.killed_for.endswith("it ended before it read this one")
+    assert job.death.killed_for == "its executor ended before it read this job"
 
 
 def test_a_job_that_its_executor_has_read_is_charged_even_if_no_more_came(

@@ -14,7 +14,7 @@ from queue_workflows.run import executors as run_executors
 from tests.support import executors
 from tests.support.wait import until
 
-UNREAD = "it ended before it read this one"
+UNREAD = "its executor ended before it read this job"
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def deaths(worker: executors.Worker, jobs: list[executors.Job]) -> list[str]:
     """Wait for the end of the executor; return why it was killed, as each of its jobs learns."""
     worker.until(lambda: jobs[-1].death)
     found: list[Any] = [job.death for job in jobs]
-    return [death.killed_for.rpartition(": ")[2] for death in found]
+    return [death.killed_for for death in found]
 
 
 def test_only_the_job_that_ran_is_charged(worker: executors.Worker) -> None:
