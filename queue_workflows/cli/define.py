@@ -1,7 +1,7 @@
 """Define commands with their options, their database and their output.
 
-A function that `command` decorates takes its own options, the common ones that it names, and the
-name of the `database`. It returns an exit code or `Shown`.
+A function that `command` decorates takes its own options, the common ones that it names, the name
+of the `database`, and what was `asked` of an operation. It returns an exit code or `Shown`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast
+import typing
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
@@ -19,6 +20,9 @@ from queue_workflows import acts, config, db, errors
 from queue_workflows.cli import command as commands
 from queue_workflows.cli import output
 from queue_workflows.runtime import entry_point, exit_codes, logs
+
+if TYPE_CHECKING:
+    from queue_workflows.requests import request as requests
 
 T = TypeVar("T")
 PERMISSION_DENIED = "42501"
@@ -74,6 +78,7 @@ def command(
     takes: str = "app as_json debug db",
     reads: bool = True,
     app: typer.Typer | None = None,
+    operation: type[requests.Request[Any]] | None = None,
 ) -> Callable[[Callable[..., int | Shown]], Callable[..., None]]:
     """Return a decorator that makes a function the command of this name; `app`: of this group.
 
@@ -81,12 +86,13 @@ def command(
     or `--format FORMAT tree|json  Text.`, which takes only these words; without a name it is an
     argument. A line that is indented continues the one before. `takes`: the common options.
     `reads`: it is called once the database has replied and has the schema; else it opens the
-    database itself.
+    database itself. `operation`: its fields are options, too; `asked` has the ones that were given.
     """
 
     def decorate(function: Callable[..., int | Shown]) -> Callable[..., None]:
         own = inspect.signature(function, eval_str=True).parameters
         chosen = [each for each in COMMON if each in takes.split()]
+        marks = {} if operation is None else _marks(operation, own)
 
         @functools.wraps(function)
         def wrapper(**given: Any) -> None:
@@ -96,6 +102,8 @@ def command(
                 config.get_config().embedded_db = common["db"] or ""
 
             def run() -> int:
+                if operation is not None:
+                    given["asked"] = _asked(marks, given)
                 with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
                     if not reads:
                         return _print(function(**given), as_json=common.get("as_json", False))
@@ -107,13 +115,14 @@ def command(
             full_name = f"{app.info.name} {name}" if app else name
             _execute(full_name, run, debug=common["debug"])
 
-        listed = [each for key, each in own.items() if key not in (*COMMON, "database")]
+        listed = [each for key, each in own.items() if key not in (*COMMON, "asked", "database")]
         lines = [
             line
             for text in options
             for line in re.sub(r"\n\s+", " ", inspect.cleandoc(text)).splitlines()
         ]
-        described = [
+        described = [] if operation is None else _fields(operation, marks)
+        described += [
             (each.name, each.annotation, each.default, line)
             for each, line in zip(listed, lines, strict=True)
         ]
@@ -127,6 +136,53 @@ def command(
         return wrapper
 
     return decorate
+
+
+def _marks(
+    operation: type[requests.Request[Any]], own: Collection[str]
+) -> dict[str, requests.Field]:
+    """Return the fields of an operation that are neither common options nor in `own`.
+
+    Its `limit` is the size of a page over HTTP, in which commands do not read.
+    """
+    from queue_workflows.requests import request  # late, as most commands have no operation
+
+    left_out = {*COMMON, *own, "limit"}
+    return {key: mark for key, mark in request.marks(operation).items() if key not in left_out}
+
+
+def _fields(
+    operation: type[requests.Request[Any]], marks: dict[str, requests.Field]
+) -> list[tuple[str, Any, Any, str]]:
+    """Return name, type, default and line of fields; those of the route's path are arguments."""
+    from queue_workflows.requests import request
+
+    placed, hints = request.placed(operation), typing.get_type_hints(operation)
+    found: list[tuple[str, Any, Any, str]] = []
+    for key, mark in marks.items():
+        text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help.removesuffix(".")
+        line = f"{mark.metavar or key.upper()}  {text[:1].upper()}{text[1:]}."
+        if key in placed:
+            found.append((key, str, inspect.Parameter.empty, line))
+        else:
+            kind = str | None if mark.parse else mark.kind or hints[key]
+            found.append((key, kind, None, f"{_option(key)} {line}"))
+    return found
+
+
+def _asked(marks: dict[str, requests.Field], given: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields from what was given; return the meaning of each that was not left out."""
+    found: dict[str, Any] = {}
+    for key, mark in marks.items():
+        word = given.pop(key)
+        if word is not None and word != []:
+            found[key] = parsed(_option(key), mark.parse, word) if mark.parse else word
+    return found
+
+
+def _option(field: str) -> str:
+    """Return the option of a field: `--task` of `task_name`."""
+    return "--" + field.removesuffix("_name").replace("_", "-")
 
 
 def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Parameter:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from queue_workflows import acts as act_api
 from queue_workflows import db, errors
 from queue_workflows import jobs as api
 from queue_workflows.cli import command, define, ids, output, show, texts
-from queue_workflows.runtime import clock, display
+from queue_workflows.requests import catalog
+from queue_workflows.runtime import display
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, Row
 
 _HELP = "List and show ingest jobs, or retry, cancel or delete them."
@@ -19,22 +19,14 @@ LINES = 20
 """Jobs that are named one by one; beyond that only the counts are printed."""
 _HEAD = ("job", "task", "queue", "status", "try", "created (UTC)", "")
 _DONE = frozenset({"queued", "cancelled", "asked to stop", "deleted"})
-_FILTER = f"""--queue Q  Only jobs of this queue.
-    --task NAME  Only jobs of this task.
-    --status STATUS {"|".join(api.STATUSES)}  Only jobs of this status; repeatable.
-    --since TIME  Queued, started or ended since: 90m, 24h, 7d ago, or an ISO time (with its zone).
-    --key KEY  Their idempotency, lock or partition key."""
 
 
-@define.command("list", _FILTER, "--limit N 1..100000  How many at most.", app=app)
-def list_(
-    queue: str | None = None, task: str | None = None, status: list[str] | None = None,
-    since: str | None = None, key: str | None = None, limit: int = 20,
-) -> define.Shown:  # fmt: skip
+@define.command(
+    "list", "--limit N 1..100000  How many at most.", app=app, operation=catalog.ListJobs
+)
+def list_(limit: int = 20, *, asked: JsonDict) -> define.Shown:
     """List jobs, the newest first."""
-    at = define.parsed("--since", clock.parse_since, since)
-    rows = api.list(queue=queue, task_name=task, status=status, since=at, key=key, limit=limit)
-    return define.listed(rows, _HEAD, _cells)
+    return define.listed(api.list(limit=limit, **asked), _HEAD, _cells)
 
 
 @define.command(
@@ -61,37 +53,30 @@ def _changing(
     """Add a subcommand that changes jobs; `default`: the statuses that a filter means."""
 
     def change(
-        job: list[str] | None = None, queue: str | None = None, task: str | None = None,
-        status: list[str] | None = None, since: str | None = None, key: str | None = None,
-        dry_run: bool = False,
+        job: list[str] | None = None, dry_run: bool = False, *, asked: JsonDict
     ) -> define.Shown:  # fmt: skip
-        at = define.parsed("--since", clock.parse_since, since)
-        named = {
-            "queue": queue, "task_name": task, "status": status or None, "since": at, "key": key,
-        }  # fmt: skip
-        given: dict[str, Any] = {name: one for name, one in named.items() if one is not None}
-        if not job and not given:
-            options = "--queue, --task, --status, --since, --key"
+        if not job and not asked:
+            options = "--queue, --task, --status, --since, --key, --text"
             raise errors.InvalidConfig(f"name jobs or give a filter: {options}")
-        if job and given:
+        if job and asked:
             raise errors.InvalidConfig("name jobs or give a filter, not both")
         if job:
             with db.transaction() as conn:
                 chosen = [ids.find(conn, one)[0] for one in job]
         else:
-            given.setdefault("status", [*default])
-            rows = api.list(**given, limit=None)
+            rows = api.list(**{"status": [*default], **asked}, limit=None)
             chosen = [row["id"] for row in reversed(rows)]  # the oldest first
         if dry_run:
             listed = [f"would {name}: {output.counted(len(chosen), 'job')}"]
             listed += [f"  {one}" for one in chosen]
             return define.Shown(chosen, lambda: output.some(listed, LINES + 1))
-        return outcomes(f"jobs {name}", act(chosen, not status or "running" in status))
+        is_running = "running" in asked.get("status", ["running"])
+        return outcomes(f"jobs {name}", act(chosen, is_running))
 
     change.__doc__ = doc
-    lines = f"JOB  Ids; or a filter below. {ids.HELP}", _FILTER
-    dry_run = "--dry-run  Only list the jobs that it would change."
-    define.command(name, *lines, dry_run, takes=define.ACT, app=app)(change)
+    lines = f"""JOB  Ids, instead of a filter. {ids.HELP}
+    --dry-run  Only list the jobs that it would change."""
+    define.command(name, lines, takes=define.ACT, app=app, operation=catalog.ListJobs)(change)
 
 
 _changing(
@@ -164,24 +149,13 @@ _ACTS_HEAD = ("act", "at (UTC)", "who", "by way of", "did", "to", "reason", "det
 
 @define.command(
     "acts",
-    """--since TIME  Since: 90m, 24h, 7d ago, or an ISO time (with its zone).
-    --actor WHO  Only acts of this actor.
-    --action DID  Only these, as cancel, retry, pause, off.
-    --kind KIND  Only of run, job, queue, schedule or machine.
-    --subject ID  Only of the object with this id or name.
-    --before ACT  The next page: acts before this one, the last of the page before.
+    """--before ACT  The next page: acts before this one, the last of the page before.
     --limit N 1..100000  How many at most.""",
+    operation=catalog.ListActs,
 )
-def acts(
-    since: str | None = None, actor: str | None = None, action: str | None = None,
-    kind: str | None = None, subject: str | None = None, before: int | None = None,
-    limit: int = 20,
-) -> define.Shown:  # fmt: skip
+def acts(before: int | None = None, limit: int = 20, *, asked: JsonDict) -> define.Shown:
     """List who did what on request, the newest first."""
-    at = define.parsed("--since", clock.parse_since, since)
-    rows = act_api.list(
-        since=at, actor=actor, action=action, kind=kind, subject=subject, before=before, limit=limit
-    )
+    rows = act_api.list(before=before, limit=limit, **asked)
     return define.listed(rows, _ACTS_HEAD, _act_cells)
 
 

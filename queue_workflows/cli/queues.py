@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
 import json
-import typing
 from collections.abc import Callable, Generator
 from datetime import datetime
 from typing import Any, TypeVar
@@ -18,53 +15,24 @@ from queue_workflows import events as event_api
 from queue_workflows import queues as queue_api
 from queue_workflows import schedules as schedule_api
 from queue_workflows.cli import command, define, output, texts
-from queue_workflows.requests import catalog
-from queue_workflows.requests import request as requests
+from queue_workflows.requests import catalog, request
 from queue_workflows.runtime import clock, display, stored_json
 from queue_workflows.schedule import expression as expressions
-from queue_workflows.types import Row
+from queue_workflows.types import JsonDict, Row
 
-R = TypeVar("R", bound=requests.Request[Any])
+R = TypeVar("R", bound=request.Request[Any])
 
 
 def _add(app: typer.Typer, name: str, kind: type[R], shown: Callable[[R], define.Shown]) -> None:
-    """Add the subcommand that carries out an operation of `requests.catalog`.
+    """Add the subcommand that carries out an operation; `shown` returns its result afterwards."""
 
-    `shown` returns its result, given the request once it is done. Fields of the route's path are
-    arguments, the others options; the common options tell who does it and why.
-    """
-    placed, marks, hints = requests.placed(kind), requests.marks(kind), typing.get_type_hints(kind)
-    made_of: list[tuple[str, Any, Any, str]] = []
-    for each in dataclasses.fields(kind):
-        if each.name in define.COMMON:
-            continue
-        mark = marks[each.name]
-        text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help.removesuffix(".")
-        line = f"{mark.metavar or each.name.upper()}  {text[:1].upper()}{text[1:]}."
-        if each.name in placed:
-            made_of.append((each.name, inspect.Parameter.empty, str, line))
-        else:
-            word = str | None if mark.parse else hints[each.name]
-            made_of.append((each.name, None, word, f"--{each.name.replace('_', '-')} {line}"))
+    def function(*, asked: JsonDict) -> define.Shown:
+        carried_out = kind(**asked)
+        carried_out.run()
+        return shown(carried_out)
 
-    def function(**given: Any) -> define.Shown:
-        words = {key: value for key, value in given.items() if value is not None}
-        for key, word in words.items():
-            if parse := marks[key].parse:
-                words[key] = define.parsed(f"--{key.replace('_', '-')}", parse, word)
-        asked = kind(**words)
-        asked.run()
-        return shown(asked)
-
-    made: Any = function
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    made.__signature__ = inspect.Signature([
-        inspect.Parameter(key, keyword, default=default, annotation=word)
-        for key, default, word, _ in made_of
-    ])  # fmt: skip
-    made.__doc__ = kind.summary()
-    lines = [line for *_, line in made_of]
-    define.command(name, *lines, takes=define.ACT, app=app)(function)
+    function.__doc__ = kind.summary()
+    define.command(name, takes=define.ACT, app=app, operation=kind)(function)
 
 
 queues = define.group("queues", "Show queues, or pause, resume or limit one.")

@@ -14,8 +14,7 @@ from queue_workflows.cli import answer, command, define, ids, output, texts
 from queue_workflows.cli import jobs as job_commands
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
-from queue_workflows.requests import request as requests
-from queue_workflows.runtime import clock, display
+from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict, Row, RunStatus, Upgrade
 
 STATUSES = frozenset(get_args(RunStatus))
@@ -30,44 +29,26 @@ _KEYS = (
 )  # fmt: skip
 
 
-_FIELDS = requests.marks(catalog.ListRuns)
-
-
-def _option(name: str) -> str:
-    """Return the line of an option that the catalog describes."""
-    mark = _FIELDS[name]
-    text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help
-    return f"--{mark.name or name} {mark.metavar}  {text[:1].upper()}{text[1:]}."
-
-
 @define.command(
     "runs",
-    *map(
-        _option,
-        ("status", "workflow_name", "since", "until", "text", "input", "schedule", "machine"),
-    ),
-    "--limit N 1..10000  How many at most.",
+    """--input NAME=VALUE|JSON  Only runs that have these inputs; repeatable.
+    --limit N 1..10000  How many at most.""",
+    operation=catalog.ListRuns,
 )
 def runs(
-    status: str | None = None, workflow: str | None = None, since: str | None = None,
-    until: str | None = None, text: str | None = None, input: list[str] | None = None,  # noqa: A002
-    schedule: str | None = None, machine: str | None = None, limit: int = 20,
+    input: list[str] | None = None, limit: int = 20, *, asked: JsonDict  # noqa: A002
 ) -> define.Shown:  # fmt: skip
     """List the newest runs with their nodes by state.
 
     It examines 100,000 runs at most, and says how far it went if these are not enough.
     """
+    status = asked.get("status")
     if status is not None and status not in STATUSES:
         with db.transaction() as conn:
             known = STATUSES | statements.overview.runs_by_status(conn).keys()
         if status not in known:
             raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
-    given: JsonDict = {
-        "status": status, "workflow_name": workflow,
-        "since": define.parsed("--since", clock.parse_since, since),
-        "until": define.parsed("--until", clock.parse_since, until),
-        "text": text, "input": _inputs(input or []), "schedule": schedule, "machine": machine,
-    }  # fmt: skip
+    given = {**asked, "input": _inputs(input or [])}
     page = api.page(limit=limit, **given)
     rows = page.items
     for _ in range(PAGES - 1):

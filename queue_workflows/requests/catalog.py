@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
-from queue_workflows import errors
+from queue_workflows import errors, types
 from queue_workflows.requests import request
 from queue_workflows.requests.request import (
     KEEP,
@@ -49,10 +50,6 @@ Filter = Annotated["str | None", Field(bounds={"max_length": 1000})]
 Key = Annotated["str | None", request.text()]
 FirstPage = Annotated[int, Field("items of a page", default=50, bounds={"ge": 1, "le": 1000})]
 Page = Annotated[int, Field("items of a page", default=200, bounds={"ge": 1, "le": 1000})]
-Since = Annotated[
-    "datetime | timedelta | None",
-    Field("with its time zone", kind=datetime | None, send=request.instant),
-]
 _ONE_KEY = request.text("Only this partition key of the queue.", metavar="KEY")
 Partition = Annotated["str | None", _ONE_KEY]
 Until = Annotated[
@@ -69,6 +66,8 @@ Until = Annotated[
         bounds={"gt": 0, "le": 366 * 86400.0},
     ),
 ]
+_JOB_STATUSES: Final = f"STATUS {'|'.join(typing.get_args(types.JobStatus))}"
+"""The statuses that a command takes; the service has its own names."""
 StreamName = Annotated["str | None", Field("only the parts of it", bounds={"max_length": 400})]
 LastId = Annotated[
     "str | None", Field(name="last-event-id", header=True, bounds={"max_length": 100})
@@ -77,6 +76,16 @@ After = Annotated[
     "str | None",
     Field("the id of the last part that is known", name="cursor", bounds={"max_length": 100}),
 ]
+
+
+def _filter(help_: str, metavar: str, most: int = 1000, **more: Any) -> Field:
+    return Field(help_, metavar=metavar, bounds={"max_length": most}, **more)
+
+
+def _moment(help_: str) -> Field:
+    how: Any = {"kind": datetime | None, "send": request.instant, "parse": clock.parse_since}
+    forms = "90m, 24h, 7d ago, or an ISO time with its zone"
+    return Field(help_, metavar="TIME", forms=forms, **how)
 
 
 def _number(help_: str) -> Field:
@@ -341,16 +350,17 @@ class ListJobs(Pages[JsonDict]):
     """
 
     _: KW_ONLY
-    queue: Filter = None
-    task_name: Annotated[str | None, Field(name="task", bounds={"max_length": 1000})] = None
+    queue: Annotated[str | None, _filter("only jobs of this queue", "Q")] = None
+    task_name: Annotated[str | None, _filter("only jobs of this task", "NAME", name="task")] = None
     status: Annotated[
         str | Iterable[str] | None,
-        Field(kind=list[str] | None, send=_several, bounds={"max_length": 10}),
-    ] = None
-    since: Since = None
-    key: Filter = None
+        _filter("only jobs of this status; repeatable", _JOB_STATUSES, 10,
+                kind=list[str] | None, send=_several),
+    ] = None  # fmt: skip
+    since: Annotated[datetime | timedelta | None, _moment("queued, started or ended since")] = None
+    key: Annotated[str | None, _filter("their idempotency, lock or partition key", "KEY")] = None
     text: Annotated[
-        str | None, Field("part of id, task, key or error", name="q", bounds={"max_length": 200})
+        str | None, _filter("part of id, task, key or error", "TEXT", 200, name="q")
     ] = None
     limit: FirstPage = 100
 
@@ -458,12 +468,6 @@ class _RunState(GetRun):
     missing = False
 
 
-def _moment(help_: str) -> Field:
-    how: Any = {"kind": datetime | None, "send": request.instant, "parse": clock.parse_since}
-    forms = "90m, 24h, 7d ago, or an ISO time with its zone"
-    return Field(help_, metavar="TIME", forms=forms, **how)
-
-
 def json_object(text: str) -> JsonDict:
     """Return the JSON object of a text. Raises `InvalidConfig` for any other text."""
     try:
@@ -490,35 +494,24 @@ class ListRuns(Pages[JsonDict]):
     """
 
     _: KW_ONLY
-    status: Annotated[
-        str | None, Field("only runs of this status", metavar="STATUS", bounds={"max_length": 1000})
-    ] = None
+    status: Annotated[str | None, _filter("only runs of this status", "STATUS")] = None
     workflow_name: Annotated[
-        str | None,
-        Field(
-            "only of this workflow", name="workflow", metavar="NAME", bounds={"max_length": 1000}
-        ),
+        str | None, _filter("only of this workflow", "NAME", name="workflow")
     ] = None
     since: Annotated[datetime | timedelta | None, _moment("created since")] = None
     until: Annotated[datetime | timedelta | None, _moment("created until")] = None
     text: Annotated[
-        str | None,
-        Field("the beginning of an id, or a part of an error", metavar="TEXT",
-              bounds={"max_length": 200}),
-    ] = None  # fmt: skip
+        str | None, _filter("the beginning of an id, or a part of an error", "TEXT", 200)
+    ] = None
     input: Annotated[
         Mapping[str, Any] | None,
         Field("only runs that have these inputs, a JSON object", kind=str | None,
-              send=json.dumps, take=_taken, metavar="NAME=VALUE|JSON",
+              send=json.dumps, take=_taken,
               bounds={"max_length": 2000, "examples": ['{"tenant": 7}']}),
     ] = None  # fmt: skip
-    schedule: Annotated[
-        str | None,
-        Field("only runs that this schedule started", metavar="NAME", bounds={"max_length": 1000}),
-    ] = None
+    schedule: Annotated[str | None, _filter("only runs that this schedule started", "NAME")] = None
     machine: Annotated[
-        str | None,
-        Field("only runs with a node on this machine", metavar="HOST", bounds={"max_length": 400}),
+        str | None, _filter("only runs with a node on this machine", "HOST", 400)
     ] = None
     limit: FirstPage = 50
 
@@ -817,11 +810,13 @@ class ListActs(Pages[JsonDict]):
     """
 
     _: KW_ONLY
-    since: Since = None
-    actor: Filter = None
-    action: Filter = None
-    kind: Filter = None
-    subject: Filter = None
+    since: Annotated[datetime | timedelta | None, _moment("since")] = None
+    actor: Annotated[str | None, _filter("only acts of this actor", "WHO")] = None
+    action: Annotated[str | None, _filter("only these, as cancel, retry, pause, off", "DID")] = None
+    kind: Annotated[
+        str | None, _filter("only of run, job, queue, schedule, machine or failures", "KIND")
+    ] = None
+    subject: Annotated[str | None, _filter("only of the object with this id or name", "ID")] = None
     limit: FirstPage = 100
 
 

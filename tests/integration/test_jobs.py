@@ -375,6 +375,11 @@ def test_cancel_and_delete_by_filter(conn: Any, some: None) -> None:
     assert said("delete", "waits").out == "job waits: deleted\n"
 
 
+def test_a_filter_by_text_selects_jobs(some: None) -> None:
+    assert ids(json.loads(said("list", "--text", "DEA", "--json").out)) == ["dead"]
+    assert said("delete", "--text", "dea", "--dry-run").out == "would delete: 1 job\n  dead\n"
+
+
 def test_a_job_that_has_begun_since_it_was_listed_as_waiting_runs_on(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

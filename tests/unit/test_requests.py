@@ -8,8 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import typer.main
 
-from queue_workflows import client, queues
+from queue_workflows import cli, client, queues
 from queue_workflows.requests import catalog, request
 
 KINDS = [kind for kind in request.OPERATIONS if kind.noun]
@@ -45,3 +46,19 @@ def test_each_operation_has_a_method_of_the_client() -> None:
     groups = (own, own.jobs, own.runs, own.workers, own.queues, own.schedules, own.acts)
     verbs = [each for group in groups for each in vars(type(group)).values()]
     assert {verb.kind for verb in verbs if hasattr(verb, "kind")} >= set(request.OPERATIONS)
+
+
+LISTS: dict[str, Any] = {
+    "runs": catalog.ListRuns, "jobs list": catalog.ListJobs, "jobs delete": catalog.ListJobs,
+    "acts": catalog.ListActs,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_command_has_an_option_for_each_filter_of_a_list(name: str) -> None:
+    noun, _, verb = name.partition(" ")
+    root: Any = typer.main.get_command(cli.load([]))
+    chosen = root.commands[noun].commands[verb] if verb else root.commands[noun]
+    filters = {each.name for each in fields(LISTS[name])} - {"limit"}
+    assert len(filters) >= 5
+    assert filters <= {each.name for each in chosen.params}
