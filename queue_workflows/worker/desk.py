@@ -326,7 +326,8 @@ class Desk:
         why = "shutdown" if self.stopping else "turned off" if own.off else ""
         if now - own.asked > LATE * own.who.lease_s:
             why = "its claim took too long"
-            _log.warning("a claim took %.1f s: jobs handed back: %d", now - own.asked, len(jobs))
+            text = "a claim took %.1f s, too long for a lease of %g s, so its jobs go back: %d"
+            _log.warning(text, now - own.asked, own.who.lease_s, len(jobs))
         if self.heard_cancel:
             self._wake_at(now)
         for job in jobs:
@@ -413,7 +414,7 @@ class Desk:
 
         def done(found: Any) -> None:
             if found is None or found is False:
-                what = "nothing was written: job %s has lost its claim"
+                what = "the end of job %s is not recorded, since its claim is lost"
                 _log.warning(what, job.id, extra=job.ids)
             else:
                 job.queue.runner.recorded(job, found)
@@ -434,7 +435,8 @@ class Desk:
                 given = {"reason": str(error), "after_s": REFUSED_WAIT_S}
                 self.write(job, functools.partial(record.hand_back, job.lease, **given))
             else:
-                _log.warning("the end of job %s is left to its lease: %s", job.id, error)
+                text = "the end of job %s cannot be recorded, so its claim ends with its lease: %s"
+                _log.warning(text, job.id, error, extra=job.ids)
                 self._forget(job)
 
         self._write(Write(make, done, refused, job, ends=True))

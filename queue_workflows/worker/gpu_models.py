@@ -200,7 +200,7 @@ class GpuModels:
                 models=[*sizes],
                 sizes=[size or None for size in sizes.values()],
             )
-            self._later(publish, "the sizes of models")
+            self._later(publish, "the sizes of the models are not stored")
 
     def tick(self, now: float) -> float:
         """Pass samples to the guards, and poll if due; return when to call this again."""
@@ -236,7 +236,7 @@ class GpuModels:
                 _log.warning("job %s: %s", job.id, reason, extra=job.ids)
                 detail = payload.encode({"reason": reason}, "detail")
                 note = claimed_job.note(job, "stall_suspected", detail=detail)
-                self._later(note, f"the suspicion of job {job.id}")
+                self._later(note, f"the suspected stall of job {job.id} is not recorded")
 
     # --- Reports of the executor.
 
@@ -282,7 +282,7 @@ class GpuModels:
         learn = statements.models.learn_load.script(
             host=self._queue.who.host, model=model, seconds=seconds
         )
-        self._later(learn, "the time of a load")
+        self._later(learn, "how long a model has loaded is not stored")
 
     # --- Requests to load and unload.
 
@@ -305,7 +305,7 @@ class GpuModels:
                 self._set_report(found, "waiting")
                 self.begin()
 
-        self._later(newest, "requests for models", polled, not_polled)
+        self._later(newest, "requests for models cannot be read", polled, not_polled)
 
     def _reap(self) -> None:
         """Request the unload of a model that is idle too long, unless the worker is paused."""
@@ -357,9 +357,8 @@ class GpuModels:
 
     def _set_report(self, request: Row, state: str, **more: object) -> None:
         if state in ("failed", "refused"):
-            _log.warning(
-                "request to %s %s: %s", request["action"], request["model"] or "", more["error"]
-            )
+            model = request["model"] or "all models"
+            _log.warning("request to %s %s %s: %s", request["action"], model, state, more["error"])
         # Plain SQL may have written long names, but the size of a report is limited.
         names = {name: (request[name] or "")[:NAME_CHARS] or None
                  for name in ("model", "requested_by")}  # fmt: skip

@@ -47,7 +47,10 @@ def _request(
     done: Callable[[Any], object] = _ignore,
     failed: Callable[[], object] = _ignore,
 ) -> link.Request:
-    """Return the request of a script; an error is logged, and it or a lost reply calls `failed`."""
+    """Return the request of a script; an error is logged, and it or a lost reply calls `failed`.
+
+    `what` says in the log what the error prevents.
+    """
 
     def refused(error: Exception) -> None:
         _log.warning("%s: %s", what, str(error).strip())
@@ -135,7 +138,10 @@ class Leases:
         done: Callable[[Any], object] = _ignore,
         failed: Callable[[], object] = _ignore,
     ) -> None:
-        """Run a script on this connection; call `done` with its result, or `failed` without one."""
+        """Run a script on this connection; call `done` with its result, or `failed` without one.
+
+        `what` says in the log what an error prevents.
+        """
         self._calls.append(_request(script, what, done, failed))
         self._ring()
 
@@ -213,7 +219,7 @@ class Leases:
             if any(job.cursors for job in reports):
                 self._store_cursors([*reports])
 
-        what = "the leases are not renewed"
+        what = "the leases of running jobs are not renewed, which is tried again"
         return _request(_renewals(held, reports), what, renewed, failed)
 
     def _renewed(self, reports: Reports, renewals: Sequence[claims.Renewal], sent: float) -> None:
@@ -257,7 +263,7 @@ class Leases:
         }
         for job in jobs:
             job.cursors = {}
-        self.later(job_steps.store_cursors(moved), f"cursors of {len(moved)} jobs")
+        self.later(job_steps.store_cursors(moved), f"cursors of {len(moved)} jobs are not stored")
 
     # --- Switches and reports.
 
@@ -282,7 +288,8 @@ class Leases:
                 if policy and is_own and is_new:  # once for each time that it turns OFF
                     self._run_policy(own, policy)
 
-        return _request(check(), "the switches are not known", checked)
+        what = "whether the queues are OFF cannot be read, which is tried again"
+        return _request(check(), what, checked)
 
     def _beat(self, now: float) -> link.Request | None:
         self._beat_at = now + config.DL_HEARTBEAT_SEC.read()
@@ -299,7 +306,7 @@ class Leases:
                 self._models.reported_size()
 
         def refused(error: Exception) -> None:
-            _log.warning("the worker is not shown: %s", str(error).strip())
+            _log.warning("the heartbeat of this worker is not stored: %s", str(error).strip())
             self._desk.begin()
 
         return link.Request(self._reports(), reported, refused, _ignore)

@@ -68,7 +68,8 @@ class MemoryWatch:
         if full and not working:
             self._asks = True
             script = self._fills(pressure.ids(full))
-            self._later(script, "jobs that fill the memory", self._found, self._not_found)
+            what = "whether jobs of other workers fill the memory cannot be read"
+            self._later(script, what, self._found, self._not_found)
         else:
             self._decide(working=working)
 

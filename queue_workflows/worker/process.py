@@ -340,7 +340,7 @@ class Worker:
                 sample=sample.text,
                 notify=sample.tell,
             )
-            self._leases.later(put, "a sample")
+            self._leases.later(put, "a sample of the machine is not stored")
         if own.stopping:
             self._loop.over = self._is_over
         if now < self._leave_by:
@@ -463,7 +463,7 @@ class Worker:
         elif call == "clear_model":
             clear = statements.workers.clear_model.script
             script = clear(host=own.who.host, queue=own.who.queue, mark_stale=True)
-            self._leases.later(script, "clearing the model", answer)
+            self._leases.later(script, "the model stays in the worker's row", answer)
         elif call in ("beat", "exit"):
             if call == "beat":
                 self._leases.beat_now()

@@ -77,7 +77,7 @@ def check_times(lease_s: float, shutdown_timeout_s: float | None) -> None:
     _refuse({
         f"lease of {lease_s} s: it must be positive and at most {MAX_LEASE_S:g}":
             not 0 < lease_s <= MAX_LEASE_S,
-        f"shutdown timeout of {shutdown_timeout_s} s: it must not be negative":
+        f"shutdown timeout of {shutdown_timeout_s} s: it must be from 0 to {MAX_LEASE_S:g}":
             shutdown_timeout_s is not None and not 0 <= shutdown_timeout_s <= MAX_LEASE_S,
     })  # fmt: skip
 
