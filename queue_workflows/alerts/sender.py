@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from queue_workflows import config, db, errors
 from queue_workflows.db import statements
 from queue_workflows.runtime import app_loading, display, external_tool, masking, service
-from queue_workflows.types import FailureHook, JsonDict, NowFn, Row
+from queue_workflows.types import FailureHook, JsonDict, Row
 
 PER_MINUTE = 10
 """Most calls of all schedulers within a minute. The last one sums up the other failures, so that an
@@ -109,9 +109,8 @@ class Sender:
     the commit of `sent_at`.
     """
 
-    def __init__(self, given: Settings, *, now_fn: NowFn = time.monotonic) -> None:
+    def __init__(self, given: Settings) -> None:
         self._settings = given
-        self._now = now_fn
         self._hooks = service.Pool("failure hook", 1, lambda _: None)
         """The thread of the last alert's hooks."""
         self._command = external_tool.PipedCommand(given.command) if given.command else None
@@ -136,7 +135,7 @@ class Sender:
 
     def stop(self) -> None:
         """Stop soon. A hook that hangs is left behind, on a thread that keeps no process alive."""
-        self._ends_at = min(self._ends_at, self._now() + STOP_GRACE_S)
+        self._ends_at = min(self._ends_at, time.monotonic() + STOP_GRACE_S)
         self._stopping.set()
         self._loop.stop(STOP_S)
 
@@ -164,7 +163,7 @@ class Sender:
         return calls
 
     def _take(self) -> Taken | None:
-        now = self._now()
+        now = time.monotonic()
         due = self._announced is None or now - self._announced >= ANNOUNCE_S
         with db.transaction() as conn:
             if due:
@@ -222,7 +221,7 @@ class Sender:
         return f"the hook has not returned within {timeout_s:g} s; until it does, it is not called"
 
     def _is_over(self) -> bool:
-        return self._stopping.is_set() and self._now() >= self._ends_at
+        return self._stopping.is_set() and time.monotonic() >= self._ends_at
 
 
 # --- claims of failures ----------------------------------------------------------------------

@@ -75,7 +75,7 @@ def running(exports: list[Exporter]) -> Generator[None]:
 class Exporter:
     """Export to one sink under a name, as long as no other process has this name."""
 
-    def __init__(self, name: str, sink: sinks.Sink, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, name: str, sink: sinks.Sink) -> None:
         self.name = name
         self._sink = sink
         self._who = identity.new_worker_id(config.host_label())
@@ -83,7 +83,7 @@ class Exporter:
         self._follower: Follower | None = None
         self._stored: Positions | None = None
         self._stopping = threading.Event()
-        self._loop = service.Loop(f"export {name}"[:60], [service.Task("export", poll_s, self.run)])
+        self._loop = service.Loop(f"export {name}"[:60], [service.Task("export", POLL_S, self.run)])
 
     def __enter__(self) -> Exporter:
         """Start its thread."""

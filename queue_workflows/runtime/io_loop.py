@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias
 
 from queue_workflows.runtime import clock
-from queue_workflows.types import NowFn
 
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
@@ -27,8 +26,7 @@ class IoLoop:
     A turn calls what is ready, then the timer if it is due, then the flows whose bells rang.
     """
 
-    def __init__(self, now_fn: NowFn = clock.boot_s) -> None:
-        self._now = now_fn
+    def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._calls: dict[int, dict[int, Call]] = {}
         self._at = math.inf
@@ -86,14 +84,14 @@ class IoLoop:
         """
         self.over = over
         while not self._stopped and (self.over is None or not self.over()):
-            left_s = 0.0 if self.rung else max(0.0, self._at - self._now())
+            left_s = 0.0 if self.rung else max(0.0, self._at - clock.boot_s())
             # epoll counts milliseconds. Round up, so that it does not wake before the timer.
             for key, events in self._selector.select(None if left_s == math.inf else left_s):
                 calls: dict[int, Call] = key.data
                 for event in (READ, WRITE):
                     if events & event and (call := calls.get(event)) is not None:
                         call()
-            if (now := self._now()) >= self._at:
+            if (now := clock.boot_s()) >= self._at:
                 self._at = math.inf
                 self.wake_at(tick(now))
             rung, self.rung = self.rung, {}

@@ -35,10 +35,9 @@ class Reader:
     `nvml`: the module to use, by default `pynvml` of nvidia-ml-py if it is installed; or None.
     """
 
-    def __init__(self, nvml: Any = ..., *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, nvml: Any = ...) -> None:
         self._nvml = _pynvml() if nvml is ... else nvml
         self._open = False
-        self._timeout_s = timeout_s
         self._nvidia = external_tool.Tool("nvidia-smi")
         self._rocm = external_tool.Tool("rocm-smi")
         self.source = "none"
@@ -52,8 +51,8 @@ class Reader:
         if self._nvml is not None and (found := self._by_nvml()) is not None:
             self.source = "nvml"
             return found
-        deadline = time.monotonic() + self._timeout_s
-        answer = self._nvidia.ask(QUERY, "--format=csv,noheader,nounits", timeout_s=self._timeout_s)
+        deadline = time.monotonic() + TIMEOUT_S
+        answer = self._nvidia.ask(QUERY, "--format=csv,noheader,nounits", timeout_s=TIMEOUT_S)
         if answer.text is not None and (found := nvidia_gpus(answer.text)):
             self.source = "nvidia-smi"
             return found

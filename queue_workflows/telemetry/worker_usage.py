@@ -16,6 +16,7 @@ from queue_workflows.telemetry import pressure
 TIMEOUT_S = 3.0
 """Seconds for all tools of one sample."""
 MB = 1024 * 1024
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 _NUMBER = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
 _ROCM_USE = re.compile(r"GPU use \(%\)\"?[ \t]*:[ \t]*\"?([^\s\",}]*)")
@@ -56,14 +57,10 @@ class Sampler:
         card: int | None = None,
         shown: bool = False,
         timeout_s: float = TIMEOUT_S,
-        proc: Path = Path("/proc"),
-        cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
         self._pid = pid
         self._card = card
         self._timeout_s = timeout_s
-        self._proc = proc
-        self._cgroups = cgroups
         self._nvidia = external_tool.Tool("nvidia-smi")
         self._rocm = external_tool.Tool("rocm-smi")
         self.shown = shown
@@ -78,7 +75,7 @@ class Sampler:
     @property
     def is_stopped(self) -> bool:
         """Return whether that process is stopped by a signal or a debugger; False if unknown."""
-        return self._pid is not None and _stat(self._proc, self._pid)[:1] in (["T"], ["t"])
+        return self._pid is not None and _stat(PROC, self._pid)[:1] in (["T"], ["t"])
 
     def sample(self) -> Sample:
         """Return the use now. Blocks for about TIMEOUT_S at worst, raises nothing."""
@@ -87,14 +84,14 @@ class Sampler:
             used, self.problem = self._gpu_pct(), None
         except _Unknown as why:
             self.problem = str(why)
-        return Sample(used, ram_mb(self._proc, self._cgroups, self._pid))
+        return Sample(used, ram_mb(PROC, CGROUPS, self._pid))
 
     def _gpu_pct(self) -> float:
         deadline = time.monotonic() + self._timeout_s
         listed = self._ask(self._nvidia, deadline, "pmon", "-c", "1")
         rows = pmon_processes(listed.text or "")
         self.shown |= any(_percent(use) is not None for row in rows for use in row.use)
-        own = [row for row in rows if is_descendant(row.pid, self._proc, self._pid)]
+        own = [row for row in rows if is_descendant(row.pid, PROC, self._pid)]
         if own:
             used = _known(pmon_use(own, shown=self.shown), "pmon has shown no number yet")
             self._confirm({row.gpu for row in own if set(row.use) == {"-"}}, deadline)
