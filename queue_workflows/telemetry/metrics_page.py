@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -123,38 +123,6 @@ _GPU: Final = (
 )
 
 
-class _Family:
-    """One metric: its complete name, its kind and text, and a value for each set of labels.
-
-    The labels are cut to a maximum length. Values whose labels are equal after that are merged, as
-    `_ADDED` says, since Prometheus refuses a page with a repeated series.
-    """
-
-    def __init__(self, name: str, metric: Metric) -> None:
-        self.name, self.kind, self.text = PREFIX + name, metric.kind, metric.text
-        self.largest = metric.kind == "gauge" and name not in _ADDED
-        self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-
-    def add(self, value: float | None, labels: Mapping[str, str], suffix: str = "") -> None:
-        """Add a value; None: unknown, so that the series is left out."""
-        if value is None:
-            return
-        key = suffix, tuple((name, display.line(text, MOST_LABEL)) for name, text in labels.items())
-        known = self.values.get(key)
-        if known is not None:
-            value = max(known, value) if self.largest else known + value
-        self.values[key] = value
-
-    def lines(self) -> Iterable[str]:
-        """Return the lines of this metric; HELP and TYPE also where it has no value."""
-        yield f"# HELP {self.name} {_escaped(self.text)}"
-        yield f"# TYPE {self.name} {self.kind}"
-        for (suffix, labels), value in self.values.items():
-            pairs = ((name, _escaped(text).replace('"', r"\"")) for name, text in labels)
-            shown = ",".join(f'{name}="{text}"' for name, text in pairs)
-            yield f"{self.name}{suffix}{'{' + shown + '}' if shown else ''} {_number(value)}"
-
-
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")
 
@@ -169,32 +137,54 @@ def _number(value: float) -> str:
 
 
 class Page:
-    """The page that Prometheus scrapes."""
+    """The page that Prometheus scrapes: for each metric a value for each set of labels.
+
+    The labels are cut to a maximum length. Values whose labels are equal after that are merged, as
+    `_ADDED` says, since Prometheus refuses a page with a repeated series.
+    """
 
     def __init__(self) -> None:
-        self._families = {name: _Family(name, metric) for name, metric in METRICS.items()}
+        self._values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {
+            name: {} for name in METRICS
+        }
 
-    def add(self, metric: str, value: float | None, **labels: str) -> None:
-        """Add a value of a counter or gauge; None: unknown, so that the series is left out."""
-        self._families[metric].add(value, labels)
+    def add(self, metric: str, value: float | None, suffix: str = "", **labels: str) -> None:
+        """Add a value; None means unknown, so that the series is left out."""
+        if value is None:
+            return
+        key = suffix, tuple((name, display.line(text, MOST_LABEL)) for name, text in labels.items())
+        own = self._values[metric]
+        if (known := own.get(key)) is not None:
+            is_largest = METRICS[metric].kind == "gauge" and metric not in _ADDED
+            value = max(known, value) if is_largest else known + value
+        own[key] = value
 
     def add_histogram(
         self, metric: str, rows: Iterable[Row], bounds: Sequence[float], labels: dict[str, str]
     ) -> None:
         """Add the buckets, the sum and the count of one series."""
-        family, counts, seconds = self._families[metric], [0] * (len(bounds) + 1), 0.0
+        counts, seconds = [0] * (len(bounds) + 1), 0.0
         for row in rows:
             counts[min(row["bucket"], len(bounds))] += row["n"]
             seconds += row["seconds"]
         below = list(accumulate(counts))
         for bound, count in zip([*map(_number, bounds), "+Inf"], below, strict=True):
-            family.add(count, labels | {"le": bound}, "_bucket")
-        family.add(seconds, labels, "_sum")
-        family.add(below[-1], labels, "_count")
+            self.add(metric, count, "_bucket", **labels, le=bound)
+        self.add(metric, seconds, "_sum", **labels)
+        self.add(metric, below[-1], "_count", **labels)
 
     def text(self) -> str:
-        """Return the page."""
-        return "\n".join(line for each in self._families.values() for line in each.lines()) + "\n"
+        """Return the page, with HELP and TYPE also for metrics without a value."""
+        lines: list[str] = []
+        for metric, values in self._values.items():
+            name, known = PREFIX + metric, METRICS[metric]
+            lines.append(f"# HELP {name} {_escaped(known.text)}")
+            lines.append(f"# TYPE {name} {known.kind}")
+            for (suffix, labels), value in values.items():
+                pairs = ((label, _escaped(text).replace('"', r"\"")) for label, text in labels)
+                shown = ",".join(f'{label}="{text}"' for label, text in pairs)
+                lines.append(f"{name}{suffix}{'{' + shown + '}' if shown else ''} {_number(value)}")
+        return "\n".join(lines) + "\n"
 
 
 def scrape(conn: db.Connection | None = None) -> str:
