@@ -1096,6 +1096,8 @@ def test_run_again_with_changed_inputs(conn: engine_db.Connection) -> None:
         for bad in ("[1]", "nothing", ""):
             reply = await browser.send(page, f"/runs/{run_id}/again", inputs=bad)
             assert reply.status_code == 422
+            shown = f"This is what you typed: {bad} Go to Now"
+            assert (shown in pages.words(reply.text)) == (bad != ""), "it is not lost"
             page = await browser.open(f"/runs/{run_id}/again")
         reply = await browser.send(page, f"/runs/{run_id}/again", inputs='{"wish": "coffee"}')
         assert reply.status_code == 303, reply.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import fastapi
@@ -48,6 +48,8 @@ _ERRORS: Final[Sequence[type[Exception]]] = (
     errors.QueueWorkflowsError, db.Error, Exception,
 )  # fmt: skip
 """Errors that become a page."""
+TYPED: Final = ("inputs", "args", "value")
+"""Fields with a long text, which a page about an error shows, so that it is not lost."""
 YEAR: Final = "public, max-age=31536000, immutable"
 OPEN: Final = re.compile(r"/(?:login|static/[^/]+)")
 """Paths below the mount that need no session."""
@@ -121,9 +123,12 @@ def _message(
     if "hx-request" in request.headers:
         return Response(text, status, media_type="text/plain")
     title = title or problems.TITLES.get(status, "The request was refused")
+    sent: Mapping[str, Any] = getattr(request.state, "sent", {})
+    typed = [given for name in TYPED if isinstance(given := sent.get(name), str) and given]
     return view.Page(
-        request, "message.html", title=title, command="", status=status, text=text, near=near
-    )
+        request, "message.html", title=title, command="", status=status, text=text, near=near,
+        typed=typed,
+    )  # fmt: skip
 
 
 async def _answer(request: Request, error: Exception) -> Response:

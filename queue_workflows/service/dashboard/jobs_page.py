@@ -183,8 +183,9 @@ async def changed(request: Request, job_id: view.Segment) -> Response:
     run_page.check_values(request)
     job = await view.read(request, _one, job_id, KINDS[:1])
     return view.Page(
-        request, "job_again.html", title=f"Another job of {display.line(job['task_name'], 120)}",
-        command=f"queue-workflows jobs show {shlex.quote(job_id)}", job=job,
+        request, "again.html", title=f"Another job of {display.line(job['task_name'], 120)}",
+        command=f"queue-workflows jobs show {shlex.quote(job_id)}", kind="job", id=job_id,
+        name=job["task_name"], own=view.path("/jobs/", job_id), values=job["inputs"],
     )  # fmt: skip
 
 

@@ -540,9 +540,12 @@ async def changed(request: Request, run_id: view.Segment) -> Response:
     """Show a form with the inputs of a run, for another run with changed ones."""
     check_values(request)
     head = await view.read(request, run_row, run_id)
-    command = f"queue-workflows submit {shlex.quote(display.line(head['workflow_name'], None))}"
-    title = f"Run {head['workflow_name']} again"
-    return view.Page(request, "run_again.html", title=title, command=command, run=head)
+    name = head["workflow_name"]
+    return view.Page(
+        request, "again.html", title=f"Run {name} again", kind="run", id=run_id, name=name,
+        command=f"queue-workflows submit {shlex.quote(display.line(name, None))}",
+        own=view.path("/runs/", run_id), values=head["context"],
+    )  # fmt: skip
 
 
 @router.post("/runs/{run_id}/again")
