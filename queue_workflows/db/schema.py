@@ -80,6 +80,7 @@ def bootstrap(
     True first, and `SchemaTooNew`.
     """
     steps = ledger.chain(migrations_dir)
+    newest = steps[-1].version
     if to_version is not None:
         steps = [step for step in steps if step.version <= to_version]
     ours = _is_ours(steps, version_table)
@@ -90,12 +91,12 @@ def bootstrap(
         is_current = statements.migrations.ledger_is_whole(conn, ledger=version_table) and not (
             ours and functions.stale(conn)
         )
-        if is_current and not _missing(conn, version_table, steps):
+        if is_current and not _missing(conn, version_table, steps, newest):
             return []
     with exclusive(version_table, stopped) as conn:
         if ours:
-            return _bring(conn, steps, stopped)
-        missing = _missing(conn, version_table, steps)
+            return _bring(conn, steps, newest, stopped)
+        missing = _missing(conn, version_table, steps, newest)
         for step in missing:
             _retried(lambda step=step: _apply(conn, version_table, step), _never)
         return [step.version for step in missing]
@@ -107,7 +108,10 @@ def _is_ours(steps: list[ledger.Migration], version_table: str) -> bool:
 
 
 def _bring(
-    conn: pool.Connection, steps: list[ledger.Migration], stopped: Callable[[], bool]
+    conn: pool.Connection,
+    steps: list[ledger.Migration],
+    newest: int,
+    stopped: Callable[[], bool],
 ) -> list[int]:
     """Apply our own chain and install the functions in one transaction.
 
@@ -118,7 +122,7 @@ def _bring(
     def once() -> None:
         done.clear()
         with conn.transaction():
-            for step in _missing(conn, ledger.NAME, steps):
+            for step in _missing(conn, ledger.NAME, steps, newest):
                 _apply(conn, ledger.NAME, step)
                 done.append(step.version)
             for part in functions.stale(conn):
@@ -192,14 +196,14 @@ def repair() -> list[str]:
 
 
 def _missing(
-    conn: pool.Connection, name: str, steps: list[ledger.Migration]
+    conn: pool.Connection, name: str, steps: list[ledger.Migration], newest: int
 ) -> list[ledger.Migration]:
     """Return the migrations that the ledger lacks; log which ones changed after they were applied.
 
-    Raises `SchemaTooNew`.
+    Raises `SchemaTooNew` if the database needs more than `newest`, the last version of the chain.
     """
     applied = ledger.read(conn, name)
-    ledger.refuse_newer(steps[-1].version, applied)
+    ledger.refuse_newer(newest, applied)
     for step in steps:
         recorded = applied[step.version]["checksum"] if step.version in applied else None
         if recorded is not None and recorded != step.checksum:

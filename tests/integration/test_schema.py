@@ -426,6 +426,17 @@ def test_a_newer_database_that_this_code_may_still_use_is_not_refused(
         fresh.bootstrap(migrations_dir=folder)
 
 
+def test_a_version_to_stop_at_may_be_below_the_chain_and_below_the_database(
+    fresh: ModuleType, tmp_path: Path
+) -> None:
+    texts = {"_0002_a": "SELECT 1", "_0003_b": "-- compatible-with: 3\nSELECT 1"}
+    folder = migration_folders.write_chain(tmp_path / "c", **texts)
+    assert fresh.bootstrap(migrations_dir=folder, to_version=1) == []
+    assert fresh.bootstrap(migrations_dir=folder, to_version=2) == [2]
+    assert fresh.bootstrap(migrations_dir=folder) == [3]
+    assert fresh.bootstrap(migrations_dir=folder, to_version=2) == []
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
