@@ -104,9 +104,10 @@ def _wait(
         except psycopg.OperationalError as error:
             reason = str(error).strip()
         if time.monotonic() >= deadline:
+            waited = f"after {timeout_s:g} s" if timeout_s else "yet"
             raise errors.SchemaTimeout(
-                f"{database_url.describe()}: no schema version {wanted} within {timeout_s:g} s "
-                f"({reason}); `queue-workflows migrate` or an orchestrator brings it"
+                f"{database_url.describe()} has no schema version {wanted} {waited} ({reason}): "
+                "run `queue-workflows migrate`, or start an orchestrator, which migrates too"
             )
         sleep(poll_s)
 
