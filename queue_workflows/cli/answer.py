@@ -19,9 +19,9 @@ from queue_workflows.types import JsonDict, Row
 
 OPEN = frozenset({"queued", "running", "awaiting_input"})
 SHOWN = 10
+"""Options of one question that `inputs` prints; `--json` has all."""
 MOST_BYTES = 2**31 - 1
 """Questions of any size are listed."""
-"""Options of one question that `inputs` prints; `--json` has all."""
 
 
 @define.command(
@@ -35,11 +35,10 @@ MOST_BYTES = 2**31 - 1
 def answer(run: str, node: str, value: str, unchecked: bool = False) -> define.Shown:
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
     done = _answered(run, node, _text_given(value), check=not unchecked)
-    is_answered = done["outcome"] == "answered"
-    if not is_answered:
-        command.refuse("answer", _refused(done))
+    if done["outcome"] != "answered":
+        return define.Shown(done, refusals=[_refused(done)])
     text = f"{_named_node(done)}: answered {output.compact(done['value'])}"
-    return define.Shown(done, lambda: is_answered and output.echo(text), int(not is_answered))
+    return define.Shown(done, lambda: output.echo(text))
 
 
 def _text_given(text: str) -> str:

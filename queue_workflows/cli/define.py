@@ -55,8 +55,10 @@ class Shown(NamedTuple):
     """A result of a command, with the value for `--json` and a function that prints for people."""
 
     value: Any
-    show: Callable[[], object]
+    show: Callable[[], object] = lambda: None
     code: int = 0
+    refusals: Sequence[str] = ()
+    """What it did not do of what it was asked, a line each for stderr; the exit code is 1 then."""
 
 
 def parsed(option: str, parse: Callable[[str], T], word: str | None) -> T | None:
@@ -106,13 +108,13 @@ def command(
                     given["asked"] = _asked(marks, given)
                 with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
                     if not reads:
-                        return _print(function(**given), as_json=common.get("as_json", False))
+                        return print_out(function(**given))
                     with commands.reading(common["app"]) as database:
                         named = {"database": database} if "database" in own else {}
-                        found = function(**given, **named)
-                        return _print(found, as_json=common.get("as_json", False))
+                        return print_out(function(**given, **named))
 
             full_name = f"{app.info.name} {name}" if app else name
+            print_out = functools.partial(_print, full_name, as_json=common.get("as_json", False))
             _execute(full_name, run, debug=common["debug"])
 
         listed = [each for key, each in own.items() if key not in (*COMMON, "asked", "database")]
@@ -242,14 +244,16 @@ def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRet
     raise typer.Exit(entry_point.run_main(f"{commands.PROG} {name}", guarded, debug=debug))
 
 
-def _print(found: int | Shown, *, as_json: bool) -> int:
+def _print(name: str, found: int | Shown, *, as_json: bool) -> int:
     if not isinstance(found, Shown):
         return found
+    for text in found.refusals:
+        commands.refuse(name, text)
     if as_json:
         output.dump(found.value)
     else:
         found.show()
-    return found.code
+    return exit_codes.FAILED if found.refusals else found.code
 
 
 class Group(TyperGroup):

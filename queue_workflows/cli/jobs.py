@@ -71,7 +71,7 @@ def _changing(
             listed += [f"  {one}" for one in chosen]
             return define.Shown(chosen, lambda: output.some(listed, LINES + 1))
         is_running = "running" in asked.get("status", ["running"])
-        return outcomes(f"jobs {name}", act(chosen, is_running))
+        return outcomes(act(chosen, is_running))
 
     change.__doc__ = doc
     lines = f"""JOB  Ids, instead of a filter. {ids.HELP}
@@ -99,8 +99,8 @@ _changing(
 )
 
 
-def outcomes(name: str, done: Sequence[JsonDict], runs: Collection[str] = ()) -> define.Shown:
-    """Return the outcomes of jobs, and of the ids in `runs` as runs; print each refusal."""
+def outcomes(done: Sequence[JsonDict], runs: Collection[str] = ()) -> define.Shown:
+    """Return the outcomes of jobs, and of the ids in `runs` as runs."""
     if not done:
         return define.Shown(done, lambda: output.echo("no such jobs"))
     named = [f"{'run' if one['id'] in runs else 'job'} {one['id']}" for one in done]
@@ -108,10 +108,8 @@ def outcomes(name: str, done: Sequence[JsonDict], runs: Collection[str] = ()) ->
     refused = [f"{own}: {one['reason']}" for own, one in pairs if one["outcome"] not in _DONE]
     lines = refused[:LINES]
     lines += [f"and {len(refused) - LINES} more"] if len(refused) > LINES else []
-    for text in lines:
-        command.refuse(name, text)
     good = [(own, one["outcome"]) for own, one in pairs if one["outcome"] in _DONE]
-    return define.Shown(done, lambda: _print_result(good), 1 if refused else 0)
+    return define.Shown(done, lambda: _print_result(good), refusals=lines)
 
 
 def _print_result(good: Sequence[tuple[str, str]]) -> None:

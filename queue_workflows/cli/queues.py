@@ -14,7 +14,7 @@ from queue_workflows import errors
 from queue_workflows import events as event_api
 from queue_workflows import queues as queue_api
 from queue_workflows import schedules as schedule_api
-from queue_workflows.cli import command, define, output, texts
+from queue_workflows.cli import define, output, texts
 from queue_workflows.requests import catalog, request
 from queue_workflows.runtime import clock, display, stored_json
 from queue_workflows.schedule import expression as expressions
@@ -290,8 +290,9 @@ def _event_cells(row: Row) -> tuple[str, ...]:
 def send(name: str, key: str | None = None, value: str = "null") -> define.Shown:
     """Send an event. Exit code 1 if one of this name and key was sent before."""
     is_first = event_api.send(name, key=key, value=define.parsed("--value", _json, value))
-    if not is_first:
-        command.refuse("events send", f"event {name!r} with key {key or ''!r} was sent before")
-    text = f"event {name}{f' (key {key})' if key else ''}: sent"
     done = {"name": name, "key": key or "", "sent": is_first}
-    return define.Shown(done, lambda: is_first and output.echo(text), 0 if is_first else 1)
+    if not is_first:
+        with_key = f"with key {key!r}" if key else "without a key"
+        return define.Shown(done, refusals=[f"event {name!r} {with_key} was sent before"])
+    text = f"event {name}{f' (key {key})' if key else ''}: sent"
+    return define.Shown(done, lambda: output.echo(text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 from queue_workflows import db, errors, jobs
 from queue_workflows import runs as api
@@ -104,33 +104,27 @@ def _done_nodes(counts: dict[str, int]) -> int:
 @define.command("cancel", ids.RUN_OR_JOB, takes=define.ACT)
 def cancel(several: list[str]) -> define.Shown:
     """Cancel runs or jobs. Waiting work ends at once, running work is asked to stop."""
-    what, *others = several
-    if others:
-        return _many("cancel", several, api.cancel_many, jobs.cancel_many)
+    if len(several) > 1:
+        return _many(several, api.cancel_many, jobs.cancel_many)
     # In one transaction: a worker stops within milliseconds of the commit, and would not be listed.
     with db.transaction() as conn:
-        any_id, found = ids.resolve(conn, what)
-        done = _changed(any_id, "unknown", last={"stopping": []})
-        if found is not None:
-            act = api.cancel if found["kind"] == "run" else jobs.cancel
-            row = act(any_id, conn=conn)
-            done["outcome"] = "already over"
-            if row is not None:
-                done["outcome"] = "cancelled" if row["status"] == "cancelled" else "asked to stop"
-            done["stopping"] = statements.overview.running_under(conn, id=any_id)
-            done |= _state(conn, any_id)
-            if done["kind"] == "run":
-                done["nodes"] = statements.history_rows.node_totals(conn, run_id=any_id)["counts"]
-    if found is None:
-        command.refuse("cancel", f"there is no run or job {done['id']!r}")
-    elif done["outcome"] == "already over":
-        command.refuse("cancel", f"{_named(done)} is already over: {done['status']}")
-    is_done = done["outcome"] in ("cancelled", "asked to stop")
-    return define.Shown(done, lambda: _print_cancelled(done, is_done), int(not is_done))
+        any_id, found = ids.resolve(conn, several[0])
+        if found is None:
+            return _unknown(any_id, stopping=[])
+        act = api.cancel if found["kind"] == "run" else jobs.cancel
+        row, outcome = act(any_id, conn=conn), "already over"
+        if row is not None:
+            outcome = "cancelled" if row["status"] == "cancelled" else "asked to stop"
+        stopping = statements.overview.running_under(conn, id=any_id)
+        done = _changed(conn, any_id, outcome, stopping=stopping)
+        if done["kind"] == "run":
+            done["nodes"] = statements.history_rows.node_totals(conn, run_id=any_id)["counts"]
+    over = [] if row is not None else [f"{_named(done)} is already over: {done['status']}"]
+    return define.Shown(done, lambda: _print_cancelled(done), refusals=over)
 
 
-def _print_cancelled(done: JsonDict, is_done: bool) -> None:
-    if is_done:
+def _print_cancelled(done: JsonDict) -> None:
+    if done["outcome"] != "already over":
         counts = ", ".join(f"{n} {status}" for status, n in sorted(done["nodes"].items()))
         rest = f"; nodes: {counts}" if counts else ""
         if done["kind"] == "node job":
@@ -153,37 +147,31 @@ def retry(
     several: list[str], from_node: str | None = None, from_step: str | None = None
 ) -> define.Shown:
     """Run failed or cancelled work again. Completed nodes and steps keep their outputs."""
-    what, *others = several
-    if others and (from_node or from_step):
-        raise errors.InvalidConfig("--from and --from-step need one run or job, not several")
-    if others:
-        return _many("retry", several, api.retry_many, jobs.retry_many)
+    if len(several) > 1:
+        if from_node or from_step:
+            raise errors.InvalidConfig("--from and --from-step need one run or job, not several")
+        return _many(several, api.retry_many, jobs.retry_many)
     with db.transaction() as conn:
-        any_id, found = ids.resolve(conn, what)
+        any_id, found = ids.resolve(conn, several[0])
         if found is None:
-            done = _changed(any_id, "unknown", first={"reason": None})
-        else:
-            reason = _retried(conn, any_id, found, from_node, from_step)
-            outcome = "queued" if reason is None else "refused"
-            done = _changed(any_id, outcome, first={"reason": reason}) | _state(conn, any_id)
-            if done["run_id"] is not None:
-                totals = statements.history_rows.node_totals(conn, run_id=done["run_id"])
-                done["nodes"] = totals["counts"]
-    is_queued = done["outcome"] == "queued"
-    if found is None:
-        command.refuse("retry", f"there is no run or job {done['id']!r}")
-    elif not is_queued:
-        command.refuse("retry", f"{_named(done)}: {done['reason']}")
+            return _unknown(any_id, reason=None)
+        reason = _retried(conn, any_id, found, from_node, from_step)
+        outcome = "queued" if reason is None else "refused"
+        done = _changed(conn, any_id, outcome, reason=reason)
+        if done["run_id"] is not None:
+            totals = statements.history_rows.node_totals(conn, run_id=done["run_id"])
+            done["nodes"] = totals["counts"]
+    if reason is not None:
+        return define.Shown(done, refusals=[f"{_named(done)}: {reason}"])
     text = f"{_named(done)}: queued"
     if done["kind"] == "node job":
         text += f" with its run {done['run_id']}"
-    if done["kind"] in ("node job", "run"):
+    if done["run_id"] is not None:
         text += f"; {output.counted(_done_nodes(done['nodes']), 'node')} kept as completed"
-    return define.Shown(done, lambda: is_queued and output.echo(text), int(not is_queued))
+    return define.Shown(done, lambda: output.echo(text))
 
 
 def _many(
-    verb: str,
     given: list[str],
     of_runs: Callable[[list[str]], list[JsonDict]],
     of_jobs: Callable[[list[str]], list[JsonDict]],
@@ -194,7 +182,7 @@ def _many(
     runs = [one for one, row in found.items() if row is not None and row["kind"] == "run"]
     done = of_runs(runs) + of_jobs([one for one in found if one not in runs])
     by_id = {one["id"]: one for one in done}
-    return job_commands.outcomes(verb, [by_id[one] for one in found], runs)
+    return job_commands.outcomes([by_id[one] for one in found], runs)
 
 
 def _retried(
@@ -223,28 +211,29 @@ def _retried(
     return None
 
 
-def _changed(
-    any_id: str, outcome: str, *, first: JsonDict | None = None, last: JsonDict | None = None
-) -> JsonDict:
-    """Return the keys of `--json` in their order; `_state` fills in the ones without a value.
+def _changed(conn: db.Connection, any_id: str, outcome: str, **more: Any) -> JsonDict:
+    """Return the keys of `--json`: a run or job, its state now, and what was done to it.
 
     `outcome`: `cancelled`, `asked to stop` (a running job), `already over`; `queued`, `refused`
-    (with the `reason`); `unknown`. `stopping`: the jobs that still run, each with its worker.
-    `nodes`: a run's nodes by status; of a retry before its start queues those that run again.
+    (with the `reason`); `unknown`. `run_status`: of its run, if it has one. `stopping`: the jobs
+    that still run, each with its worker. `nodes`: a run's nodes by status; of a retry before its
+    start queues those that run again.
     """
-    named = dict.fromkeys(("kind", "name", "run_id"))
-    states = (first or {}) | dict.fromkeys(("status", "run_status")) | (last or {})
-    return {"id": any_id, **named, "outcome": outcome, **states, "nodes": {}}
+    keys = ("kind", "name", "run_id", "status")
+    found = statements.overview.find(conn, id=any_id, jobs_first=False) or dict.fromkeys(keys)
+    run: Row | None = None
+    if found["run_id"] is not None:
+        run = statements.overview.find(conn, id=found["run_id"], jobs_first=False)
+    return {
+        "id": any_id, **{key: found[key] for key in keys}, "run_status": run and run["status"],
+        "outcome": outcome, **more, "nodes": {},
+    }  # fmt: skip
 
 
-def _state(conn: db.Connection, any_id: str) -> JsonDict:
-    """Return kind, name, run_id and status of a run or job, and run_status if it has a run."""
-    found = statements.overview.find(conn, id=any_id, jobs_first=False) or {}
-    done: JsonDict = {key: found[key] for key in ("kind", "name", "run_id", "status")}
-    if done["run_id"] is not None:
-        run = statements.overview.find(conn, id=done["run_id"], jobs_first=False)
-        done["run_status"] = run["status"] if run else None
-    return done
+def _unknown(any_id: str, **more: Any) -> define.Shown:
+    states = dict.fromkeys(("kind", "name", "run_id", "status", "run_status"))
+    done = {"id": any_id, **states, "outcome": "unknown", **more, "nodes": {}}
+    return define.Shown(done, refusals=[f"there is no run or job {any_id!r}"])
 
 
 def _named(done: JsonDict) -> str:
