@@ -53,15 +53,11 @@ _log = logging.getLogger(__name__)
 
 
 class Settings(NamedTuple):
-    """Where alerts go, and how often. Times in seconds."""
+    """Where alerts go."""
 
     hook: FailureHook | None
     command: tuple[str, ...]
     """The program and its arguments; () for none."""
-    per_minute: int
-    timeout_s: float
-    max_age_s: float
-    poll_s: float
     on_failure: Mapping[str, FailureHook] = MappingProxyType({})
     """The functions of schedules, by name."""
 
@@ -81,8 +77,7 @@ def read_settings() -> Settings:
     cfg = config.get_config()
     hooks = {one.name: getattr(one, "on_failure", None) for one in cfg.ingest_schedule}
     of_schedules = {name: hook for name, hook in hooks.items() if hook is not None}
-    command = _command(config.ON_FAILED.read())
-    return Settings(cfg.on_failed, command, PER_MINUTE, TIMEOUT_S, MAX_AGE_S, POLL_S, of_schedules)
+    return Settings(cfg.on_failed, _command(config.ON_FAILED.read()), of_schedules)
 
 
 def _command(text: str) -> tuple[str, ...]:
@@ -114,9 +109,7 @@ class Sender:
         self._hooks = service.Pool("failure hook", 1, lambda _: None)
         """The thread of the last alert's hooks."""
         self._command = external_tool.PipedCommand(given.command) if given.command else None
-        self._loop = service.Loop(
-            "failure alerts", [service.Task("send", given.poll_s, self.run_once)]
-        )
+        self._loop = service.Loop("failure alerts", [service.Task("send", POLL_S, self.run_once)])
         self._announced: float | None = None
         self._sent: list[str] = []
         """Tokens of calls that were made and are not recorded yet."""
@@ -127,10 +120,8 @@ class Sender:
         """Start its thread, which polls for failures every POLL_S."""
         whom = ["the app's functions"] if self._settings.has_hook else []
         whom += [self._settings.command[0]] if self._command else []
-        _log.info(
-            "failures are sent to %s, in at most %d calls a minute",
-            " and ".join(whom), self._settings.per_minute,
-        )  # fmt: skip
+        text = "failures are sent to %s, in at most %d calls a minute"
+        _log.info(text, " and ".join(whom), PER_MINUTE)
         self._loop.start()
 
     def stop(self) -> None:
@@ -167,14 +158,8 @@ class Sender:
         due = self._announced is None or now - self._announced >= ANNOUNCE_S
         with db.transaction() as conn:
             if due:
-                statements.failure_alerts.announce(conn, keep_s=self._settings.max_age_s)
-            taken = take(
-                conn,
-                app=app_loading.app_name(),
-                per_minute=self._settings.per_minute,
-                lease_s=2 * self._settings.timeout_s + LEASE_SPARE_S,
-                max_age_s=self._settings.max_age_s,
-            )
+                statements.failure_alerts.announce(conn, keep_s=MAX_AGE_S)
+            taken = take(conn, app=app_loading.app_name())
         if due:
             self._announced = now
         return taken
@@ -189,18 +174,17 @@ class Sender:
         """Make the calls of one alert; return whether none was cut short by `stop()`."""
         # One line of ASCII, at most about 64 KiB.
         text, line = json.dumps(alert, ensure_ascii=True).encode() + b"\n", alert["text"]
-        limit_s = self._settings.timeout_s
-        problems = [self._call(alert, limit_s)] if can_call else []
+        problems = [self._call(alert)] if can_call else []
         if self._command is not None:
-            problems.append(self._command.run(text, timeout_s=limit_s, ends_early=self._is_over))
+            problems.append(self._command.run(text, timeout_s=TIMEOUT_S, ends_early=self._is_over))
         for problem in filter(None, problems):
             _log.warning("failure alert: %s; it was for: %s", problem, line)
         return not (self._is_over() and any(problems))
 
-    def _call(self, alert: JsonDict, timeout_s: float) -> str | None:
+    def _call(self, alert: JsonDict) -> str | None:
         """Call the hooks of an alert on a thread; return the problem, or None.
 
-        An error of a hook is only logged. After the time, and when this sender is over, it goes on
+        An error of a hook is only logged. After TIMEOUT_S, and when this sender is over, it goes on
         without the hooks' return.
         """
 
@@ -212,13 +196,13 @@ class Sender:
 
         self._hooks = service.Pool("failure hook", 1, call)
         self._hooks.start()
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         while (left_s := deadline - time.monotonic()) > 0:
             if self._hooks.stop(min(STEP_S, left_s)):
                 return None
             if self._is_over():
                 return "the hook has not returned, and this process stops"
-        return f"the hook has not returned within {timeout_s:g} s; until it does, it is not called"
+        return f"the hook has not returned within {TIMEOUT_S:g} s; until it does, it is not called"
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() and time.monotonic() >= self._ends_at
@@ -227,36 +211,35 @@ class Sender:
 # --- claims of failures ----------------------------------------------------------------------
 
 
-def take(
-    conn: db.Connection, *, app: str, per_minute: int, lease_s: float, max_age_s: float
-) -> Taken | None:
-    """Claim the next failures for a sender of `app`, for `lease_s` seconds.
+def take(conn: db.Connection, *, app: str) -> Taken | None:
+    """Claim the next failures for a sender of `app`.
 
     None if no failure waits, the limit is reached, or another sender is here at the same time.
 
-    While more failures wait than calls are left, the last of the `per_minute` calls takes all of
-    them. Then nothing is sent for a minute. Failures over `max_age_s` old are deleted.
+    While more failures wait than calls are left, the last of the PER_MINUTE calls takes all of
+    them. Then nothing is sent for a minute. Failures over MAX_AGE_S old are deleted.
     """
     alerts = statements.failure_alerts
     if not alerts.pending(conn) or alerts.lock(conn) is None:
         return None
-    _expire(conn, max_age_s)
+    _expire(conn)
     mine: dict[str, Any] = {"app": app, "patience_s": PATIENCE_S}
-    free = alerts.free(conn, per_minute=per_minute)
+    free = alerts.free(conn, per_minute=PER_MINUTE)
     if not free or not (waiting := alerts.waiting(conn, **mine)):
         return None
     if free == 1:
         alerts.quiet(conn)
     token = secrets.token_hex(8)
+    mine |= {"token": token, "lease_s": 2 * TIMEOUT_S + LEASE_SPARE_S}
     if free == 1 and waiting > 1:
-        kinds = alerts.take_all(conn, **mine, token=token, lease_s=lease_s)
+        kinds = alerts.take_all(conn, **mine)
         return (token, None, kinds) if kinds else None
-    one = alerts.take(conn, **mine, token=token, lease_s=lease_s)
+    one = alerts.take(conn, **mine)
     return (token, one, []) if one else None
 
 
-def _expire(conn: db.Connection, max_age_s: float) -> None:
-    rows = statements.failure_alerts.expire(conn, max_age_s=max_age_s, tries=TRIES)
+def _expire(conn: db.Connection) -> None:
+    rows = statements.failure_alerts.expire(conn, max_age_s=MAX_AGE_S, tries=TRIES)
     lost = [row for row in rows if not row["is_sent"]]
     if not lost:
         return
@@ -268,7 +251,7 @@ def _expire(conn: db.Connection, max_age_s: float) -> None:
         )  # fmt: skip
     if count := len(lost) - len(tried):
         _log.warning(
-            "not sent any more, as they are over %g s old: %d of the failures", max_age_s, count
+            "%s over %g s old will not be sent", display.counted(count, "failure"), MAX_AGE_S
         )
 
 

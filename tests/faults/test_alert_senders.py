@@ -182,7 +182,7 @@ def test_a_sender_that_loses_its_connection_at_any_statement_sends_each_failure(
     hits: list[str] = []
     for nth in itertools.count(1):
         sent: list[dict[str, Any]] = []
-        one = alert_senders.made(sent.append)
+        one = alert_senders.made(monkeypatch, sent.append)
         with db.transaction() as conn:
             conn.execute("DELETE FROM failure_alert_state")
             factories.alert_sender(conn)

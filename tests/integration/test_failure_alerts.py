@@ -28,12 +28,14 @@ Make = Callable[..., alert_senders.Sender]
 
 
 @pytest.fixture
-def make(db: ModuleType) -> Generator[Make]:
+def make(db: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Generator[Make]:
     """Make senders that look for failures when they are called; each has announced itself."""
     made: list[alert_senders.Sender] = []
 
-    def call(hook: Any = None, command: tuple[str, ...] = (), **more: Any) -> alert_senders.Sender:
-        one = alert_senders.made(hook, command, **more)
+    def call(
+        hook: Any = None, command: tuple[str, ...] = (), **limits: float
+    ) -> alert_senders.Sender:
+        one = alert_senders.made(monkeypatch, hook, command, **limits)
         made.append(one)
         one.run_once()
         return one
@@ -358,11 +360,11 @@ def test_a_hook_that_hangs_keeps_only_itself_from_being_called(
         sent.append(alert["id"])
         go_on.wait(60)
 
-    alone = make(hook, timeout_s=0.1)
+    alone = make(hook)
     both = make(hook, ("sh", "-c", f"cat >> {out}"), timeout_s=0.2)
     first = dead_job()
     assert alone.run_once() == 1
-    assert "the hook has not returned within 0.1 s" in caplog.text
+    assert "the hook has not returned within 0.2 s" in caplog.text
     second = dead_job()
     assert alone.run_once() == 0, "it leaves the failure to senders that can send it"
     assert [row["claims"] for row in alerts()] == [0]
@@ -556,7 +558,7 @@ def test_old_failures_expire(make: Make, caplog: pytest.LogCaptureFixture) -> No
     fresh = dead_job()
     assert one.run_once() == 1
     assert [each["id"] for each in sent] == [fresh]
-    assert "not sent any more, as they are over 60 s old: 1 of the failures" in caplog.text
+    assert "1 failure over 60 s old will not be sent" in caplog.text
 
 
 # --- a sender that dies, a database that is away -------------------------------------------------

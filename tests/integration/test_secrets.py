@@ -304,7 +304,7 @@ def sent(db: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     spans = in_memory_span_exporter.InMemorySpanExporter()
     alerts: list[Any] = []
     script = f"import sys; open({str(tmp_path / 'alerts')!r}, 'a').write(sys.stdin.read())"
-    one = alert_senders.made(alerts.append, (sys.executable, "-c", script))
+    one = alert_senders.made(monkeypatch, alerts.append, (sys.executable, "-c", script))
     one.run_once()
     wanted = exports.wanted(spans)
     for each in wanted:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from queue_workflows import db
 from queue_workflows.alerts import sender
+from tests.support import constants
 
 Sender = sender.Sender
 """What sends in a scheduler: `run_once` sends what waits, `stop` ends it."""
 
 
-def made(hook: Any = None, command: tuple[str, ...] = (), **more: Any) -> Sender:
-    """Return a sender of its own settings, up to 600 calls a minute, which has sent nothing yet."""
-    given = {"per_minute": 600, "timeout_s": 10.0, "max_age_s": 3600.0, "poll_s": 60.0}
-    return sender.Sender(sender.Settings(hook, command, **(given | more)))
+def made(
+    patch: pytest.MonkeyPatch, hook: Any = None, command: tuple[str, ...] = (), **limits: float
+) -> Sender:
+    """Return a sender that has sent nothing yet; `limits` are those of all senders from now on.
+
+    Without `per_minute`, it makes up to 600 calls a minute.
+    """
+    for name, value in ({"per_minute": 600} | limits).items():
+        constants.put(patch, f"alerts.sender.{name.upper()}", value)
+    return sender.Sender(sender.Settings(hook, command))
 
 
 def take() -> bool:
     """Take the oldest failure as a sender that ends then; return whether there is one."""
-    given: dict[str, Any] = {"app": "a", "per_minute": 10, "lease_s": 60.0, "max_age_s": 60.0}
     with db.transaction() as conn:
-        return sender.take(conn, **given) is not None
+        return sender.take(conn, app="a") is not None
 
 
 def send() -> int:
