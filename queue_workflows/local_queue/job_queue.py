@@ -74,7 +74,9 @@ class JobQueue:
         self._active: dict[str, Job] = {}
         self._here: set[str] = set()
         """The jobs that wait or are active."""
-        self._paused = self._closed = False
+        self._pauses: set[str] = set()
+        """Who has paused it: the app, and the manager while memory is full."""
+        self._closed = False
         self._refused: dict[str, tuple[float, Literal["processed", "waits"]]] = {}
         """Until when a job is refused that is not here, and why."""
         self._ends: list[tuple[float, str]] = []
@@ -126,11 +128,11 @@ class JobQueue:
         with self._mutex:
             if done is not None:
                 self._leave(done, WINDOW_S, "processed")
-            if not self._order or self._paused:
+            if self._closed or self._pauses or not self._order:
                 self._ready.wait_for(
-                    lambda: self._closed or (self._order and not self._paused), timeout_s
+                    lambda: self._closed or (self._order and not self._pauses), timeout_s
                 )
-                if self._closed or self._paused or not self._order:
+                if self._closed or self._pauses or not self._order:
                     return None
             job = self._order.popleft()
             self._active[job.id] = job
@@ -160,15 +162,15 @@ class JobQueue:
             refused[job_id] = now + wait_s, reason
             heapq.heappush(ends, (now + wait_s, job_id))
 
-    def pause(self) -> None:
-        """Let no further job start."""
+    def pause(self, who: str = "app") -> None:
+        """Let no further job start until the same one calls `resume`."""
         with self._mutex:
-            self._paused = True
+            self._pauses.add(who)
 
-    def resume(self) -> None:
-        """Let jobs start again."""
+    def resume(self, who: str = "app") -> None:
+        """Let jobs start again, unless somebody else has paused it."""
         with self._mutex:
-            self._paused = False
+            self._pauses.discard(who)
             self._ready.notify_all()
 
     def remove(self, job_id: str) -> bool:

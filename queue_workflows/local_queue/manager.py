@@ -248,11 +248,11 @@ class JobQueueManager:
         before = self.throttle.active
         if self.throttle.check(working=working):
             if not before:
-                self.queue.pause()
+                self.queue.pause("memory")
             if self._claims is not None:  # another process may have the memory for them
                 self._give_back(self.queue.clear(), self.throttle.reason or "memory is full")
-        elif before:  # else the app may have paused it
-            self.queue.resume()
+        elif before:
+            self.queue.resume("memory")
             self._master.wake("fetch")
 
     def _check_threads(self) -> None:

@@ -131,6 +131,20 @@ def test_a_closed_queue_wakes_all_who_wait_and_starts_nothing(queue: local_queue
     assert queue.get() is None
 
 
+def test_no_job_starts_while_the_queue_is_being_closed() -> None:
+    taken: list[Job | None] = []
+
+    class Racing(local_queue.JobQueue):
+        def clear(self) -> list[Job]:
+            taken.append(self.get(0))  # a thread that comes for a job at this moment
+            return super().clear()
+
+    queue = Racing()
+    queue.add(job("a"))
+    assert queue.close() == [job("a")]
+    assert taken == [None]
+
+
 def test_several_jobs_are_added_in_order_with_an_answer_for_each(
     queue: local_queue.JobQueue,
 ) -> None:
@@ -683,6 +697,27 @@ def test_full_memory_pauses_fetch_and_pull_until_it_is_free_again(fake: Any) -> 
     go_on.set()
     until(lambda: state(plan, "b") == "completed")
     assert found.manager.stats()["throttle_seconds"] == {"RAM": pytest.approx(125.0)}
+
+
+def test_memory_that_is_free_again_resumes_no_queue_that_the_app_paused(fake: Any) -> None:
+    go_on = threading.Event()
+    plan = local_queue.MemoryPlan([job("a")])
+    found = fake(plan, lambda each: go_on.wait(30) if each.id == "a" else None, workers=1,
+                 grace_s=0.0, cooldown_s=0.0, single_job=False)  # fmt: skip
+    queue = found.manager.queue
+    found.after(0.0)
+    until(lambda: state(plan, "a") == "running")
+    queue.pause()
+    found.ram = 95.0
+    assert found.after(5.0)["throttled_by"] is not None
+    found.ram = 79.0
+    assert found.after(5.0)["throttled_by"] is None
+    plan.add(job("b"))
+    assert found.manager.add([job("b")]) == [None]
+    assert queue.get(0) is None
+    queue.resume()
+    go_on.set()
+    until(lambda: state(plan, "b") == "completed")
 
 
 def test_a_job_that_only_the_plan_calls_running_is_refused_and_reported_once(
