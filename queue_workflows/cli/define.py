@@ -230,18 +230,23 @@ def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoRet
         except commands.Refused as refusal:
             commands.refuse(name, str(refusal))
             return exit_codes.FAILED
+        except db.OperationalError as error:
+            raise errors.DatabaseUnavailable(why_away(error)) from error
         except db.Error as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            if isinstance(error, db.OperationalError):
-                # A server's error names the cause first; a failed connection last, after each try.
-                line = lines[-1] if error.sqlstate is None else lines[0]
-                raise errors.DatabaseUnavailable(f"{db.describe()}: {line}") from error
             if error.sqlstate == PERMISSION_DENIED:
                 raise  # it has another remedy: `entry_point.run_main` names the GRANT
+            lines = str(error).strip().splitlines() or [type(error).__name__]
             # For example a counter at the maximum of its type, which no command can raise.
             raise errors.RowRefused(f"the database refused it: {lines[0]}") from error
 
     raise typer.Exit(entry_point.run_main(f"{commands.PROG} {name}", guarded, debug=debug))
+
+
+def why_away(error: db.OperationalError) -> str:
+    """Return which database did not answer, and why, on one line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # A server's error names the cause first; a failed connection last, after each try.
+    return f"{db.describe()}: {lines[-1] if error.sqlstate is None else lines[0]}"
 
 
 def _print(name: str, found: int | Shown, *, as_json: bool) -> int:

@@ -234,6 +234,8 @@ def health(
             found = _judge(worker_api.list(absent=False), label, queue or [], within)
     except (errors.DatabaseUnavailable, errors.SchemaTimeout) as error:
         why = str(error)
+    except db.OperationalError as error:  # it was lost, or took too long, in the middle
+        why = define.why_away(error)
     state = UNKNOWN if why else SILENT if SILENT in found.values() or not found else ALIVE
     states = ", ".join(f"{name} {how}" for name, how in sorted(found.items()))
     text = f"{state}: {output.line(why, 500) or states or f'no worker of {label}'}"

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from queue_workflows import db, node_queue, run_store
-from tests.support import commands, console, factories, flow, toy_app
+from tests.support import commands, console, factories, flow, timeouts, toy_app
 from tests.support.commands import TOYHOST, Commands, refused
 from tests.support.tcp_server import Server
 from tests.support.wait import until
@@ -224,3 +224,15 @@ def test_a_database_that_does_not_answer_is_no_evidence_against_a_worker(cli: Co
         assert done.process.returncode == code
         assert done.out.startswith("unknown: database none at 127.0.0.1:1 does not answer")
         assert PASSWORD not in done.out + done.err
+
+
+def test_a_database_that_answers_too_late_is_no_evidence_either(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts.shorten_lock_waits(monkeypatch, 0.2)
+    for strict, code in ((), 0), (("--strict",), 1):
+        with conn.transaction():
+            conn.execute("LOCK TABLE workers IN ACCESS EXCLUSIVE MODE")
+            done = console.command("health", *strict)
+        assert (done.code, done.err) == (code, "")
+        assert done.out.startswith("unknown: ") and "lock timeout" in done.out
