@@ -110,7 +110,11 @@ def described(error: Exception) -> tuple[int, str, str]:
         return status, str(error), type(error).__name__
     state = getattr(error, "sqlstate", None) or ""
     if state == _DENIED:
-        return 403, "the service's database user lacks a right", "DatabaseRefused"
+        text = (
+            "the service's database user lacks a right; `queue-workflows connect --for work --sql` "
+            "prints the GRANTs that it needs"
+        )
+        return 403, text, "DatabaseRefused"
     away = isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError))
     if state in _NO_SCHEMA or (state[:2] in _AWAY if state else away):
         _log.warning("a request failed, the database is not available: %s", error)

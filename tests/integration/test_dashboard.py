@@ -1022,7 +1022,8 @@ def test_no_file_is_stored_outside_of_the_folders_of_the_engine(
 
     async def use(browser: Browser) -> None:
         for each, reason in (
-            (run_id, "set OUT_ROOTS"), (linked, "set OUT_ROOTS"), (other, "it takes no file"),
+            (run_id, "set OUT_ROOTS"), (linked, "set OUT_ROOTS"),
+            (other, "the question takes no file"),
         ):  # fmt: skip
             page = await browser.open("/inbox/question", params={"run": each, "node": "ask"})
             page = await browser.send(page.form("/inbox/answer"), files={"file": ("a.csv", b"x")})

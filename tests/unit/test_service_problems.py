@@ -54,3 +54,9 @@ def test_a_request_is_blamed_for_its_own_values_only() -> None:
 def test_a_database_without_the_schema_is_named() -> None:
     reply = problems.of_error(pg.UndefinedTable('relation "ingest_jobs" does not exist'))
     assert "queue-workflows migrate" in json.loads(bytes(reply.body))["detail"]
+
+
+def test_a_right_that_is_missing_has_the_command_that_prints_it() -> None:
+    reply = problems.of_error(pg.InsufficientPrivilege("permission denied"))
+    detail = json.loads(bytes(reply.body))["detail"]
+    assert "`queue-workflows connect --for work --sql` prints the GRANTs" in detail

@@ -234,7 +234,9 @@ async def act(
     sent = await fields(request, max_files)
     csrf, form_id = str(sent.get("csrf", "")), str(sent.get("form", ""))
     if not hmac.compare_digest(csrf.encode(), own.csrf.encode()):
-        raise Refused(403, "This form is not of your session: go back, reload the page, try again.")
+        raise Refused(
+            403, "This form belongs to another session. Go back, reload the page, and try again."
+        )
     if not own.may(needs):
         raise Refused(403, f"Your session has scope {own.scope}; {needs} is needed.")
     changes = tokens.RANK[needs] > tokens.RANK["read"]
@@ -267,8 +269,10 @@ def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
     """
     found = session.content_of(own.digest, "selection", str(sent.get("selection", "")))
     if found is None or found[0] != kind:
-        raise Refused(403, "This selection was changed, or is of another page or scope. Nothing "
-                           "was changed.")  # fmt: skip
+        raise Refused(
+            403, "This selection was altered, or belongs to another page or scope. Nothing was "
+            "changed. Reload the page, and choose again.",
+        )  # fmt: skip
     _, ids, at = found
     checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
     if not set(checked) <= set(ids):

@@ -229,7 +229,7 @@ def _saved(asked: JsonDict, upload: UploadFile) -> Path:
     if not name.isprintable() or name in ("", "..") or len(name.encode()) > NAME_BYTES:
         raise errors.InvalidAnswer("this name of a file cannot be used: rename it")
     if asked["form"] != "file":
-        raise errors.InvalidAnswer("it takes no file")
+        raise errors.InvalidAnswer("the question takes no file: answer it in the form")
     answers.check(asked["input_spec"], name, "the question")
     given = confinement.given({"id": asked["run_id"], "out_dir": asked["out_dir"]})
     root, below = confinement.root_of(given["out_dir"])
