@@ -274,7 +274,7 @@ class Items(Request["list[JsonDict]"]):
     member: ClassVar[str] = "items"
 
     def read(self, found: Any) -> list[JsonDict]:
-        return [*row(found)[self.member]]
+        return [row(each) for each in row(found)[self.member]]
 
 
 class Pages(Request["list[Item]"], Generic[Item]):
@@ -289,15 +289,15 @@ class Pages(Request["list[Item]"], Generic[Item]):
         while len(found) < limit:
             size = self.size(limit - len(found))
             items, cursor = yield self.call(self.page, limit=size, cursor=cursor)
-            found += map(self.item, items)
+            found += items
             if cursor is None:
                 break
         return found
 
-    def page(self, found: Any) -> tuple[list[JsonDict], str | None]:
-        """Return the rows of a page, and the cursor of the next one; None on the last."""
+    def page(self, found: Any) -> tuple[list[Item], str | None]:
+        """Return the items of a page, and the cursor of the next one; None on the last."""
         members = row(found)
-        return [*members[self.member]], members.get("next")
+        return [self.item(row(each)) for each in members[self.member]], members.get("next")
 
     def item(self, found: JsonDict) -> Item:
         """Return the item for a row."""

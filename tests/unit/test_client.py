@@ -330,6 +330,20 @@ def test_lists_are_read_page_by_page() -> None:
     assert [request.url.params["limit"] for request in seen] == ["5", "3", "1"]
 
 
+@pytest.mark.parametrize("items", [1, None, "x", [1], ["x"], [None], [[]], {"id": "j"}])
+def test_a_list_of_what_is_no_row_is_refused(items: Any) -> None:
+    lists: list[Act] = [
+        lambda c: c.workers.list(),
+        lambda c: c.jobs.list(),
+        lambda c: c.jobs.parts("j"),
+        lambda c: c.jobs.cancel_many(["j"]),
+    ]
+    for read in lists:
+        handler, _ = replies(httpx.Response(200, json={"items": items, "next": None}))
+        with pytest.raises(errors.ServiceFailed):
+            read(made(handler))
+
+
 # --- events -----------------------------------------------------------------------------------
 
 
