@@ -134,8 +134,9 @@ class Desk:
         self._retry_at, self._retry_s = math.inf, RETRY_FIRST_S
         self._logged = ""
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
-        self.heard_cancel = False
-        """Whether a cancel arrived during a claim; it may concern a job that the claim returns."""
+        self.heard_cancel = self.may_be_cancelled = False
+        """Whether a cancel arrived during the claim that runs, as it may concern one of its jobs.
+        Whether that claim has ended since. Then a renewal shows which jobs are cancelled."""
         self._lone: claimed_job.ClaimedJob | None = None
         """A job that runs, or has to run, alone in this worker; no other is claimed meanwhile."""
         self.throttled = False
@@ -294,7 +295,7 @@ class Desk:
     ) -> None:  # fmt: skip
         """Remove the recorded jobs, and add the claimed ones."""
         now = self.now()
-        own.claiming = False
+        self._answered(own)
         self._retry_s, self._logged = RETRY_FIRST_S, ""
         if done:
             own.window.stated(now - own.asked)
@@ -319,6 +320,13 @@ class Desk:
             self._take(own, jobs, now)
         self.start(own)
 
+    def _answered(self, own: queue_state.Queue) -> None:
+        """Note that no claim runs; the next one may follow at once, before `tick` is called."""
+        own.claiming = False
+        if self.heard_cancel:
+            self.heard_cancel, self.may_be_cancelled = False, True
+            self._wake_at(self.now())
+
     def _take(
         self, own: queue_state.Queue, jobs: Sequence[claimed_job.ClaimedJob], now: float
     ) -> None:
@@ -328,8 +336,6 @@ class Desk:
             why = "its claim took too long"
             text = "a claim took %.1f s, too long for a lease of %g s, so its jobs go back: %d"
             _log.warning(text, now - own.asked, own.who.lease_s, len(jobs))
-        if self.heard_cancel:
-            self._wake_at(now)
         for job in jobs:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:
@@ -354,7 +360,7 @@ class Desk:
     ) -> None:  # fmt: skip
         """Find whether a result, the row of a job, or the state of the database is the cause."""
         own.may_claim |= count > 0
-        own.claiming = False
+        self._answered(own)
         state = _sqlstate(error)
         apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
         if done and apart:
@@ -385,7 +391,8 @@ class Desk:
     def _unknown(self, own: queue_state.Queue, done: Sequence[node_plans.Done]) -> None:
         """Note that a reply was lost, and that its statement may have been committed."""
         self._record_apart(own, done)
-        own.claiming, own.unsure, own.may_claim = False, True, True
+        self._answered(own)
+        own.unsure = own.may_claim = True
         own.unsure_at = self.now() + UNSURE_S
         self._wake_at(own.unsure_at)
 

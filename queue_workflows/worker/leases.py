@@ -105,8 +105,8 @@ class Leases:
         own = self._desk
         if any(job.progress is not None and now - job.renewed >= PROGRESS_S for job in own.jobs):
             self._renew_at = min(self._renew_at, now)
-        if own.heard_cancel and not any(each.claiming for each in own.queues):
-            own.heard_cancel = False
+        if own.may_be_cancelled:
+            own.may_be_cancelled = False
             self.renew_now()
         if now >= (due := self.due_at()):
             self._ring()

@@ -606,12 +606,13 @@ def test_the_first_job_of_many_does_not_keep_the_budget_of_the_one_before() -> N
     assert world.killed == []
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["one claim", "the next claim runs already"])
 @pytest.mark.parametrize("heard", [False, True])
 def test_a_cancel_during_the_claim_of_its_job_is_looked_for_once_the_job_is_known(
-    heard: bool, monkeypatch: pytest.MonkeyPatch
+    heard: bool, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://nowhere/none")  # a log line names it
-    world = World()
+    world = World(slots=2)
     while (request := world.leases.next()) is not None:
         request.done([])
     claim = world.request()
@@ -619,6 +620,9 @@ def test_a_cancel_during_the_claim_of_its_job_is_looked_for_once_the_job_is_know
         world.leases.notified("job_cancel", "a")
     assert world.leases.next() is None
     claim.done(world.rows("a"))
+    if again:
+        world.desk.look()
+        assert world.claimed() == 1
     world.leases.tick(world.now)
     renewal = world.leases.next()
     assert (renewal is not None) is heard
