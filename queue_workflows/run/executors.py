@@ -200,7 +200,8 @@ class Executors:
 
     def _send_signals(self, place: Executor) -> None:
         """Send the signals of an executor that has a pid; `tick` repeats it if that fails."""
-        while place.pid and place.unsent_signals and self._launcher is not None:
+        assert self._launcher is not None
+        while place.pid and place.unsent_signals:
             if not self._launcher.kill(place.pid, place.unsent_signals[0]):
                 self._loop.wake_at(clock.boot_s() + LOST_S)
                 break
@@ -264,7 +265,8 @@ class Executors:
         """Kill overdue executors and fork missing ones; return when to call this again."""
         due = math.inf
         for place in self:
-            self._send_signals(place)
+            if place.unsent_signals:
+                self._send_signals(place)
             ends_at = math.inf if place.jobs else place.let_go_at + self._end_s
             if now >= (at := min(place.lost_at + LOST_S, ends_at)):
                 self.kill(place, signal.SIGKILL, place.killed_for)
@@ -334,7 +336,8 @@ class Executors:
         self._loop.read(place.channel.fileno(), functools.partial(self._receive, place))
         for fd in place.out.fds:
             self._loop.read(fd, functools.partial(self._on_output, place))
-        self._send_signals(place)
+        if place.unsent_signals:
+            self._send_signals(place)
         return place.pid
 
     # --- Traffic.
