@@ -53,9 +53,6 @@ JobStatus: TypeAlias = Literal["queued", "running", "completed", "failed", "canc
 """The states of an ingest job."""
 NodeStatus: TypeAlias = Literal["queued", "running", "awaiting_input", TerminalJobStatus]
 """The states of a node job."""
-WorkerState: TypeAlias = Literal[
-    "idle", "busy", "parked", "draining", "paused", "throttled", "stopped", "dead"
-]
 DesiredState: TypeAlias = Literal["on", "off"]
 StopPolicy: TypeAlias = Literal["hard", "drain", "pause"]
 """How a worker that is switched off stops. An app may register others."""
@@ -207,24 +204,6 @@ class IngestJob(Job):
     idempotency_window_s: float | None
     idempotency_released: bool
     admitted_at: datetime.datetime | None
-
-
-class Worker(TypedDict):
-    """A row of `workers`."""
-
-    worker_id: str
-    host_label: str
-    queue: str
-    pid: int
-    state: WorkerState
-    job_ids: list[str]
-    detail: Any
-    started_at: datetime.datetime
-    last_seen: datetime.datetime
-    current_model: str | None
-    model_since: datetime.datetime | None
-    known_models: list[str] | None
-    vram_total_mb: int | None
 
 
 class WorkerControl(TypedDict):

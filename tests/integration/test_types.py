@@ -15,7 +15,6 @@ ROWS = {
     "workflow_runs": types.Run,
     "workflow_node_jobs": types.NodeJob,
     "ingest_jobs": types.IngestJob,
-    "workers": types.Worker,
     "worker_controls": types.WorkerControl,
 }
 KINDS: dict[str, Any] = {
