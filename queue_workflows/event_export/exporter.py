@@ -56,7 +56,8 @@ def wanted(*, spans: str | None = None, exporter_: object = None) -> list[Export
             found.append(Exporter(full, sink(logs.opened(path))))
     kind = (spans or config.SPANS.read()).lower()
     if kind and kind not in SPANS:
-        raise errors.InvalidConfig(f"SPANS={kind!r:.40} must be one of {', '.join(SPANS)}")
+        name = config.SPANS.variables[0]
+        raise errors.InvalidConfig(f"{name}={kind!r:.40} must be one of {', '.join(SPANS)}")
     if kind:
         traced = sinks.Spans(only_traced=kind == "traced", exporter=exporter_)
         found.append(Exporter("spans", traced))
@@ -242,8 +243,8 @@ class _Position:
     @property
     def ranges(self) -> list[Range]:
         """Return the ids to read next."""
-        behind = (self.read + 1, LAST_ID)
-        return self.gaps if len(self.gaps) >= GAPS_MAX else [*self.gaps, behind]
+        is_last = self.read == LAST_ID or len(self.gaps) >= GAPS_MAX
+        return self.gaps if is_last else [*self.gaps, (self.read + 1, LAST_ID)]
 
     @property
     def stored(self) -> int:
