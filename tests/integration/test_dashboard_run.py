@@ -96,7 +96,7 @@ def test_a_failed_run_says_what_failed_and_what_it_cost(conn: engine_db.Connecti
     page = pages.opened(f"/runs/{failed_run(conn)}")
     text = pages.words(page)
     assert "failed: node b, ValueError: no price, attempt 2 of 2" in text
-    assert "2 attempts, 40.0 s lost" in text
+    assert "2 attempts, 40 s lost" in text
     assert "1/3 nodes: 1 completed, 1 failed, 1 not started" in text
     assert "1 node has not started: the list of nodes has it." in text
     assert page.count('fill="url(#hatch)" x=') == 2

@@ -142,9 +142,9 @@ def test_the_lines_are_in_the_order_of_their_start() -> None:
     assert of_step["status"] == "running"
     assert (of_step["nodes"], of_step["took"]["run"], of_step["bars"][0][1]) == (8, 60, 25.0)
     assert table["marks"] == [
-        "0.0 s",
-        "20.0 s",
-        "40.0 s",
+        "0 s",
+        "20 s",
+        "40 s",
         "1 min 00 s",
         "1 min 20 s",
     ]
@@ -209,10 +209,10 @@ def test_what_failed_attempts_cost() -> None:
         attempt(0, 0, 1200, "reclaimed", "claimed", "reclaimed"),
         attempt(1200, 1200, 2460, "retried"), attempt(2460, 2500, 2600, "completed"), queue="gpu",
     )  # fmt: skip
-    assert timeline.cost(drawn(good, bad)) == "2 attempts, 41 min 00 s of GPU lost"
+    assert timeline.cost(drawn(good, bad)) == "2 attempts, 41 min of GPU lost"
     trip = node(attempt(0, 0, 60, "requeued", "stall_trip"), attempt(60, 60, 61, "completed"))
     assert timeline.cost(drawn(trip)) == "1 attempt, 1 min 00 s lost"
-    both = "3 attempts, 42 min 00 s (41 min 00 s of GPU) lost"
+    both = "3 attempts, 42 min (41 min of GPU) lost"
     assert timeline.cost(drawn(bad, trip)) == both
     handed_back = node(attempt(0, 0, 60, "requeued"), attempt(60, 60, 61, "completed"))
     assert timeline.cost(drawn(handed_back)) == ""
@@ -229,7 +229,7 @@ def test_a_load_that_is_made_again_counts_once() -> None:
         attempt(50, 50, 90, "completed", load=25),
         queue="gpu",
     )
-    assert timeline.cost(drawn(again)) == "1 model load repeated, 25.0 s"
+    assert timeline.cost(drawn(again)) == "1 model load repeated, 25 s"
 
 
 def test_the_state_of_a_group_is_its_worst() -> None:

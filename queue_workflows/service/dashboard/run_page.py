@@ -144,7 +144,7 @@ def _with_attempts(
 
 def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: bool) -> str:
     """Return the state of a run in a sentence; without errors if they may not be seen."""
-    status, took = head["status"], display.duration(head["took_s"])
+    status, took = head["status"], view.span(head["took_s"])
     if status == "completed":
         failed = counts.get("failed", 0)
         but = f", {display.counted(failed, 'node')} failed" if failed else ""

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from queue_workflows.admin import attempt_history
 from queue_workflows.runtime import display, stored_json
+from queue_workflows.service.dashboard import view
 from queue_workflows.types import JsonDict, Row
 
 MOST: Final = 500
@@ -142,7 +143,7 @@ def table(
     lines = [node | _line(node, begin, end) for node in shown]
     lines.sort(key=lambda line: (line["start_s"] is None, line["start_s"] or 0.0))
     took_s = (end - begin).total_seconds()
-    marks = [display.duration(took_s * n / 4) for n in range(5)]
+    marks = [view.span(took_s * n / 4) for n in range(5)]
     return {"lines": lines, "marks": marks, "legend": _legend(times)}
 
 
@@ -192,7 +193,7 @@ def _line(node: JsonDict, begin: datetime, end: datetime) -> JsonDict:
 def cost(nodes: Sequence[JsonDict]) -> str:
     """Return the cost of attempts of nodes with `spans` that did not end well, and of loads again.
 
-    `3 attempts, 41 min 00 s of GPU lost; 1 model load repeated, 25.0 s`, or "".
+    `3 attempts, 41 min of GPU lost; 1 model load repeated, 25 s`, or "".
     """
     lost, again = list[tuple[Span, str]](), list[Span]()
     for node in nodes:
@@ -205,12 +206,12 @@ def cost(nodes: Sequence[JsonDict]) -> str:
         attempts = display.counted(sum(span.kind == "run" for span, _ in lost), "attempt")
         lost_s = sum(span.seconds for span, _ in lost)
         gpu_s = sum(span.seconds for span, queue in lost if queue == "gpu")
-        text, of_gpu = display.duration(lost_s), f"{display.duration(gpu_s)} of GPU"
+        text, of_gpu = view.span(lost_s), f"{view.span(gpu_s)} of GPU"
         if gpu_s:
             text = of_gpu if gpu_s == lost_s else f"{text} ({of_gpu})"
         parts.append(f"{attempts}, {text} lost")
     if again:
-        took = display.duration(sum(span.seconds for span in again))
+        took = view.span(sum(span.seconds for span in again))
         parts.append(f"{display.counted(len(again), 'model load')} repeated, {took}")
     return "; ".join(parts)
 

@@ -402,10 +402,10 @@ def _zoned(context: jinja2.runtime.Context, at: datetime, form: str = "") -> str
 def _age(context: jinja2.runtime.Context, at: datetime) -> str:
     """Return how long ago a time was, or in how long it comes."""
     seconds = (context["now"] - at).total_seconds()
-    return f"{_span(seconds)} ago" if seconds >= 0 else f"in {_span(-seconds)}"
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
 
 
-def _span(seconds: Any) -> str:
+def span(seconds: Any) -> str:
     """Return seconds in two units at most: `40 s`, `3 min 02 s`, `40 min`, `3 h 07 min`, `1 d 3 h`.
 
     `time.js` does the same for the ages that go on.
@@ -436,7 +436,7 @@ _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "line": display.line,
     "zoned": _zoned,
     "age": _age,
-    "span": _span,
+    "span": span,
     "iso": datetime.isoformat,
     "utc": display.moment,
     "number": "{:,}".format,
