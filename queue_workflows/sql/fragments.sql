@@ -140,19 +140,6 @@ progress = {progress_at_end(j)}
 -- The progress of a job that is completed: the last report of its handler, else all.
 CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
 
--- fragment: claimed_columns(j)
--- The columns of a node that a worker gets; the run and the context follow.
-j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status, j.pipeline_name, j.priority, j.seq,
-j.claim_no, j.worker_id, j.claimed_by, j.generation, j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries,
-j.timeout_s, j.inputs, j.input_template, j.ref_heads
-
--- fragment: run_of(j)
--- The columns of the run of a node that a worker gets.
-(SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name, 'generation', r.generation,
-                          'revision', r.revision, 'born', queue_workflows_born(r.created_at),
-                          'traceparent', r.headers ->> 'traceparent')
-   FROM workflow_runs r WHERE r.id = j.run_id)
-
 -- fragment: is_aside(j)
 -- The job is still as its caller moved it aside, queued or under its claim.
 j.id = %(job)s AND CASE WHEN %(worker)s::text IS NULL THEN j.status = 'queued'
@@ -495,13 +482,9 @@ SELECT FROM pg_index i
 -- The runs with these ids, by a look-up for each.
 unnest(ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.id = i.id LIMIT 1)
 
--- fragment: of_status()
--- The runs of a status in the time that is searched. Rows are compared, as `=` would leave the planner more indexes.
-(r.status, r.created_at) >= (p_status, v_since) AND (r.status, r.created_at) <= (p_status, v_until)
-
--- fragment: of_workflow()
--- The same for a workflow.
-(r.workflow_name, r.created_at) >= (p_workflow, v_since) AND (r.workflow_name, r.created_at) <= (p_workflow, v_until)
+-- fragment: of_value(column, value)
+-- The runs with this value in the time that is searched. Rows are compared, as `=` would leave the planner more indexes.
+(column, r.created_at) >= (value, v_since) AND (column, r.created_at) <= (value, v_until)
 
 -- fragment: listed_id(r)
 -- The id in the form of the indexes of run lists, so that the planner can use them.

@@ -191,7 +191,15 @@ BEGIN
                                     ELSE v_ids || ARRAY(SELECT p.id FROM picked p) END)
             RETURNING j.*),
         logged AS ({node:note_claim(c)} FROM claimed c)
-        SELECT array_agg(row_to_json(ROW({claimed_columns(c)}, {run_of(c)},
+        SELECT array_agg(row_to_json(ROW(
+                   c.id, c.run_id, c.node_id, c.node_module, c.queue, c.required_model, c.status, c.pipeline_name, c.priority,
+                   c.seq, c.claim_no, c.worker_id, c.claimed_by, c.generation, c.attempts, c.max_attempts, c.crash_count,
+                   c.watchdog_retries, c.timeout_s, c.inputs, c.input_template, c.ref_heads,
+                   (SELECT json_build_object(
+                               'id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name,
+                               'generation', r.generation, 'revision', r.revision,
+                               'born', queue_workflows_born(r.created_at), 'traceparent', r.headers ->> 'traceparent')
+                      FROM workflow_runs r WHERE r.id = c.run_id),
                    CASE WHEN c.ref_heads <> '{}' THEN queue_workflows_context_of(c.run_id, c.ref_heads) END
                )::queue_workflows_claimed_node) ORDER BY c.priority, c.seq),
                v_alone OR coalesce(bool_or({may_kill(c)}), false),

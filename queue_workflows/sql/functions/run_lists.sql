@@ -60,9 +60,9 @@ BEGIN
          WHERE x.created_at >= v_since AND x.created_at <= v_until AND {is_behind(x)} AND {fits(x)}
          ORDER BY x.created_at DESC, {listed_id(x)} LIMIT p_limit;
     ELSIF p_status IS NOT NULL AND NOT (p_by_workflow AND p_workflow IS NOT NULL) THEN
-        {examined(r.status, {of_status()})}
+        {examined(r.status, {of_value(r.status, p_status)})}
     ELSIF p_workflow IS NOT NULL THEN
-        {examined(r.workflow_name, {of_workflow()})}
+        {examined(r.workflow_name, {of_value(r.workflow_name, p_workflow)})}
     ELSE
         {examined(r.created_at, r.created_at >= v_since AND r.created_at <= v_until)}
     END IF;
