@@ -17,31 +17,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from queue_workflows import db, errors
 from queue_workflows.service import problems, state, tokens
 from queue_workflows.service.dashboard import (
-    acts_page,
     failures_page,
     forms,
-    health_page,
     inbox_page,
     jobs_page,
     live,
     login_page,
     machines_page,
     map_page,
-    now_page,
     queues_page,
     run_files,
     run_page,
     runs_page,
     schedules_page,
     session,
+    system_page,
     view,
-    waiting_page,
 )
 
 assert python_multipart.__name__  # without it starlette reads no forms
 _PAGES: Final = (
-    acts_page, failures_page, health_page, inbox_page, jobs_page, live, login_page, machines_page,
-    map_page, now_page, queues_page, run_files, run_page, runs_page, schedules_page, waiting_page,
+    failures_page, inbox_page, jobs_page, live, login_page, machines_page, map_page, queues_page,
+    run_files, run_page, runs_page, schedules_page, system_page,
 )  # fmt: skip
 _ERRORS: Final[Sequence[type[Exception]]] = (
     forms.Refused, exceptions.RequestValidationError, starlette_exceptions.HTTPException,

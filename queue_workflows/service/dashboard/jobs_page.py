@@ -1,4 +1,4 @@
-"""List jobs of both families, show an ingest job, change it, and queue another with its args."""
+"""List jobs, and why they wait; show an ingest job, change it, and queue another with its args."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from queue_workflows import db, errors, failures, history, jobs
+from queue_workflows.admin import waiting_reasons
 from queue_workflows.db import statements
 from queue_workflows.requests import catalog
 from queue_workflows.runtime import display
@@ -213,3 +214,28 @@ async def change(
     reason = f", {display.line(done['reason'])}" if done["reason"] else ""
     back = "/jobs" if done["outcome"] in ("deleted", "unknown") else view.path("/jobs/", job_id)
     return form.done(f"Job {display.line(job_id, 80)}: {done['outcome']}{reason}.", back=back)
+
+
+# --- waits -------------------------------------------------------------------------------------
+
+
+@router.get("/waiting")
+async def waiting(request: Request, job: view.Text = None) -> Response:
+    """Show the queued jobs in groups by the reasons of their waits, or the reasons of one."""
+    if not job:
+        return await view.live(
+            request, "waiting.html", waiting_reasons.groups, title="Waiting",
+            command="queue-workflows why",
+        )  # fmt: skip
+    found = await view.read(request, _explained, job)
+    title = f"Why {display.line(found['name'], 120)} waits"
+    command = f"queue-workflows why {shlex.quote(job)}"
+    return view.Page(request, "waiting_job.html", title=title, command=command, job=found)
+
+
+def _explained(conn: db.Connection, job_id: str) -> JsonDict:
+    found = jobs.explain(job_id, conn=conn)
+    if found is None:
+        text = f"no job {display.line(job_id, 80)}: it never was here, or it was deleted"
+        raise view.NotFound(text, near=[("all that waits", "/waiting")])
+    return found

@@ -38,7 +38,7 @@ STATES: Final = ("queued", "running", "completed", "failed", "cancelled")
 _FILTERS: Final = (
     "workflow", "status", "text", "input", "since", "until", "schedule", "machine",
 )  # fmt: skip
-_BY_VALUE: Final = frozenset({"text", "input", "key"})
+_BY_VALUE: Final = frozenset({"text", "input", "key", "actor"})
 """Filters that would show values by guesses."""
 _ACTS: Final[Mapping[str, tuple[Callable[..., list[JsonDict]], str]]] = {
     "cancel": (runs.cancel_many, "cancelled"), "retry": (runs.retry_many, "queued"),
