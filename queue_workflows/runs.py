@@ -88,8 +88,7 @@ def submit(
     }
     insert = statements.runs.insert  # it needs the privilege to insert a status and a mode
     if (status, mode) == ("queued", "node"):
-        plain = values["headers"] is None
-        insert = statements.runs.submit if plain else statements.runs.submit_with_headers
+        insert = statements.runs.submit
     # Inputs are only checked for workflows that this process has declared.
     declared = config.get_config().workflow_map.get(workflow_name) if mode == "node" else None
     if declared is not None:

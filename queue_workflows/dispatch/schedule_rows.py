@@ -142,9 +142,10 @@ def boot(conn: db.Connection, row: Row, now: datetime) -> str | None:
     if statements.schedule_rows.fired_since(conn, names=names, since=since, now=now) is not None:
         return None
     made = fire_once(conn, row, name, now, "boot")
-    if made is None:
+    if made is None or not any(made.values()):
         return None
-    statements.schedule_rows.kicked(conn, name=row["name"], **made)
+    # The boot kick is not an instant of the expression, so the last one that fired stays.
+    statements.schedule_rows.fired(conn, name=row["name"], fire_at=row["last_fire_at"], **made)
     return made["job_id"] or made["run_id"]
 
 
@@ -184,6 +185,7 @@ def _queue(
             out_dir=None,
             priority=job_validation.DEFAULT_PRIORITY if priority is None else priority,
             context=payload.encode(row["inputs"], "inputs"),
+            headers=None,
         )["id"]
     skipped = None if any(made.values()) else SAME_KEY
     statements.schedule_rows.record(conn, name=name, fire_at=at, **made, skipped=skipped)

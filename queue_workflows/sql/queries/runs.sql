@@ -3,13 +3,6 @@
 -- name: submit row
 -- Insert a queued run and return its row. It names only columns that a role for `submit` may
 -- insert, see docs/security.md.
-INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context)
-VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
-        %(context)s::jsonb)
-RETURNING *;
-
--- name: submit_with_headers row
--- Insert a run with headers and return its row.
 INSERT INTO workflow_runs (id, workflow_name, parcel_id, out_dir, priority, context, headers)
 VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
         %(context)s::jsonb, %(headers)s::jsonb)

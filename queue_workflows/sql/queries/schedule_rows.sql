@@ -75,11 +75,6 @@ SELECT FROM schedule_fires
  WHERE name = ANY (%(names)s::text[]) AND fire_at > %(since)s AND fire_at <= %(now)s
  LIMIT 1;
 
--- name: kicked none
--- Store what the boot kick of a schedule queued.
-UPDATE schedules SET last_job_id = %(job_id)s, last_run_id = %(run_id)s
- WHERE name = %(name)s AND (%(job_id)s::text IS NOT NULL OR %(run_id)s::text IS NOT NULL);
-
 -- name: record none
 -- Record the outcome of a claimed instant.
 UPDATE schedule_fires SET job_id = %(job_id)s, run_id = %(run_id)s, skipped = %(skipped)s
