@@ -12,7 +12,6 @@ from typing import Generic, TypeVar, cast
 
 import httpx
 
-from queue_workflows import errors
 from queue_workflows.client import transport, verbs
 from queue_workflows.requests import catalog, request
 
@@ -100,13 +99,14 @@ class Client(_Base[verbs.Sync, httpx.Client]):
         while not follow.over:
             try:
                 with self._http.stream(**transport.opened(self._conn, follow)) as response:
-                    if not response.is_success:
+                    if response.is_success:
+                        for received in response.iter_bytes():
+                            yield from map(asked.item, follow.feed(received))
+                        follow.failures = 0
+                    else:
                         response.read()
-                        raise transport.of_response(response)
-                    for received in response.iter_bytes():
-                        yield from map(asked.item, follow.feed(received))
-                follow.failures = 0
-            except (*_LOST, errors.ServiceUnavailable) as error:
+                        transport.reopen(self._conn, follow, response)
+            except _LOST as error:
                 transport.reopen(self._conn, follow, error)
             if not follow.over:
                 time.sleep(follow.parser.retry_s)
@@ -160,14 +160,15 @@ class AsyncClient(_Base[verbs.Async, httpx.AsyncClient]):
         while not follow.over:
             try:
                 async with self._http.stream(**transport.opened(self._conn, follow)) as response:
-                    if not response.is_success:
+                    if response.is_success:
+                        async for received in response.aiter_bytes():
+                            for event in follow.feed(received):
+                                yield asked.item(event)
+                        follow.failures = 0
+                    else:
                         await response.aread()
-                        raise transport.of_response(response)
-                    async for received in response.aiter_bytes():
-                        for event in follow.feed(received):
-                            yield asked.item(event)
-                follow.failures = 0
-            except (*_LOST, errors.ServiceUnavailable) as error:
+                        transport.reopen(self._conn, follow, response)
+            except _LOST as error:
                 transport.reopen(self._conn, follow, error)
             if not follow.over:
                 await asyncio.sleep(follow.parser.retry_s)

@@ -263,12 +263,19 @@ def opened(conn: Connection, follow: Follower) -> dict[str, Any]:
     }
 
 
-def reopen(conn: Connection, follow: Follower, error: Exception) -> None:
-    """Note that a stream could not be read; raise the reason unless it is opened again."""
-    if isinstance(error, (httpx.HTTPError, httpx.InvalidURL)):
-        error = of_transport(error)
+def reopen(conn: Connection, follow: Follower, got: Got) -> None:
+    """Note that a stream could not be read; raise the reason unless it is opened again.
+
+    The status of a response decides, since its error may be another one than `ServiceUnavailable`,
+    as while the database of the service is away.
+    """
+    if isinstance(got, httpx.Response):
+        error, is_away = of_response(got), got.status_code in _AGAIN
+    else:
+        error = of_transport(got)
+        is_away = isinstance(error, errors.ServiceUnavailable)
     follow.failures += 1
-    if not isinstance(error, errors.ServiceUnavailable) or follow.failures > conn.retries:
+    if not is_away or follow.failures > conn.retries:
         raise error from None
 
 

@@ -414,6 +414,30 @@ def test_a_service_that_stays_away_ends_the_stream() -> None:
     assert len(seen) == 3
 
 
+def test_a_stream_outlasts_a_database_that_the_service_cannot_reach() -> None:
+    two = ONE.replace(b"7-j1", b"8-j2")
+
+    def away() -> httpx.Response:
+        return problem(503, "database-unavailable")
+
+    handler, seen = replies(
+        httpx.Response(200, content=b"retry: 0\n\n" + ONE), away(),
+        httpx.Response(200, content=two), away(), away(), away(),
+    )  # fmt: skip
+    found: list[client.Event] = []
+    with pytest.raises(errors.DatabaseUnavailable):
+        found.extend(made(handler, retries=2).events())
+    assert ([each.id for each in found], len(seen)) == (["7-j1", "8-j2"], 6)
+
+    async def run() -> list[str]:
+        handler, _ = replies(away(), httpx.Response(200, content=block(1, 1) + END))
+        http = httpx.AsyncClient(transport=httpx.MockTransport(handler))
+        async with http, client.AsyncClient("http://service", http=http) as own:
+            return [each.id async for each in own.jobs.follow("j")]
+
+    assert asyncio.run(run()) == ["1-1"]
+
+
 def part(claim_no: int, seq: int, value: Any = None) -> dict[str, Any]:
     return {
         "id": f"{claim_no}-{seq}", "reset": not seq, "claim_no": claim_no, "seq": seq,
