@@ -380,13 +380,11 @@ def retry(
         job = statements.nodes.get(own, job=job_id)
         subjects = _subjects(job_id, job)
         with acts.recorded(own, "retry", *subjects, **who, from_step=from_step) as act:
-            if job is not None:
+            if job is None:
+                row = _retry_ingest(own, job_id)
+            else:
                 act.detail["node"] = job["node_id"]
-            row = _reopen(own, job_id) if job is None else _retry_node(own, job)
-            if row is None:
-                raise errors.UnknownJob(
-                    f"no failed or cancelled job {job_id!r} with a generation to go"
-                )
+                row = _retry_node(own, job)
             if from_step is not None:
                 _forget_from(own, _table_of(job), job_id, from_step)
             return row
@@ -443,6 +441,26 @@ def _reopen(conn: db.Connection, job_id: str) -> Row | None:
         f"{found['id']!r} now",
         found["id"],
     )
+
+
+def _retry_ingest(conn: db.Connection, job_id: str) -> Row:
+    locked = statements.ingest_jobs.lock(conn, ids=[job_id])
+    if not locked:
+        raise errors.UnknownJob(f"there is no job {job_id!r}")
+    if (why := _not_retried(locked[0])) is not None:
+        raise errors.InvalidConfig(f"job {job_id!r}: {why}")
+    row = _reopen(conn, job_id)
+    assert row is not None
+    return row
+
+
+def _not_retried(row: Row) -> str | None:
+    """Return why an ingest job cannot run again, or None if it can."""
+    if row["status"] not in ("failed", "cancelled"):
+        return f"it is {row['status']}{_ONLY_ENDED}"
+    if row["generation"] >= job_tables.LAST_GENERATION:
+        return "it is in its last generation: queue a new job"
+    return None
 
 
 def _retry_node(conn: db.Connection, job: Row) -> Row:
@@ -597,12 +615,12 @@ def _refused(rows: Mapping[str, Row], rule: str = "") -> dict[str, _Outcome]:
 
 
 def _retry(conn: db.Connection, rows: Mapping[str, Row]) -> dict[str, _Outcome]:
-    ended = _having(rows, "failed", "cancelled")
-    chosen = [one for one in ended if rows[one]["generation"] < job_tables.LAST_GENERATION]
+    outcomes: dict[str, _Outcome] = {
+        job_id: ("queued", None) if (why := _not_retried(row)) is None else ("refused", why)
+        for job_id, row in rows.items()
+    }
+    chosen = [job_id for job_id, (outcome, _) in outcomes.items() if outcome == "queued"]
     key_taken = _reopen_all(conn, chosen) if chosen else set[str]()
-    outcomes = _refused(rows, _ONLY_ENDED)
-    outcomes |= dict.fromkeys(ended, ("refused", "it is in its last generation: queue a new job"))
-    outcomes |= dict.fromkeys(chosen, ("queued", None))
     reason = "another job has its idempotency key by now"
     return outcomes | dict.fromkeys(key_taken, ("refused", reason))
 

@@ -204,8 +204,6 @@ def _retried(
         else:
             jobs.retry(any_id, from_step=from_step, conn=conn)
     except (errors.InvalidConfig, errors.UnknownJob) as error:
-        if found["kind"] == "ingest job" and isinstance(error, errors.UnknownJob):
-            return f"it is {found['status']}: only a failed or cancelled one is retried"
         names_node = is_run and found["status"] == "completed" and "name the node" in str(error)
         return f"{error}: --from NODE" if names_node else str(error)
     return None

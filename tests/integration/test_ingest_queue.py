@@ -228,8 +228,10 @@ def test_a_failed_job_is_retried_in_a_new_generation(conn: Any, heard: Callable[
     claimed = transitions.claim_ingest(conn)
     assert claimed["claim_no"] == 1
     transitions.complete_ingest(conn, claimed)
-    with pytest.raises(KeyError, match="no failed or cancelled job"):
+    with pytest.raises(errors.InvalidConfig, match="it is completed: only a failed or cancelled"):
         jobs.retry(job["id"])
+    with pytest.raises(errors.UnknownJob, match="there is no job 'none'"):
+        jobs.retry("none")
 
 
 @pytest.mark.parametrize("over", ["completed", "failed", "cancelled"])

@@ -278,7 +278,7 @@ def test_a_job_in_its_last_generation_is_not_retried_and_stops_no_other(
     done = {one["id"]: one for one in jobs.retry_many(["bad", "good"])}
     assert (done["bad"]["outcome"], done["good"]["outcome"]) == ("refused", "queued")
     assert "last generation" in done["bad"]["reason"]
-    with pytest.raises(errors.UnknownJob, match="with a generation to go"):
+    with pytest.raises(errors.InvalidConfig, match="in its last generation: queue a new job"):
         jobs.retry("bad")
 
 
