@@ -16,7 +16,6 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import exit_codes, forking, kernel, signals
-from queue_workflows.types import NowFn
 
 _REAP_POLL_S = 0.05
 
@@ -215,8 +214,7 @@ class RestartRule:
     most `DOWN_SHARE` of its life, so that jobs that kill their worker delay others only a little.
     """
 
-    def __init__(self, max_delay_s: float) -> None:
-        self._max_delay_s = max_delay_s
+    def __init__(self) -> None:
         self._next_s = FIRST_DELAY_S
         self._refused = 0
 
@@ -228,19 +226,11 @@ class RestartRule:
             self._refused = self._refused + 1 if code == exit_codes.REFUSED else 0
         if self._refused >= GIVE_UP_AFTER:
             return None
-        delay_s = min(self._next_s, self._max_delay_s)
+        delay_s = min(self._next_s, BACKOFF_MAX_S)
         if seconds >= STARTED_AFTER_S:
             delay_s = min(delay_s, DOWN_SHARE * seconds)
         self._next_s = 2 * delay_s
         return delay_s
-
-
-class ChildStatus(NamedTuple):
-    """The state of a child (running, waiting for a restart, gave_up, stopped), and its pid."""
-
-    pid: int | None
-    state: str
-    restarts: int
 
 
 class Supervisor:
@@ -257,8 +247,6 @@ class Supervisor:
         *,
         on_exit: Callable[[Exit], object] | None = None,
         fail_fast: bool = False,
-        backoff_max_s: float | None = None,
-        now_fn: NowFn = time.monotonic,
         spawn: SpawnFn = Child,
     ) -> None:
         names = [spec.name for spec in specs]
@@ -266,22 +254,14 @@ class Supervisor:
             raise errors.InvalidConfig(
                 f"children to supervise need names of their own, at least one: {names}"
             )
-        longest_s = BACKOFF_MAX_S if backoff_max_s is None else backoff_max_s
-        self._managed = [
-            _ManagedChild(each, RestartRule(longest_s), spawn, now_fn) for each in specs
-        ]
+        self._managed = [_ManagedChild(each, spawn) for each in specs]
         self._on_exit = on_exit
         self._fail_fast = fail_fast
-        self._now = now_fn
 
-    def children(self) -> dict[str, ChildStatus]:
-        """Return the present state of every child by name."""
-        return {
-            each.spec.name: ChildStatus(
-                each.child and each.child.pid, each.state, max(0, each.starts - 1)
-            )
-            for each in self._managed
-        }
+    def children(self) -> dict[str, int]:
+        """Return the pids of the children that run now, by name."""
+        managed = [(each.spec.name, each.child) for each in self._managed]
+        return {name: child.pid for name, child in managed if child is not None}
 
     @property
     def gave_up(self) -> tuple[str, ...]:
@@ -291,7 +271,7 @@ class Supervisor:
     def start(self) -> None:
         """Start each child that is due; at first that is every child."""
         for managed in self._managed:
-            if managed.state == "waiting" and self._now() >= managed.due:
+            if managed.state == "waiting" and time.monotonic() >= managed.due:
                 managed.start()
 
     def run(
@@ -312,7 +292,7 @@ class Supervisor:
                 if len(self.gave_up) >= (1 if self._fail_fast else len(self._managed)):
                     return exit_codes.REFUSED
                 due = [managed.due for managed in self._managed if managed.state == "waiting"]
-                pause_s = max(0.0, min(due) - self._now()) if due else signals.RECHECK_S
+                pause_s = max(0.0, min(due) - time.monotonic()) if due else signals.RECHECK_S
                 self._wait(min(pause_s, signals.RECHECK_S), stop.requested)
                 self._reap()
             return 0
@@ -334,9 +314,9 @@ class Supervisor:
                 managed.state = "stopped"  # it is not started again
         self._send(signal.SIGTERM)
         seen = min(1, again.count) if again else 0
-        deadline = self._now() + deadline_s
-        while self._running() and self._now() < deadline:
-            self._wait(min(POLL_S, max(0.0, deadline - self._now())))
+        deadline = time.monotonic() + deadline_s
+        while self._running() and time.monotonic() < deadline:
+            self._wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
             self._reap()
             if again and again.count > seen:
                 seen = again.count
@@ -345,8 +325,8 @@ class Supervisor:
             logger.warning("%s did not stop within %.1f s: killed", managed.spec.name, deadline_s)
             managed.overdue = f"did not stop within {deadline_s:.1f} s"
         self._send(signal.SIGKILL)
-        deadline = self._now() + KILL_WAIT_S
-        while self._running() and self._now() < deadline:
+        deadline = time.monotonic() + KILL_WAIT_S
+        while self._running() and time.monotonic() < deadline:
             self._wait(POLL_S)
             self._reap()
         return not self._running()
@@ -384,22 +364,19 @@ class Supervisor:
 class _ManagedChild:
     """A child spec with its process while it runs, or its start time while it waits."""
 
-    def __init__(self, spec: ChildSpec, rule: RestartRule, spawn: SpawnFn, now_fn: NowFn) -> None:
+    def __init__(self, spec: ChildSpec, spawn: SpawnFn) -> None:
         self.spec = spec
         self.state = "waiting"
-        self.due = now_fn()
+        self.due = time.monotonic()
         self.child: Child | None = None
         self.overdue: str | None = None
         """Why it is being killed."""
-        self._rule = rule
+        self._rule = RestartRule()
         self._spawn = spawn
-        self._now = now_fn
-        self.starts = 0
         self._started_at = 0.0
 
     def start(self) -> None:
-        self.starts += 1
-        self._started_at = self._now()
+        self._started_at = time.monotonic()
         try:
             self.child = self._spawn(self.spec.argv, self.spec.env)
         except OSError as error:
@@ -415,12 +392,16 @@ class _ManagedChild:
         death = self.child.reap() if self.child else None
         if self.child is None or death is None:
             return None
-        how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
+        how = "an unknown status"
+        if death.signal is not None:
+            how = f"signal {death.signal}"
+        elif death.code is not None:
+            how = f"exit code {death.code}"
         overdue = self.overdue if death.signal == signal.SIGKILL else None
         if overdue is not None:
             death = death._replace(code=0, signal=None)
             how = f"a kill that counts as exit code 0 ({overdue})"
-        seconds = self._now() - self._started_at
+        seconds = time.monotonic() - self._started_at
         ended = Exit(self.spec.name, self.child.pid, *death, seconds=seconds, overdue=overdue)
         self.child = None
         what = f"pid {ended.pid} ended after {ended.seconds:.1f} s with {how}"
@@ -440,5 +421,5 @@ class _ManagedChild:
             )  # fmt: skip
             return
         self.state = "waiting"
-        self.due = self._now() + delay_s
+        self.due = time.monotonic() + delay_s
         logger.warning("%s: %s; restart in %.1f s", self.spec.name, what, delay_s)

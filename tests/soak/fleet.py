@@ -177,10 +177,10 @@ class Fleet:
                 stack.enter_context(each)
             for each in self._crash_recoveries.values():
                 stack.enter_context(each)
+            supervisor.BACKOFF_MAX_S = BACKOFF_S
             self._supervisor = supervisor.Supervisor(
                 [self._spec(seat) for seat in SEATS],
                 on_exit=self._reaped,
-                backoff_max_s=BACKOFF_S,
             )
             stack.callback(self.stop)
             self._side.start()
@@ -224,8 +224,7 @@ class Fleet:
     def parents(self) -> dict[str, int]:
         """Return the pid of the process that the supervisor started, by seat."""
         assert self._supervisor is not None
-        found = self._supervisor.children()
-        return {name: child.pid for name, child in found.items() if child.pid is not None}
+        return self._supervisor.children()
 
     def unsafe(self) -> list[str]:
         """Return the lines of their logs that a terminal would obey, or that a row has forged."""
