@@ -184,11 +184,11 @@ class Threads(executors.Executors):
         if not held.over:
             self._on_report(held.job, kind, body)
 
-    def answer(self, job: Any, number: int, answer: JsonDict) -> None:
+    def answer(self, place: Any, number: int, answer: JsonDict) -> None:
         """Answer a question of a job's handler."""
         kind = errors.UnreadableRow if answer["is_final"] else errors.DatabaseUnavailable
-        held: Held | None = job.place
-        asked = held and held.asked.pop(number, None)
+        held: Held = place
+        asked = held.asked.pop(number, None)
         if asked and asked.set_running_or_notify_cancel():
             if answer["error"] is None:
                 asked.set_result(answer["value"])

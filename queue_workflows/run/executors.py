@@ -213,16 +213,17 @@ class Executors:
             place.full, place.let_go_at = True, clock.boot_s()
             self._send(place, wire.frame(wire.QUIT, 0, b""))
 
-    def answer(self, job: Any, number: int, answer: JsonDict) -> None:
-        """Answer a question of a job's handler with `value`, `error` and `is_final`.
+    def answer(self, place: Executor, number: int, answer: JsonDict) -> None:
+        """Answer a question of a handler in this executor with `value`, `error` and `is_final`.
 
-        `is_final` means that another attempt would not help.
+        `is_final` means that another attempt would not help. The job may have ended, since a thread
+        of its handler may still wait.
         """
-        if job.place is not None and number:
+        if place.packet is None and number:
             if len(body := wire.encoded(answer)) > wire.MAX_BYTES:
                 why = f"the answer has {len(body)} bytes as JSON, more than {wire.MAX_BYTES}"
                 body = wire.encoded({"value": None, "error": why, "is_final": True})
-            self._send(job.place, wire.frame(wire.ANSWER, number, body))
+            self._send(place, wire.frame(wire.ANSWER, number, body))
 
     def expect_announcement(self, place: Executor) -> None:
         """Give an executor no job until `announce`, since it keeps a value for the app's hook."""

@@ -182,7 +182,7 @@ class JobLoop(Jobs):
         self._runner = handlers.Runner(alone=alone)
         self._received: deque[wire.Frame] = deque()
         self._asking = threading.RLock()
-        """Held while a thread waits for an answer, as a handler may use several threads."""
+        """Held by the thread that receives. A handler may use several threads, and leave one."""
         self._asked = 0
         self.current: Job | None = None
         self._earlier: list[threading.Thread] = []
@@ -219,7 +219,7 @@ class JobLoop(Jobs):
                 try:
                     contextvars.copy_context().run(self._run, frame)
                     if self._state is not None:
-                        left = self._left or self._state.restore()
+                        left = self._left or self._state.restore() or self._unanswered()
                         if left or handlers.stuck:
                             self._leave(key, left)
                 finally:
@@ -233,10 +233,11 @@ class JobLoop(Jobs):
         """Return the next frame, once the worker has read the last job's output."""
         while True:
             try:
-                if self._undrained:
-                    self._await(wire.DRAINED, self._undrained)
-                    self._undrained = 0
-                return self._next()
+                with self._asking:
+                    if self._undrained:
+                        self._await(wire.DRAINED, self._undrained)
+                        self._undrained = 0
+                    return self._next()
             except ConnectionError:
                 raise
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a signal handler of the app
@@ -379,10 +380,25 @@ class JobLoop(Jobs):
         return wire.answer_of(answer)
 
     def ask_step(self, key: int, request: JsonDict) -> control.Answered:
-        with self._asking:
-            if (job := self.current) is None or job.key != key:
-                raise errors.NoCurrentJob("the job of this step has ended")
-            return control.answered(lambda: self.ask(key, "step", request))
+        if self._runs(key):
+            with self._asking:
+                if self._runs(key):
+                    return control.answered(lambda: self.ask(key, "step", request))
+        raise errors.NoCurrentJob("the job of this step has ended")
+
+    def _runs(self, key: int) -> bool:
+        job = self.current
+        return job is not None and job.key == key
+
+    def _unanswered(self) -> str:
+        """Return a text if a thread of the last job waits for an answer, else an empty one.
+
+        Such a thread receives the messages, so the next job would not begin before its answer.
+        """
+        if self._asking.acquire(blocking=False):
+            self._asking.release()
+            return ""
+        return "a thread that waits for an answer of the worker"
 
     # --- Models.
 

@@ -617,7 +617,8 @@ class Desk:
     def asked(self, job: claimed_job.ClaimedJob, question: JsonDict) -> None:
         """Answer a question of a handler as soon as the claiming connection can."""
         job.beat(self.now())
-        answer = functools.partial(job.queue.runner.answer, job, question["no"])
+        assert job.place is not None
+        answer = functools.partial(job.queue.runner.answer, job.place, question["no"])
 
         def refused(error: Exception) -> None:
             why = f"the database refuses a step: {str(error).strip()}"

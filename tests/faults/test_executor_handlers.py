@@ -197,9 +197,21 @@ def test_an_answer_that_comes_too_late_is_dropped(worker: executors.Worker) -> N
     job = worker.send_node("alarmed")
     outcome = worker.outcome(job)
     assert (outcome.kind, outcome.error) == ("failed", "TimeoutError: no answer")
-    job.place = worker.place
-    worker.answer(job, 1, {})
+    worker.answer(1, {})
     assert worker.node("sums", {"a": 1}).kind == "completed"
+
+
+def test_a_thread_that_waits_for_an_answer_receives_no_later_job(
+    worker: executors.Worker,
+) -> None:
+    worker.answers = None
+    job = worker.send_task("leaves_a_question")
+    worker.until(lambda: job.asked)
+    worker.interrupt(job, "cancelled")
+    assert worker.outcome(job).kind == "cancelled"
+    worker.until(lambda: worker.place.full)
+    worker.answer(1, {"state": "lost"})
+    assert worker.death()["code"] == 0
 
 
 def test_a_cancelled_node_sees_its_event(worker: executors.Worker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import json
 import logging
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import queue_workflows
-from queue_workflows import config, errors, tasks
+from queue_workflows import config, errors, steps, tasks
 
 log = logging.getLogger("some_app")
 
@@ -75,6 +76,13 @@ def until_cancelled(reason: str) -> None:
     job.report("started")
     while not job.cancel_requested:
         time.sleep(0.001)
+
+
+def leaves_a_question(reason: str) -> None:
+    """Leave a thread behind that waits for the answer to a question about a step."""
+    asks = contextvars.copy_context().run
+    threading.Thread(target=asks, args=(steps.step, "a step", str), daemon=True).start()
+    until_cancelled(reason)
 
 
 def fails(reason: str) -> None:
@@ -286,7 +294,7 @@ TASKS = (
     snoozes, job_facts, prints, prints_and_logs, prints_much, logs, takes_memory, holds_gil,
     evil_regex, segfaults, exits, sys_exits, interrupts, closes_everything, writes_garbage,
     forks_children, leaves_a_printing_child, terminates_child, ignores_sigterm, replaces_json,
-    alarms, alarm_later,
+    alarms, alarm_later, leaves_a_question,
     logs_from_threads,
 )  # fmt: skip
 

@@ -297,11 +297,11 @@ class Worker:
         job.asked.append(what)
         if self.answers is not None:
             error = None if what in self.answers else "nothing is known of it"
-            self.answer(job, question["no"], self.answers.get(what), error)
+            self.answer(question["no"], self.answers.get(what), error)
 
-    def answer(self, job: Job, number: int, value: Any, error: str | None = None) -> None:
-        """Answer a question of a job's handler."""
-        self.executors.answer(job, number, claimed_job.answered(value, error))
+    def answer(self, number: int, value: Any, error: str | None = None) -> None:
+        """Answer a question of a handler."""
+        self.executors.answer(self.place, number, claimed_job.answered(value, error))
 
     def printed(self, job: Job, data: bytes) -> None:
         if self.keep_printed:

@@ -382,8 +382,8 @@ class FakeRunner:
     def recorded(self, job: Any, found: object) -> None:
         del job, found
 
-    def answer(self, job: Any, number: int, answer: JsonDict) -> None:
-        del job, answer
+    def answer(self, place: Any, number: int, answer: JsonDict) -> None:
+        del place, answer
         self.open_questions.remove(number)  # once each
 
     def kill(self, place: FakePlace, signum: int, why: str) -> None:

@@ -57,6 +57,8 @@ class Runner:
         self.interrupted: list[tuple[str, str]] = []
         self.unread: list[Callable[[], object]] = []
         """What the executors have sent and nobody has read."""
+        self.answered: list[Any] = []
+        """The executors whose questions were answered."""
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
         self.room -= 1
@@ -72,8 +74,8 @@ class Runner:
     def kill(self, place: Any, signum: int, why: str) -> None:
         self.killed.append(signum == signal.SIGKILL)
 
-    def answer(self, job: Any, number: int, answer: Any) -> None:
-        """Tell the handler nothing."""
+    def answer(self, place: Any, number: int, answer: Any) -> None:
+        self.answered.append(place)
 
     def recorded(self, job: Any, found: Any) -> None:
         """Do nothing about the end of a job."""
@@ -275,6 +277,18 @@ def test_what_is_written_about_a_job_keeps_its_order(error: psycopg.Error) -> No
             written.append(f"{given['job']}{given['first']}")
     assert sorted(written) == ["a1", "a2", "a3", "a4", "b1"]
     assert [each for each in written if each != "b1"] == ["a1", "a2", "a3", "a4"]
+
+
+def test_a_question_is_answered_although_its_job_has_ended() -> None:
+    """A thread that the handler has left may wait for it."""
+    world = World()
+    world.claim("a")
+    place = world.job("a").place
+    request = {"op": "begin", "kind": "step", "name": "s", "key": ""}
+    world.desk.asked(world.job("a"), {"no": 1, "what": "step", "request": request})
+    world.ended("a")
+    world.request().done({})
+    assert world.runner.answered == [place]
 
 
 def test_a_job_whose_lease_is_over_does_not_start() -> None:
