@@ -451,13 +451,12 @@ class Executors:
             self._owner.started(job)
 
     def _on_outcome(self, place: Executor, key: int, outcome: outcomes.Outcome) -> None:
-        if not place.shared:
+        if not place.shared and key == next(iter(place.jobs), None):  # else it waits behind another
             self._print(place, 0, None)
+            place.tail = b""
         job = place.jobs.pop(key, None)
         if job is None:
             return
-        if not place.shared:
-            place.tail = b""
         if not place.jobs:
             place.idle_since = clock.boot_s()
         self._owner.ended(job, outcome)

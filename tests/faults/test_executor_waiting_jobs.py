@@ -102,6 +102,20 @@ def test_only_the_job_that_ran_is_charged(worker: executors.Worker) -> None:
     assert jobs[1].death.detail["last_lines"] == ["about to fall"]
 
 
+def test_a_waiting_job_that_goes_back_costs_no_output_of_the_one_that_runs(
+    worker: executors.Worker,
+) -> None:
+    job = worker.send_task("prints_and_waits")
+    worker.until(lambda: b"it waits" in job.printed)
+    waiting = worker.send_task("add", {"a": 1, "b": 1})
+    worker.interrupt(waiting, "shutdown")
+    assert worker.outcome(waiting).error == "shutdown"
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.until(lambda: job.death)
+    assert job.death is not None
+    assert job.death.detail["last_lines"] == ["it waits"]
+
+
 def test_a_killed_executor_charges_none_that_waited(worker: executors.Worker) -> None:
     jobs = [send_blocked(worker), *(worker.send_task("add", {"a": 1, "b": 1}) for _ in range(3))]
     os.kill(worker.pid, signal.SIGKILL)

@@ -78,6 +78,11 @@ def until_cancelled(reason: str) -> None:
         time.sleep(0.001)
 
 
+def prints_and_waits(reason: str) -> None:
+    print("it waits", flush=True)
+    until_cancelled(reason)
+
+
 def leaves_a_question(reason: str) -> None:
     """Leave a thread behind that waits for the answer to a question about a step."""
     asks = contextvars.copy_context().run
@@ -294,7 +299,7 @@ TASKS = (
     snoozes, job_facts, prints, prints_and_logs, prints_much, logs, takes_memory, holds_gil,
     evil_regex, segfaults, exits, sys_exits, interrupts, closes_everything, writes_garbage,
     forks_children, leaves_a_printing_child, terminates_child, ignores_sigterm, replaces_json,
-    alarms, alarm_later, leaves_a_question,
+    alarms, alarm_later, prints_and_waits, leaves_a_question,
     logs_from_threads,
 )  # fmt: skip
 
