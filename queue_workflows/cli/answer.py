@@ -133,7 +133,7 @@ _KEYS = (
 
 @define.command(
     "inputs",
-    """RUN  Only those of this run.
+    """RUN  Only questions of this run.
     --limit N 1..10000  How many at most.""",
 )
 def waiting(run: str | None = None, limit: int = 100) -> define.Shown:

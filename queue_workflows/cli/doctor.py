@@ -97,7 +97,7 @@ STEPS = (
 
 @define.command(
     "connect",
-    "DSN  Default: the configured one, which `ps` does not show.",
+    "DSN  The database to check; default: the configured one, which `ps` does not show.",
     _PURPOSE,
     """--timeout SECONDS 0.1..  How long each step may take.
     --sql  Print only the GRANTs and REVOKEs, as an SQL script.""",

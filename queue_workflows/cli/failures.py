@@ -55,7 +55,8 @@ def list_(
         if len(found.groups) > limit:
             output.complain(f"and {output.counted(len(found.groups) - limit, 'group')} more")
         if found.hidden:
-            output.complain(f"{output.counted(found.hidden, 'group')} were seen: --all lists them")
+            hidden = output.counted(found.hidden, "group")
+            output.complain(f"without {hidden} marked as seen; --all lists all")
         if not found.is_whole and found.back_to is not None:
             far = f"back to {display.moment(found.back_to)}; --newest {api.MOST} reads more"
             output.complain(f"these are of the newest {found.examined:,} failed jobs, {far}")
@@ -106,10 +107,10 @@ def seen(group: str, undo: bool = False) -> define.Shown:
 def _chosen(word: str, found: api.Found, newest: int) -> JsonDict:
     chosen = [each for each in found.groups if word and each["id"].startswith(word)]
     if len(chosen) != 1:
-        what = "no group" if not chosen else f"{len(chosen)} groups"
+        what = "no group has" if not chosen else f"{len(chosen)} groups have"
         raise errors.InvalidConfig(
-            f"{what} of the newest {newest:,} failures begin with {word!r:.40}: "
-            "`queue-workflows failures` lists them"
+            f"{what} an id that begins with {word!r:.40} among the newest {newest:,} failures; "
+            "`queue-workflows failures` lists the groups"
         )
     return chosen[0]
 

@@ -78,7 +78,7 @@ class _Output:
                 attempt = f"attempt {part.claim_no}"
                 if part.is_reset:
                     name = f"{label}: {attempt}" if label else attempt
-                    self._print(f"{name}: its stream begins, what came before is of an earlier one")
+                    self._print(f"{name}: its stream begins; parts above are of an earlier attempt")
                     continue
                 text = part.value if isinstance(part.value, str) else json.dumps(part.value)
                 shown = output.line(text, PART_CHARACTERS)

@@ -18,7 +18,7 @@ from queue_workflows.types import JsonDict
 
 @define.command(
     "migrate",
-    """--to N 0..  Default: the newest.
+    """--to N 0..  The version to migrate to; default: the newest.
     --dry-run  Print what would be done.
     --verify  Name what is missing or differs; change nothing.
     --sql  Print the SQL of it; do nothing.
@@ -152,7 +152,7 @@ def _report(words: str, plan: _Plan, *, dry_run: bool) -> define.Shown:
     return define.Shown(result, lambda: output.echo(text))
 
 
-@define.command("prune", "--dry-run  Only count the runs and jobs that would be deleted.")
+@define.command("prune", "--dry-run  Only count the rows that would be deleted.")
 def prune(dry_run: bool = False, *, database: str) -> define.Shown:
     """Delete rows that are past their retention.
 

@@ -57,7 +57,7 @@ _add(queues, "limit", catalog.LimitQueue, lambda asked: list_queues(asked.queue)
 
 def _print_queues(rows: list[Row]) -> None:
     if not rows:
-        output.echo("no queue is in use: none has jobs, settings or workers; --app names an app's")
+        output.echo("no queue is in use; with --app those of an app are listed, too")
         return
     output.table(_QUEUES_HEAD, map(_queue_cells, rows))
     for row in rows:
@@ -93,12 +93,12 @@ _HELD_BACK = {
 }
 _WEEK, _YEAR = 7.0, 366.0
 _HEAD = ("schedule", "expression", "zone", "runs", "next", "last", "state")
-_NAME = "NAME  One schedule."
+_NAME = "NAME  The name of a schedule."
 
 schedules = define.group("schedules", "List, add, pause, fire, preview or remove schedules.")
 
 
-@define.command("list", "NAME  Only this one.", app=schedules)
+@define.command("list", "NAME  Only this schedule; default: all.", app=schedules)
 def list_(name: str | None = None) -> define.Shown:
     """List schedules, the next to fire first."""
     rows = schedule_api.list()
@@ -115,22 +115,22 @@ def _shown(name: str | None, rows: list[Row]) -> define.Shown:
 @define.command(
     "add",
     _NAME,
-    """EXPRESSION  When it fires: '0 3 * * 1-5'.
+    """EXPRESSION  When it fires, such as '0 3 * * 1-5' or 'every 1h'.
     --task  The task to queue.
     --workflow  The workflow to submit.
-    --tz  The time zone.
+    --tz  The time zone of the expression.
     --queue  The queue of the job.
-    --args JSON  Args of the task, or inputs.
-    --priority  Of the job or run.
-    --idempotency-key KEY  {fire_at} in it becomes the instant.
+    --args JSON  The args of the task, or the inputs of the workflow.
+    --priority  The priority of the job or run; lower is sooner.
+    --idempotency-key KEY  The key of the job; the instant replaces {fire_at} in it.
     --headers JSON  Headers of the job.
-    --catch-up WHICH none|last|all  Which instants fire that were missed.
-    --catch-up-max  With all: how many instants fire.
-    --catch-up-within-s  With all: how old these may be.
+    --catch-up WHICH none|last|all  Which of the missed instants fire.
+    --catch-up-max  How many missed instants --catch-up all fires at most.
+    --catch-up-within-s  How many seconds old the instants of --catch-up all may be.
     --overlap POLICY allow|skip|replace|queue  If the last job or run is not over.
-    --jitter-s  The longest delay.
-    --start-at TIME  ISO time; in --tz if it has no zone.
-    --end-at TIME  No instant after it.""",
+    --jitter-s  How many seconds the start may be delayed, chosen at random.
+    --start-at TIME  The first time at which it may fire; in --tz if it has no zone.
+    --end-at TIME  The last time at which it may fire; in --tz if it has no zone.""",
     takes=define.ACT,
     app=schedules,
 )
@@ -144,7 +144,7 @@ def add(
 ) -> define.Shown:  # fmt: skip
     """Add a schedule, or replace the definition of the one of this name."""
     if (task is None) == (workflow is None):
-        raise errors.InvalidConfig("schedules add: give --task or --workflow")
+        raise errors.InvalidConfig("give --task or --workflow, and not both")
     given = define.parsed("--args", _json, args)
     target: dict[str, Any] = {"task_name": task, "args": given}
     if workflow is not None:
@@ -283,7 +283,7 @@ def _event_cells(row: Row) -> tuple[str, ...]:
 @define.command(
     "send",
     """NAME  What the handlers wait for.
-    --key KEY  Which of the events of this name.
+    --key KEY  Tells events of one name apart, such as the id of an order.
     --value JSON  What the handlers get.""",
     app=events,
 )

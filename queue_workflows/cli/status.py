@@ -212,7 +212,7 @@ def _why(row: Row) -> str:
 @define.command(
     "health",
     """--queue Q  A queue that must have a worker; repeatable.
-    --host LABEL  Default: this machine's.
+    --host LABEL  The host label of the workers; default: this machine's.
     --within SECONDS 1.0..  Largest age of a heartbeat.
     --strict  Exit with 1 also if the database does not answer.""",
     reads=False,

@@ -37,8 +37,8 @@ _log = logging.getLogger("queue_workflows.supervise")
     "supervise",
     """--bounce QUEUE=COMMAND  What restarts the worker of a queue; repeatable.
     --unit QUEUE=NAME  The systemd unit of a queue's worker; repeatable.
-    --every SECONDS 0.1..  How often to check.
-    --host LABEL  Default: this machine's.""",
+    --every SECONDS 0.1..  The time between two checks.
+    --host LABEL  The host label of the workers; default: this machine's.""",
     takes="app debug db log_level log_format",
     reads=False,
 )

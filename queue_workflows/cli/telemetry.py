@@ -39,8 +39,9 @@ def samples(
 ) -> define.Shown:  # fmt: skip
     """Show the recent CPU, RAM and GPU use of a machine.
 
-    There is a sample every 2 s for the last hour, and one a minute for the last day. Longer
-    spans are merged to 30 lines: the mean of percentages, the maximum in use.
+    A machine with a GPU has a sample every 2 s for the last hour; each machine has one a minute
+    for the last day. More than 30 are merged to 30 lines, with the mean of percentages and the
+    maximum in use.
     """
     if now:
         return _now()
@@ -59,18 +60,21 @@ def _of_host(host: str, past_s: float) -> list[JsonDict]:
     if not rows:
         with db.transaction() as conn:
             hosts = statements.samples.hosts(conn)
-        known = ", ".join(hosts) or "no host: gpu workers take them"
-        raise errors.UnknownWorker(
-            f"host {host!r} has no samples from then; there are some of {known}"
-            f"{errors.hint(host, hosts)}"
-        )
+        known = f"; there are some of {', '.join(hosts)}{errors.hint(host, hosts)}"
+        if not hosts:
+            known = ", nor has another host; a worker takes them, unless DISABLE_HW_METRICS is set"
+        raise errors.UnknownWorker(f"host {host!r} has no samples from then{known}")
     return rows
 
 
 def _of_job(start: str) -> list[JsonDict]:
     """Return the samples of the machine of a job, from before its end."""
     kind, job_id = ids.found(start, jobs_first=True)
-    shown = history.get_job(job_id) if kind != "run" else None
+    if kind == "run":
+        raise errors.InvalidConfig(
+            f"--job {start[:80]} is a run; `{command.PROG} show {job_id}` shows its jobs"
+        )
+    shown = history.get_job(job_id)
     if shown is None or not shown["attempts"]:
         raise errors.InvalidConfig(f"no worker has claimed --job {start[:80]} yet")
     last = shown["attempts"][-1]

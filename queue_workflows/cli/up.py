@@ -120,7 +120,7 @@ class _Edits:
 @define.command(
     "serve",
     """--host ADDRESS  Where to listen; default: 127.0.0.1.
-    --port N 0..65535  Default: 8081; 0: any.
+    --port N 0..65535  The port; default: 8081. With 0 it takes a free one.
     --workers-json JSON  The queues to serve here; default: WORKERS_JSON.
     --read-only  Take no changes.
     --behind-proxy  Listen on every address, for a proxy in front that has TLS.

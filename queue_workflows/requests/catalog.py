@@ -55,10 +55,10 @@ Partition = Annotated["str | None", _ONE_KEY]
 Until = Annotated[
     "timedelta | float | None",
     Field(
-        "when it ends",
+        "how long it lasts",
         name="for_s",
         metavar="WHEN",
-        forms="30s, 45m, 2h, 1d, or an ISO time",
+        forms="30s, 45m, 2h, 1d, or the ISO time of its end",
         parse=clock.parse_until,
         kind=float | None,
         send=request.seconds,
@@ -718,9 +718,9 @@ class PauseQueue(_Act, Row):
 
 @operation("POST queues/{queue}/resume", "queues.resume", body="Resume")
 class ResumeQueue(_Act, Request[bool]):
-    """Resume a queue, or one partition; `resumed` is false if it was not paused.
+    """Resume a queue, or one partition, if it is paused.
 
-    Returns False then.
+    Returns False if it was not.
     """
 
     queue: QueueName

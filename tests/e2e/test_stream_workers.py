@@ -216,7 +216,7 @@ def test_show_follow_of_a_run_prints_the_parts_of_its_nodes(cli: Commands) -> No
     of_b = [line for line in shown.out.splitlines() if line.startswith("s/b: ")]
     assert of_a == [
         "s/a: text: before",
-        "s/a: attempt 2: its stream begins, what came before is of an earlier one",
+        "s/a: attempt 2: its stream begins; parts above are of an earlier attempt",
         "s/a: text: again",
     ]
     assert of_b[0] == "s/b: lo\\x1bg: other" and of_b[2] == "s/b: text: last"

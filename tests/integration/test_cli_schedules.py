@@ -155,7 +155,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]
             "start_at is from 2000-01-01",
         ),
         (["add", "s"], "add NAME EXPRESSION"),
-        (["add", "s", "every 1h"], "give --task or --workflow"),
+        (["add", "s", "every 1h"], "schedules add: give --task or --workflow, and not both"),
         (["add", "s", "61 * * * *", "--task", "prices", "--queue", "fetch"], "Bad minute"),
         (["add", "s", "every 1h", "--task", "prices", "--args", "{"], "--args { is not JSON"),
         (["add", "s", "every 1h", "--task", "prices", "--headers", "["], "--headers [ is not JSON"),

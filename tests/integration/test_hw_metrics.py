@@ -427,6 +427,17 @@ def test_a_sample_of_this_machine_needs_no_database(monkeypatch: pytest.MonkeyPa
     assert "a sample costs" in console.command("samples", "--now")[1]
 
 
+def test_samples_that_are_not_there_yet_say_who_takes_them(conn: Any) -> None:
+    assert console.refusal("samples", "--host", "box") == (
+        "queue-workflows samples: host 'box' has no samples from then, nor has another host;"
+        " a worker takes them, unless DISABLE_HW_METRICS is set\n"
+    )
+    run_id = factories.run(conn)
+    assert f"--job {run_id} is a run; `queue-workflows show {run_id}` shows its jobs" in (
+        console.refusal("samples", "--job", run_id)
+    )
+
+
 def test_what_cannot_be_shown_is_a_line_and_exit_code_2(conn: Any) -> None:
     cases: list[Any] = [
         (("--host", "nowhere"), "host 'nowhere' has no samples from then; there are some of box"),
