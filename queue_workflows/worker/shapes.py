@@ -150,7 +150,7 @@ def parse(text: str, source: str) -> list[Entry]:
         found = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise errors.InvalidConfig(f"{source} is not valid JSON: {error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.InvalidConfig(f"{source} cannot be read: {error}") from None
     return check(found, source)
 
@@ -199,11 +199,8 @@ def _faults(found: Any, number: int, places: dict[str, int]) -> Generator[str]:
         yield f"queue {queue!r:.40} is not a string"
     elif queue in config.DAG_QUEUES:
         yield f"queue {queue!r} runs workflow nodes: start queue-claim-worker --queue {queue}"
-    elif not config.QUEUE_NAME.fullmatch(queue):
-        yield (
-            f"{queue[:80]!r} is not a queue name: 1 to 63 of letters, digits, '_', '-', '.', none "
-            "of the last two first"
-        )
+    elif (fault := config.queue_name_fault(queue)) is not None:
+        yield fault
     elif places.setdefault(queue, number) != number:
         yield f"queue {queue!r} is also in entry {places[queue]}: name it once"
     if type(concurrency) is not int or not 1 <= concurrency <= MOST:
