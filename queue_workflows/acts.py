@@ -68,8 +68,8 @@ def _text(name: str, given: Any, most: int) -> str | None:
         return None
     if not isinstance(given, str) or len(given) > most or not payload.is_storable(given):
         raise errors.InvalidConfig(
-            f"{name} {given!r:.40}: a text of at most {most:,} characters without NUL and lone "
-            "surrogates"
+            f"{name} {given!r:.40}: it must be a text of at most {most:,} characters, without NUL "
+            "or lone surrogates"
         )
     # Secrets are masked, which may make it longer.
     return payload.error_text(given)[:most]

@@ -196,7 +196,7 @@ def _shape(
     if async_jobs and slots is None:
         raise errors.InvalidConfig("async_jobs needs slots (how many jobs run at once)")
     if batch < 1:
-        raise errors.InvalidConfig(f"a batch of {batch} is refused: it has at least 1 job")
+        raise errors.InvalidConfig(f"batch must be 1 or more, not {batch}")
     if inline:
         return None
     count = 1 if slots is None else slots

@@ -38,7 +38,7 @@ DAG_QUEUES = frozenset({"cpu", "gpu"})
 GPU_POLICIES = ("strict", "balanced")
 THROTTLES = frozenset({"ram", "swap", "gpu"})
 DEFAULT_INGEST_QUEUES = frozenset({"fetch", "load"})
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,62}")
 EMBEDDED_DB_ENV = "QUEUE_WORKFLOWS_EMBEDDED_DB"
 """Names a database of the embedded server, like `--db`, but also for child processes."""
 MAX_APP_NAME = 200
@@ -325,7 +325,10 @@ class EngineConfig:
             return owner.pipelines()[name]
         if self._pipeline_schema_loader is not None:
             return self._pipeline_schema_loader(name)
-        raise errors.UnknownWorkflow(f"no pipeline {name!r}, and no provider is set")
+        raise errors.UnknownWorkflow(
+            f"no pipeline {name!r} is declared, and no provider is set: set_workflow_provider() "
+            "sets one"
+        )
 
     def get_resolve_ref(self) -> RefResolver:
         """Return the app's ref resolver, else `refs.resolve_ref`."""
@@ -474,12 +477,19 @@ def _checked_queues(names: Iterable[str]) -> frozenset[str]:
             f"ingest_queues reuses {reserved}: cpu and gpu belong to workflow nodes"
         )
     for name in queues:
-        if not QUEUE_NAME.fullmatch(name):
-            raise errors.InvalidConfig(
-                f"{name!r} is no queue name: 1 to 63 of letters, digits, '_', '-', '.', none of "
-                "the last two first"
-            )
+        if (fault := queue_name_fault(name)) is not None:
+            raise errors.InvalidConfig(fault)
     return queues
+
+
+def queue_name_fault(name: Any) -> str | None:
+    """Return why this cannot be the name of a queue, or None if it can."""
+    if isinstance(name, str) and _QUEUE_NAME.fullmatch(name):
+        return None
+    return (
+        f"{name!r:.80} is not a queue name, which has 1 to 63 letters, digits, '_', '-' and '.', "
+        "and begins with neither '-' nor '.'"
+    )
 
 
 def set_node_module_package(package: str) -> None:

@@ -47,7 +47,10 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
         except db.Error as error:
             if error.sqlstate != _MAY_NOT:
                 _log.warning(
-                    "event %r is stored; an orchestrator wakes its waiters: %s", name, error
+                    "event %r is stored, but its waiters were not woken, which an orchestrator "
+                    "does soon: %s",
+                    name,
+                    error,
                 )
     return sent
 

@@ -157,7 +157,9 @@ def list(  # noqa: A001  the verb that users look for
     clock.check_since(since)
     clock.check_since(until, "until")
     if type(newest) is not int or not 1 <= newest <= MOST:
-        raise errors.InvalidConfig(f"newest {newest!r:.40}: a whole number from 1 to {MOST:,}")
+        raise errors.InvalidConfig(
+            f"newest must be a whole number from 1 to {MOST:,}, not {newest!r:.40}"
+        )
     given = {"queue": queue, "workflow": workflow, "machine": machine, "text": text}
     # A text that no row can hold matches none; a row never holds an empty queue.
     if not all(payload.is_storable(value or "") for value in given.values()):
@@ -255,7 +257,9 @@ def mark_seen(
     time with its zone.
     """
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise errors.InvalidConfig(f"until {until!r:.80}: a datetime with a time zone")
+        raise errors.InvalidConfig(
+            f"until must be a datetime with a time zone, or None, not {until!r:.80}"
+        )
     if not 1 <= len(signature) <= SHOWN or not payload.is_storable(signature):
         raise errors.InvalidConfig(f"{signature!r:.80} is no signature of `failures.list`")
     action, subject = "mark seen" if until else "mark unseen", ("failures", signature)

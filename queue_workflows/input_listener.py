@@ -91,7 +91,10 @@ class InputListener:
             drain.drain_run(run_id, begin=self._begin, nowait=True)
         except errors.QueueWorkflowsError as error:
             _log.warning(
-                "run %s continues by its outbox: %s", run_id, error, extra={"run_id": run_id}
+                "run %s is dispatched later, from the outbox: %s",
+                run_id,
+                error,
+                extra={"run_id": run_id},
             )
 
     def _rest(self, submission_id: str, error: BaseException) -> bool:

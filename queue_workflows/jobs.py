@@ -278,13 +278,15 @@ def list(  # noqa: A001  the verb that users look for
     texts = {"queue": queue, "task_name": task_name, "key": key, "text": text}
     for name, one in texts.items():
         if one is not None and not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidConfig(f"{name} {one!r:.80} is no text")
+            raise errors.InvalidConfig(f"{name} must be a text, not {one!r:.80}")
     if limit is not None and (type(limit) is not int or limit < 0):
-        raise errors.InvalidConfig(f"limit {limit!r:.40}: a whole number from 0, or None")
+        raise errors.InvalidConfig(
+            f"limit must be a whole number from 0, or None, not {limit!r:.40}"
+        )
     statuses = None if status is None else [status] if isinstance(status, str) else [*status]
     for one in statuses or ():
         if one not in STATUSES:
-            raise errors.InvalidConfig(f"status {one!r}: it is one of {', '.join(STATUSES)}")
+            raise errors.InvalidConfig(f"status {one!r:.80} is unknown: {', '.join(STATUSES)}")
     clock.check_since(since)
     if not all(payload.is_storable(one) for one in texts.values() if one is not None):
         return []

@@ -60,7 +60,10 @@ def pause(
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if at is not None and statements.controls.is_over(own, instant=at):
-            raise errors.InvalidConfig(f"until {at}: that is over by the database's clock")
+            raise errors.InvalidConfig(
+                f"until {at}: that is over by the database's clock; name a time to come, or a time "
+                "span from now"
+            )
         subject = ("queue", queue)
         with acts.recorded(own, "pause", subject, **who, partition=partition) as act:
             given: dict[str, Any] = {"queue": queue, "at": at, "lasts": lasts, "by": act.actor}
@@ -119,14 +122,19 @@ def limit(
     values = _limits(max_running, rate, "")
     values |= _limits(partition_max_running, partition_rate, "partition_")
     if partition is not None and any(name.startswith("partition_") for name in values):
-        raise errors.InvalidConfig("one partition takes max_running and rate")
+        raise errors.InvalidConfig(
+            f"the limits of partition {partition!r:.80} are max_running and rate: leave out "
+            "partition_max_running and partition_rate"
+        )
     if not values:
-        raise errors.InvalidConfig("no limit is given: name max_running, rate, or a partition_ one")
+        raise errors.InvalidConfig(
+            "no limit is given: pass max_running, rate, partition_max_running or partition_rate"
+        )
     with db.transaction(conn) as own:
         _check(own, queue, partition)
         if queue in config.DAG_QUEUES:
             raise errors.InvalidConfig(
-                f"queue {queue!r} can be paused; limits are of ingest queues"
+                f"queue {queue!r} takes no limits, as only ingest queues do; it can be paused"
             )
         given: dict[str, Any] = {"queue": queue, "limits": json.dumps(values)}
         detail: dict[str, Any] = {"partition": partition, "limits": values}
@@ -267,7 +275,10 @@ def _limits(most: Any, rate: Any, prefix: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if most is not KEEP:
         if most is not None and (type(most) is not int or not 1 <= most <= MOST):
-            raise errors.InvalidConfig(f"{prefix}max_running {most!r}: a whole number from 1")
+            raise errors.InvalidConfig(
+                f"{prefix}max_running must be a whole number from 1 to {MOST:,}, or None, not "
+                f"{most!r:.40}"
+            )
         values[f"{prefix}max_running"] = most
     if rate is not KEEP:
         count, period_s = (None, None) if rate is None else _rate(rate, prefix)
@@ -282,13 +293,13 @@ def _rate(text: Any, prefix: str) -> tuple[int, float]:
         if 1 <= count <= MOST and 0 < period_s <= LONGEST_S:
             return count, period_s
     raise errors.InvalidConfig(
-        f"{prefix}rate {str(text)[:40]!r}: N/PERIOD such as 100/m, 5/30s or 1/d"
+        f"{prefix}rate {text!r:.40} should look like N/PERIOD, such as 100/m, 5/30s or 1/d"
     )
 
 
 def _check_name(queue: str) -> None:
     if not isinstance(queue, str) or not payload.is_storable(queue):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise errors.UnknownQueue(f"queue {queue!r:.80} is no name")
+        raise errors.UnknownQueue(f"the name of a queue is a text without NUL, not {queue!r:.80}")
 
 
 def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
@@ -303,7 +314,7 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if partition is None:
         return
     if queue in config.DAG_QUEUES:
-        raise errors.InvalidConfig(f"queue {queue!r}: partitions are of ingest queues")
+        raise errors.InvalidConfig(f"queue {queue!r} has no partitions, as ingest queues have")
     fits = isinstance(partition, str) and payload.is_storable(partition)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not fits or not 1 <= len(partition.encode()) <= job_validation.MAX_KEY_BYTES:
         raise errors.InvalidConfig(

@@ -219,8 +219,8 @@ def branch(
             key = branches.key_of(raw)
             if key is None or key in ends:
                 raise errors.InvalidWorkflow(
-                    f"{where}: {raw!r:.80} is no key of an arm of its own: keys are texts, whole "
-                    "numbers, booleans and None, compared as texts"
+                    f"{where}: {raw!r:.80} cannot be the key of an arm: keys are texts, whole "
+                    "numbers, booleans and None, and differ from each other as texts"
                 )
             ends[key] = _end(step, arm, given, made, f"{where}: arm {key!r}")
         rest = None if other is None else _end(step, other, given, made, f"{where}: other")
@@ -299,7 +299,9 @@ def loop(
         own = step.entry["id"]
         where = f"{graph.where}: step {own!r}"
         if not callables.takes_one(body):
-            raise errors.InvalidWorkflow(f"{where}: the repeated function takes the state")
+            raise errors.InvalidWorkflow(
+                f"{where}: the repeated function needs a parameter, which takes the state"
+            )
         place = handles.Origin(graph, what=where, step=own, body=step.around)
         state = handles.Handle(place, {"$from": own})
         found = body(state)

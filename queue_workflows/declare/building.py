@@ -327,7 +327,7 @@ def _end_map(step: Step, made: Any, where: str) -> bool:
         return False
     if not isinstance(made, handles.Handle) or handles.head(made) not in step.members:
         raise errors.InvalidWorkflow(
-            f"{where}: what is mapped returns the output of one of its nodes"
+            f"{where}: the mapped function has to return the output of a node that it calls"
         )
     if not handles.origin(made).stores:
         return False

@@ -33,7 +33,7 @@ def needed(what: str) -> building.Graph:
     """Return the graph that is being built; raise `InvalidConfig` outside a workflow's function."""
     graph = current.get()
     if graph is None:
-        raise errors.InvalidConfig(f"{what} is called in the function of a workflow")
+        raise errors.InvalidConfig(f"{what} can only be called in the function of a workflow")
     return graph
 
 
@@ -43,8 +43,8 @@ def needs_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     for each in parameters:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
             raise errors.InvalidConfig(
-                f"workflow {name!r}: {each.name!r}: its parameters are keys of the run's inputs, "
-                "each with a name"
+                f"workflow {name!r}: {each.name!r}: a parameter is the name of an input of the "
+                "run, so *args, **kwargs and parameters without a name are refused"
             )
         if each.default is not each.empty:
             raise errors.InvalidConfig(

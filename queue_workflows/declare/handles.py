@@ -53,7 +53,7 @@ class Handle:
         index = isinstance(key, int) and not isinstance(key, bool)
         if not index and (not isinstance(key, str) or not key or "." in key):
             raise errors.InvalidWorkflow(
-                f"{where}: [{key!r:.80}]: a ref walks by keys without '.' and by numbers"
+                f"{where}: [{key!r:.80}]: select by a text without '.', or by a number"
             )
         keys = self._origin.keys
         if keys is not None and self._ref["$from"] == self._origin.node and key not in keys:
@@ -72,7 +72,9 @@ class Handle:
 
     def _compared(self, operator: str, other: object) -> Handle:
         if self._ref.keys() & {"$eq", "$ne"}:
-            raise errors.InvalidWorkflow(f"{self._origin.what}: a condition of a condition")
+            raise errors.InvalidWorkflow(
+                f"{self._origin.what}: a condition cannot be compared again"
+            )
         ref = {**self._ref, operator: constant(other, self._origin.what)}
         return Handle(self._origin, ref, self if self._parent is None else self._parent)
 

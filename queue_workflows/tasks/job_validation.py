@@ -141,7 +141,9 @@ def from_keywords(
     Raises `InvalidJob` for both or neither, and for a member that cannot be a job.
     """
     if (jobs is None) == (args is None):
-        raise errors.InvalidJob("name either jobs or args: a mapping a job, or each job's args")
+        raise errors.InvalidJob(
+            "pass either jobs or args: the keywords of each job, or only the args of each"
+        )
     for place, given in enumerate(({"args": each} for each in args) if jobs is None else jobs):
         if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise errors.InvalidJob(f"job {place} is not a mapping of keywords: {given!r:.80}")

@@ -135,8 +135,8 @@ def _checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _queue(queue: Any, where: str) -> str | None:
     if queue is None:
         return None
-    if not isinstance(queue, str) or not config.QUEUE_NAME.fullmatch(queue):
-        raise errors.InvalidConfig(f"{where}: {queue!r:.80} is not a queue name")
+    if (fault := config.queue_name_fault(queue)) is not None:
+        raise errors.InvalidConfig(f"{where}: {fault}")
     if queue in config.DAG_QUEUES:
         raise errors.InvalidConfig(f"{where}: queue {queue} belongs to workflow nodes")
     return queue

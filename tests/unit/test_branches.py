@@ -248,8 +248,8 @@ def test_a_branch_that_cannot_be_is_refused_with_the_remedy() -> None:
     cases: list[Any] = [
         (lambda name: branch("a", {"a": text}), "takes a value of the run, not 'a'"),
         (lambda name: branch(name, {}), "a branch needs an arm"),
-        (lambda name: branch(name, {1.5: text}), "1.5 is no key of an arm"),
-        (lambda name: branch(name, {1: text, "1": text}), "'1' is no key of an arm of its own"),
+        (lambda name: branch(name, {1.5: text}), "1.5 cannot be the key of an arm"),
+        (lambda name: branch(name, {1: text, "1": text}), "'1' cannot be the key of an arm"),
         (lambda name: branch(name, {"a": "text"}), "'text' is no node, pipeline or function"),
         (lambda name: branch(name, {"a": two}), "two needs 'b'"),
         (lambda name: branch(name, {"a": lambda: 7}), "an arm returns the output of a node"),

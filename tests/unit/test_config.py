@@ -151,6 +151,7 @@ def test_bad_ingest_queues_change_nothing() -> None:
         [""],
         [".dot"],
         ["q" * 64],
+        ["fetch", 5],
     ]
     for queues in cases:
         with tabled.case(queues):

@@ -267,7 +267,7 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (lambda a: [*a], "has no value while the graph is built"),
     (lambda a: a.upper(), "has no value while the graph is built"),
     (lambda a: not a, "has no value while the graph is built"),
-    (lambda a: a["x.y"], "walks by keys without '.'"),
+    (lambda a: a["x.y"], "select by a text without '.'"),
     (lambda a: (a == 1)["b"], "a condition has no members"),
     (lambda a, b: a == b, "an output of a node is used where only a constant is allowed"),
     (lambda: loose.options("x")(1) and None, "has no value while the graph is built"),
@@ -312,7 +312,9 @@ def test_declarations_that_cannot_be_are_refused_at_once() -> None:
         node(queue="fast")(lambda: None)  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(errors.InvalidConfig, match="'n' has a default"):
         workflow(lambda n=1: None)
-    with pytest.raises(errors.InvalidConfig, match="in the function of a workflow"):
+    with pytest.raises(
+        errors.InvalidConfig, match="can only be called in the function of a workflow"
+    ):
         ask("a", "turnout")
 
 
