@@ -122,7 +122,7 @@ def _now(row: Row, causes: str | None) -> Iterator[Need]:
         yield Need("failure", text, "`queue-workflows failures --since 1h`", None, error)
     for each in row["switches"]:
         queue = "" if each["queue"] == "all" else f" queue {each['queue']}"
-        text = f"{each['host_label']}{queue} should be on again, and no worker of it is there"
+        text = f"{each['host_label']}{queue} should be on again, but no worker of it runs"
         yield Need("switch", text, "start its workers", each["since_s"])
     for each in row["gone"]:
         text = f"{each['host_label']}: its worker of queue {each['queue']} died, and none came back"

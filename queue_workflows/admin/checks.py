@@ -295,9 +295,11 @@ def transactions(conn: db.Connection) -> Finding:
     worst = max(idle, key=lambda row: row["idle_s"]) if idle else rows[0]
     text = f"the oldest is open for {display.duration(worst['age_s'])}: {worst['what']}"
     if idle:
-        text = f"{worst['what']} has been idle in one for {display.duration(worst['idle_s'])}"
+        idle_for = display.duration(worst["idle_s"])
+        text = f"{worst['what']} has been idle in a transaction for {idle_for}"
     if idle or worst["age_s"] > TRANSACTION_WARN_S:
-        return Finding("transactions", WARNING, text, "end it: vacuum waits for it, and locks may")
+        remedy = "end it: it keeps vacuum from removing dead rows, and may hold locks"
+        return Finding("transactions", WARNING, text, remedy)
     return Finding("transactions", OK, text)
 
 
@@ -311,7 +313,7 @@ def connections(conn: db.Connection) -> Finding:
     share = found["used"] / max(1, found["allowed"])
     text = f"{found['used']} of {found['allowed']} in use"
     level = ERROR if share >= CONNECTIONS_ERROR else WARNING if share >= CONNECTIONS_WARN else OK
-    remedy = "" if level == OK else "raise max_connections; a worker holds two"
+    remedy = "" if level == OK else "raise max_connections; each worker holds two connections"
     return Finding("connections", level, text, remedy)
 
 
@@ -422,7 +424,7 @@ def files(conn: db.Connection) -> Findings:
         remedy = f"set {knob} here and on every worker and orchestrator"
         yield Finding("files", WARNING, text, remedy)
     else:
-        yield Finding("files", OK, "no role may do no more than submit runs")
+        yield Finding("files", OK, "no role is limited to submitting runs")
     yield _outputs(statements.doctor.machines(conn))
     if name := statements.permissions.public_may_create(conn):
         text = f"every role may create functions in schema {name}, which triggers could call"
@@ -479,7 +481,7 @@ def runs(conn: db.Connection, *, late: list[Row] | None = None) -> Findings:
     if stalled := statements.runs.stalled(conn, quiet_s=LAPSED_WARN_S, ids=None):
         text = f"run {min(stalled)} is running, but nothing moves it forward"
         text += f"; {len(stalled) - 1} more" if len(stalled) > 1 else ""
-        yield Finding("runs", ERROR, text, "start queue-orchestrator, which ends it or goes on")
+        yield Finding("runs", ERROR, text, "start queue-orchestrator, which continues or ends it")
     if late is None:
         late = statements.overview.late_runs(conn, patience_s=WAIT_WARN_S)
     if not late:
@@ -536,7 +538,7 @@ def leases(conn: db.Connection) -> Finding:
     """Is each lapsed lease taken back within {LAPSED_WARN_S:g} s?"""
     found = statements.doctor.lapsed(conn)
     if not found["n"] or found["since_s"] <= LAPSED_WARN_S:
-        return Finding("leases", OK, "none is left lapsed")
+        return Finding("leases", OK, "no lapsed lease is left")
     text = (
         f"{display.counted(found['n'], 'job')} not taken back, {display.duration(found['since_s'])}"
     )
@@ -595,7 +597,7 @@ def lock_keys(conn: db.Connection, *, live: list[Row] | None = None) -> Iterable
         (waiting_reasons.passed_over_text(row), remedy.format(shlex.quote(row["queue"])))
         for row in waiting_reasons.passed_over(rows)
     ]
-    return _each("lock keys", "none passed over a queue whose jobs no worker takes", wrong)
+    return _each("lock keys", "no queue without a worker has lost lock keys to others", wrong)
 
 
 @_check("schedules", WARNING)
@@ -655,7 +657,7 @@ def dead_rows(conn: db.Connection) -> Finding:
     if bloated:
         remedy = "VACUUM them, and see what holds vacuum back (transactions above)"
         return Finding("dead rows", WARNING, ", ".join(bloated), remedy)
-    return Finding("dead rows", OK, f"{sum(row['dead'] for row in rows)} in all")
+    return Finding("dead rows", OK, f"{sum(row['dead'] for row in rows)} dead rows in all")
 
 
 @_check("renewals", WARNING)
@@ -671,7 +673,7 @@ def renewals(conn: db.Connection) -> Finding:
     tables, columns = [table for table, _ in pairs], [column for _, column in pairs]
     # Such indexes prevent renewals from being HOT updates.
     if named := statements.doctor.indexes_on_renewed(conn, tables=tables, columns=columns):
-        text = f"renewals write what is indexed by {', '.join(named)}"
+        text = f"renewals write columns that these indexes have: {', '.join(named)}"
         return Finding("renewals", WARNING, text, "drop these indexes")
     if cold:
         remedy = "look for long transactions and full pages: VACUUM, keep the fillfactor"

@@ -61,8 +61,8 @@ def check_until(until: Any) -> tuple[datetime | None, timedelta | None]:
         lasts is not None and not timedelta(0) < lasts <= MAX_SPAN
     ):
         raise errors.InvalidConfig(
-            f"until {until}: a time with a time zone, or a time span above zero and of a "
-            "hundred years at most"
+            f"until {until} should be a time with a time zone, or a time span above zero and of "
+            "a hundred years at most"
         )
     return at, lasts
 
@@ -71,12 +71,12 @@ def check_since(since: Any, name: str = "since") -> None:
     """Raise `InvalidConfig` unless `since` is None, a time with its zone, or a span up to now."""
     if since is not None and not isinstance(since, (datetime, timedelta)):
         raise errors.InvalidConfig(
-            f"{name} {since!r:.80}: a datetime with a time zone or a timedelta"
+            f"{name} {since!r:.80} should be a datetime with a time zone, or a timedelta"
         )
     if isinstance(since, datetime) and since.tzinfo is None:
-        raise errors.InvalidConfig(f"{name} {since}: it has no time zone")
+        raise errors.InvalidConfig(f"{name} {since} has no time zone: give it one")
     if isinstance(since, timedelta) and abs(since) > MAX_SPAN:
-        raise errors.InvalidConfig(f"{name} {since}: a time span has a hundred years at most")
+        raise errors.InvalidConfig(f"{name} {since} should be a hundred years at most")
 
 
 def iso_time(text: str) -> datetime:

@@ -590,7 +590,7 @@ def test_a_machine_that_should_be_on_again_is_listed_without_a_worker(conn: Any)
         assert words.index("box-4") < words.index("box-1"), "it comes first"
         assert 'href="/ui/acts?kind=machine&amp;subject=box-4"' in page
         now = pages.words(await browser.open("/"))
-        assert "box-4 should be on again, and no worker of it is there" in now
+        assert "box-4 should be on again, but no worker of it runs" in now
         assert "absent since its switch is on again" in now
 
     pages.browse(use)

@@ -94,7 +94,7 @@ def test_a_transaction_that_was_forgotten(
         assert "(forgotten)" in found("transactions").text
         monkeypatch.setattr(checks, "IDLE_WARN_S", 0.0)
         assert found("transactions").level == WARNING
-        assert "(forgotten) has been idle in one for" in found("transactions").text
+        assert "(forgotten) has been idle in a transaction for" in found("transactions").text
         monkeypatch.setattr(checks, "IDLE_WARN_S", 60.0)
         monkeypatch.setattr(checks, "TRANSACTION_WARN_S", 0.0)
         assert found("transactions").level == WARNING
