@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 ERROR_CHARS: Final = 1000
 FLUSH_MS: Final = 250.0
 """Milliseconds after which delayed reports are sent."""
+RAISED_BETWEEN: Final = "a signal handler of the app has raised between two jobs: %s: %s"
 
 
 class Job(running.Running):
@@ -242,7 +243,7 @@ class JobLoop(Jobs):
                 raise
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a signal handler of the app
                 # An alarm that an ended job has set called the app's signal handler.
-                _log.warning("between two jobs: %s: %s", type(error).__name__, error)
+                _log.warning(RAISED_BETWEEN, type(error).__name__, error)
 
     def _next(self) -> wire.Frame:
         while not self._received:
@@ -456,4 +457,4 @@ def _block(signals: Collection[int]) -> None:
     try:
         wire.sigmask(signal.SIG_SETMASK, signals)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the mask is set before it raises
-        _log.warning("between two jobs: %s: %s", type(error).__name__, error)
+        _log.warning(RAISED_BETWEEN, type(error).__name__, error)

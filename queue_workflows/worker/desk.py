@@ -439,7 +439,7 @@ class Desk:
                 _log.error("job %s: %s", job.id, why, extra=job.ids)
                 self.write(job, functools.partial(_give_up, job, why, error))
             elif job.refusals == REFUSALS + 1:
-                given = {"reason": str(error), "after_s": REFUSED_WAIT_S}
+                given = {"reason": payload.error_text(error), "after_s": REFUSED_WAIT_S}
                 self.write(job, functools.partial(record.hand_back, job.lease, **given))
             else:
                 text = "the end of job %s cannot be recorded, so its claim ends with its lease: %s"
@@ -598,7 +598,8 @@ class Desk:
             self._models.learn(job.model, elapsed_s)
 
         def refused(error: Exception) -> None:
-            _log.warning("job %s: %s is not recorded: %s", job.id, event_type, error)
+            text = "job %s: its event %s is not recorded: %s"
+            _log.warning(text, job.id, event_type, error, extra=job.ids)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
         self._write(Write(make, _ignore, refused, job))

@@ -82,9 +82,9 @@ def _best_effort(call: Callable[[], T]) -> T | None:
     try:
         return call()
     except errors.QueueWorkflowsError as error:
-        _log.debug("a run is left to the orchestrator: %s", error)
+        _log.debug("the orchestrator plans a run, as this worker cannot: %s", error)
     except Exception as error:  # noqa: BLE001  best effort: a hostile run must not end the worker
-        _log.warning("a run is left to the orchestrator: %r", error)
+        _log.warning("the orchestrator plans a run, as this worker cannot: %r", error)
     return None
 
 
