@@ -76,15 +76,18 @@ def is_of_row(error: BaseException) -> bool:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return whether a database function raised the error, perhaps with an outage's SQLSTATE."""
-    context = error.diag.context if isinstance(error, psycopg.Error) else None
-    return " at RAISE" in (context or "")
+    """Return whether a database function raised the error, perhaps with an outage's SQLSTATE.
+
+    The server translates the message and its context, but never the name of its own function.
+    """
+    return isinstance(error, psycopg.Error) and error.diag.source_function == "exec_stmt_raise"
 
 
 def is_about_rows(error: Exception) -> bool:
     """Return whether the server refused a statement because of the values of a row.
 
-    An error that a trigger raises counts; a lost connection, a missing right and a timeout do not.
+    A lost connection, a missing right and a timeout do not count, and neither does an error that a
+    trigger raises with such an SQLSTATE; any other error of a trigger counts.
     """
     state = getattr(error, "sqlstate", None) or ""
     return bool(state) and state[:2] not in SYSTEMIC

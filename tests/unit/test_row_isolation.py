@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
+from psycopg import pq
 
 from queue_workflows.claim import row_isolation
 from tests.support.clocks import Clock
@@ -30,3 +32,20 @@ def test_a_locked_row_is_left_alone_for_longer_each_time_and_is_no_failure() -> 
     rows.attempt("answer", "a", locked)
     clock.now += 0.6
     assert rows.aside("answer") == []
+
+
+@pytest.mark.parametrize("words", ["line 1 at RAISE", "Zeile 1 bei RAISE", "linea 1 a RAISE"])
+@pytest.mark.parametrize("kind", [psycopg.errors.AdminShutdown, psycopg.errors.LockNotAvailable])
+def test_an_error_that_a_trigger_raises_is_of_its_row_in_every_language(
+    kind: type[psycopg.Error], words: str
+) -> None:
+    """The context of an error is in the language of the server's `lc_messages`."""
+    field = pq.DiagnosticField
+    known = {field.CONTEXT: f"PL/pgSQL app_refuses() {words}".encode()}
+    raised = kind("refused", info={**known, field.SOURCE_FUNCTION: b"exec_stmt_raise"})
+    assert row_isolation.is_of_row(raised)
+    assert not row_isolation.is_outage(raised)
+    assert not row_isolation.is_busy(raised)
+    own = kind("refused", info={**known, field.SOURCE_FUNCTION: b"ProcessInterrupts"})
+    assert not row_isolation.is_of_row(own)
+    assert row_isolation.is_outage(own) or row_isolation.is_busy(own)
