@@ -71,6 +71,7 @@ def test_a_worker_is_drained_and_switched_on_again(
         page = settled(visitor.open("/machines?host=box-1"))
         main, row = page.locator("main"), page.locator("tr", has_text="queue cpu")
         expect(main.locator(".lead")).to_contain_text("1 job running")
+        row.locator("summary", has_text="Drain").click()
         row.get_by_role("button", name="Drain").click()
         flash = page.locator("[data-flash]")
         expect(flash).to_contain_text("Queue cpu of box-1 is switched off (drain).")

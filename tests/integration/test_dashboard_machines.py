@@ -360,8 +360,9 @@ def test_a_queue_is_switched_and_undo_restores_it(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open(where)
         page = await browser.follow(
-            await browser.send(page, "/machines/switch", label="Pause", queue="cpu")
+            await browser.send(page, "/machines/switch", label="Pause", queue="cpu", reason="smoke")
         )
+        assert factories.one(conn, "SELECT reason FROM worker_controls") == "smoke"
         assert "Queue cpu of a/b is switched off (pause)." in page
         assert workers.policy_in_force("a/b", "cpu") == "pause"
         page = await browser.follow(
@@ -535,7 +536,8 @@ def test_a_switch_is_shown_where_it_was_set(conn: Any) -> None:
         workers.disable("box", "cpu", stop_policy="pause")
         page = await browser.open("/machines/box")
         words = pages.words(page)
-        assert "every queue on 0 Pause Drain" in words, "ON for every queue would change nothing"
+        shown = "every queue on 0 Pause Pause every queue of box. Running jobs continue. Reason"
+        assert shown in words, "ON for every queue would change nothing"
         assert "queue cpu off pause 0" in words and "queue load on 0" in words
         workers.disable("box", workers.ALL, stop_policy="drain")
         words = pages.words(await browser.part("/machines/box"))
