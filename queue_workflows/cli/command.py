@@ -82,11 +82,6 @@ def _join_embedded(stack: contextlib.ExitStack, *, create: bool, app: str | None
     stack.callback(os.environ.update, before)
     stack.callback(os.environ.pop, config.EMBEDDED_DB_ENV, None)
     os.environ[config.EMBEDDED_DB_ENV] = name
-    if joined.made and not requested and databases.has_earlier(server):
-        print_message(
-            f"the database of earlier versions is still there: --db {databases.EARLIER}; "
-            f"{PROG} databases lists all"
-        )
     if app is not None:
         refuse = functools.partial(_refuse, app, name, shared=bool(requested), up=up)
         if up:

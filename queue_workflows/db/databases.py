@@ -17,10 +17,9 @@ from psycopg import rows, sql
 
 from queue_workflows import config, embedded, errors
 from queue_workflows.db import statements
+from queue_workflows.embedded import cluster
 from queue_workflows.types import Row
 
-EARLIER = "queue_workflows"
-"""The single database of versions without databases per project."""
 _CONNECT_S = 10
 _STEM_MAX = 40
 """The most characters of a folder's name in a database name, which has at most 63 bytes."""
@@ -36,8 +35,6 @@ class Joined(NamedTuple):
 
     server: embedded.Server
     project: Project
-    made: bool
-    """Whether this call created the database."""
 
     def describe(self) -> str:
         """Return one line that names the database in use."""
@@ -91,13 +88,6 @@ def listing(server: embedded.Server) -> list[Database]:
     return found
 
 
-def has_earlier(server: embedded.Server) -> bool:
-    """Return whether the database of earlier versions exists and has tables."""
-    with contextlib.suppress(psycopg.Error):
-        return _on(server, EARLIER, statements.databases.has_schema)
-    return False
-
-
 def _choose(server: embedded.Server, name: str, *, create: bool) -> Joined:
     existing = {
         row["name"]: row["folder"] for row in _on(server, "postgres", statements.databases.projects)
@@ -106,10 +96,11 @@ def _choose(server: embedded.Server, name: str, *, create: bool) -> Joined:
     if chosen.name in existing:
         if create:
             _note_folder(server, chosen, existing[chosen.name])
-        return Joined(server, chosen, made=False)
-    if not create:
+    elif create:
+        _make(server, chosen)
+    else:
         raise errors.EmbeddedUnavailable(_missing(chosen, name, existing))
-    return Joined(server, chosen, made=_make(server, chosen))
+    return Joined(server, chosen)
 
 
 def _wanted(name: str, existing: dict[str, Any]) -> Project:
@@ -124,7 +115,8 @@ def _wanted(name: str, existing: dict[str, Any]) -> Project:
 
 
 def _missing(wanted: Project, requested_name: str, existing: dict[str, Any]) -> str:
-    others = ", ".join(name for name, folder in existing.items() if folder or name != EARLIER)
+    own = cluster.DATABASE  # every cluster has it
+    others = ", ".join(name for name, folder in existing.items() if folder or name != own)
     there = f"name one of {others} by --db" if others else "none has been made yet"
     if requested_name:
         return f"the embedded server has no database {requested_name!r}: {there}"
@@ -136,17 +128,16 @@ def _missing(wanted: Project, requested_name: str, existing: dict[str, Any]) -> 
     )
 
 
-def _make(server: embedded.Server, wanted: Project) -> bool:
-    """Create the database; return False if another process has just created it."""
+def _make(server: embedded.Server, wanted: Project) -> None:
+    """Create the database, unless another process has just created it."""
     name = sql.Identifier(wanted.name)
     # A connection to the template would prevent CREATE DATABASE; template0 allows none.
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(name)
     try:
         _on(server, "postgres", lambda conn: conn.execute(statement))
     except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
-        return False
+        return
     _note_folder(server, wanted, None)
-    return True
 
 
 def _note_folder(server: embedded.Server, wanted: Project, noted: str | None) -> None:

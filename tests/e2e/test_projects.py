@@ -86,7 +86,7 @@ def runs(cli: Commands, cwd: Path, *more: str) -> set[str]:
 def listed(cli: Commands) -> dict[str, dict[str, Any]]:
     """Return the databases by the last part of their folder, all without one here by their name."""
     rows = json.loads(cli.run("queue-workflows", "databases", "--json").out)
-    # The demo's folder is the package's, whose name is that of the database of earlier versions.
+    # The demo's folder is the package's, whose name is that of the cluster's own database.
     return {_key(row): row for row in rows}
 
 
@@ -213,18 +213,13 @@ def test_two_apps_of_one_folder_share_a_database_only_on_request(cli: Commands, 
         assert each.wait() == 0, each.err
 
 
-def test_the_database_of_earlier_versions_stays_reachable(cli: Commands, base: Path) -> None:
+def test_the_database_that_every_cluster_has_is_listed_once_it_is_used(
+    cli: Commands, base: Path
+) -> None:
     assert "queue_workflows" not in listed(cli), "nothing is in it"
-    earlier = run(cli, base / "one", "one", "--db", "queue_workflows")["id"]
-    assert runs(cli, base, "--db", "queue_workflows") == {earlier}
+    made = run(cli, base / "one", "one", "--db", "queue_workflows")["id"]
+    assert runs(cli, base, "--db", "queue_workflows") == {made}
     assert listed(cli)["queue_workflows"]["folder"] is None
-    (base / "three").mkdir()
-    shutil.copy(base / "one" / "one_app.py", base / "three" / "one_app.py")
-    argv = ("queue-workflows", "run", "one", "--app", "one_app:setup")
-    messages = cli.run(*argv, cwd=base / "three", timeout_s=60).err
-    assert "the database of earlier versions is still there: --db queue_workflows" in messages
-    messages = cli.run(*argv, cwd=base / "three", timeout_s=60).err
-    assert "earlier versions" not in messages
 
 
 def test_a_script_and_the_role_scripts_use_the_projects_database(cli: Commands, base: Path) -> None:
