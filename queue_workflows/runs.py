@@ -636,7 +636,8 @@ def answer(
         job = _refuse_unless_open(
             statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id), where
         )
-        meant = answers.decoded(job["input_spec"], value)
+        # As it is stored: a question knows the types of JSON only.
+        meant = answers.decoded(job["input_spec"], json.loads(text))
         answers.check_type(job["input_spec"], meant, where)
         if check:
             spec = payload.stored_object(job["input_spec"], f"input_spec of {where}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -360,6 +361,22 @@ def test_submit_input_refuses_what_takes_no_answer(toy: flow.Flow) -> None:
     toy.look()
     with pytest.raises(errors.InputRefused, match=r"'s/a' .* asks for no input"):
         queue_workflows.submit_input(run_id, "s/a", 1)
+
+
+def test_an_answer_is_checked_as_the_value_that_is_stored(toy: flow.Flow) -> None:
+    """An app may give a value of a type that JSON does not have."""
+    day, typed = datetime.date(2026, 1, 2), {"$answer_type": "string"}
+    run_id = asked(toy, "text", **typed)
+    with pytest.raises(errors.InvalidAnswer, match=r'does not take \["2026-01-02"\]'):
+        queue_workflows.submit_input(run_id, "q", [day])
+    with pytest.raises(errors.InvalidPayload, match=r'does not take \["2026-01-02"\]'):
+        dispatcher.resume_after_input(run_id, "q", [day])
+    queue_workflows.submit_input(run_id, "q", day)
+    toy.look()
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "2026-01-02"}
+    run_id = asked(toy, "text", **typed)
+    assert dispatcher.resume_after_input(run_id, "q", Path("a/b.csv")) == 1
+    assert flow.job(run_id, "q")["context_delta"] == {"answer": "a/b.csv"}
 
 
 def test_an_answer_for_a_node_that_does_not_exist_is_refused_in_words(
