@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import sys
 import time
@@ -17,10 +16,9 @@ from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
 from queue_workflows.cli import answer, output, run_views, texts
 from queue_workflows.db import statements
-from queue_workflows.runtime import display, entry_point, exit_codes, masking, signals
+from queue_workflows.runtime import display, entry_point, exit_codes, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, JsonDict, Row
 
-_log = logging.getLogger(__name__)
 PART_CHARACTERS = 1000
 FIRST_TICK_S = 0.02
 TICK_GROWS = 1.15
@@ -281,30 +279,43 @@ def _await_logs(stop: signals.StopRequest, read_s: float) -> None:
 class _JobOutput(_Output):
     """Print new events of the attempts of one job, their logs and its stream."""
 
-    def __init__(self, print_line: Callable[[str], object]) -> None:
+    def __init__(self, kind: str, job_id: str, print_line: Callable[[str], object]) -> None:
         super().__init__(print_line)
+        self._kind, self._job_id = kind, job_id
+        self._source = run_views.Source()
+        self.close = self._source.close
         self._printed: set[tuple[int, int]] = set()
         self._status = ""
 
-    def show(self, kind: str, job_id: str, *, last: bool = False) -> JsonDict:
-        """Print and return the job as it is now. Raises `UnknownJob` if it is gone."""
-        table = job_tables.NODE_JOBS if kind == "node job" else job_tables.INGEST_JOBS
-        with db.transaction() as conn:
-            shown = history.get_job(job_id, conn=conn)
-            logs = statements.logs.of_jobs(conn, jobs=[job_id], table=table.name)
-        if shown is None:
-            raise errors.UnknownJob(f"{kind} {job_id!r} is gone")
+    def show(self, *, last: bool = False) -> JsonDict | None:
+        """Print and return the job as it is now; None while the database is away.
+
+        Raises `UnknownJob` if it is gone.
+        """
+        if (found := self._source.fetch(self._read)) is None:
+            return None
+        shown, by_claim = found
         if shown["status"] != self._status:
             self._status = shown["status"]
             if self._status not in TERMINAL_JOB_STATUSES:
                 again = texts.again_text(shown, shown["attempts_failed"])
                 text = f"{self._status}, {again}" if again else self._status
-                self._print(f"{kind} {job_id} ({output.line(texts.name_of(shown))}): {text}")
-        by_claim = {log["claim_no"]: log for log in logs}
+                name = output.line(texts.name_of(shown))
+                self._print(f"{self._kind} {self._job_id} ({name}): {text}")
         for attempt in shown["attempts"]:
             self._show_attempt(attempt, by_claim.get(attempt["claim_no"]), last=last)
-        self._show_stream(job_id)
+        with contextlib.suppress(db.OperationalError):
+            self._show_stream(self._job_id)
         return shown
+
+    def _read(self, conn: db.Connection) -> tuple[JsonDict, dict[int, Row]]:
+        """Return the job, and the logs of its attempts by their numbers."""
+        table = job_tables.NODE_JOBS if self._kind == "node job" else job_tables.INGEST_JOBS
+        shown = history.get_job(self._job_id, conn=conn)
+        if shown is None:
+            raise errors.UnknownJob(f"{self._kind} {self._job_id!r} is gone")
+        logs = statements.logs.of_jobs(conn, jobs=[self._job_id], table=table.name)
+        return shown, {log["claim_no"]: log for log in logs}
 
     def _show_attempt(self, attempt: JsonDict, log: Row | None, *, last: bool) -> None:
         number = attempt["claim_no"]
@@ -327,23 +338,17 @@ def job(
 
     Raises `UnknownJob` if the job is deleted meanwhile.
     """
-    printed, away = _JobOutput(print_line), False
+    printed = _JobOutput(kind, job_id, print_line)
     try:
         while not stop.requested.is_set():
             begun = time.monotonic()
-            try:
-                shown = printed.show(kind, job_id)
-                if away:
-                    away = False
-                    _log.warning("the database is back")
-                if shown["status"] in TERMINAL_JOB_STATUSES:
-                    _await_logs(stop, time.monotonic() - begun)
-                    return printed.show(kind, job_id, last=True)
-            except db.OperationalError as error:
-                if not away:
-                    away = True
-                    _log.warning("waiting for the database: %s", masking.mask(str(error).strip()))
+            shown = printed.show()
+            if shown is not None and shown["status"] in TERMINAL_JOB_STATUSES:
+                _await_logs(stop, time.monotonic() - begun)
+                return printed.show(last=True) or shown
             stop.requested.wait(TICK_LARGE_S)
     except BrokenPipeError as error:
         entry_point.lost_output(error)
+    finally:
+        printed.close()
     return None

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import queue_workflows
 from queue_workflows import db, errors, history
@@ -30,6 +30,7 @@ from queue_workflows.db import statements
 from queue_workflows.runtime import display, masking, stored_json
 from queue_workflows.types import TERMINAL_RUN_STATUSES, JsonDict, NowFn, Row
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 AGAIN_S = 2.0
 """Least seconds between two lines about one running step."""
@@ -124,24 +125,22 @@ class RunSnapshot(NamedTuple):
         return texts.run_text(self.run, self.done, self.total)
 
 
-class Reader:
-    """Read snapshots of one run on a connection of its own, also after it was lost."""
+class Source:
+    """Read on a connection of its own, also after it was lost; a pool would wait for another."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self) -> None:
         self._dedicated = db.DedicatedConnection()
         self.close = self._dedicated.close
-        self._totals: Counter[str] = Counter()
         self._away = False
 
-    def read(self) -> RunSnapshot | None:
-        """Return the run now; None while the database is away.
+    def fetch(self, reads: Callable[[db.Connection], T]) -> T | None:
+        """Return the result of `reads` in a transaction; None while the database is away.
 
-        Raises `UnknownJob` if it is gone.
+        The beginning and the end of an outage are logged.
         """
         try:
             with self._dedicated.using() as conn, conn.transaction():
-                picture = self._read(conn)
+                found = reads(conn)
         except (db.OperationalError, db.InterfaceError) as error:
             if not self._away:
                 self._away = True
@@ -150,7 +149,23 @@ class Reader:
         if self._away:
             self._away = False
             _log.warning("the database is back")
-        return picture
+        return found
+
+
+class Reader(Source):
+    """Read snapshots of one run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self._run_id = run_id
+        self._totals: Counter[str] = Counter()
+
+    def read(self) -> RunSnapshot | None:
+        """Return the run now; None while the database is away.
+
+        Raises `UnknownJob` if it is gone.
+        """
+        return self.fetch(self._read)
 
     def _read(self, conn: db.Connection) -> RunSnapshot:
         run_id = self._run_id

@@ -19,6 +19,7 @@ from queue_workflows.__main__ import main
 from tests.support import console, factories, flow, transitions
 from tests.support.commands import ROOT, Command, Commands, script
 from tests.support.flow import Flow
+from tests.support.proxy import Proxy
 from tests.support.wait import until
 
 QW = "queue-workflows"
@@ -393,6 +394,22 @@ def test_a_follower_that_is_stopped_leaves_the_run(host: Host) -> None:
     )
     assert "Traceback" not in following.err
     assert flow.status(run_id) == "queued"
+
+
+def test_a_follower_of_a_job_can_be_stopped_while_the_database_is_away(
+    cli: Commands, dsn: str
+) -> None:
+    with db.connect() as conn:
+        job_id = factories.ingest(conn)["id"]
+    with Proxy(dsn) as wire:
+        env = {"QUEUE_WORKFLOWS_DB_URL": wire.dsn}
+        following = cli.start(QW, "show", job_id, "--follow", **env)
+        until(lambda: "queued" in following.out, timeout_s=40)
+        until(lambda: wire.connections == 2)  # it has read the job and its stream
+    until(lambda: "waiting for the database: " in following.err, timeout_s=15)
+    following.send(signal.SIGINT)
+    assert following.wait() == 130
+    assert f"stopped the view of ingest job {job_id}, which continues" in following.err
 
 
 def test_a_follower_that_nobody_reads_leaves_the_job(host: Host) -> None:
