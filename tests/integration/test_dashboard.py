@@ -179,7 +179,15 @@ def test_a_name_is_needed_unless_a_proxy_gives_it(conn: psycopg.Connection[Any])
         await browser.send(page.form("/login"), {"token": TOKENS["operate"]})
         await cancelled(browser, run_id)
 
+    async def without(browser: Browser) -> None:
+        browser.http.headers["x-user"] = ""
+        page = await browser.open("/login")
+        values = {"token": TOKENS["operate"], "name": "eve"}
+        assert (await browser.send(page.form("/login"), values)).status == 200
+        assert "name" in page.form("/login").names, "a proxy that knows nobody"
+
     assert visited(nameless, scope=None) == 422
+    visited(without, scope=None, app_user_header="X-User")
     visited(use, scope=None, app_user_header="X-User")
     assert [act["actor"] for act in acts.list()] == ["bob"]
 
