@@ -236,14 +236,14 @@ class Stream:
         self.stream = stream
         self._add = add
 
-    def write(self, text: Any) -> int:
+    def write(self, data: Any) -> int:
         """Write a text; return its length."""
-        if isinstance(text, str) and self._add(text):
-            return len(text)
-        return self.stream.write(text)
+        if isinstance(data, str) and self._add(data):
+            return len(data)
+        return self.stream.write(data)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write several texts, or pieces of bytes."""
         for each in lines:
             self.write(each)
 
@@ -265,24 +265,12 @@ class Stream:
         self.stream.flush()
 
 
-class _Bytes:
+class _Bytes(Stream):
     """The binary stream of a `Stream`."""
-
-    def __init__(self, buffer: Any, add: Callable[[str | bytes], bool]) -> None:
-        self._buffer = buffer
-        self._add = add
 
     def write(self, data: Any) -> int:
         """Write bytes; return their number."""
-        return len(data) if self._add(bytes(memoryview(data))) else self._buffer.write(data)
-
-    def writelines(self, lines: Iterable[Any]) -> None:
-        """Write several pieces."""
-        for each in lines:
-            self.write(each)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._buffer, name)
+        return len(data) if self._add(bytes(memoryview(data))) else self.stream.write(data)
 
 
 class LogSender(logging.Handler):
