@@ -74,12 +74,13 @@ class Guard:
         self._own = own
         self._settings = settings
         self._tokens = known
-        self._most: dict[request_parts.Kind, int] = {
-            "request": settings.app_max_requests,
-            "page": settings.app_max_requests,
-            "stream": settings.app_max_streams,
-            "viewer": settings.app_max_viewers,
+        self._most: dict[request_parts.Kind, tuple[int, str]] = {
+            "request": (settings.app_max_requests, "APP_MAX_REQUESTS"),
+            "page": (settings.app_max_requests, "APP_MAX_REQUESTS"),
+            "stream": (settings.app_max_streams, "APP_MAX_STREAMS"),
+            "viewer": (settings.app_max_viewers, "APP_MAX_VIEWERS"),
         }
+        """How many requests of each kind are served at once, and the setting that says so."""
         self._served: dict[request_parts.Kind, int] = dict.fromkeys(self._most, 0)
         """How many requests of each kind are being served."""
 
@@ -163,7 +164,11 @@ class Guard:
             name = None
         if name is not None and name in self._settings.hosts:
             return None
-        return problems.problem(403, "the request's Origin is another site")
+        return problems.problem(
+            403,
+            f"Origin {origin.decode('latin-1')!r:.80} is another site; APP_ALLOWED_HOSTS names the "
+            "service's own",
+        )
 
     def _access(self, request: request_parts.Request) -> Response | None:
         if request.is_page and self._settings.app_dashboard:
@@ -182,7 +187,7 @@ class Guard:
         if tokens.RANK[found] < tokens.RANK[needed]:
             return problems.problem(403, f"this token has scope {found}; {needed} is needed")
         if self._settings.app_read_only and tokens.RANK[needed] > tokens.RANK["read"]:
-            return problems.problem(403, "the service is read-only")
+            return problems.problem(403, "the service is read-only (APP_READ_ONLY)")
         request.scope["queue_workflows.scope"] = found
         return None
 
@@ -219,10 +224,10 @@ class Guard:
         )
 
     def _is_full(self, kind: request_parts.Kind) -> Response | None:
-        used = self._served[kind]
-        if used < self._most[kind]:
+        most, setting = self._most[kind]
+        if self._served[kind] < most:
             return None
-        return problems.problem(503, f"{used} requests are being served; try again")
+        return problems.problem(503, f"{most} requests are being served ({setting}); try again")
 
     async def _limited(
         self, request: request_parts.Request, receive: Receive, reply: Reply
@@ -251,10 +256,14 @@ class Guard:
             return
         except TimeoutError:
             refused = (
-                problems.problem(408, f"the body did not arrive within {limit_s:g} s")
+                problems.problem(
+                    408, f"the body did not arrive within {limit_s:g} s (APP_REQUEST_TIMEOUT_SEC)"
+                )
                 if body is None
                 else problems.problem(
-                    503, f"no result within {limit_s:g} s; the request may still take effect"
+                    503,
+                    f"no result within {limit_s:g} s; the request may still take effect "
+                    "(APP_REQUEST_TIMEOUT_SEC)",
                 )
             )
         if body is None:

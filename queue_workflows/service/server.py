@@ -81,9 +81,8 @@ class SlowClients:
             if kind == "take":
                 each.transport.abort()
             elif not each.transport.is_closing():
-                each.refuse(
-                    408, "Request Timeout", f"no whole head came within {self._limits[kind]:g} s"
-                )
+                detail = f"no whole head came within {self._limits[kind]:g} s"
+                each.refuse(408, "Request Timeout", f"{detail} (APP_HEADER_TIMEOUT_SEC)")
 
 
 class _Server(uvicorn.Server):

@@ -343,6 +343,19 @@ def test_a_form_that_is_not_ours_changes_nothing(
     assert status_of(run_id) == "running"
 
 
+def test_a_refused_origin_has_the_setting_that_names_our_own(
+    conn: psycopg.Connection[Any],
+) -> None:
+    run_id = factories.run(conn)
+
+    async def use(browser: Browser) -> str:
+        form = (await question(browser, run_id)).form("/runs/cancel")
+        headers = {"origin": "https://evil.example"}
+        return (await browser.send(form, headers=headers, follow=False)).text
+
+    assert "Origin 'https://evil.example' is another site; APP_ALLOWED_HOSTS names" in visited(use)
+
+
 @pytest.mark.parametrize(
     ("charset", "text"), [("unicode_escape", r"\ud800"), ("utf-7", "+2AA-"), ("undefined", "x")]
 )

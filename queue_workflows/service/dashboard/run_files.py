@@ -135,7 +135,7 @@ async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[J
     except OSError as error:
         text = (
             f"no {display.line(place or 'folder', 200)} in {display.line(head['out_dir'], 200)} on "
-            f"this machine: {error.strerror}"
+            f"this machine: {error.strerror}; the service has to share the folder of the workers"
         )
         raise view.NotFound(text, near=near) from None
 
