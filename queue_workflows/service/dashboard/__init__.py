@@ -17,19 +17,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from queue_workflows import db, errors
 from queue_workflows.service import problems, state, tokens
 from queue_workflows.service.dashboard import (
+    controls_page,
     failures_page,
     forms,
+    frame,
     inbox_page,
     jobs_page,
-    live,
-    login_page,
     machines_page,
     map_page,
-    queues_page,
     run_files,
     run_page,
     runs_page,
-    schedules_page,
     session,
     system_page,
     view,
@@ -37,8 +35,8 @@ from queue_workflows.service.dashboard import (
 
 assert python_multipart.__name__  # without it starlette reads no forms
 _PAGES: Final = (
-    failures_page, inbox_page, jobs_page, live, login_page, machines_page, map_page, queues_page,
-    run_files, run_page, runs_page, schedules_page, system_page,
+    controls_page, failures_page, frame, inbox_page, jobs_page, machines_page, map_page, run_files,
+    run_page, runs_page, system_page,
 )  # fmt: skip
 _ERRORS: Final[Sequence[type[Exception]]] = (
     forms.Refused, exceptions.RequestValidationError, starlette_exceptions.HTTPException,
