@@ -41,6 +41,8 @@ SYSTEMIC = frozenset(
 ) | {"F0", "HV", "XX"}
 """SQLSTATE classes whose cause is not a row, but connection, transaction, rights, missing objects,
 resources, locks, shutdown, storage or internal errors."""
+MISSING_RIGHT = "42501"
+"""The SQLSTATE of a missing right, which a function of the engine may raise for its caller."""
 DATA = frozenset(("0A", "21", "22", "23", "54"))
 """SQLSTATE classes of values that cannot be computed with or stored."""
 
@@ -86,11 +88,12 @@ def _is_raised(error: BaseException) -> bool:
 def is_about_rows(error: Exception) -> bool:
     """Return whether the server refused a statement because of the values of a row.
 
-    A lost connection, a missing right and a timeout do not count, and neither does an error that a
-    trigger raises with such an SQLSTATE; any other error of a trigger counts.
+    An error that a trigger raises counts, whatever its SQLSTATE; a lost connection, a missing right
+    and a timeout do not.
     """
     state = getattr(error, "sqlstate", None) or ""
-    return bool(state) and state[:2] not in SYSTEMIC
+    is_of_trigger = _is_raised(error) and state != MISSING_RIGHT
+    return bool(state) and (is_of_trigger or state[:2] not in SYSTEMIC)
 
 
 def is_about_data(error: Exception) -> bool:

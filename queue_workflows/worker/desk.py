@@ -64,8 +64,8 @@ COMPLETED: Final = "completed"
 """Returned by `_record` once the result is recorded."""
 ASIDE_S: Final = 0.5
 """Seconds between two tries of a statement that waits for another session's row lock."""
-_READ_ONLY, _TOO_LARGE = "25", "54"
-"""SQLSTATE classes of a read-only server, and of a value that no retry makes small enough."""
+_READ_ONLY: Final = "25"
+"""The SQLSTATE class of a read-only server."""
 MakeScript = Callable[[], "db.Script[Any]"]
 
 
@@ -89,11 +89,12 @@ class Write(NamedTuple):
 def may_pass(error: Exception) -> bool:
     """Return whether the same write may succeed later, after a lost connection for example.
 
-    False for an error that the database did not raise, such as a failure to adapt a value.
+    False for an error that the database did not raise, such as a failure to adapt a value, and for
+    one of a row, such as an error that a trigger raises or a value that is too large.
     """
-    state = _sqlstate(error)
     passing = isinstance(error, (db.OperationalError, db.InterfaceError))
-    return (passing and not state.startswith(_TOO_LARGE)) or state.startswith(_READ_ONLY)
+    passing = passing or _sqlstate(error).startswith(_READ_ONLY)
+    return passing and not row_isolation.is_about_rows(error)
 
 
 class Desk:

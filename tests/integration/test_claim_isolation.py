@@ -187,16 +187,44 @@ def test_a_temporarily_refused_job_is_retried_if_nothing_else_can_be_claimed(
         assert (row["status"], row["blocked_reason"], row["error"]) == ("queued", "not_due", None)
 
 
-@pytest.mark.parametrize("state", ["42501", "53100", "57014"])
+SYSTEM = {
+    "42501": "RAISE EXCEPTION 'no right' USING ERRCODE = 'insufficient_privilege'",
+    "42P01": "PERFORM FROM no_such_table",
+    "57014": "PERFORM pg_cancel_backend(pg_backend_pid()), pg_sleep(30)",
+}
+"""By SQLSTATE, what an app's trigger may do that ends in an error whose cause is not the row."""
+
+
+@pytest.mark.parametrize("state", SYSTEM)
 def test_nobody_is_ended_for_an_error_of_the_system(conn: db.Connection, state: str) -> None:
     for _ in range(2):
         factories.ingest(conn, queue=QUEUE)
     when = "NEW.status = 'running' AND OLD.seq % 2 = 0"
-    with app_triggers.refusing(conn, "ingest_jobs", when, state), pytest.raises(psycopg.Error):
+    with (
+        app_triggers.doing(conn, "ingest_jobs", when, SYSTEM[state]),
+        pytest.raises(psycopg.Error) as seen,
+    ):
         _ = [node_queue.claim_next_ingest_job(QUEUE) for _ in range(2)]
+    assert seen.value.sqlstate == state
     for row in rows(conn, "ingest_jobs").values():
         assert row["status"] in ("queued", "running")
         assert row["blocked_reason"] is None
+
+
+@pytest.mark.parametrize("state", ["55000", "53100"])
+def test_the_sqlstate_that_a_trigger_raises_with_stops_no_queue(
+    conn: db.Connection, state: str
+) -> None:
+    """Of the server itself, such an error would say that it is not ready, or full."""
+    factories.ingest(conn, id="bad", queue=QUEUE, priority=1)
+    good = factories.ingest(conn, queue=QUEUE)["id"]
+    when = "OLD.id = 'bad' AND NEW.status = 'running'"
+    with app_triggers.refusing(conn, "ingest_jobs", when, state):
+        assert claim_worker.ClaimWorker(queue=QUEUE, host="box").run_once()
+    found = rows(conn, "ingest_jobs")
+    assert found[good]["status"] == "completed"
+    assert found["bad"]["status"] == "failed"
+    assert "the app refuses bad" in found["bad"]["error"]
 
 
 def test_a_row_that_another_worker_tries_is_left_to_it(

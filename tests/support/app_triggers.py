@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from queue_workflows import db
 
@@ -22,11 +22,11 @@ def refuse(
 
 
 @contextmanager
-def slow(conn: db.Connection, table: str, when: str, seconds: float) -> Generator[None]:
-    """Let updates of rows of which `when` holds take so long each, until the end of the block."""
+def doing(conn: db.Connection, table: str, when: str, statement: str) -> Generator[None]:
+    """Let updates of rows of which `when` holds execute a statement, until the end of the block."""
     conn.execute(
         "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF {when} THEN PERFORM pg_sleep({seconds}); END IF; RETURN NEW; END $$;"
+        f" IF {when} THEN {statement}; END IF; RETURN NEW; END $$;"
         f" CREATE TRIGGER a_app_refuses BEFORE UPDATE ON {table}"
         " FOR EACH ROW EXECUTE FUNCTION app_refuses()".encode()
     )
@@ -34,6 +34,13 @@ def slow(conn: db.Connection, table: str, when: str, seconds: float) -> Generato
         yield
     finally:
         accept(conn)
+
+
+def slow(
+    conn: db.Connection, table: str, when: str, seconds: float
+) -> AbstractContextManager[None]:
+    """Let updates of rows of which `when` holds take so long each, until the end of the block."""
+    return doing(conn, table, when, f"PERFORM pg_sleep({seconds})")
 
 
 def accept(conn: db.Connection) -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import psycopg
 import pytest
+from psycopg import pq
 
 from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
@@ -243,6 +244,19 @@ def test_results_whose_record_takes_too_long_are_recorded_apart() -> None:
     assert sorted(recorded_by(request)) == ["a", "b", "c"]
     request.refused(refused("57014", psycopg.OperationalError))
     assert world.to_write == ["a", "b", "c"]
+
+
+def test_an_error_that_a_trigger_raises_is_of_a_result_and_does_not_pass() -> None:
+    """Its SQLSTATE may be that of a server which is not ready."""
+    world = World(slots=2)
+    world.claim("a", "b")
+    for name in "ab":
+        world.ended(name)
+    world.desk.stop(60.0)
+    raised: dict[int, bytes | None] = {pq.DiagnosticField.SOURCE_FUNCTION: b"exec_stmt_raise"}
+    error = psycopg.errors.ObjectNotInPrerequisiteState("the app refuses a", info=raised)
+    world.request().refused(error)
+    assert sorted(world.to_write) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

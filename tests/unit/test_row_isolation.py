@@ -41,11 +41,11 @@ def test_an_error_that_a_trigger_raises_is_of_its_row_in_every_language(
 ) -> None:
     """The context of an error is in the language of the server's `lc_messages`."""
     field = pq.DiagnosticField
-    known = {field.CONTEXT: f"PL/pgSQL app_refuses() {words}".encode()}
+    known: dict[int, bytes | None] = {field.CONTEXT: f"PL/pgSQL a() {words}".encode()}
     raised = kind("refused", info={**known, field.SOURCE_FUNCTION: b"exec_stmt_raise"})
-    assert row_isolation.is_of_row(raised)
+    assert row_isolation.is_of_row(raised) and row_isolation.is_about_rows(raised)
     assert not row_isolation.is_outage(raised)
     assert not row_isolation.is_busy(raised)
     own = kind("refused", info={**known, field.SOURCE_FUNCTION: b"ProcessInterrupts"})
-    assert not row_isolation.is_of_row(own)
+    assert not row_isolation.is_of_row(own) and not row_isolation.is_about_rows(own)
     assert row_isolation.is_outage(own) or row_isolation.is_busy(own)
