@@ -288,7 +288,8 @@ class GpuModels:
 
     def poll(self) -> None:
         """Read the latest request from the database; it replaces one that still waits."""
-        self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
+        every_s = max(service.MIN_EVERY_S, config.WORKER_CONTROL_POLL_S.read())
+        self._poll_at = self._now() + every_s
         self._polls += 1
         who = self._queue.who
         newest = statements.models.newest_request.script(

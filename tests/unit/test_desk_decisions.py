@@ -656,6 +656,23 @@ def test_a_cancel_during_the_claim_of_its_job_is_looked_for_once_the_job_is_know
     assert (renewal is not None) is heard
 
 
+@pytest.mark.parametrize("often", ["0", "-1"])
+def test_a_setting_of_no_time_does_not_keep_the_worker_busy(
+    often: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DB_URL", "CLAIM_POLL_S", "DL_HEARTBEAT_SEC", "WORKER_CONTROL_POLL_S"):
+        value = "postgresql://nowhere/none" if name == "DB_URL" else often
+        monkeypatch.setenv(f"QUEUE_WORKFLOWS_{name}", value)
+    world = World()
+    assert world.desk.tick(world.now) > world.now
+    world.claim("a")
+    for _ in range(10):
+        if (request := world.leases.next()) is not None:
+            request.done([])
+    assert world.leases.next() is None
+    assert world.leases.due_at() > world.now
+
+
 # Exits.
 
 
