@@ -102,24 +102,16 @@ class Outcomes:
         """Return the number of the attempt that begins now, from 1."""
         return self._failures.get(job_id, 0) + 1
 
-    def completed(self, job: job_queue.Job, result: Any) -> bool:
-        """Store a result; return whether the plan has taken it.
-
-        Then the caller has to note in the queue that the job is done.
-        """
+    def completed(self, job: job_queue.Job, result: Any) -> None:
+        """Store a result."""
         if self._failures:
             self._failures.pop(job.id, None)
-        try:
+
+        def store() -> bool:
             self.plan.mark_done(job, result)
-        except BaseException:  # noqa: BLE001  the boundary around app code
+            return True
 
-            def store() -> bool:
-                self.plan.mark_done(job, result)
-                return True
-
-            self._keep(job, store)
-            return False
-        return True
+        self._end(job, store, 0.0)
 
     def failed(
         self,
@@ -163,14 +155,11 @@ class Outcomes:
         try:
             is_over = store()
         except BaseException:  # noqa: BLE001  the boundary around app code
-            self._keep(job, store, wait_s)
+            _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
+            with self._lock:
+                self._waiting.append((job, store, wait_s))
             return
         if is_over:
             self._queue.done(job.id)
         else:
             self._queue.release(job.id, wait_s=wait_s)
-
-    def _keep(self, job: job_queue.Job, store: Callable[[], bool], wait_s: float = 0.0) -> None:
-        _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
-        with self._lock:
-            self._waiting.append((job, store, wait_s))

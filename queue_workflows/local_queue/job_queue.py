@@ -120,14 +120,9 @@ class JobQueue:
         del self._refused[job_id]
         return None
 
-    def get(self, timeout_s: float | None = None, *, done: str | None = None) -> Job | None:
-        """Wait for the next job, and make it active; None after `timeout_s`, and once closed.
-
-        `done`: the id of an active job that has ended for good, as the method `done` notes it.
-        """
+    def get(self, timeout_s: float | None = None) -> Job | None:
+        """Wait for the next job, and make it active; None after `timeout_s`, and once closed."""
         with self._mutex:
-            if done is not None:
-                self._leave(done, WINDOW_S, "processed")
             if self._closed or self._pauses or not self._order:
                 self._ready.wait_for(
                     lambda: self._closed or (self._order and not self._pauses), timeout_s

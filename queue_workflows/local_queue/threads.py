@@ -291,7 +291,7 @@ class WorkerThreads:
             if attempt.is_over:
                 return False
             attempt.is_over = True
-            slot.attempt, slot.abandoned = None, True
+            slot.job, slot.attempt, slot.abandoned = None, None, True
         self._counts.ended(slot.name, attempt.job.task, self._now() - attempt.began, text)
         if attempt.control is not None:
             attempt.control.interrupt(text)
@@ -309,31 +309,22 @@ class WorkerThreads:
 
     def _work(self, slot: Slot, stop: threading.Event) -> None:
         """Run jobs of the queue in this slot, until it is time to end."""
-        settings, queue = self._settings, self._queue
-        done: str | None = None
+        settings = self._settings
         while not stop.is_set():
-            slot.job = job = queue.get(done=done)
-            done = None
+            slot.job = job = self._queue.get()
             if job is None:
                 break
             log = _log.isEnabledFor(logging.INFO)
             if log:
                 _log.info("👷 %s pulled job '%s' from queue (%s)", slot.name, job.label, job.id)
-            if self._mark_running(job, stop):
-                stored = self._run(slot, job, log)
-                if stored is None:
-                    return  # the attempt was ended, and another thread has this slot
-                slot.attempt = None
-                done = job.id if stored else None
+            if self._mark_running(job, stop) and not self._run(slot, job, log):
+                return  # the attempt was ended, and another thread has this slot
+            slot.job = None  # first, so that a death from here on does not end the job again
+            slot.attempt = None
             if settings.single_job:
                 break
             if settings.cooldown_s:
-                if done is not None:
-                    queue.done(done)
-                    done = None
                 stop.wait(settings.cooldown_s)
-        if done is not None:
-            queue.done(done)
         slot.job, slot.ended_at = None, self._now()
         self._wake()
 
@@ -352,10 +343,10 @@ class WorkerThreads:
         self._queue.release(job.id)
         return False
 
-    def _run(self, slot: Slot, job: job_queue.Job, log: bool) -> bool | None:
-        """Run a job and store its outcome; return whether the plan has taken its result.
+    def _run(self, slot: Slot, job: job_queue.Job, log: bool) -> bool:
+        """Run a job and store its outcome; return False if its attempt was ended meanwhile.
 
-        None: its attempt was ended meanwhile. `log`: log what is usual.
+        `log`: log what is usual.
         """
         number, pid = self._outcomes.attempt(job.id), os.getpid()
         limit_s = self._settings.timeout_s if job.timeout_s is None else job.timeout_s
@@ -373,18 +364,18 @@ class WorkerThreads:
         if is_late:
             self._counts.add(late_results=1)
             _log.warning("%s: the late result of job %s is dropped", slot.name, job.id)
-            return None
+            return False
         seconds = self._now() - attempt.began
         if error is not None:
             self._failed(slot, attempt, error, seconds)
-            return False
+            return True
         self._counts.ended(slot.name, job.task, seconds)
         if log:
             _log.info("✅ %s finished job '%s' in %.1f s", slot.name, job.label, seconds)
         attempt.stored = True
-        stored = self._outcomes.completed(job, result)
         self._counts.add(finished=1)
-        return stored
+        self._outcomes.completed(job, result)
+        return True
 
     def _call(self, slot: Slot, attempt: Attempt, number: int) -> Any:
         if attempt.wrong is not None:

@@ -165,19 +165,6 @@ def test_a_job_that_waits_can_be_removed_and_an_active_one_cannot(
     assert queue.add_all(map(job, "bcd")) == [None] * 3
 
 
-def test_the_end_of_a_job_can_be_noted_with_the_next_one(
-    queue: local_queue.JobQueue, clock: clocks.Clock[float]
-) -> None:
-    queue.add_all(map(job, "ab"))
-    queue.get(0)
-    assert queue.get(0, done="a") == job("b")
-    assert queue.active == ["b"]
-    assert queue.add(job("a")) == local_queue.Refusal("processed", 30.0)
-    assert queue.get(0, done="b") is None
-    clock.now += 30
-    assert queue.add_all(map(job, "ab")) == [None, None]
-
-
 class QueueMachine(RuleBasedStateMachine):
     """The queue beside what it should do, step by step."""
 
@@ -643,6 +630,27 @@ def test_a_worker_thread_that_dies_is_replaced_and_no_job_is_lost(
     plan.add(job("a"))
     until(lambda: state(plan, "a") == "completed")
     assert "FATAL: Worker-1 has died" in caplog.text
+
+
+@DEAD
+def test_a_thread_that_dies_between_two_jobs_ends_none_of_them_again(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, dies, ran = local_queue.JobQueue.get, [True], list[str]()
+
+    def get_or_die(queue: local_queue.JobQueue, **more: Any) -> Any:
+        if ran and dies:
+            dies.clear()
+            raise SystemExit
+        return get(queue, **more)
+
+    monkeypatch.setattr(local_queue.JobQueue, "get", get_or_die)
+    plan = local_queue.MemoryPlan([job("a")])
+    manager = started(plan, lambda each: ran.append(each.id), workers=1, single_job=False)
+    until(lambda: manager.stats()["dead_threads"] == 1)
+    plan.add(job("b"))
+    until(lambda: state(plan, "b") == "completed")
+    assert (ran, state(plan, "a")) == (["a", "b"], "completed")
 
 
 @DEAD
