@@ -65,7 +65,8 @@ def _checked(workflow: str, app: str | None) -> checks.Report:
     if looks_like_file and workflow not in wired.workflow_map:
         path = Path(workflow)
         # Without a provider the name is unknown anyway, so report what is wrong with the file.
-        if path.is_file() or wired.workflow_loader is None:
+        # `Path.is_file` raises for a name that is too long.
+        if os.path.isfile(path) or wired.workflow_loader is None:  # noqa: PTH113
             return _of_file(path)
     try:
         return checks.workflow(workflow)
@@ -82,7 +83,7 @@ def _of_file(path: Path) -> checks.Report:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise errors.InvalidConfig(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.InvalidConfig(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise errors.InvalidConfig(f"{path} holds no JSON object")

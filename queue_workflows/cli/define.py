@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -199,6 +200,8 @@ def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Paramete
         known = words.pop().split("|")
         text = f"{text.removesuffix('.')}: {', '.join(known)}."
         more["callback"] = _one_of(known, str(option))
+    elif kind is float:
+        more["callback"] = _finite(str(option))
     more |= {"metavar": words[0] if words else None, "help": text}
     made = typer.Option(option, **more) if option else typer.Argument(**more)
     return inspect.Parameter(
@@ -215,10 +218,25 @@ def _one_of(known: Sequence[str], option: str) -> Callable[[typer.Context, Any],
         if value is None or value.lower() in known:
             return value and value.lower()
         text = f"{option} {value!r:.80} is none of {', '.join(known)}{errors.hint(value, known)}"
-        commands.refuse(ctx.command_path.partition(" ")[2], text)
-        raise typer.Exit(exit_codes.REFUSED)
+        _refuse_option(ctx, text)
 
     return checked
+
+
+def _finite(option: str) -> Callable[[typer.Context, float], float]:
+    """Return a check that exits with 2 for NaN and infinity, which pass the bounds of an option."""
+
+    def checked(ctx: typer.Context, value: float) -> float:
+        if not math.isfinite(value):
+            _refuse_option(ctx, f"{option} {value} is not a finite number")
+        return value
+
+    return checked
+
+
+def _refuse_option(ctx: typer.Context, text: str) -> NoReturn:
+    commands.refuse(ctx.command_path.partition(" ")[2], text)
+    raise typer.Exit(exit_codes.REFUSED)
 
 
 def _execute(name: str, run_command: Callable[[], int], *, debug: bool) -> NoReturn:

@@ -525,6 +525,8 @@ def app_frames(lines: list[str]) -> list[str]:
             continue
         # The path may be of another machine. The demo is an app.
         _, package, name = match[1].rpartition(f"/{_PACKAGE.name}/")
-        if not package or name.startswith("demo/") or not (_PACKAGE / name).is_file():
+        # A name that is too long, as a role may store it, is not a file of the engine.
+        is_ours = package and os.path.isfile(_PACKAGE / name)  # noqa: PTH113
+        if not is_ours or name.startswith("demo/"):
             return lines[number:]
     return []

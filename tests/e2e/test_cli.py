@@ -172,6 +172,7 @@ def test_one_line_names_what_is_wrong(db: ModuleType, invoke: Callable[..., Invo
         (("migrate", "--dir", "/no/such"), "no migration folder '/no/such'"),
         (("migrate", "--to", "9999"), "--to 9999: there is no migration 9999"),
         (("demo", "/no/such", "--yes"), "there is no folder /no/such"),
+        (("demo", "a/" * 3000, "--yes"), "there is no folder a/a/a/"),
         (("demo",), "use a terminal, or --yes"),
     ]
     for argv, said in cases:

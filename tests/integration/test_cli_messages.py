@@ -212,6 +212,19 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
     assert invoke("zzz").err == f"queue-workflows: there is no command 'zzz'; {lists}\n"
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_a_number_that_is_not_finite_is_refused(db: ModuleType, value: str) -> None:
+    for argv in (
+        ("health", "--within"), ("connect", "--timeout"),
+        ("supervise", "--bounce", "cpu=true", "--every"),
+        ("schedules", "add", "s", "every 1h", "--task", "t", "--jitter-s"),
+    ):  # fmt: skip
+        said = invoke(*argv, value)
+        assert (said.code, said.out) == (2, "")
+        assert argv[-1] in said.err.splitlines()[-1]
+        assert "Traceback" not in said.err
+
+
 @pytest.mark.parametrize(("option", "example"), [("--bounce", "COMMAND"), ("--unit", "NAME")])
 def test_supervise_shows_what_its_option_takes(option: str, example: str) -> None:
     said = invoke("supervise", option, "cpu=")

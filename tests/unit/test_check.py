@@ -562,6 +562,7 @@ def test_warnings_count_only_with_strict(tmp_path: Path) -> None:
     [
         (["nothing.json"], "nothing.json cannot be read: No such file"),
         (["text.json"], "text.json is not JSON"),
+        (["deep.json"], "deep.json is not JSON"),
         (["list.json"], "list.json holds no JSON object"),
         (["other.json"], "other.json is neither a workflow"),
         (["w"], "no workflow is declared and no provider is set: check with --app"),
@@ -579,8 +580,16 @@ def test_wrong_usage_is_2_and_one_line(
 ) -> None:
     monkeypatch.delenv("QUEUE_WORKFLOWS_APP", raising=False)
     monkeypatch.chdir(tmp_path)
-    for name, text in {"text.json": "{", "list.json": "[]", "other.json": "{}"}.items():
+    texts = {"text.json": "{", "deep.json": "[" * 99_999, "list.json": "[]", "other.json": "{}"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
     code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+def test_a_name_that_no_file_can_have_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUEUE_WORKFLOWS_APP", raising=False)
+    code, out, err = run("a/" * 3000)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "cannot be read: File name too long" in err

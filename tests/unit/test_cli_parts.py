@@ -349,6 +349,8 @@ def test_a_traceback_starts_with_the_apps_first_frame() -> None:
     assert run_views.app_frames(TRACE[:3] + TRACE[-1:]) == []
     demo = TRACE[1].replace("node_executor", "demo/workflow")
     assert run_views.app_frames([TRACE[0], demo])[0] == demo
+    stored = TRACE[1].replace("node_executor", "x" * 5000)
+    assert run_views.app_frames([TRACE[0], stored])[0] == stored
 
 
 def test_tracebacks_go_to_stderr_short_or_whole(capsys: pytest.CaptureFixture[str]) -> None:
