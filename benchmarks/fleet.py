@@ -84,12 +84,12 @@ class Play:
     def services(self, begun: float) -> list[service.Service]:
         """Return the arrivals and the machines, on a clock that began then (`time.monotonic`)."""
         self._begun = begun
-        pools: list[service.Service] = [service.Pool("arrivals", 1, self._arrive)]
+        services: list[service.Service] = [service.Thread("arrivals", self._arrive)]
         for number in range(len(traces.SPEEDS)):
-            pools.append(
-                service.Pool(f"machine{number}", 1, lambda stop, n=number: self._serve(n, stop))
+            services.append(
+                service.Thread(f"machine{number}", lambda stop, n=number: self._serve(n, stop))
             )
-        return pools
+        return services
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether every job was completed in time."""

@@ -106,7 +106,7 @@ class Sender:
 
     def __init__(self, given: Settings) -> None:
         self._settings = given
-        self._hooks = service.Pool("failure hook", 1, lambda _: None)
+        self._hooks = service.Thread("failure hook", lambda _: None)
         """The thread of the last alert's hooks."""
         self._command = external_tool.PipedCommand(given.command) if given.command else None
         self._loop = service.Loop("failure alerts", [service.Task("send", POLL_S, self.run_once)])
@@ -194,7 +194,7 @@ class Sender:
                 # A copy: the others, and the command, get the alert whatever a hook does to it.
                 _called(hook, dict(alert), alert["text"])
 
-        self._hooks = service.Pool("failure hook", 1, call)
+        self._hooks = service.Thread("failure hook", call)
         self._hooks.start()
         deadline = time.monotonic() + TIMEOUT_S
         while (left_s := deadline - time.monotonic()) > 0:

@@ -398,7 +398,7 @@ class IngestPlan(execution_plan.ClaimingPlan):
         self._limit = limit
         self._on_exit = on_exit
         self._worker: ThreadWorker | None = None
-        self._loop: service.Pool | None = None
+        self._loop: service.Thread | None = None
 
     @property
     def worker_id(self) -> str:
@@ -418,7 +418,7 @@ class IngestPlan(execution_plan.ClaimingPlan):
             raise RuntimeError("the plan was opened before; make a new one")
         limit = self._limit or owner.settings.workers
         self._worker = ThreadWorker(owner, self._who, limit, self._on_exit)
-        self._loop = service.Pool("local-queue-worker", 1, self._worker.serve)
+        self._loop = service.Thread("local-queue-worker", self._worker.serve)
         self._loop.start()
 
     def close(self) -> None:

@@ -341,7 +341,7 @@ class StaleFlags:
 
 def _apart(name: str, call: Callable[[], object]) -> service.Service:
     """Start a thread for a call of the plan, which may hang; return it."""
-    made = service.Pool(f"local-queue-{name}", 1, lambda _: call())
+    made = service.Thread(f"local-queue-{name}", lambda _: call())
     made.start()
     return made
 

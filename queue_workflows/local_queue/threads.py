@@ -76,7 +76,7 @@ class Slot:
     def __init__(self, number: int, start_at: float) -> None:
         self.name = f"Worker-{number}"
         self.start_at = start_at
-        self.thread: service.Pool | None = None
+        self.thread: service.Thread | None = None
         self.job: job_queue.Job | None = None
         """The job that its thread has taken, until it takes the next one."""
         self.attempt: Attempt | None = None
@@ -119,7 +119,7 @@ class WorkerThreads:
         self._now = now_fn
         self._lock = threading.Lock()
         self._slots: list[Slot] = []
-        self._left: list[service.Pool] = []
+        self._left: list[service.Thread] = []
         """Threads that were abandoned."""
         self._stopping = False
         self._refuses = False
@@ -171,7 +171,7 @@ class WorkerThreads:
             _log.error("⏰ %s: job '%s' (%s) %s", slot.name, job.label, job.id, text)
             self._counts.add(timed_out=1)
 
-    def _replace(self, slot: Slot, thread: service.Pool, now: float) -> None:
+    def _replace(self, slot: Slot, thread: service.Thread, now: float) -> None:
         has_ended = not thread.alive
         with self._lock:  # behind `alive`, as a thread whose attempt was ended here ends by itself
             abandoned, slot.abandoned = slot.abandoned, False
@@ -217,7 +217,7 @@ class WorkerThreads:
             return
         slot.ended_at = None
         name = f"local-queue-{slot.name.lower()}"
-        thread = service.Pool(name, 1, lambda stop: self._work(slot, stop))
+        thread = service.Thread(name, lambda stop: self._work(slot, stop))
         try:
             thread.start()
         except RuntimeError as error:  # as many threads as this account may have

@@ -58,7 +58,7 @@ class AsyncJobs(job_loop.Jobs):
     def __init__(self, end: wire.Channel, begins: Callable[[int], object]) -> None:
         super().__init__(end, begins)
         self._loop = handlers.Runner(alone=True)
-        self._sync: service.Pool | None = None
+        self._sync: service.Thread | None = None
         """The thread of sync handlers, which the first of them starts."""
         self._calls = queue.SimpleQueue[int]()
         self._waiting: dict[int, Call] = {}
@@ -78,7 +78,7 @@ class AsyncJobs(job_loop.Jobs):
         self._changing = threading.Lock()
         """Held while a job is added, and while the process is restored because it has no job."""
         self._watch.start()
-        service.Pool("executor-jobs", 1, lambda _: self._receive_all()).start()
+        service.Thread("executor-jobs", lambda _: self._receive_all()).start()
 
     def serve(self) -> None:
         """Run jobs until QUIT, then wait until the running jobs have ended."""
@@ -148,7 +148,7 @@ class AsyncJobs(job_loop.Jobs):
     def _call_later(self, key: int, call: Call) -> None:
         """Queue a call for the thread of sync handlers; raise RuntimeError if it cannot start."""
         if self._sync is None:
-            pool = service.Pool(_NAME, 1, lambda _: self._serve_calls())
+            pool = service.Thread(_NAME, lambda _: self._serve_calls())
             pool.start()
             self._sync = pool
         self._waiting[key] = call

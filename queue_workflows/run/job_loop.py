@@ -197,7 +197,7 @@ class JobLoop(Jobs):
         """The key of the last job that has logged while its output was still unread."""
         if model_cache is not None:
             model_cache.set_publisher(lambda _: self._send_model())
-        self._hearing = service.Pool("executor-requests", 1, lambda _: self._hear_all())
+        self._hearing = service.Thread("executor-requests", lambda _: self._hear_all())
         self._hearing.start()
         self._state: restored_state.RestoredState | None = None
         self.output: job_output.JobOutput | None = None

@@ -1,4 +1,4 @@
-"""Run threads as services: `Loop` repeats tasks, `Follow` acts on items, `Pool` runs a function.
+"""Run threads as services: `Loop` repeats tasks, `Follow` acts on items, `Thread` runs a function.
 
 `ErrorLog` logs the errors of repeated work, each only once in a while, and an outage in one line.
 """
@@ -92,52 +92,46 @@ logger = logging.getLogger(__name__)
 
 
 class Service(abc.ABC):
-    """Daemon threads named after the service, which starts once and stops once.
+    """A daemon thread named after the service, which starts once and stops once.
 
     `stop()` may be called at any time, from any thread and repeatedly. After a `stop()`, `start()`
     does nothing. Signal handlers must not call it, since it takes locks.
     """
 
-    def __init__(self, name: str, *, threads: int = 1) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._size = threads
         self._stopping = threading.Event()
         self._starting = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
 
     @property
     def alive(self) -> bool:
-        """Return whether any of its threads still runs."""
-        return any(thread.is_alive() for thread in self._threads)
+        """Return whether its thread still runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the threads; raise RuntimeError if they were started before."""
+        """Start the thread; raise RuntimeError if it was started before."""
         with self._starting:
-            if self._threads:
+            if self._thread is not None:
                 raise RuntimeError(f"{self.name} was started before; make a new one")
-            for number in range(self._size):
-                if self._stopping.is_set():
-                    return
-                name = self.name if self._size == 1 else f"{self.name}-{number + 1}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)  # before the start: it may stop itself at once
-                thread.start()
+            if not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread.start()  # after the assignment, since it may stop itself at once
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Request that the threads end, and wait for them; return whether all have ended.
+        """Request that the thread ends, and wait for that; return whether it has ended.
 
-        On a thread of the service itself, it does not wait, and returns False.
+        On the thread of the service itself, it does not wait, and returns False.
         """
         if not self._stopping.is_set():
             self._stopping.set()
             self._interrupt()
-        if threading.current_thread() in self._threads:
+        if threading.current_thread() is self._thread:
             return False
-        deadline = time.monotonic() + timeout_s
         with self._starting:
-            started = [thread for thread in self._threads if thread.is_alive()]
-        for thread in started:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread = self._thread
+        if thread is not None and thread.is_alive():
+            thread.join(max(0.0, timeout_s))
         return not self.alive
 
     def __enter__(self: S) -> S:
@@ -145,12 +139,12 @@ class Service(abc.ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.stop() and threading.current_thread() not in self._threads:
+        if not self.stop() and threading.current_thread() is not self._thread:
             logger.warning("%s: still busy after the time it had to stop", self.name)
 
     @abc.abstractmethod
     def _run(self) -> None:
-        """Run in each thread until `_stopping` is set."""
+        """Run on the thread until `_stopping` is set."""
 
     def _interrupt(self) -> None:  # noqa: B027  a thread that only checks the event needs none
         """Wake a waiting `_run`; called once, after `_stopping` was set."""
@@ -292,14 +286,14 @@ class Follow(Service, Generic[T]):
             self._errors.guard("closing its source", close)
 
 
-class Pool(Service):
-    """Run `body(stop_event)` in `size` threads; it must end soon after the event is set.
+class Thread(Service):
+    """Run `target(stop_event)`; it must end soon after the event is set.
 
-    An uncaught exception ends its thread and goes to `threading.excepthook`.
+    An uncaught exception goes to `threading.excepthook`.
     """
 
-    def __init__(self, name: str, size: int, target: Callable[[threading.Event], object]) -> None:
-        super().__init__(name, threads=size)
+    def __init__(self, name: str, target: Callable[[threading.Event], object]) -> None:
+        super().__init__(name)
         self._target = target
 
     def _run(self) -> None:

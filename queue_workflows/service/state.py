@@ -113,7 +113,7 @@ class Service:
         exports = exporter.wanted()
         service_settings.check_app(self.settings)
         self.stopping = signals.StopRequest()
-        supervising = service.Pool("service-background", 1, self._supervise)
+        supervising = service.Thread("service-background", self._supervise)
         running = contextlib.ExitStack()
         running.enter_context(exporter.running(exports))
         running.callback(self._stop, supervising)

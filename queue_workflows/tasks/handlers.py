@@ -241,7 +241,7 @@ def _run_without_loop(call: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised in the waiting thread
             ended.set_exception(error)
 
-    with service.Pool("task-loop", 1, run):
+    with service.Thread("task-loop", run):
         return ended.result()
 
 

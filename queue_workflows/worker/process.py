@@ -301,7 +301,7 @@ class Worker:
         with signals.Wakeups() if hears else contextlib.nullcontext() as wakeups:
             if wakeups is not None:
                 self._loop.read(wakeups.fileno(), functools.partial(self._signalled, wakeups))
-            with service.Pool("worker-loop", 1, run):
+            with service.Thread("worker-loop", run):
                 runner.serve(models, wakeups.take if wakeups is not None else lambda: None)
         if failed:
             raise failed[0]
@@ -420,7 +420,7 @@ class Worker:
             with theirs:
                 stop_policy.call(theirs, about, workers.stop_policy(policy), on_exit)
 
-        service.Pool("stop-policy", 1, run).start()
+        service.Thread("stop-policy", run).start()
         return ours
 
     def _run_policy(self, own: queue_state.Queue, policy: str) -> None:

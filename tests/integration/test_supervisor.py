@@ -56,7 +56,7 @@ class Bench:
         self.stop = signals.StopRequest()
         self.codes: list[int] = []
         self.deadline_s = 5.0
-        self.pool = service.Pool("supervisor", 1, self._body)
+        self.thread = service.Thread("supervisor", self._body)
 
     def _body(self, _: threading.Event) -> None:
         self.codes.append(self.supervisor.run(self.stop, deadline_s=self.deadline_s))
@@ -75,7 +75,7 @@ class Bench:
         return self.result()
 
     def result(self) -> int:
-        until(lambda: not self.pool.alive)
+        until(lambda: not self.thread.alive)
         return self.codes[0]
 
 
@@ -94,9 +94,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[..., Bench]]:
 
     yield make
     for made in benches:
-        while made.pool.alive:
+        while made.thread.alive:
             made.stop.request()
-            made.pool.stop(0.2)
+            made.thread.stop(0.2)
 
 
 def one(argv: Sequence[str], env: Mapping[str, str] | None = None) -> supervisor.ChildSpec:
@@ -105,7 +105,7 @@ def one(argv: Sequence[str], env: Mapping[str, str] | None = None) -> supervisor
 
 def test_a_killed_child_is_reported_at_once_and_comes_back(bench: Callable[..., Bench]) -> None:
     run = bench(one(SLEEP), supervisor.ChildSpec("other", SLEEP))
-    run.pool.start()
+    run.thread.start()
     first, other = run.pid(), run.pid("other")
     os.kill(first, signal.SIGKILL)
     until(lambda: run.exits)
@@ -130,7 +130,7 @@ def test_the_report_precedes_the_restart(bench: Callable[..., Bench], tmp_path: 
 
     script = f"echo start >> {log}; exit 5"
     run = bench(one(shell(script)), on_exit=on_exit)
-    run.pool.start()
+    run.thread.start()
     until(lambda: log.exists() and len(log.read_text().splitlines()) >= 4)
     assert log.read_text().splitlines()[:4] == ["start", "exit 5"] * 2
 
@@ -145,7 +145,7 @@ def test_an_error_of_the_callback_does_not_end_the_supervision(
         raise ValueError("no database")
 
     run = bench(one(shell("exit 1")), on_exit=on_exit)
-    run.pool.start()
+    run.thread.start()
     until(lambda: len(calls) >= 2)
     assert run.end() == 0
     assert "ValueError: no database" in caplog.text
@@ -161,7 +161,7 @@ def test_the_pauses_between_restarts_grow_to_the_cap(
         return supervisor.Child(argv, env)
 
     run = bench(one(["true"]), spawn=spawn, backoff_max_s=0.4)
-    run.pool.start()
+    run.thread.start()
     until(lambda: len(starts) >= 4)
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)][:3]
     assert all(pause >= least for pause, least in zip(pauses, (0.2, 0.4, 0.4), strict=True))
@@ -174,7 +174,7 @@ def test_stop_ends_the_polite_by_sigterm_and_restarts_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = bench(one(shell(POLITE)))
-    run.pool.start()
+    run.thread.start()
     until(Path("up").exists)
     assert run.end() == 0
     assert [(e.code, e.signal) for e in run.exits] == [(0, None)]
@@ -189,7 +189,7 @@ def test_what_ignores_sigterm_is_killed_at_the_deadline(
     monkeypatch.chdir(tmp_path)
     run = bench(one(shell(STUBBORN)), supervisor.ChildSpec("polite", shell(POLITE)))
     run.deadline_s = 0.5
-    run.pool.start()
+    run.thread.start()
     until(lambda: Path("up").exists() and Path("up").read_text() == "up\nup\n")
     began = time.monotonic()
     assert run.end() == 0
@@ -210,7 +210,7 @@ def test_a_second_request_is_passed_on(
     script += "while :; do sleep 0.05; done"
     run = bench(one(shell(script)))
     run.deadline_s = 60
-    run.pool.start()
+    run.thread.start()
     until(Path("up").exists)
     run.stop.request()
     until(Path("log").exists)
@@ -220,7 +220,7 @@ def test_a_second_request_is_passed_on(
 
 def test_a_stopped_waiting_child_is_not_started(bench: Callable[..., Bench]) -> None:
     run = bench(one(["false"]), backoff_max_s=60.0)
-    run.pool.start()
+    run.thread.start()
     until(lambda: run.exits)
     assert run.end() == 0
     assert len(run.exits) == 1
@@ -230,7 +230,7 @@ def test_three_usage_errors_and_it_gives_up(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = bench(one(shell("exit 2")))
-    run.pool.start()
+    run.thread.start()
     assert run.result() == 2
     assert run.supervisor.gave_up == ("c",)
     assert [e.code for e in run.exits] == [2, 2, 2]
@@ -246,7 +246,7 @@ def test_one_that_gave_up_ends_the_others_only_with_fail_fast(
         supervisor.ChildSpec("good", SLEEP),
         fail_fast=fail_fast,
     )
-    run.pool.start()
+    run.thread.start()
     good = run.pid("good")
     until(lambda: run.supervisor.gave_up)
     if fail_fast:
@@ -262,7 +262,7 @@ def test_a_command_that_does_not_exist_is_given_up(
     bench: Callable[..., Bench], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = bench(one(["/nowhere/at-all"]))
-    run.pool.start()
+    run.thread.start()
     assert run.result() == 2
     assert "cannot run /nowhere/at-all: No such file or directory" in capfd.readouterr().err
 
@@ -277,7 +277,7 @@ def test_a_child_that_cannot_be_forked_is_tried_again(bench: Callable[..., Bench
         return supervisor.Child(argv, env)
 
     run = bench(one(SLEEP), spawn=spawn, backoff_max_s=0.05)
-    run.pool.start()
+    run.thread.start()
     assert run.pid()
     assert len(tries) == 5
     assert run.exits == []
@@ -286,7 +286,7 @@ def test_a_child_that_cannot_be_forked_is_tried_again(bench: Callable[..., Bench
 def test_the_status_of_other_children_is_not_taken(bench: Callable[..., Bench]) -> None:
     run = bench(one(["true"]), backoff_max_s=0.05)
     with subprocess.Popen(["sh", "-c", "exit 9"]) as other:
-        run.pool.start()
+        run.thread.start()
         until(lambda: len(run.exits) >= 3)
         assert other.wait(30) == 9
 
@@ -304,7 +304,7 @@ def test_a_status_that_another_took_is_an_unknown_end(
         return made
 
     run = bench(one(["true"]), spawn=spawn)
-    run.pool.start()
+    run.thread.start()
     until(lambda: run.exits)
     assert run.exits[0][:5] == ("c", started[0], None, None, 0)
     assert "with an unknown status; restart in" in caplog.text
@@ -316,7 +316,7 @@ def test_without_pidfds_it_polls(
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     run = bench(one(SLEEP))
-    run.pool.start()
+    run.thread.start()
     first = run.pid()
     killed_at = time.monotonic()
     os.kill(first, signal.SIGKILL)
@@ -332,7 +332,7 @@ def test_it_does_not_wake_while_nothing_happens(
     reaps: list[float] = []
     reap = run.supervisor._reap
     monkeypatch.setattr(run.supervisor, "_reap", lambda: (reaps.append(0), reap()))
-    run.pool.start()
+    run.thread.start()
     run.pid()
     threading.Event().wait(0.5)  # the time over which it is watched
     assert len(reaps) <= 2
@@ -340,7 +340,7 @@ def test_it_does_not_wake_while_nothing_happens(
 
 def test_a_request_is_obeyed_at_once(bench: Callable[..., Bench]) -> None:
     run = bench(one(SLEEP))
-    run.pool.start()
+    run.thread.start()
     run.pid()
     began = time.monotonic()
     assert run.end() == 0
@@ -358,7 +358,7 @@ def test_the_childs_size_is_its_own_and_not_that_of_the_largest_before_it(
         "b = b'x' * size; os.kill(os.getpid(), signal.SIGSEGV)"
     )
     run = bench(one(python(code)))
-    run.pool.start()
+    run.thread.start()
     until(lambda: run.exits[1:], timeout_s=30)
     large, small = run.exits[:2]
     assert (large.signal, small.signal) == (signal.SIGSEGV, signal.SIGSEGV)
@@ -376,7 +376,7 @@ def test_a_child_gets_session_environment_and_default_signals(
         f"mv {out}.part {out}; exec sleep 600"
     )
     run = bench(one(shell(script), {"ADDED": "added"}))
-    run.pool.start()
+    run.thread.start()
     until(out.exists)
     first, ids, stdin, ignored = out.read_text().splitlines()
     pid = str(run.pid())

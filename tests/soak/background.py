@@ -11,11 +11,11 @@ END_S = 60.0
 """Longest that one of them may take to end: it may have to undo faults on a busy machine."""
 
 
-class BackgroundThread(service.Pool):
+class BackgroundThread(service.Thread):
     """`go(stop)` runs while the block runs; the end of the block sets `stop` and waits for `go`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"soak-{name}", 1, self.go)
+        super().__init__(f"soak-{name}", self.go)
 
     @abc.abstractmethod
     def go(self, stop: threading.Event) -> None:

@@ -168,7 +168,7 @@ class Fleet:
         }
         self._stop = signals.StopRequest()
         self._supervisor: supervisor.Supervisor | None = None
-        self._side = service.Pool("soak-supervisor", 1, lambda _: self._run())
+        self._side = service.Thread("soak-supervisor", lambda _: self._run())
         self._stack = ExitStack()
 
     def __enter__(self) -> Fleet:

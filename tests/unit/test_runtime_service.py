@@ -1,4 +1,4 @@
-"""Service, Loop, Follow and Pool: when they run, what they survive, how they stop."""
+"""Service, Loop, Follow and Thread: when they run, what they survive, how they stop."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Source:
         self.items.put(None)
 
 
-def waiter(name: str = "waiter") -> service.Pool:
-    return service.Pool(name, 1, lambda stop: stop.wait())
+def waiter(name: str = "waiter") -> service.Thread:
+    return service.Thread(name, lambda stop: stop.wait())
 
 
 def test_stop_ends_the_named_daemon_thread_and_may_come_again() -> None:
@@ -72,7 +72,7 @@ def test_stop_before_start_wins() -> None:
 
 def test_stop_reports_a_thread_that_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
-    stuck = service.Pool("stuck", 1, lambda _: release.wait())
+    stuck = service.Thread("stuck", lambda _: release.wait())
     stuck.start()
     assert not stuck.stop(timeout_s=0.01)
     assert stuck.alive
@@ -87,22 +87,6 @@ def test_stop_from_the_own_thread_requests_and_does_not_wait() -> None:
     until(lambda: answers)
     assert answers == [False]
     assert loop.stop()
-
-    both = threading.Barrier(2)
-    siblings = service.Pool(
-        "siblings", 2, lambda _: (both.wait(30), answers.append(siblings.stop(60)))
-    )
-    siblings.start()
-    until(lambda: len(answers) == 3)
-    assert siblings.stop()
-    assert answers == [False] * 3
-
-
-def test_pool_runs_its_function_in_every_thread() -> None:
-    meet = threading.Barrier(3)
-    with service.Pool("three", 3, lambda _: meet.wait(30)) as pool:
-        until(lambda: not pool.alive)
-    assert not meet.broken
 
 
 def test_tasks_run_at_once_then_at_their_intervals(clock: Clock[float]) -> None:

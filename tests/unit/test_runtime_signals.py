@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -58,10 +59,13 @@ def test_the_flag_wakes_every_waiter_and_is_readable() -> None:
     assert not flag.wait(0.0)
     assert select.select([flag], [], [], 0)[0] == []
     woken: list[bool] = []
-    with service.Pool("waiters", 3, lambda _: woken.append(flag.wait(30))) as pool:
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            waiter = service.Thread(f"waiter{number}", lambda _: woken.append(flag.wait(30)))
+            stack.enter_context(waiter)
         flag.set()
         flag.set()
-        until(lambda: not pool.alive)
+        until(lambda: len(woken) == 3)
     assert woken == [True] * 3
     assert select.select([flag], [], [], 0)[0] == [flag]
 
@@ -74,7 +78,7 @@ def test_a_signal_wakes_the_main_thread_out_of_an_endless_wait() -> None:
             waiting.wait(30)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        with service.Pool("killer", 1, kill):
+        with service.Thread("killer", kill):
             waiting.set()
             assert stop.requested.wait()
 
@@ -89,8 +93,8 @@ def test_outside_the_main_thread_it_only_takes_requests() -> None:
             stop.request()
             seen.append(stop.requested.wait(0))
 
-    with service.Pool("other", 1, body) as pool:
-        until(lambda: not pool.alive)
+    with service.Thread("other", body) as thread:
+        until(lambda: not thread.alive)
     assert seen == [True, True]
     assert [signal.getsignal(s) for s in signals.SIGNALS] == before
 
@@ -125,7 +129,7 @@ def test_another_thread_receives_signals_while_the_main_thread_is_in_c_code() ->
                 libc.pthread_mutex_unlock(lock)
 
         libc.pthread_mutex_lock(lock)
-        with service.Pool("killer", 1, kill):
+        with service.Thread("killer", kill):
             libc.pthread_mutex_lock(lock)
         assert heard == [0], "the main thread had not received it"
         assert stop.count == 1
