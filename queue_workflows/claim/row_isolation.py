@@ -200,7 +200,8 @@ class Isolation:
             except Exception as error:
                 if is_outage(error) or is_busy(error):
                     raise
-                _log.warning("%s row by row, as one raises: %s", duty.kind, _one_line(error))
+                what = "%s is done row by row, since a row raises an error: %s"
+                _log.warning(what, duty.kind, _one_line(error))
         with conn.transaction():
             ids = duty.picked(conn, aside)
         return self._parts(conn, duty, ids)

@@ -74,7 +74,7 @@ class _Reading:
         if self._nodes > graph.MAX_NODES_PER_RUN:
             raise errors.InvalidWorkflow(
                 f"{self._where}: more than {graph.MAX_NODES_PER_RUN} nodes (reached in step "
-                f"{step_id!r}; MAX_NODES_PER_RUN sets the limit)"
+                f"{step_id!r}): start child runs for parts of it"
             )
 
     def take_deps(self, step_id: str, nodes: list[JsonDict], before: list[str]) -> None:
@@ -102,7 +102,8 @@ class _Reading:
         self._chars += chars
         if self._chars > MAX_DEFINITION_MB << 20:
             raise errors.InvalidWorkflow(
-                f"{self._where}: the inputs of its nodes exceed {MAX_DEFINITION_MB} MiB in all"
+                f"{self._where}: the inputs of its nodes exceed {MAX_DEFINITION_MB} MiB in all; "
+                "keep a large value in a file and pass its path"
             )
 
 

@@ -257,7 +257,7 @@ def _node(raw: Any, where: str, top: str, depth: int) -> Node:
         step=None if step is None else dict(document_values.record(step, f"{where}: 'step'")),
     )
     if (entry.get("map") is None) != (node.module != MAP):
-        raise errors.InvalidWorkflow(f"{where}: 'map' and the module {MAP!r}")
+        raise errors.InvalidWorkflow(f"{where}: it has only one of 'map' and the module {MAP!r}")
     given = [] if _MORE.keys().isdisjoint(entry) else [*_MORE]
     more = {key: _MORE[key](entry[key], node, where) for key in given if entry.get(key) is not None}
     if entry.get("map") is not None:

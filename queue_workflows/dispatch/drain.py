@@ -45,8 +45,8 @@ def drain_run(
 ) -> int:
     """Dispatch a run's open events, or `only` one; return the number of new rows.
 
-    Workers set `nowait`. Then it returns 0 at once if another dispatcher has locked the run, and
-    leaves events open that need the app's hooks.
+    With `nowait`, it returns 0 at once if another dispatcher has locked the run, and leaves events
+    open that need the app's hooks.
     """
     total, failed = 0, False
     most = run_cache.parts.get(run_id) or EVENTS_A_BATCH

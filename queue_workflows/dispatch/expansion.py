@@ -178,7 +178,7 @@ class Expansion:
         if len(nodes) + made > limit:
             raise errors.InvalidPayload(
                 f"map {map_id!r}: with its {count} items the run has {len(nodes) + made} nodes; "
-                f"at most {limit}"
+                f"at most {limit}: map over fewer items, or start child runs for parts of the list"
             )
 
     def _step(self, of: graph.Map, map_id: str, ended: _Ended) -> None:

@@ -64,13 +64,13 @@ class Schedule:
     def __post_init__(self, every: Any) -> None:
         check_name(self.name)
         if every is not None and self.expression != "":
-            raise self._refused("expression or every: give one of them")
+            raise self._refused("give either expression or every, not both")
         if every is not None and not isinstance(every, str):
             raise self._refused(f"every is a text such as '10s' or '1h30m', not {every!r:.60}")
         if every is not None:
             object.__setattr__(self, "expression", f"every {every}")
         if (self.task_name is None) == (self.workflow_name is None):
-            raise self._refused("task_name or workflow_name: give one of them")
+            raise self._refused("give either task_name or workflow_name")
         self._check_fields()
         self._check_target()
         if self.start_at and self.end_at and self.end_at < self.start_at:

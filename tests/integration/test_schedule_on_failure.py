@@ -163,7 +163,7 @@ def test_what_is_no_function_of_the_code_is_refused(db: ModuleType, calls: list[
         ({"every": 10}, "every is a text such as '10s' or '1h30m', not 10"),
         ({"every": "10"}, "interval 'every 10': 'every' and numbers with a unit"),
         ({"every": ""}, "together 1s to 366d"),
-        ({"every": "10s", "expression": "0 3 * * *"}, "expression or every: give one of them"),
+        ({"every": "10s", "expression": "0 3 * * *"}, "give either expression or every"),
         ({}, "five fields"),
     ],
 )

@@ -840,8 +840,8 @@ def test_the_list_has_failures_in_a_row(db: ModuleType):
 
 def test_bad_input_is_refused_before_any_write(db: ModuleType):
     cases: list[Any] = [
-        ({}, "task_name or workflow_name: give one"),
-        ({"task_name": "prices", "workflow_name": "w"}, "give one of them"),
+        ({}, "give either task_name or workflow_name"),
+        ({"task_name": "prices", "workflow_name": "w"}, "give either task_name or"),
         ({"task_name": "nope", "queue": "fetch"}, "'s': unknown ingest task 'nope'"),
         ({"task_name": "prices", "queue": "nowhere"}, "unknown queue 'nowhere'"),
         ({"task_name": "prices", "queue": "fetch", "tz": "Mars"}, "no IANA time zone"),

@@ -172,7 +172,8 @@ BEGIN
         END IF;
         -- The job that had such a key has lost it since: try again.
     END LOOP;
-    RAISE EXCEPTION 'idempotency keys change hands too fast' USING ERRCODE = 'serialization_failure';
+    RAISE EXCEPTION 'other jobs take and release these idempotency keys too often: enqueue the jobs again'
+        USING ERRCODE = 'serialization_failure';
 END $$;
 
 -- Do what queue_workflows_put_jobs does, all or nothing: if one key belongs to a job with another payload, no

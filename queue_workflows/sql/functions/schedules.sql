@@ -32,7 +32,7 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.headers, 'schedules.headers', 1048576);
         IF jsonb_typeof(NEW.args) <> 'object' OR jsonb_typeof(NEW.inputs) <> 'object'
            OR jsonb_typeof(NEW.headers) <> 'object' THEN
-            RAISE EXCEPTION 'schedules.args, inputs and headers are JSON objects' USING ERRCODE = 'check_violation';
+            RAISE EXCEPTION 'schedules.args, inputs and headers must be JSON objects' USING ERRCODE = 'check_violation';
         END IF;
         IF NEW.workflow_name IS NOT NULL AND (NEW.args <> '{}' OR coalesce(NEW.queue, NEW.idempotency_key,
                                                                            NEW.headers::text) IS NOT NULL)
