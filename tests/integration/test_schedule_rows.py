@@ -701,9 +701,9 @@ def test_a_second_schedule_of_one_target_has_a_name_of_its_own(db: ModuleType):
     ("change", "said"),
     [
         ("end_at = start_at - interval '1 s'", r"schedules\.end_at is before start_at"),
-        ("args = '[1]'", "are JSON objects"),
-        ("inputs = '3'", "are JSON objects"),
-        ("headers = '\"x\"'", "are JSON objects"),
+        ("args = '[1]'", "must be JSON objects"),
+        ("inputs = '3'", "must be JSON objects"),
+        ("headers = '\"x\"'", "must be JSON objects"),
         ("inputs = '{\"a\": 1}'", "inputs to a workflow"),
         ("task_name = NULL, workflow_name = 'w'", "belong to a task"),
         ("task_name = NULL, workflow_name = 'w', queue = NULL, headers = '{}'", "belong to a task"),
