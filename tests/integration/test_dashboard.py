@@ -368,7 +368,8 @@ def test_a_form_that_is_no_unicode_is_refused(
     async def use(browser: Browser) -> None:
         fields = dict((await question(browser, run_id)).form("/runs/cancel").fields)
         for path, given in (
-            ("/login", {"token": text, "name": "ann"}), ("/runs/cancel", fields | {"reason": text}),
+            ("/login", {"token": text, "name": "ann"}),
+            ("/runs/cancel", fields | {"reason": text, "inputs": text}),
         ):  # fmt: skip
             parts = [
                 f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{each}\r\n'

@@ -119,10 +119,10 @@ def _message(
         return Response(text, status, media_type="text/plain")
     title = title or problems.TITLES.get(status, "The request was refused")
     sent: Mapping[str, Any] = getattr(request.state, "sent", {})
-    typed = [given for name in TYPED if isinstance(given := sent.get(name), str) and given]
+    texts = [given for name in TYPED if isinstance(given := sent.get(name), str) and given]
     return view.Page(
         request, "message.html", title=title, command="", status=status, text=text, near=near,
-        typed=typed,
+        typed=[given.encode(errors="replace").decode() for given in texts],  # of any characters
     )  # fmt: skip
 
 
