@@ -31,7 +31,7 @@ async def login(request: Request) -> Response:
 def _form(
     request: Request, given: Mapping[str, object], text: str = "", status: int = 200
 ) -> Response:
-    asks_name = not endpoints.user(request)  # some proxies send an empty header for nobody
+    asks_name = not endpoints.user(request)  # some proxies send an empty header
     return view.Page(
         request, "login.html", title="Log in", command="", status=status, text=text,
         asks_name=asks_name, given={name: given.get(name, "") for name in ("link", "name", "next")},
