@@ -297,7 +297,7 @@ class ModelCache:
             if evicted:
                 self._unload(evicted)
             else:
-                self._publish(self.current_model)
+                self._publish()
             # A model that another thread evicts has its memory until its unload is over.
             self._changed.wait_for(
                 lambda: self._holds(
@@ -309,14 +309,14 @@ class ModelCache:
         except BaseException as error:
             change.error = error
             self._end(spec.id, change)
-            self._publish(self.current_model)
+            self._publish()
             raise
         self._end(spec.id, change)
         self._resident[spec.id] = model
         self._touch(model)
         taken = {"duration_s": round(model.load_s, 3)}
         _log.info("model %s loaded in %.1f s", spec.id, model.load_s, extra=taken)
-        self._publish(self.current_model)
+        self._publish()
         return model
 
     def _end(self, model_id: str, change: _Change) -> None:
@@ -350,7 +350,7 @@ class ModelCache:
             del self._resident[model.spec.id]
         self._current = next(reversed(self._resident.values()), None)
         for model, change in zip(models, changes, strict=True):
-            self._publish(self.current_model)
+            self._publish()
             try:
                 with self._unlocked():
                     loading.unload(model)
@@ -370,9 +370,10 @@ class ModelCache:
         finally:
             self._changed.acquire()
 
-    def _publish(self, model_id: str | None) -> None:
+    def _publish(self) -> None:
         if self._publish_current_model is None:
             return
+        model_id = self.current_model
         try:
             self._publish_current_model(model_id)
         except Exception:  # noqa: BLE001  boundary around app code
@@ -429,7 +430,7 @@ class _AppCache(ModelCache):
                 self._loaded = (self.last_load_seconds, self._now())
             publishes = callable(getattr(self._app, "set_publisher", None))
             if before != self.current_model and not publishes:
-                self._publish(self.current_model)
+                self._publish()
 
     def drop_cache(self) -> None:
         self._call("drop_cache")

@@ -54,10 +54,10 @@ def line(value: object, limit: int | None = LIMIT) -> str:
     return _cut(*_masked(_text(value, limit), limit), limit)
 
 
-def lines(value: object, limit: int | None = None) -> list[str]:
-    """Return the printable lines of a text without secrets, each of at most `limit` characters."""
+def lines(value: object) -> list[str]:
+    """Return the printable lines of a text without secrets."""
     text = masking.mask(_text(value, None))
-    return [_cut(one.expandtabs(), 0, limit) for one in _ENDS.split(text)]
+    return [_UNSAFE.sub(_escape, one.expandtabs()) for one in _ENDS.split(text)]
 
 
 def block(value: object) -> str:

@@ -30,7 +30,6 @@ class IoLoop:
         self._selector = selectors.DefaultSelector()
         self._calls: dict[int, dict[int, Call]] = {}
         self._at = math.inf
-        self._stopped = False
         self.over: Callable[[], bool] | None = None
         """Called at each turn; returns whether `run` ends."""
         self.rung: dict[Flow, None] = {}
@@ -73,17 +72,13 @@ class IoLoop:
         """Let the timer fire at this time (`clock.boot_s`) at the latest."""
         self._at = min(self._at, at)
 
-    def stop(self) -> None:
-        """End `run` after this turn."""
-        self._stopped = True
-
     def run(self, tick: Callable[[float], float], over: Callable[[], bool] | None = None) -> None:
-        """Run turns until `stop` is called or `over` returns True.
+        """Run turns until `over` returns True, or without end if there is no such function.
 
         `tick` does the work that is due and returns when to call it again.
         """
         self.over = over
-        while not self._stopped and (self.over is None or not self.over()):
+        while self.over is None or not self.over():
             left_s = 0.0 if self.rung else max(0.0, self._at - clock.boot_s())
             # epoll counts milliseconds. Round up, so that it does not wake before the timer.
             for key, events in self._selector.select(None if left_s == math.inf else left_s):

@@ -45,25 +45,16 @@ class _Unknown(Exception):
 class Sampler:
     """Sample a process and its descendants; reuse it, since it learns what pmon can show.
 
-    `pid`: that process; None: this one. `card`: the GPU of the machine that it uses, which counts
-    where nothing shows its processes; None: all. `shown`: whether pmon has shown a number on this
-    machine already.
+    It samples this process until `follow` names another one. `card`: the GPU of the machine that
+    the process uses, which counts where nothing shows its processes; None: all.
     """
 
-    def __init__(
-        self,
-        *,
-        pid: int | None = None,
-        card: int | None = None,
-        shown: bool = False,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._pid = pid
+    def __init__(self, *, card: int | None = None) -> None:
+        self._pid: int | None = None
         self._card = card
-        self._timeout_s = timeout_s
         self._nvidia = external_tool.Tool("nvidia-smi")
         self._rocm = external_tool.Tool("rocm-smi")
-        self.shown = shown
+        self.shown = False
         """Whether pmon has shown a number yet."""
         self.problem: str | None = None
         """Why the latest sample has no GPU use, or None."""
@@ -87,7 +78,7 @@ class Sampler:
         return Sample(used, ram_mb(PROC, CGROUPS, self._pid))
 
     def _gpu_pct(self) -> float:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + TIMEOUT_S
         listed = self._ask(self._nvidia, deadline, "pmon", "-c", "1")
         rows = pmon_processes(listed.text or "")
         self.shown |= any(_percent(use) is not None for row in rows for use in row.use)

@@ -15,7 +15,7 @@ import pytest
 from queue_workflows.runtime import exit_codes, external_tool
 from queue_workflows.telemetry import worker_usage
 from queue_workflows.worker import gpu_models, guards
-from tests.support import timeouts
+from tests.support import constants, timeouts
 from tests.support.wait import patience, until
 
 HEADER = "# gpu  pid type sm mem command\n# Idx    #  C/G  %   % name\n"
@@ -46,6 +46,13 @@ def nvidia(pmon: str, box: str = "exit 9") -> str:
 
 def shows(text: str) -> str:
     return f"cat <<'END'\n{text}\nEND"
+
+
+def showing() -> worker_usage.Sampler:
+    """A sampler of a machine whose pmon has shown a number."""
+    sampler = worker_usage.Sampler()
+    sampler.shown = True
+    return sampler
 
 
 def own(use: str, pid: int | None = None) -> str:
@@ -130,7 +137,7 @@ def test_a_dash_of_a_gpu_that_reports_no_use_is_unknown(
 ) -> None:
     """In MIG mode pmon prints `-` for every process: if another GPU reports, it is not idle."""
     tool("nvidia-smi", nvidia(own("- -"), shows(cards)))
-    sampler = worker_usage.Sampler(shown=True)
+    sampler = showing()
     assert sampler.sample().gpu_pct == used
     assert (sampler.problem is None) == (used is not None)
 
@@ -160,7 +167,7 @@ def test_own_use_by_the_pmon_of_many_drivers(tool: Write, generation: str) -> No
     for use in (62, 0):
         line = f"{first} {os.getpid()} {row.format(use=use)} my #2 model"
         tool("nvidia-smi", nvidia(shows(f"{header}\n{line}"), shows("0, 99 %")))
-        assert worker_usage.Sampler(shown=True).sample().gpu_pct == use
+        assert showing().sample().gpu_pct == use
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,7 @@ def test_a_machine_with_partial_readings(
     tool: Write, pmon: str, box: str, used: float | None
 ) -> None:
     tool("nvidia-smi", nvidia(pmon, box))
-    assert worker_usage.Sampler(shown=True).sample().gpu_pct == used
+    assert showing().sample().gpu_pct == used
 
 
 def test_what_is_not_available_is_unknown(tool: Write) -> None:
@@ -243,12 +250,13 @@ def test_tools_that_fail_are_unknown_and_say_how(tool: Write) -> None:
 
 
 def test_a_tool_that_hangs_is_given_up_and_killed_with_its_children(
-    tool: Write, tmp_path: Path
+    tool: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    constants.put(monkeypatch, "telemetry.worker_usage.TIMEOUT_S", 0.5)
     pids = tmp_path / "pids"
     tool("nvidia-smi", f'sleep 60 &\necho $$ $! > "{pids}"\nwait')
     rocm = tool("rocm-smi", shows('{"card0": {"GPU use (%)": "0"}}'))
-    sampler = worker_usage.Sampler(timeout_s=0.5)
+    sampler = worker_usage.Sampler()
     started = time.monotonic()
     assert sampler.sample().gpu_pct is None
     assert time.monotonic() - started < patience(2.5)
@@ -258,18 +266,24 @@ def test_a_tool_that_hangs_is_given_up_and_killed_with_its_children(
     until(lambda: not any(map(is_alive, pids_in(pids))))
 
 
-def test_a_tool_that_closes_its_output_and_hangs_is_given_up(tool: Write) -> None:
+def test_a_tool_that_closes_its_output_and_hangs_is_given_up(
+    tool: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "telemetry.worker_usage.TIMEOUT_S", 0.5)
     tool("nvidia-smi", f"{own('9 9')}\nexec >&-\nsleep 60")
     started = time.monotonic()
-    assert worker_usage.Sampler(timeout_s=0.5).sample().gpu_pct is None
+    assert worker_usage.Sampler().sample().gpu_pct is None
     assert time.monotonic() - started < patience(2.5)
 
 
-def test_all_that_one_sample_runs_shares_the_time(tool: Write) -> None:
+def test_all_that_one_sample_runs_shares_the_time(
+    tool: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "telemetry.worker_usage.TIMEOUT_S", 1.0)
     tool("nvidia-smi", nvidia("sleep 0.7; exit 1", "sleep 0.7; exit 1"))
     rocm = tool("rocm-smi", shows('{"card0": {"GPU use (%)": "0"}}'))
     started = time.monotonic()
-    assert worker_usage.Sampler(timeout_s=1.0).sample().gpu_pct is None
+    assert worker_usage.Sampler().sample().gpu_pct is None
     assert time.monotonic() - started < patience(3.0)
     assert not rocm.exists()
 
@@ -353,7 +367,8 @@ def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
 
 def test_a_stopped_process_is_known_from_one_that_runs() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        sampler = worker_usage.Sampler(pid=child.pid)
+        sampler = worker_usage.Sampler()
+        sampler.follow(child.pid)
         assert not sampler.is_stopped
         child.send_signal(signal.SIGSTOP)
         until(lambda: sampler.is_stopped)
