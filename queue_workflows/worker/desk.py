@@ -127,6 +127,9 @@ class Desk:
         """In the order of their turns; a queue that has sent a statement moves to the end."""
         self._writes: deque[Write] = deque()
         """All other writes than claims and records of completed jobs, sent one by one."""
+        self._wrote = False
+        """Whether the last statement was one of these. Then claims and records come first, since a
+        few handlers that record one step after the other send writes without end."""
         self._aside: deque[Write] = deque()
         """The writes that wait for a row lock of another session."""
         self._aside_at = 0.0
@@ -181,13 +184,13 @@ class Desk:
                 return self._resolve(own)
         if self._aside and now >= self._aside_at:
             self._writes.appendleft(self._aside.popleft())
-        if self._writes:
-            return self._request(self._writes[0])
-        for at, own in enumerate(self.queues):
+        wrote, self._wrote = self._wrote, False
+        for at, own in enumerate(self.queues if wrote or not self._writes else ()):
             if (found := self._record_and_claim(own, now)) is not None:
                 self.queues = self.queues[at + 1 :] + self.queues[: at + 1]
                 return found
-        return None
+        self._wrote = bool(self._writes)
+        return self._request(self._writes[0]) if self._writes else None
 
     def _request(self, write: Write) -> link.Request:
         """Return the request of the first write, which stays the first until it is answered."""
@@ -550,10 +553,14 @@ class Desk:
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
-            job.is_over = True
-            self._lone = None if self._lone is job else self._lone
-            own.done.append((job, outcome))
-            self._ring()
+            if any(each.job is job for each in (*self._writes, *self._aside)):
+                # An event of its model, for example, is not to come after its end.
+                self.write(job, functools.partial(_record, job, outcome))
+            else:
+                job.is_over = True
+                self._lone = None if self._lone is job else self._lone
+                own.done.append((job, outcome))
+                self._ring()
         else:
             self._end(job, outcome)
         if outcome.kind == "timed_out" and decided is not None:

@@ -349,6 +349,35 @@ def test_an_event_of_a_model_whose_reply_is_lost_is_written_again_unless_it_is_t
     assert world.desk.next() is None
 
 
+def test_steps_that_follow_each_other_do_not_keep_a_result_from_being_recorded() -> None:
+    """Whenever the worker may send a statement, a handler waits for an answer."""
+    world = World(slots=2)
+    world.claim("steps", "ends")
+    world.ended("ends")
+    request = {"op": "begin", "kind": "step", "name": "s", "key": ""}
+    own = statements.claims.ingest_rows.text
+    for number in range(1, 4):
+        question = {"no": number, "what": "step", "request": request}
+        world.desk.asked(world.job("steps"), question)
+        sent = world.request()
+        if next(sent.script).text == own:
+            break
+        sent.done({})
+    assert number == 2
+
+
+def test_a_result_is_recorded_after_the_events_of_its_model() -> None:
+    world = World(queue="gpu")
+    models: Any = mock.Mock(may_claim=True, is_changing=False, ended=lambda _, outcome: outcome)
+    world.desk._models = models
+    world.claim("a")
+    for name in ("model_load_start", "model_load_done"):
+        world.desk.event(world.job("a"), name, None)
+    world.ended("a")
+    assert world.queue.done == []
+    assert world.to_write == ["a"]
+
+
 def test_what_the_database_refuses_for_now_does_not_keep_other_ends_from_being_written() -> None:
     world = World(slots=2)
     world.claim("a", "b")
