@@ -71,10 +71,13 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_of_row(error: BaseException) -> bool:
-    """Return whether a database error comes from the values of a row, or from a trigger."""
+    """Return whether a database error comes from the values of a row, or from a trigger.
+
+    Class P0 is that of PL/pgSQL, for example if a trigger misses a row that it expects.
+    """
     if not isinstance(error, psycopg.Error):
         return False
-    return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54"))
+    return _is_raised(error) or (error.sqlstate or "").startswith(("22", "23", "54", "P0"))
 
 
 def _is_raised(error: BaseException) -> bool:

@@ -251,8 +251,16 @@ def test_a_retention_of_garbage_stops_no_pruning(conn: db.Connection) -> None:
     assert factories.column(conn, "SELECT id FROM ingest_jobs") == ["odd"]
 
 
+FAILING = {
+    "it raises": "RAISE EXCEPTION 'the app refuses it'",
+    "it finds no row": "SELECT id INTO STRICT NEW.id FROM ingest_jobs WHERE false",
+}
+"""What a trigger of the app does that ends in an error."""
+
+
+@pytest.mark.parametrize("why", FAILING)
 def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     at = datetime(2031, 3, 1, 10, tzinfo=timezone.utc)
     config.configure(ingest_queues={"fetch"})
@@ -263,10 +271,10 @@ def test_a_schedule_entry_that_cannot_be_fired_delays_no_other(
     ticker = Ticker(schedule=entries, now_fn=lambda: at + timedelta(seconds=clock.now))
     ticker.run_once()
     clock.now = 600
-    app_triggers.refuse(conn, "ingest_jobs", "NEW.task_name = 'bad'", event="INSERT")
-    assert len(ticker.run_once()) == 1
-    assert factories.column(conn, "SELECT task_name FROM ingest_jobs") == ["good"]
-    app_triggers.accept(conn)
+    when = "NEW.task_name = 'bad'"
+    with app_triggers.doing(conn, "ingest_jobs", when, FAILING[why], "INSERT"):
+        assert len(ticker.run_once()) == 1
+        assert factories.column(conn, "SELECT task_name FROM ingest_jobs") == ["good"]
     assert wait.until(ticker.run_once)
     query = "SELECT task_name FROM ingest_jobs ORDER BY 1"
     assert factories.column(conn, query) == ["bad", "good"]

@@ -22,12 +22,14 @@ def refuse(
 
 
 @contextmanager
-def doing(conn: db.Connection, table: str, when: str, statement: str) -> Generator[None]:
-    """Let updates of rows of which `when` holds execute a statement, until the end of the block."""
+def doing(
+    conn: db.Connection, table: str, when: str, statement: str, event: str = "UPDATE"
+) -> Generator[None]:
+    """Let changes of rows of which `when` holds execute a statement, until the end of the block."""
     conn.execute(
         "CREATE FUNCTION app_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         f" IF {when} THEN {statement}; END IF; RETURN NEW; END $$;"
-        f" CREATE TRIGGER a_app_refuses BEFORE UPDATE ON {table}"
+        f" CREATE TRIGGER a_app_refuses BEFORE {event} ON {table}"
         " FOR EACH ROW EXECUTE FUNCTION app_refuses()".encode()
     )
     try:
