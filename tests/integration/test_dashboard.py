@@ -1266,6 +1266,9 @@ def test_one_box_finds_runs_jobs_workflows_machines_tasks_and_keys(
             ("p", "/ui/jobs?key=p"), ("l", "/ui/jobs?key=l"), ("once", f"/ui/jobs/{held['id']}"),
             (run_id, f"/ui/runs/{run_id}"), (node["id"], f"/ui/runs/{run_id}?node=s%2Fa"),
             (job["id"], f"/ui/jobs/{job['id']}"), ("nightly", "/ui/runs?workflow=nightly"),
+            (job["id"][:-2], f"/ui/jobs/{job['id']}"), (run_id[:-2], f"/ui/runs/{run_id}"),
+            (node["id"][:-2], f"/ui/jobs/{node['id']}"),
+            (job["id"][:7], f"/ui/runs?text={job['id'][:7]}"),
             ("box-1", "/ui/machines?host=box-1"), ("no price", "/ui/runs?text=no+price"),
             ("", "/ui/runs"),
         ):  # fmt: skip

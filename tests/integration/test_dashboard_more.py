@@ -80,6 +80,18 @@ def test_unknown_things_are_not_found() -> None:
     pages.browse(use)
 
 
+def test_an_unknown_job_leads_to_the_jobs_whose_id_begins_so(conn: Any) -> None:
+    job = load(conn)
+    node = factories.node(conn, factories.run(conn), "s/a")["id"]
+
+    async def use(browser: Browser) -> None:
+        for one in (job, node):
+            assert f'href="/ui/jobs/{one}"' in await browser.open(f"/jobs/{one[:-2]}", 404)
+        assert ">all jobs</a>" in await browser.open("/jobs/nothing", 404)
+
+    pages.browse(use)
+
+
 def test_hostile_filters_are_refused_in_a_sentence() -> None:
     async def use(browser: Browser) -> None:
         for path, status in (

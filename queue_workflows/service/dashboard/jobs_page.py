@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -152,14 +152,15 @@ def _large(job: JsonDict) -> set[str]:
     return {name for name, size in sizes.items() if size > run_page.MOST_BYTES}
 
 
-def _one(conn: db.Connection, job_id: str, kinds: Container[str] = KINDS) -> JsonDict:
+def _one(conn: db.Connection, job_id: str, kinds: Sequence[str] = KINDS) -> JsonDict:
     """Return an ingest job as `history.get_job` does, or where the job of a node is."""
     found = statements.overview.find(conn, id=job_id, jobs_first=True)
     if found is not None and found["kind"] == "ingest job":
         found = history.get_job(job_id, conn=conn)
     if found is None or found["kind"] not in kinds:
         text = f"no job {display.line(job_id, 80)}: it never was here, or it was deleted"
-        raise view.NotFound(text, near=[("all jobs", "/jobs")])
+        near = run_page.ids_with(conn, job_id, *kinds) or [("all jobs", "/jobs")]
+        raise view.NotFound(text, near=near)
     return found
 
 

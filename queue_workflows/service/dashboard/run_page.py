@@ -47,20 +47,25 @@ Show = Literal["time", "graph", "list"]
 # --- the run -----------------------------------------------------------------------------------
 
 
+def ids_with(conn: db.Connection, prefix: str, *kinds: str) -> list[tuple[str, str]]:
+    """Return the first ids of runs or jobs (`kinds`) that begin so, each with its page's path."""
+    among = identity.uuid_range(prefix)
+    if among is None:
+        return []
+    rows = statements.history_rows.ids_in_range(
+        conn, prefix=prefix, low=among[0], high=among[1], limit=5
+    )
+    chosen = [(row["kind"], row["id"]) for row in rows if row["kind"] in kinds]
+    return [(id_, view.path("/runs/" if kind == "run" else "/jobs/", id_)) for kind, id_ in chosen]
+
+
 def run_row(conn: db.Connection, run_id: str) -> Row:
     """Return the row of a run; raise `NotFound` with the ids that begin so."""
     found = statements.run_page.head(conn, run_id=run_id, most=MOST_BYTES)
     if found is None:
         days = config.RUN_RETENTION_DAYS.read()
         text = f"no run {display.line(run_id, 80)}: it never was here, or it was deleted after its "
-        among = identity.uuid_range(run_id)
-        near = among and statements.history_rows.ids_in_range(
-            conn, prefix=run_id, low=among[0], high=among[1], limit=5
-        )
-        ids = [row["id"] for row in near or () if row["kind"] == "run"]
-        raise view.NotFound(
-            f"{text}{days:g} days", [(id_, view.path("/runs/", id_)) for id_ in ids]
-        )
+        raise view.NotFound(f"{text}{days:g} days", ids_with(conn, run_id, "run"))
     over = found["status"] in TERMINAL_RUN_STATUSES
     begin = found["queued_at"] or found["created_at"]
     end = (over and found["finished_at"]) or found["read_at"]

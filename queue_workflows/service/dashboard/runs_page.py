@@ -213,6 +213,7 @@ async def search(
 ) -> Response:
     """Go to the run, job, workflow, machine, task or key of this name; else list runs with it.
 
+    The beginning of an id is enough where one run or job alone has it.
     A session that sees no values searches neither keys nor texts.
     """
     filters(request)  # refuses a lone surrogate
@@ -238,6 +239,9 @@ def _found(conn: db.Connection, text: str, sees: bool) -> tuple[str, dict[str, s
         return "/runs", {"workflow": text}
     if text in statements.controls.known_hosts(conn):
         return "/machines", {"host": text}
+    begun = run_page.ids_with(conn, text, "run", "node job", "ingest job")
+    if len(begun) == 1 and len(text) >= runs.ID_CHARACTERS:
+        return begun[0][1], {}
     named = statements.pages.named(conn, text=text, most=runs.EXAMINED)
     if named is None or not (sees or named["field"] == "task"):
         return None
