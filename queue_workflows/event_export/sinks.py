@@ -6,6 +6,7 @@ The last two have a record of each attempt, made of its events, and of each run.
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from queue_workflows.runtime import (
 )
 from queue_workflows.types import Row
 
+_log = logging.getLogger(__name__)
 CHUNK: Final = 500
 """Spans of one request."""
 TIMEOUT_S: Final = 10.0
@@ -144,19 +146,40 @@ class Spans(Sink):
         )
 
     def records(self, records: Sequence[Record]) -> None:
-        """Send a span for each record; raise `ExportFailed` if the collector did not take it."""
+        """Send a span for each record; raise `ExportFailed` if the collector takes none now.
+
+        A span that it refuses while it takes others is left out, so that it holds up no other.
+        """
         spans = [
             self._span(each)
             for each in records
             if each.span.is_sampled and (each.is_traced or not self._only_traced)
         ]
         for start in range(0, len(spans), CHUNK):
-            result = self._exporter.export(spans[start : start + CHUNK])
-            if result is not self._success:
-                raise errors.ExportFailed(
-                    f"the collector does not take spans ({len(spans)} wait); see "
-                    "OTEL_EXPORTER_OTLP_ENDPOINT"
-                )
+            self._send(spans[start : start + CHUNK])
+
+    def _send(self, spans: list[Any], taken: Any = None) -> None:
+        """Send spans, in halves if need be; `taken` is one that the collector took before."""
+        if self._is_taken(*spans):
+            return
+        if taken is None and len(spans) > 1:
+            # Its replies do not tell an outage from a span that it refuses, or from a long request.
+            taken = next(filter(self._is_taken, (spans[0], spans[-1])), None)
+        if taken is None or (len(spans) == 1 and not self._is_taken(taken)):
+            raise errors.ExportFailed(
+                f"the collector does not take spans ({len(spans)} wait); see "
+                "OTEL_EXPORTER_OTLP_ENDPOINT"
+            )
+        if len(spans) == 1:
+            name, span_id = spans[0].name, f"{spans[0].context.span_id:016x}"
+            _log.warning("the collector refuses span %s (%s), which is left out", name, span_id)
+            return
+        middle = len(spans) // 2
+        self._send(spans[:middle], taken)
+        self._send(spans[middle:], taken)
+
+    def _is_taken(self, *spans: Any) -> bool:
+        return self._exporter.export(spans) is self._success
 
     def close(self) -> None:
         """Close the connection to the collector."""

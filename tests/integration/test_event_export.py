@@ -276,6 +276,31 @@ def test_a_collector_that_refuses_gets_the_spans_later(exported: Any) -> None:
     assert len(memory.get_finished_spans()) == 1
 
 
+def test_a_span_that_is_refused_holds_up_no_other(
+    exported: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Picky(in_memory_span_exporter.InMemorySpanExporter):
+        def export(self, spans: Any) -> export.SpanExportResult:
+            if "job fails" in [span.name for span in spans]:
+                return export.SpanExportResult.FAILURE
+            return super().export(spans)
+
+    memory = Picky()
+    export_ = exported(exports.spans(memory))
+    before, _, _, after = [ran(task) for task in ("traced", "fails", "fails", "traced")]
+    export_.run()
+    sent = {span.attributes["queue_workflows.job_id"] for span in memory.get_finished_spans()}
+    assert sent == {before, after}
+    assert caplog.text.count("the collector refuses span job fails") == 2
+    ran("fails")
+    with pytest.raises(errors.ExportFailed):  # alone, it might as well be an outage
+        export_.run()
+    last = ran("traced")
+    export_.run()
+    span = memory.get_finished_spans()[-1]
+    assert span.attributes["queue_workflows.job_id"] == last
+
+
 def test_a_run_is_a_trace(exported: Any, toy: Flow) -> None:
     collector.setup()
     memory = in_memory_span_exporter.InMemorySpanExporter()
