@@ -279,6 +279,15 @@ def test_without_package_or_resolver_only_registered_names_resolve() -> None:
     assert config.get_config().resolve_node_module("mine") is module
 
 
+@pytest.mark.parametrize("place", [dict, (), ([],), 5])
+def test_a_node_module_may_have_a_place_of_its_own(place: Any) -> None:
+    module = ModuleType("arm")
+    module.run, module.place = dict, place  # pyright: ignore
+    config.register_node("arm", module)
+    with pytest.raises(errors.NodeNotFound, match="did you mean 'arm'"):
+        config.get_config().resolve_node_module("arms")
+
+
 def test_a_plain_callable_is_registered_as_a_module_with_run() -> None:
     def body() -> dict[str, int]:
         return {"a": 1}
