@@ -212,19 +212,25 @@ class JobLoop(Jobs):
         """Run jobs until QUIT."""
         while (frame := self._between_jobs())[0] != wire.QUIT:
             kind, key, body = frame
-            if kind == wire.ANNOUNCE:
-                contextvars.copy_context().run(self._announce, key, body)
-            elif kind == wire.LOAD:
-                self._change_model(wire.decoded(body))
-            elif kind in (wire.RUN_TASK, wire.RUN_NODE) and not self._leaves:
-                try:
+            try:
+                if kind in (wire.RUN_TASK, wire.RUN_NODE):
+                    if self._leaves:
+                        continue  # the worker gives it to another executor
                     contextvars.copy_context().run(self._run, frame)
-                    if self._state is not None:
-                        left = self._left or self._state.restore() or self._unanswered()
-                        if left or handlers.stuck:
-                            self._leave(key, left)
-                finally:
-                    _block(())
+                elif kind == wire.ANNOUNCE:
+                    contextvars.copy_context().run(self._announce, key, body)
+                    _block(wire.handled_signals())
+                elif kind == wire.LOAD:
+                    self._change_model(wire.decoded(body))
+                    _block(wire.handled_signals())
+                else:
+                    continue  # an answer that came too late
+                if self._state is not None:
+                    left = self._left or self._state.restore() or self._unanswered()
+                    if left or handlers.stuck:
+                        self._leave(key, left)
+            finally:
+                _block(())
         if self._cache is not None:
             with contextlib.suppress(errors.ModelLoadFailed):
                 self._cache.drop_cache()

@@ -231,6 +231,37 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
         assert worker.node("echo", {"x": 1}, **row).kind == "completed"
 
 
+def moves() -> None:
+    """A hook and a model whose code goes to another folder."""
+    executor_app.load()
+    config.set_on_node_completed(lambda job, run, delta: os.chdir("/"))
+    config.register_node("where", lambda: {"folder": os.getcwd()})  # noqa: PTH109  a text
+
+    def loads() -> int:
+        os.chdir("/")
+        return 1
+
+    model_registry.register(model_registry.ModelSpec("m", loads))
+
+
+@pytest.mark.parametrize("code", ["a hook", "a loader"])
+def test_what_code_between_two_jobs_changes_is_restored(code: str) -> None:
+    with (
+        executors.launched(moves, model_cache=model_cache.ModelCache) as launcher,
+        executors.forked(launcher) as worker,
+    ):
+        job = worker.send_node("where")
+        before = json.loads(worker.outcome(job).result)
+        if code == "a hook":
+            worker.executors.expect_announcement(worker.place)
+            worker.executors.announce(worker.place, job.key, b'{"job": {}, "run": {}}')
+        else:
+            assert worker.executors.change_model({"model": "m", "idle_only": False})
+        worker.until(lambda: worker.place.usable)
+        assert json.loads(worker.node("where").result) == before
+        assert before != {"folder": "/"}
+
+
 def test_an_answer_that_no_message_can_carry_fails_its_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
