@@ -361,12 +361,6 @@ def test_filters_are_kept_and_bad_ones_refused(conn: Any) -> None:
     pages.browse(use)
 
 
-def next_page(page: str) -> str | None:
-    """Return the address of the next page."""
-    link = re.search(r'rel="next" href="/ui([^"]+)"', page)
-    return link and html.unescape(link[1])
-
-
 def test_many_groups_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
     letters = string.ascii_lowercase + "äëïö"
     for letter in letters:
@@ -375,13 +369,13 @@ def test_many_groups_come_in_pages_that_skip_and_repeat_none(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open("/failures", queue="fetch")
         assert page.count('<tr>\n<td class="n"') == 25
-        address = next_page(page)
+        address = pages.next_page(page)
         assert address is not None
         failed(conn, "later: x", -1)
         rest = await browser.open(address)
         assert rest.count('<tr>\n<td class="n"') == 5
         assert 'name="queue" value="fetch"' in rest
-        assert next_page(rest) is None
+        assert pages.next_page(rest) is None
         shown = re.findall(r">(.): x</a>", page + rest)
         assert sorted(shown) == sorted(letters)
         last = await browser.open("/failures", at=(NOW - timedelta(days=1)).isoformat())
@@ -395,14 +389,14 @@ def test_the_members_of_a_group_come_in_pages_that_skip_and_repeat_none(conn: An
 
     async def use(browser: Browser) -> None:
         page = await browser.open(GROUP)
-        address = next_page(page)
+        address = pages.next_page(page)
         assert address is not None
         failed(conn, "ValueError: row 31 has no price", -1)
         rest = await browser.open(address)
         shown = re.findall(r'<td><span class="ident"><a href="/ui/jobs/([^"]+)"', page + rest)
         assert sorted(shown) == sorted(ids)
         assert rest.count('<span class="ident">') == 5
-        assert next_page(rest) is None
+        assert pages.next_page(rest) is None
 
     pages.browse(use)
 
@@ -486,7 +480,7 @@ def test_the_scope_look_pages_through_groups(conn: Any) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open("/failures")
-        address = next_page(page)
+        address = pages.next_page(page)
         assert address is not None
         rest = await browser.open(address)
         assert rest.count('<tr>\n<td class="n"') == 1

@@ -265,9 +265,7 @@ def test_a_long_list_has_pages_that_keep_the_filter(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open("/jobs?queue=load")
         assert [one for one in ids if f'id="job-{one}"' in page] == ids[10:]
-        link = re.search(r'rel="next" href="([^"]+)"', page)
-        assert link is not None
-        older = await browser.open(html.unescape(link[1]).removeprefix("/ui"))
+        older = await browser.open(pages.next_page(page) or "")
         assert [one for one in ids if f'id="job-{one}"' in older] == ids[:10]
         assert 'rel="next"' not in older
 
@@ -290,19 +288,13 @@ def test_live_nodes_are_read_by_the_indexes_of_their_states(conn: Any) -> None:
             assert "Seq Scan" not in plan, plan
 
 
-def next_page(page: str) -> str | None:
-    """Return the address of the next page."""
-    link = re.search(r'rel="next" href="/ui([^"]+)"', page)
-    return link and html.unescape(link[1])
-
-
 async def rows_of_pages(browser: Browser, address: str | None) -> list[list[str]]:
     """Return the ids of the jobs of each page, from an address on."""
     found: list[list[str]] = []
     while address is not None:
         page = await browser.open(address)
         found.append(re.findall(r'<tr id="job-([^"]*)"', page))
-        address = next_page(page)
+        address = pages.next_page(page)
     return found
 
 
@@ -375,7 +367,7 @@ def test_a_search_goes_on_behind_many_jobs_that_failed_at_once(
         found = await rows_of_pages(browser, "/jobs?status=failed")
         assert [len(page) for page in found] == [10, 0, 1]
         assert found[-1] == [old]
-        address = next_page(await browser.open("/jobs?status=failed"))
+        address = pages.next_page(await browser.open("/jobs?status=failed"))
         assert address is not None
         words = pages.words(await browser.open(address))
         assert "not all of those that failed at 20" in words
@@ -781,9 +773,7 @@ def test_many_acts_come_in_pages(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open("/acts?kind=job")
         assert "job 59." in page and "job 10." in page and "job 9." not in page
-        link = re.search(r'rel="next" href="([^"]+)"', page)
-        assert link is not None
-        older = await browser.open(html.unescape(link[1]).removeprefix("/ui"))
+        older = await browser.open(pages.next_page(page) or "")
         assert "job 9." in older and "job 10." not in older and 'rel="next"' not in older
 
     pages.browse(use)

@@ -85,3 +85,9 @@ def words(page: str) -> str:
     main = page.partition('<main id="main"')[2].partition("</main>")[0] or page
     found = html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<title>.*?</title>", "", main)))
     return " ".join(found.split())
+
+
+def next_page(page: str) -> str | None:
+    """Return the path below the mount of the next page of a list, or None on the last."""
+    link = re.search(r'rel="next" href="/ui([^"]+)"', page)
+    return link and html.unescape(link[1])
