@@ -47,6 +47,7 @@ RETRY_MAX_S: Final = 5.0
 UNSURE_S: Final = 1.0
 """Seconds after a lost reply until a worker looks again for claims that it does not know of."""
 WAITED: Final = "waited too long for an executor"
+STOPPED_WITH: Final = "its executor was stopped with job "
 LOST_WITHIN_S: Final = 0.5
 """Seconds that a worker has to record outcomes before it exits because a claim is lost."""
 EXIT_WITHIN_S: Final = 4.0
@@ -660,7 +661,7 @@ class Desk:
             job.queue.runner.interrupt(job, "it must end")
         else:
             signum = signal.SIGKILL if now or self.ends_with_job else signal.SIGTERM
-            job.queue.runner.kill(job.place, signum, _stopped_with(job))
+            job.queue.runner.kill(job.place, signum, STOPPED_WITH + job.id)
         self._wake_at(job.end.at + TERM_S)
 
     def hand_back(
@@ -812,7 +813,7 @@ class Desk:
         if now < end.at + TERM_S:
             return end.at + TERM_S
         assert job.place is not None
-        job.queue.runner.kill(job.place, signal.SIGKILL, _stopped_with(job))
+        job.queue.runner.kill(job.place, signal.SIGKILL, STOPPED_WITH + job.id)
         # If the kernel does not end the process, the lease has to lapse.
         self._leave(end.code)
         return now + TERM_S
@@ -832,11 +833,6 @@ class Desk:
 
 def _ignore(_: object) -> None:
     return
-
-
-def _stopped_with(job: claimed_job.ClaimedJob) -> str:
-    """Return why other jobs of an executor go back if it is stopped because of this job."""
-    return f"its executor was stopped with job {job.id}"
 
 
 def _sqlstate(error: Exception) -> str:
