@@ -260,7 +260,7 @@ def path_of(setting: str, name: str) -> Path | None:
 
 def opened(path: Path) -> RotatingFile:
     """Return the file, whose folder is created; raise `InvalidConfig` if it cannot be written."""
-    file = RotatingFile(path, MAX_BYTES, KEPT)
+    file = RotatingFile(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file.write("")
@@ -272,25 +272,28 @@ def opened(path: Path) -> RotatingFile:
 class RotatingFile:
     """A file to which several processes append lines without mixing or splitting them.
 
-    At `max_bytes` it is renamed to `.1`, that to `.2`, and so on; `kept` of them stay. A lock on
-    the file orders the processes; the threads of one process must not write at the same time.
+    At MAX_BYTES it is renamed to `.1`, that to `.2`, and so on; KEPT of them stay. A lock on the
+    file orders the processes; the threads of one process must not write at the same time.
     """
 
-    def __init__(self, path: Path, max_bytes: int, kept: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._max = max_bytes
-        self._kept = max(0, kept)
         self._fd = -1
         self._pid = 0
 
     def write(self, text: str) -> None:
-        """Append a text. Raises OSError."""
+        """Append a text, or nothing of it if that raises OSError."""
         data = text.encode("utf-8", "backslashreplace")
         while True:
             with self._locked() as size:
-                if size == 0 or not 0 < self._max < size + len(data):
-                    while data:
-                        data = data[os.write(self._fd, data) :]
+                if size == 0 or size + len(data) <= MAX_BYTES:
+                    try:
+                        while data:
+                            data = data[os.write(self._fd, data) :]
+                    except OSError:
+                        with contextlib.suppress(OSError):
+                            os.ftruncate(self._fd, size)  # or the next text continues this line
+                        raise
                     return
                 self._rename()
             # Other processes may fill the new file before this one has its lock.
@@ -320,13 +323,11 @@ class RotatingFile:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
 
     def _rename(self) -> None:
-        for number in range(self._kept, 0, -1):
+        for number in range(KEPT, 0, -1):
             older = self._numbered(number)
             newer = self._numbered(number - 1) if number > 1 else self.path
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(older)
-        if not self._kept:
-            self.path.unlink(missing_ok=True)
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import resource
 import sys
 import threading
 import warnings
@@ -18,6 +19,7 @@ import pytest
 
 from queue_workflows import config, errors
 from queue_workflows.runtime import entry_point, log_context, logs
+from tests.support import constants
 
 HOSTILE = 'x\n{"level": "ERROR"}\x1b[31m\u202e\x00\ud800"\\'
 Lines = Callable[[], list[dict[str, Any]]]
@@ -234,8 +236,19 @@ def test_a_log_that_cannot_be_written_costs_a_warning(
     assert "logging to stderr alone" in lines()[0]["message"]
 
 
-def test_a_full_file_is_renamed_and_the_oldest_deleted(tmp_path: Path) -> None:
-    file = logs.RotatingFile(tmp_path / "x.log", 30, 2)
+def rotating(
+    patch: pytest.MonkeyPatch, path: Path, max_bytes: int, kept: int = 1000
+) -> logs.RotatingFile:
+    """A file; all files rotate at this size from now on, and so many stay of each."""
+    constants.put(patch, "runtime.logs.MAX_BYTES", max_bytes)
+    constants.put(patch, "runtime.logs.KEPT", kept)
+    return logs.RotatingFile(path)
+
+
+def test_a_full_file_is_renamed_and_the_oldest_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = rotating(monkeypatch, tmp_path / "x.log", 30, 2)
     for number in range(9):
         file.write(f"line number {number}\n")
     file.close()
@@ -249,9 +262,11 @@ def test_a_full_file_is_renamed_and_the_oldest_deleted(tmp_path: Path) -> None:
     assert all(len(text) <= 30 for text in found.values())
 
 
-def test_processes_that_share_a_file_lose_no_line(tmp_path: Path) -> None:
+def test_processes_that_share_a_file_lose_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, count = tmp_path / "x.log", 300
-    file = logs.RotatingFile(path, 5_000, 1000)
+    file = rotating(monkeypatch, path, 5_000)
     file.write("")
     pids: list[int] = []
     for child in range(4):
@@ -279,7 +294,7 @@ def test_a_new_file_that_others_fill_at_once_is_renamed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x.log"
-    mine, other = (logs.RotatingFile(path, 100, 9) for _ in range(2))
+    mine, other = (rotating(monkeypatch, path, 100) for _ in range(2))
     mine.write("a" * 90)
     rename = Path.replace
 
@@ -299,7 +314,7 @@ def test_a_new_file_that_others_fill_at_once_is_renamed_too(
 
 
 def test_a_deleted_file_is_made_again(tmp_path: Path) -> None:
-    file = logs.RotatingFile(tmp_path / "x.log", 0, 0)
+    file = logs.RotatingFile(tmp_path / "x.log")
     file.write("one\n")
     file.path.unlink()
     file.write("two\n")
@@ -307,12 +322,27 @@ def test_a_deleted_file_is_made_again(tmp_path: Path) -> None:
     assert file.path.read_text() == "two\n"
 
 
+def test_a_text_that_does_not_fit_leaves_no_part_of_it(tmp_path: Path) -> None:
+    file = logs.RotatingFile(tmp_path / "x.log")
+    file.write("one\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.write("two, which is too long\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    file.write("three\n")
+    file.close()
+    assert file.path.read_text() == "one\nthree\n"
+
+
 def test_a_file_that_fails_later_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    handler = logs.FileHandler(logs.RotatingFile(folder / "x.log", 0, 0))
+    handler = logs.FileHandler(logs.RotatingFile(folder / "x.log"))
     folder.rmdir()
     record = logging.makeLogRecord({"msg": "text", "levelno": 30})
     handler.handle(record)
