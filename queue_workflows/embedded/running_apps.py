@@ -89,7 +89,8 @@ def _live(folder: Path, database: str | None) -> list[Up]:
                 path.unlink(missing_ok=True)
                 continue
             record = os.pread(fd, os.fstat(fd).st_size, 0)
-            found.append(Up(database=name, **json.loads(record)))
+            with contextlib.suppress(TypeError, ValueError):  # of another version, or cut short
+                found.append(Up(database=name, **json.loads(record)))
         finally:
             cluster.close_lock(fd)
     return found

@@ -186,6 +186,15 @@ def test_an_up_may_end_while_it_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list((tmp_path / "up").iterdir()) == []
 
 
+@pytest.mark.parametrize("record", ["", '{"pid": 1, ', '{"pid": 1, "of_a_later_version": 1}', "[]"])
+def test_an_up_whose_record_cannot_be_read_is_left_out(tmp_path: Path, record: str) -> None:
+    with running_apps.registered(tmp_path, "letters", "", refuse=lambda _: None):
+        (file,) = (tmp_path / "up").iterdir()
+        file.write_text(record)
+        assert running_apps.live(tmp_path) == []
+        assert file.exists()
+
+
 def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "users.lock").symlink_to(tmp_path / "precious")
