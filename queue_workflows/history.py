@@ -205,15 +205,16 @@ NO_RIGHTS: Final = (
 )
 
 
-def count_step(conn: db.Connection | None = None, *, most: int = COUNTED_AT_ONCE) -> bool:
+def count_step(conn: db.Connection | None = None) -> bool:
     """Add uncounted events to the totals, which never decrease; return whether more are left.
 
-    Counts the events of up to `most` transactions, in a transaction of its own. Does nothing while
-    another process counts. `conn`, by default of the pool, must not be in a transaction.
+    Counts the events of up to COUNTED_AT_ONCE transactions, in a transaction of its own. Does
+    nothing while another process counts. `conn`, by default of the pool, must not be in a
+    transaction.
     """
     with db.statement(conn) as own, own.transaction():
         statements.retention.set_timeout(own, timeout=COUNT_TIMEOUT)
-        return bool(statements.metrics.count_events(own, most=most))
+        return bool(statements.metrics.count_events(own, most=COUNTED_AT_ONCE))
 
 
 # --- prune -------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from queue_workflows import db
 from queue_workflows.claim import job_tables, manual_claims, outcomes, record
 from queue_workflows.run import running, task_call
@@ -24,25 +26,17 @@ def execute_ingest_job(job: Row) -> str:
         return record.record(conn, lease, outcome)
 
 
-def run_task(
-    job: Row, control_: control.Control | None = None, runner: handlers.Runner | None = None
-) -> outcomes.Outcome:
+def run_task(job: Row, control_: control.Control | None = None) -> outcomes.Outcome:
     """Run the task of a claimed job and return its outcome, also if it raises; write nothing.
 
-    `control_`, if given, receives progress and may interrupt the task. `runner` keeps the event
-    loop for the next async task. A job that was cancelled meanwhile has no result. A job that its
-    worker interrupted is `cancelled`, with the reason as its error.
+    `control_`, if given, receives progress and may interrupt the task. A job that was cancelled
+    meanwhile has no result. A job that was interrupted is `cancelled`, with the reason as its
+    error.
     """
     outcome = task_call.refused(job)
     if outcome is not None:
         return outcome
-    own = runner or handlers.Runner()
-    try:
-        found = control_ or running.Running()
-        ask = manual_claims.asker(
-            job_tables.INGEST_JOBS, job, lambda: found.interrupted is not None
-        )
-        return task_call.call(job, found, own, ask)
-    finally:
-        if runner is None:
-            own.close()
+    found = control_ or running.Running()
+    ask = manual_claims.asker(job_tables.INGEST_JOBS, job, lambda: found.interrupted is not None)
+    with contextlib.closing(handlers.Runner()) as runner:
+        return task_call.call(job, found, runner, ask)

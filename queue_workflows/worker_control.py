@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from queue_workflows import acts, config, db, errors, workers
@@ -71,8 +70,7 @@ class WorkerControlWatcher:
     """Watch the control row of a (host, queue) and stop its worker when it is OFF.
 
     `host` and `queue` default to the worker's attributes of these names, `host` then to the
-    environment's label. `read` returns the stop policy, or None while the worker is ON. `start`
-    starts a thread of its own, and `stop` ends it.
+    environment's label. `start` starts a thread of its own, and `stop` ends it.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class WorkerControlWatcher:
         on_exit: ExitFn = os._exit,
         host: str | None = None,
         queue: str | None = None,
-        read: Callable[[str, str], str | None] = workers.policy_in_force,
     ) -> None:
         self._worker = worker
         self._host: str = host or getattr(worker, "host", None) or config.host_label()
@@ -90,14 +87,13 @@ class WorkerControlWatcher:
         if not self._queue:
             raise errors.UnknownQueue("the worker has no attribute queue: pass queue=")
         self._on_exit = on_exit
-        self._read = read
         self._follow: service.Follow[db.Wake] | None = None
 
     def check_once(self) -> bool:
         """Run the policy if the worker is OFF and control is enabled; return whether it did."""
         if config.DISABLE_WORKER_CONTROL.read():
             return False
-        policy = self._read(self._host, self._queue)
+        policy = workers.policy_in_force(self._host, self._queue)
         if policy is not None:
             workers.stop_policy(policy)(self._worker, on_exit=self._on_exit)
         return policy is not None

@@ -377,7 +377,7 @@ def read_settings(
     Raises `InvalidConfig` that names a value out of range.
     """
     if workers is None:
-        workers = default_workers()
+        workers = _default_workers()
     if single_job is None:
         single_job = _single_job()
     found = worker_threads.Settings(workers, single_job, *given)
@@ -402,10 +402,9 @@ def check_function(execute: Any) -> None:
         )
 
 
-def default_workers(cores: int | None = None) -> int:
+def _default_workers() -> int:
     """Return 90 % of the cores that this process may use, at least 10."""
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(LEAST_WORKERS, int((cores or 1) * CORES_SHARE))
 
 
