@@ -16,7 +16,7 @@ import anyio.lowlevel
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from queue_workflows.runtime import log_context, trace_context
+from queue_workflows.runtime import display, log_context, trace_context
 from queue_workflows.service import problems, request_parts, responses, state, tokens
 from queue_workflows.service import settings as service_settings
 
@@ -227,7 +227,9 @@ class Guard:
         most, setting = self._most[kind]
         if self._served[kind] < most:
             return None
-        return problems.problem(503, f"{most} requests are being served ({setting}); try again")
+        limit = display.counted(most, "request")
+        text = f"the limit of {limit} at once is reached ({setting}); try again"
+        return problems.problem(503, text)
 
     async def _limited(
         self, request: request_parts.Request, receive: Receive, reply: Reply

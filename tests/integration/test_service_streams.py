@@ -286,7 +286,7 @@ def test_what_does_not_exist_or_is_no_name_is_refused(writer: Writer) -> None:
 
 
 def test_streams_have_their_own_limit_of_connections(writer: Writer) -> None:
-    statuses: list[int] = []
+    statuses, bodies = list[int](), list[bytes]()
 
     async def run() -> None:
         app = service.app(token=http_service.TOKEN, workers_json="", app_max_streams=1)
@@ -300,6 +300,7 @@ def test_streams_have_their_own_limit_of_connections(writer: Writer) -> None:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
             elif message.get("body"):
+                bodies.append(message["body"])
                 opened.set()
 
         async with app.router.lifespan_context(app):
@@ -313,3 +314,6 @@ def test_streams_have_their_own_limit_of_connections(writer: Writer) -> None:
 
     asyncio.run(run())
     assert statuses == [200, 503, 200]
+    assert any(
+        b"limit of 1 request at once is reached (APP_MAX_STREAMS)" in body for body in bodies
+    )
