@@ -584,7 +584,7 @@ class Executors:
         for job in jobs:
             job.place = None
             why = place.killed_for or refused
-            if not why and job.has_started and job.key > last:
+            if not why and job.has_started and (job.key > last or not place.ready):
                 why = UNREAD if place.ready else UNSTARTED
             self._owner.died(job, death._replace(killed_for=why))
         place.close()
@@ -604,10 +604,11 @@ class Executors:
     def lose(self, error: launcher.LauncherLost) -> None:
         """End the jobs of all executors, which died with their launcher."""
         self.closing = True
-        ran = sum(job.has_started for each in self for job in each.jobs.values())
+        self.catch_up()
+        # An executor is ready before it reads a job.
+        ran = sum(job.has_started for each in self if each.ready for job in each.jobs.values())
         for place in self:
             self._by_pid.pop(place.pid, None)
-            self._read_rest(place)
             packet = UNKNOWN | {"by_deadline": error.by_deadline, "launcher": error.signum}
             refused = "" if error.signum else "the launcher of its executor has ended"
             self._end(place, packet | {"ran": ran}, refused)

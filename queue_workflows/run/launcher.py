@@ -94,6 +94,7 @@ class Launcher:
         kernel.prepare()
         forking.flush()
         self._number = 0
+        self._is_reaped = False
         self._deadline = _Deadline()
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (self._end, theirs):
@@ -197,10 +198,13 @@ class Launcher:
     def _lost(self, why: str) -> LauncherLost:
         """Reap the launcher and return the error; wait a little, as its channel closes first."""
         found, status, until = 0, 0, clock.boot_s() + REAP_S
-        with contextlib.suppress(ChildProcessError):
+        try:
             while not found and clock.boot_s() < until:
                 found, status = os.waitpid(self.pid, os.WNOHANG)
                 select.select([], [], [], 0 if found else REAP_S / 100)
+            self._is_reaped = found != 0
+        except ChildProcessError:
+            self._is_reaped = True  # by somebody else
         if not found:
             return LauncherLost(why or "it has closed its channel")
         code = os.waitstatus_to_exitcode(status)
@@ -214,6 +218,8 @@ class Launcher:
         if self._end.fileno() == -1:
             return
         self._end.close()
+        if self._is_reaped:
+            return  # its pid may be that of another process by now
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -375,6 +375,36 @@ def test_a_launcher_that_is_killed_takes_its_executors_along() -> None:
         until(lambda: not alive(worker.pid))
 
 
+def test_a_job_whose_executor_was_not_forked_yet_is_not_charged_for_its_launcher() -> None:
+    with executors.launched(executor_app.load) as launcher, executors.forked(launcher) as worker:
+        runs = worker.send_task("until_cancelled")
+        worker.until(lambda: len(runs.reports) == 2)
+        os.kill(launcher.launcher.pid, signal.SIGSTOP)
+        until(lambda: state(launcher.launcher.pid) == "T")
+        waits = executors.Job(executors.task_row("add", {"a": 1, "b": 1}), in_run=False)
+        worker.executors.start(waits)
+        os.kill(launcher.launcher.pid, signal.SIGKILL)
+        worker.until(lambda: launcher.lost)
+        assert launcher.lost is not None
+        worker.executors.lose(launcher.lost)
+    assert runs.death is not None
+    assert waits.death is not None
+    assert (runs.death.killed_for, waits.death.killed_for) == ("", "its executor could not start")
+    assert "other_jobs" not in runs.death.detail
+
+
+def test_a_launcher_that_was_reaped_is_not_killed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid may be that of another process by now."""
+    killed: list[int] = []
+    with executors.launched(executor_app.load) as launcher:
+        os.kill(launcher.launcher.pid, signal.SIGKILL)
+        until(lambda: launcher.turn(0.05) or launcher.lost)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda pid, _: killed.append(pid))
+            launcher.launcher.close()
+    assert not killed
+
+
 def test_a_launcher_that_was_stopped_until_its_deadline_was_killed_by_no_handler() -> None:
     """The kernel does it, although the worker has moved the deadline in time."""
     with executors.launched(executor_app.load) as launcher:
