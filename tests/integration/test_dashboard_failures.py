@@ -203,7 +203,7 @@ def test_a_seen_group_is_hidden_and_undo_shows_it(conn: Any) -> None:
     async def use(browser: Browser) -> None:
         page = await browser.open("/failures")
         page = await browser.follow(await browser.send(page, "/failures/seen"))
-        assert "Nothing has failed that nobody has seen." in page
+        assert "All causes of failures are marked as seen." in page
         everything = await browser.open("/failures", seen="1")
         assert "seen by ann" in pages.words(everything)
         page = await browser.follow(await browser.send(page, "/failures/unseen"))

@@ -332,7 +332,7 @@ def test_the_graph_and_its_list_have_the_states(conn: engine_db.Connection) -> N
     listed = pages.words(pages.opened(f"/runs/{run_id}", show="list"))
     assert "b ✕ failed a c ○ not started b" in listed
     lit = pages.opened(f"/runs/{run_id}", show="graph", lit="b")
-    assert "Lit: 2 others before and behind b" in pages.words(lit)
+    assert "Its path is marked: 2 others before and behind b" in pages.words(lit)
     assert lit.count(' class="lit"') == 2
 
 
@@ -608,7 +608,7 @@ def test_a_node_inside_of_a_box_lights_the_box(conn: engine_db.Connection) -> No
             (large, "step-1/node-0001", "step-1"), (mapped, "cut[clip-7]/encode", "cut"),
         ):  # fmt: skip
             page = await browser.open(f"/runs/{run_id}", show="graph", lit=node)
-            assert f"Lit: 0 others before and behind {box}" in pages.words(page)
+            assert f"Its path is marked: 0 others before and behind {box}" in pages.words(page)
             assert (f'{run_id}?node={box}">' in page) is (box == "cut")
         nothing = await browser.open(f"/runs/{mapped}", show="graph", lit="nothing")
         assert "The graph has no node nothing." in pages.words(nothing)
