@@ -383,8 +383,12 @@ class IngestPlan(execution_plan.ClaimingPlan):
         config.check_queue(queue)
         if queue in config.DAG_QUEUES:
             raise errors.InvalidConfig(f"queue {queue!r}: a plan serves ingest queues only")
-        if not 0 < lease_s < math.inf or (limit is not None and limit < 1):
-            raise errors.InvalidConfig(f"lease_s={lease_s!r}, limit={limit!r}: must be positive")
+        shapes.check_times(lease_s, None)
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise errors.InvalidConfig(
+                f"limit={limit!r:.40}: it must be a whole number from 1, or None for the manager's "
+                "workers"
+            )
         label = host or config.host_label()
         priority = config.host_priority() if host_priority is None else host_priority
         self._who = claims.Claimant(

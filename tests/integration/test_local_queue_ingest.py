@@ -515,7 +515,9 @@ def test_a_job_whose_next_crash_or_lapse_is_its_last_runs_alone(
     assert most == [0]
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"lease_s": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"limit": 0}, {"limit": 1.5}, {"lease_s": 0.0}, {"lease_s": 1e9}]
+)
 def test_values_that_cannot_work_are_refused(conn: db.Connection, wrong: Row) -> None:
     with pytest.raises(errors.InvalidConfig):
         local_queue.IngestPlan(QUEUE, **wrong)
