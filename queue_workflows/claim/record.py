@@ -194,16 +194,17 @@ def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | N
         )
         own = None
         verdict = policy.decide(None, made, outcome.raised, task=task)
-    row = yield from fail(
+    parameters = job_tables.fence(
         lease,
-        retry=verdict.retry,
-        after_s=verdict.after_s,
-        most=policy.most_attempts(found["max_attempts"], own, task),
+        received=outcome.resolved_inputs,
         error=outcome.error,
         seconds=outcome.seconds,
         detail=outcome.detail,
-        resolved_inputs=outcome.resolved_inputs,
+        retry=verdict.retry,
+        after_s=verdict.after_s,
+        most=policy.most_attempts(found["max_attempts"], own, task),
     )
+    row = yield from statements.attempts.fail[lease.table.name].script(**parameters)
     if row is not None and row["status"] == "queued":
         _log.warning(
             "%s (%s): attempt %d of %d failed, %s",
@@ -215,38 +216,6 @@ def _fail(lease: job_tables.Lease, outcome: Outcome) -> db.Script[Row | bool | N
             extra=log_context.ids_of_job(row),
         )
     return row
-
-
-def fail(
-    lease: job_tables.Lease,
-    *,
-    error: str,
-    seconds: float | None = None,
-    detail: str | None = None,
-    resolved_inputs: str | None = None,
-    retry: bool = True,
-    after_s: float | None = None,
-    most: int = 1,
-) -> db.Script[Row | None]:
-    """Record a failed attempt. The job is queued again while attempts are left, else it fails.
-
-    Without `retry` it fails at once. `after_s` is how long it waits, by default the back-off.
-    `max_attempts` is raised to at least `most`. `resolved_inputs` are the inputs that a node
-    received, as JSON text. Returns the row, or None if the claim is lost.
-    """
-    parameters = job_tables.fence(
-        lease,
-        received=resolved_inputs,
-        error=error,
-        seconds=seconds,
-        detail=detail,
-        retry=retry,
-        after_s=after_s,
-        most=most,
-        backoff_s=policy.BASE_S,
-        longest_s=policy.MAX_WAIT_S,
-    )
-    return (yield from statements.attempts.fail[lease.table.name].script(**parameters))
 
 
 def _leave_to_others(lease: job_tables.Lease, error: str) -> db.Script[Row | str | None]:

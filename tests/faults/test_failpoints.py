@@ -114,7 +114,7 @@ class Sweep(NamedTuple):
 HOOKS = {failpoints.HOOKS: "1"}
 CLAIMING = "at claim.claims.claim"
 """Also records what is completed, in the same transaction."""
-WORKING = (CLAIMING, "record.fail", "leases.stop", "leases._reports")
+WORKING = (CLAIMING, "record._fail", "leases.stop", "leases._reports")
 SETS_ASIDE = "at claim.record.end"
 """Parks a node for its answer, or suspends a job until its time or event."""
 DISPATCHING = (
@@ -197,9 +197,9 @@ SWEEPS = {
         (*NOTES, "--batch", str(workloads.BATCH)),
         MAIN,
         workloads.Batches,
-        places=(CLAIMING, "record.fail"),
+        places=(CLAIMING, "record._fail"),
     ),
-    "pool": Sweep(POOL, MAIN, workloads.Notes, places=(CLAIMING, "record.fail")),
+    "pool": Sweep(POOL, MAIN, workloads.Notes, places=(CLAIMING, "record._fail")),
     "scheduler": Sweep(
         SCHEDULER, MAIN, workloads.Ticks, NOTES, {}, ("enqueue_boot_kick", "run_once"), BEFORE
     ),

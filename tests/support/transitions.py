@@ -170,8 +170,21 @@ def record(conn: db.Connection, job: Row, kind: str = "completed", **more: Any) 
 
 
 def fail(conn: db.Connection, job: Row, error: str = "broke", **more: Any) -> Row | None:
-    """Fail an attempt, which is retried by the job's policy; None: the claim is lost."""
-    return db.run(conn, recording.fail(lease_of(job), error=error, **more))
+    """Fail an attempt, which is retried up to `most` times in all; None: the claim is lost.
+
+    `more`: `most` (1), `retry` (True), `after_s` (None: the back-off), `seconds` (None: unknown).
+    """
+    given: dict[str, Any] = {"most": 1, "retry": True, "after_s": None, "seconds": None} | more
+    wish = "retry" if given["retry"] else "discard"
+    outcome = outcomes.Outcome(
+        "failed",
+        given["seconds"],
+        error=error,
+        raised=policy.Raised(wish=wish, after_s=given["after_s"]),
+        task={"retries": given["most"] - 1},
+    )
+    found: Any = db.run(conn, recording.end(lease_of(job), outcome))
+    return found
 
 
 def leave(conn: db.Connection, job: Row, error: str) -> str:

@@ -9,10 +9,9 @@ SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM ingest_jobs 
 -- tables: ingest_jobs workflow_node_jobs
 -- Record a failed attempt: the job is queued again while attempts are left and `retry` is
 -- true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
--- waits first; NULL: the attempts times `backoff_s`, at most `longest_s`. `most`: what
--- `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded first.
--- `received`: the inputs that a node has received; NULL: those of its claim. No row: the claim is
--- lost.
+-- waits first. `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote
+-- are bounded first. `received`: the inputs that a node has received; NULL: those of its claim. No
+-- row: the claim is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (attempts, max_attempts, status, finished_at, available_at) = (
@@ -20,9 +19,8 @@ WITH done AS (
                       CASE WHEN must_end THEN 'cancelled'
                            WHEN again THEN 'queued' ELSE 'failed' END,
                       CASE WHEN must_end OR NOT again THEN now() END,
-                      CASE WHEN again AND NOT must_end AND coalesce(%(after_s)s::float8, 1) > 0
-                           THEN now() + interval '1 second' * coalesce(%(after_s)s::float8,
-                                    least(made * %(backoff_s)s::float8, %(longest_s)s::float8)) END
+                      CASE WHEN again AND NOT must_end AND %(after_s)s::float8 > 0
+                           THEN now() + %(after_s)s::float8 * interval '1 second' END
                  FROM queue_workflows_must_end(j) AS must_end
                 CROSS JOIN (
                       SELECT least(greatest(j.attempts, 0), 999999) + 1 AS made,
