@@ -54,15 +54,17 @@ class Knob(Generic[T]):
 
     `read()` returns the value of `QUEUE_WORKFLOWS_<name>`, else of `<prefix><name>`, else the
     default. Code calls it on each use. For a value that cannot be parsed it returns the default,
-    and logs one warning.
+    and logs one warning. A value below `least` counts as `least`.
     """
 
-    __slots__ = ("default", "meaning", "name", "unit", "variables")
+    __slots__ = ("default", "least", "meaning", "name", "unit", "variables")
 
     def __init__(
-        self, name: str, default: T, unit: str, meaning: str, *, prefix: str = "AI_LEADS_"
-    ) -> None:
+        self, name: str, default: T, unit: str, meaning: str, *, prefix: str = "AI_LEADS_",
+        least: T | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
+        self.least = least
         self.default = default
         self.unit = unit
         self.meaning = meaning
@@ -77,12 +79,13 @@ class Knob(Generic[T]):
             if raw is None:
                 continue
             try:
-                return _parse(raw, type(self.default))
+                found = _parse(raw, type(self.default))
             except ValueError:
                 warn_once(
                     variable, raw, f"not a {type(self.default).__name__}; using {self.default!r}"
                 )
                 return self.default
+            return found if self.least is None else max(found, self.least)
         return self.default
 
 
@@ -108,6 +111,8 @@ def warn_once(variable: str, raw: str, reason: str) -> None:
 
 
 KNOBS: dict[str, Knob[Any]] = {}
+LEAST_POLL_S = 0.01
+"""So that a setting of 0 keeps no loop busy; loops of threads have the same bound."""
 
 # fmt: off
 DB_POOL_MAX = Knob("DB_POOL_MAX", 10, "connections",
@@ -116,10 +121,11 @@ POLL_ONLY = Knob("POLL_ONLY", False, "flag",
     "set and non-empty: every process only polls, and leaves nothing in a session of the server, "
     "so that a pooler in transaction mode may be in between")
 CLAIM_POLL_S = Knob("CLAIM_POLL_S", 1.0, "s",
-    "how often an idle worker or orchestrator polls, in case a notification was lost")
+    "how often an idle worker or orchestrator polls, in case a notification was lost",
+    least=LEAST_POLL_S)
 DL_HEARTBEAT_SEC = Knob("DL_HEARTBEAT_SEC", 10.0, "s",
     "how often a worker writes its heartbeat and renews its claims (thrice a lease at "
-    "least)", prefix="")
+    "least)", prefix="", least=LEAST_POLL_S)
 LEASE_RECLAIM_INTERVAL_S = Knob("LEASE_RECLAIM_INTERVAL_S", 5.0, "s",
     "how often lapsed leases are swept")
 STALE_WORKER_AFTER_S = Knob("STALE_WORKER_AFTER_S", 30.0, "s",
@@ -147,7 +153,8 @@ GPU_MODEL_IDLE_TTL_S = Knob("GPU_MODEL_IDLE_TTL_S", 60.0, "s",
 GPU_CLAIM_POLICY = Knob("GPU_CLAIM_POLICY", "strict", "name",
     "how gpu workers choose: `strict` (the best priority first) or `balanced` (docs/gpu-claims.md)")
 WORKER_CONTROL_POLL_S = Knob("WORKER_CONTROL_POLL_S", 5.0, "s",
-    "how often a worker reads its ON/OFF row, in case a notification was lost")
+    "how often a worker reads its ON/OFF row, in case a notification was lost",
+    least=LEAST_POLL_S)
 RUN_RETENTION_DAYS = Knob("RUN_RETENTION_DAYS", 365.0, "days",
     "time after its end at which a run is deleted, with its nodes; <= 0: never")
 JOB_RETENTION_DAYS = Knob("JOB_RETENTION_DAYS", 90.0, "days",

@@ -20,7 +20,7 @@ from queue_workflows.claim import claims, outcomes, record, recovery, row_isolat
 from queue_workflows.dag import payload
 from queue_workflows.db import link
 from queue_workflows.run import node_call, wire
-from queue_workflows.runtime import clock, exit_codes, log_context, service
+from queue_workflows.runtime import clock, exit_codes, log_context
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import claimed_job, guards, job_logs, node_plans, queue_state
 
@@ -764,7 +764,7 @@ class Desk:
         `stopped` is True while a signal or a debugger has stopped the process that runs a gpu job.
         """
         if now >= self._poll_at:
-            self._poll_s = max(service.MIN_EVERY_S, config.CLAIM_POLL_S.read())
+            self._poll_s = config.CLAIM_POLL_S.read()
             self._poll_at = now + self._poll_s
             self.look(promote=True)
         asks = [self._retry_at, *(own.unsure_at for own in self.queues)]

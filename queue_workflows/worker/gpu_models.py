@@ -288,8 +288,7 @@ class GpuModels:
 
     def poll(self) -> None:
         """Read the latest request from the database; it replaces one that still waits."""
-        every_s = max(service.MIN_EVERY_S, config.WORKER_CONTROL_POLL_S.read())
-        self._poll_at = self._now() + every_s
+        self._poll_at = self._now() + config.WORKER_CONTROL_POLL_S.read()
         self._polls += 1
         who = self._queue.who
         newest = statements.models.newest_request.script(

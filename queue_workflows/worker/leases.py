@@ -16,7 +16,7 @@ from queue_workflows import config, db, workers
 from queue_workflows.claim import claims, job_steps, row_isolation
 from queue_workflows.dag import payload
 from queue_workflows.db import link, statements
-from queue_workflows.runtime import clock, service
+from queue_workflows.runtime import clock
 from queue_workflows.types import JsonDict, NowFn
 from queue_workflows.worker import claimed_job, desk, job_logs, queue_state
 
@@ -200,8 +200,7 @@ class Leases:
     def _renew(self, now: float) -> link.Request | None:
         held = [(own, [*own.jobs.values()]) for own in self._desk.queues if own.jobs]
         lease_s = self._desk.queues[0].who.lease_s
-        every_s = max(service.MIN_EVERY_S, config.DL_HEARTBEAT_SEC.read())
-        self._renew_at = now + min(every_s, lease_s / 3)
+        self._renew_at = now + min(config.DL_HEARTBEAT_SEC.read(), lease_s / 3)
         if not held:
             self._keep_hold(now)
             return None
@@ -269,7 +268,7 @@ class Leases:
     # --- Switches and reports.
 
     def _check_control(self, now: float) -> link.Request | None:
-        self._control_at = now + max(service.MIN_EVERY_S, config.WORKER_CONTROL_POLL_S.read())
+        self._control_at = now + config.WORKER_CONTROL_POLL_S.read()
         if not any(own.who.obey for own in self._desk.queues):
             return None
 
@@ -293,7 +292,7 @@ class Leases:
         return _request(check(), what, checked)
 
     def _beat(self, now: float) -> link.Request | None:
-        self._beat_at = now + max(service.MIN_EVERY_S, config.DL_HEARTBEAT_SEC.read())
+        self._beat_at = now + config.DL_HEARTBEAT_SEC.read()
         if config.DISABLE_WORKER_HEARTBEAT.read():
             self._desk.begin()
             return None

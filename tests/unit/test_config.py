@@ -86,6 +86,17 @@ def test_a_flag_is_set_and_not_empty(
     assert config.DISABLE_HW_METRICS.read() is found
 
 
+@pytest.mark.parametrize("raw", ["0", "-1"])
+def test_no_setting_lets_a_loop_poll_without_a_pause(
+    raw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for knob in (config.CLAIM_POLL_S, config.DL_HEARTBEAT_SEC, config.WORKER_CONTROL_POLL_S):
+        monkeypatch.setenv(knob.variables[0], raw)
+        assert knob.read() == config.LEAST_POLL_S
+        monkeypatch.setenv(knob.variables[0], "0.5")
+        assert knob.read() == 0.5
+
+
 def test_every_knob_is_described_with_its_variables() -> None:
     assert all(knob.name == name for name, knob in config.KNOBS.items())
     assert all(knob.meaning and knob.unit for knob in config.KNOBS.values())
