@@ -263,7 +263,14 @@ class Leases:
         }
         for job in jobs:
             job.cursors = {}
-        self.later(job_steps.store_cursors(moved), f"cursors of {len(moved)} jobs are not stored")
+
+        def store_apart() -> None:
+            for lease, cursors in moved.items():
+                what = f"the cursors of job {lease.job_id} are not stored"
+                self.later(job_steps.store_cursors({lease: cursors}), what)
+
+        what = f"the cursors of {len(moved)} jobs are stored one by one"
+        self.later(job_steps.store_cursors(moved), what, failed=store_apart)
 
     # --- Switches and reports.
 

@@ -643,6 +643,26 @@ def test_one_row_that_refuses_its_renewal_stops_no_other() -> None:
     assert world.killed == []
 
 
+def test_a_cursor_that_the_database_refuses_keeps_no_other_from_being_stored() -> None:
+    world = World(slots=2)
+    while (request := world.leases.next()) is not None:
+        request.done([])
+    world.claim("a", "b")
+    for name in "ab":
+        world.job(name).cursors["items", ""] = 5
+    world.renew(a={}, b={})
+    stored: list[list[str]] = []
+    while (request := world.leases.next()) is not None:
+        statement = next(request.script)
+        if statement.text != statements.job_steps.store_cursors["ingest_jobs"].text:
+            request.done([])
+            continue
+        given: Any = statement.parameters
+        stored.append([*given["jobs"]])
+        request.refused(refused("22003"))
+    assert stored == [["a", "b"], ["a"], ["b"]]
+
+
 def test_a_job_whose_record_is_in_flight_is_not_lost_by_a_renewal_that_misses_it() -> None:
     world = World(slots=2)
     world.claim("a")
