@@ -266,6 +266,10 @@ def test_what_is_new_since_the_last_visit(conn: Any) -> None:
         page = await browser.open("/failures")
         assert page.count("new since your last visit") == 1
         assert "new since your last visit" in await browser.open("/failures"), "in the same visit"
+        failed(conn, "A: x", 2)
+        page = await browser.open("/failures", since="30m")
+        assert "A: x" in page
+        assert "new since" not in page, "the search does not reach back to the last visit"
         for text in ("x", "1.2.3", "99999999999999999999.1", "."):
             browser.http.cookies.set("queue_workflows_failures", text, path="/ui")
             await browser.open("/failures")

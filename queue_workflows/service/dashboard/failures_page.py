@@ -68,9 +68,11 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
     found = await view.read(request, _read, given)
     before = _last_visit(request, found.now)
     # Of a group whose first failure was perhaps not read it is unknown whether it is new.
-    knows = found.is_whole or before is None or (found.back_to or found.now) <= before
-    recent = found.now - timedelta(seconds=NEW_S)
-    knows_recent = found.begin <= recent or (found.is_whole and "since" not in given)
+    has_all = found.is_whole and "since" not in given
+    new_after, recent_after = (
+        at if at is not None and (has_all or found.begin <= at) else None
+        for at in (before, found.now - timedelta(seconds=NEW_S))
+    )
     until = given.get("until")
     newest = [group["members"][0] | {"group": group} for group in found.groups]
     shown, pages = paged("/failures", query, newest, place)
@@ -80,7 +82,7 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
         request, "failures.html", title="Failures", found=found, filter=query, pages=pages,
         command=_command("list", query) + (" --all" if given["seen"] else ""),
         groups=[_shown(request, row["group"], most) for row in shown], most=failures.MOST,
-        new_after=before if knows else None, recent_after=recent if knows_recent else None,
+        new_after=new_after, recent_after=recent_after,
         is_first_visit=before is None, total=sum(each["count"] for each in found.groups),
         most_of_bar=max((max(row["group"]["bars"]) for row in shown), default=0),
         end=found.now - until if isinstance(until, timedelta) else until or found.now,

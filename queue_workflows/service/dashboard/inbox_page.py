@@ -77,7 +77,8 @@ async def news(request: Request, at: pydantic.AwareDatetime) -> Response:
 @router.get("/inbox/question")
 async def one(request: Request, run: view.Text = None, node: view.Text = None) -> Response:
     """Show one question."""
-    return _page(request, await _read(request, run or "", node or ""))
+    sees = session.of(request).sees_values
+    return _page(request, await view.read(request, _asked, run or "", node or "", sees))
 
 
 def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = None) -> Response:
@@ -87,11 +88,6 @@ def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = No
         title=f"Question of {display.line(asked['workflow_name'], 120)}", given=given or {},
         command=display.answer_command(asked["run_id"], asked["node_id"]),
     )  # fmt: skip
-
-
-async def _read(request: Request, run_id: str, node_id: str) -> JsonDict:
-    """Return a question that waits, or raise `NotFound`."""
-    return await view.read(request, _asked, run_id, node_id, session.of(request).sees_values)
 
 
 def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> JsonDict:
@@ -183,7 +179,7 @@ async def answer(request: Request) -> Response:
 async def _waiting(request: Request, run_id: str, node_id: str) -> JsonDict:
     """Return a question that waits, or refuse the form and say who was faster."""
     try:
-        return await _read(request, run_id, node_id)
+        return await view.read(request, _asked, run_id, node_id, sees=True)
     except view.NotFound as error:
         raise forms.Refused(409, f"{error.text}. Nothing was changed.") from None
 
