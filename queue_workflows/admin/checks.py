@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
-from queue_workflows import config, db
+from queue_workflows import config, db, errors
 from queue_workflows import schedules as schedule_api
 from queue_workflows.admin import permissions, waiting_reasons
 from queue_workflows.dag import confinement
@@ -435,7 +435,11 @@ def files(conn: db.Connection) -> Findings:
 def _outputs(machines: list[str]) -> Finding:
     """Check the folders that nodes write to, by writing there."""
     may_run = config.host_label() in machines or config.get_config().knows_nodes()
-    knob, default = config.OUTPUTS_DIR.variables[0], confinement.outputs_folder()
+    knob = config.OUTPUTS_DIR.variables[0]
+    try:
+        default = confinement.outputs_folder()
+    except errors.InvalidConfig as error:
+        return Finding("outputs", ERROR, str(error))
     for folder in dict.fromkeys([default, *map(Path, confinement.roots())]):
         existing = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
         try:

@@ -41,10 +41,15 @@ def outputs_folder() -> Path:
     """Return the parent folder of runs' folders; it may not exist yet.
 
     It is OUTPUTS_DIR, else `runs` in the first of OUT_ROOTS, else `queue_workflows/outputs` in the
-    user's data folder (root: `/var/lib/queue_workflows/outputs`).
+    user's data folder (root: `/var/lib/queue_workflows/outputs`). Raises `InvalidConfig`.
     """
     if chosen := config.OUTPUTS_DIR.read():
-        return Path(chosen).expanduser().absolute()
+        try:
+            return Path(chosen).expanduser().absolute()
+        except RuntimeError:
+            name = config.OUTPUTS_DIR.variables[0]
+            text = f"{name}={chosen!r:.200}: its home folder does not exist; name another folder"
+            raise errors.InvalidConfig(text) from None
     if allowed := roots():
         # A subfolder, because a run id may equal the name of an unrelated folder in the root.
         return Path(allowed[0], "runs")

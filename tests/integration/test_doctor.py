@@ -195,6 +195,9 @@ def test_a_folder_that_nodes_cannot_write_to(
                 (f"{host}:1", host),
             )
             assert findings()["outputs"].level == level
+    monkeypatch.setenv("QUEUE_WORKFLOWS_OUTPUTS_DIR", "~nobody-has-this-name/runs")
+    assert findings()["outputs"].level == ERROR
+    assert "its home folder does not exist" in findings()["outputs"].text
 
 
 def test_a_role_that_may_only_submit_while_runs_may_keep_files_anywhere(
