@@ -548,6 +548,28 @@ def test_a_workflow_of_any_name_is_found_and_a_file_too(
     assert "media/none: No such file" in err
 
 
+def written(node_id: str, module: str = "gather", **more: Any) -> dict[str, Any]:
+    """A node of an expanded definition with no more than what it must have."""
+    return {"id": node_id, "module": module, "queue": "cpu", "inputs": {}, **more}
+
+
+SMALLEST = [written("a")]
+LATER_ROUND = [
+    written("s/x#2", arm="s", round=2),
+    written("s", "__loop__", deps=["s/x#2"], loop={"rounds": [{"end": "s/x#2", "until": True}]}),
+    written("s/y", arm="s", round=1),
+]
+
+
+@pytest.mark.parametrize("nodes", [SMALLEST, LATER_ROUND])
+def test_a_definition_that_was_written_by_hand_is_drawn(
+    file: Path, nodes: list[dict[str, Any]]
+) -> None:
+    made = {"version": 1, "workflow": "w", "nodes": nodes}
+    assert printed(file, made)[0] == f"w: {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+    assert printed(file, made, "--format", "mermaid")[0] == "flowchart TD"
+
+
 def test_warnings_count_only_with_strict(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     doubtful = {**READ, "depend_on": []}
