@@ -285,7 +285,7 @@ def socket_dir(folder: Path, owner: Account | None) -> Path:
     for path in candidates:
         # libpq treats a comma in the host as the end of a host name.
         too_long = len(os.fsencode(path / f".s.PGSQL.{PORT}")) > _SOCKET_PATH_MAX
-        if not too_long and "," not in str(path) and path.parent.is_dir() and _own(path, user):
+        if not too_long and "," not in str(path) and _own(path, user):
             return path
     raise errors.EmbeddedUnavailable(
         f"no folder for the embedded server's socket: each of {', '.join(map(str, candidates))} "
@@ -300,7 +300,7 @@ def _own(path: Path, user: Account) -> bool:
         path.mkdir(mode=0o700)
     except FileExistsError:
         pass
-    except OSError:  # XDG_RUNTIME_DIR may be the folder of another user
+    except OSError:  # XDG_RUNTIME_DIR may be gone, or the folder of another user
         return False
     found = path.lstat()
     if path.is_symlink() or found.st_mode & 0o77:

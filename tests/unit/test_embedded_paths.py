@@ -159,10 +159,11 @@ def test_a_socket_folder_open_to_others_is_not_taken(
     assert cluster.socket_dir(short_path, None).parent == runtime
 
 
+@pytest.mark.parametrize("runtime", ["/proc", "/nowhere", "/dev/null"])
 def test_a_socket_folder_that_cannot_be_made_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_path: Path, runtime: str
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
