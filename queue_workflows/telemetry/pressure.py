@@ -172,7 +172,7 @@ class Memory:
             # In a container the path may be the host's, of which only the root is there.
             parts = [part for part in name.split("/") if part not in ("", "..")]
             folders = (root.joinpath(*parts[:size]) for size in range(len(parts), -1, -1))
-            with contextlib.suppress(ValueError):  # a name that no path can have
+            with contextlib.suppress(OSError, ValueError):  # a name that no path can have
                 found += [each for each in folders if each.is_dir()]
         return found
 

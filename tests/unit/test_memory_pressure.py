@@ -114,7 +114,7 @@ def test_a_container_that_may_not_swap_does_not_wait_for_the_swap_of_the_machine
 @pytest.mark.parametrize("text", ["", "MemTotal: x kB\n", "MemTotal:\n", "\xff\0", "MemTotal: 5\n"])
 def test_files_that_cannot_be_read_are_unknown_memory(machine: Machine, text: str) -> None:
     (machine.proc / "meminfo").write_text(text)
-    machine.is_in("", "0", "0::", "x:y")
+    machine.is_in("", "0", "0::", "x:y", f"0::/{'x' * 300}")
     assert machine.read() == pressure.Reading()
 
 
