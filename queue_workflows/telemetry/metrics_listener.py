@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -49,7 +50,8 @@ def address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+    is_port = re.fullmatch(r"\d{1,5}", port, re.ASCII) and int(port) < 65536
+    if not (colon and host and is_port):
         raise errors.InvalidConfig(
             f"--listen {text!r:.100} should be HOST:PORT, such as 127.0.0.1:9187, or [::1]:9187"
         )

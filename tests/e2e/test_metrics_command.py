@@ -109,7 +109,9 @@ def test_without_a_database_the_reply_is_503_and_no_secret(cli: Commands, conn: 
         assert "c4nary" not in started.err
 
 
-@pytest.mark.parametrize("where", ["9187", "localhost", "::1:9187", "h:70000", "h:-1", "h:x"])
+@pytest.mark.parametrize(
+    "where", ["9187", "localhost", "::1:9187", "h:70000", "h:-1", "h:x", f"h:{'9' * 5000}"]
+)
 def test_a_bad_address_is_one_line(cli: Commands, where: str) -> None:
     done = cli.run("queue-workflows", "metrics", "--listen", where)
     assert "--listen" in commands.refused(done)
