@@ -544,6 +544,9 @@ def test_a_switch_is_shown_where_it_was_set(conn: Any) -> None:
             await browser.send(page, "/machines/switch", label="Off at once")
         )
         assert "Every queue of box is switched off at once." in page
+        words = pages.words(page)
+        assert "every queue off hard 0" in words
+        assert "queue cpu off pause 0" in words, "its own switch, which will be in force again"
 
     pages.browse(use)
     assert workers.policy_in_force("box", "load") == "hard"

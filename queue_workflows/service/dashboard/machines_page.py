@@ -163,19 +163,21 @@ def _running(rows: Rows) -> int:
 def _switches(conn: db.Connection, host: str, rows: Rows) -> list[tuple[str, Rows, Row | None]]:
     """Return every queue of a machine as `all`, then each, with its workers and its switch if off.
 
-    A worker's row has the switch in force, which is its queue's own or the one for every queue.
+    A worker's row has only the switch in force, its queue's own or the one for every queue.
     """
-    off = [row for row in rows if row["desired_state"] == "off"]
-    control = statements.controls.get(conn, host=host, queue=workers.ALL) if off else None
-    at = control["updated_at"] if control and _is_off(control) else None
-    of_all = control | {"switched_at": at} if control and at else None
-    own = {row["queue"]: row for row in off if row["switched_at"] != at}
+    off = _off(conn, host) if any(row["desired_state"] == "off" for row in rows) else {}
     found: dict[str, Rows] = {}
     for row in rows:
         found.setdefault(row["queue"], []).append(row)
-    found.pop(workers.ALL, None)
-    queues = sorted(found, key=lambda queue: (queue not in own, queue))
-    return [(workers.ALL, rows, of_all), *((name, found[name], own.get(name)) for name in queues)]
+    found[workers.ALL] = rows
+    queues = sorted(found, key=lambda queue: (queue != workers.ALL, queue not in off, queue))
+    return [(name, found[name], off.get(name)) for name in queues]
+
+
+def _off(conn: db.Connection, host: str) -> dict[str, Row]:
+    """Return the switches of a machine that are off now, by their queues."""
+    found = statements.workers.switched_off(conn)
+    return {row["queue"]: row for row in found if row["host_label"] == host}
 
 
 # --- actions -----------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ async def switch(request: Request) -> Response:
 
     def change() -> Row | None:
         with db.transaction() as conn:
-            before = statements.controls.get(conn, host=host, queue=queue)
+            before = _off(conn, host).get(queue)
             if to == "on":
                 workers.enable(host, queue, conn=conn)
             else:
@@ -217,20 +219,13 @@ def _ended(conn: db.Connection, host: str, queue: str) -> int:
     return _running([row for row in served if queue in (row["queue"], workers.ALL)])
 
 
-def _is_off(control: Row) -> bool:
-    """Return whether a switch is off. One whose time has passed is on."""
-    until = control["until_at"]
-    is_over = until is not None and until <= datetime.now(timezone.utc)
-    return control["desired_state"] == "off" and not is_over
-
-
 def _undo(host: str, queue: str, before: Row | None) -> forms.Action | None:
     """Return the action that restores a switch.
 
     Returns None for one that was off at once, which would end running jobs without a question.
     """
     fields = {"host": host, "queue": queue, "to": "on"}
-    if before is not None and _is_off(before):
+    if before is not None:
         if before["stop_policy"] == "hard":
             return None
         fields["to"] = before["stop_policy"]
