@@ -718,9 +718,18 @@ def requested_database() -> str:
 
 
 def host_label() -> str:
-    """Return the label under which this machine's workers are shown and addressed."""
+    """Return the label under which this machine's workers are shown and addressed.
+
+    Raises `InvalidConfig` for one in the environment that no row can hold.
+    """
+    from queue_workflows import types
+
     for variable in _variables(_config.host_label_env, "HOST_LABEL"):
         if label := os.environ.get(variable):
+            if not types.is_name(label):
+                raise errors.InvalidConfig(
+                    f"{variable}={label!r:.40}: a host label has 1 to 400 bytes of UTF-8"
+                )
             return label
     import socket
 

@@ -256,6 +256,15 @@ def test_the_embedded_server_is_wanted_by_configure_or_environment(
     assert config.embedded_wanted()
 
 
+@pytest.mark.parametrize("label", ["b\udcff", "b" * 401])
+def test_a_host_label_that_no_row_can_hold_is_refused(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_HOST_LABEL", label)
+    with pytest.raises(errors.InvalidConfig, match="QUEUE_WORKFLOWS_HOST_LABEL='b"):
+        config.host_label()
+
+
 def test_the_host_label_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.host_label()
     monkeypatch.setenv("AI_LEADS_HOST_LABEL", "theirs")
