@@ -376,7 +376,7 @@ def _map_node(
         steps = _read_steps(entry, reading, depth + 1, where)
     else:
         flow = reading.flow(entry, where)
-        reading.take_nodes("", len(flow))
+        reading.take_nodes(step_id, len(flow))
         steps = {"": _Step((), _placed(flow, "", _step_inputs(entry, where), None))}
     body = _nodes(steps, reading, where)
     over, found = graph.read_map(entry, body, where)

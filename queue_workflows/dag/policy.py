@@ -228,7 +228,7 @@ def _number(
         raise errors.InvalidWorkflow(f"{where}: {key!r} must be {noun}, not {raw!r:.120}")
     if not least <= raw <= most:  # also refuses NaN, infinity, and an int that no float can hold
         raise errors.InvalidWorkflow(
-            f"{where}: {key!r} must be {least:g} to {most:g}, not {raw!r:.40}"
+            f"{where}: {key!r} must be {least:g} to {most:.9g}, not {raw!r:.40}"
         )
     return kind(raw)
 

@@ -477,6 +477,8 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'s/t'" in message and "MAX_PAYLOAD_KB" in message
     constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 1)
     assert "more than 1 nodes" in refusal(step("a"), step("b"))
+    mapped = {"id": "m", "kind": "map", "over": [], "pipeline": "fan"}
+    assert "(reached in step 'm')" in refusal(mapped)
 
 
 def test_a_chain_of_3000_nodes_expands_without_recursion_and_fast() -> None:

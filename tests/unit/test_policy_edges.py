@@ -31,7 +31,7 @@ def test_the_ends_of_each_range_are_taken() -> None:
 def test_what_is_beside_them_is_refused() -> None:
     cases: list[Any] = [
         ("retries", 1001, "0 to 1000"), ("timeout_s", 0.0009, "0.001 to"),
-        ("timeout_s", 366 * 86400.0 + 1, "to 3.16224e+07"), ("timeout_s", True, "a number"),
+        ("timeout_s", 366 * 86400.0 + 1, "to 31622400"), ("timeout_s", True, "a number"),
         ("backoff", -0.1, "0 to"), ("backoff", True, "a number"), ("retries", False, "whole"),
         ("priority", -32769, "-32768 to 32767"), ("priority", 32768, "-32768 to 32767"),
         ("lock_key", "x" * 201, "1 to 200"), ("retry_on", [""], "lists names"),
