@@ -239,9 +239,10 @@ def _found(conn: db.Connection, text: str, sees: bool) -> tuple[str, dict[str, s
         return "/runs", {"workflow": text}
     if text in statements.controls.known_hosts(conn):
         return "/machines", {"host": text}
-    begun = run_page.ids_with(conn, text, "run", "node job", "ingest job")
-    if len(begun) == 1 and len(text) >= runs.ID_CHARACTERS:
-        return begun[0][1], {}
+    if len(text) >= runs.ID_CHARACTERS:
+        begun = run_page.ids_with(conn, text, "run", "node job", "ingest job")
+        if len(begun) == 1:
+            return begun[0][1], {}
     named = statements.pages.named(conn, text=text, most=runs.EXAMINED)
     if named is None or not (sees or named["field"] == "task"):
         return None
