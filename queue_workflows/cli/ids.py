@@ -16,39 +16,33 @@ CANDIDATES = 5
 """The most ids that are listed for an ambiguous prefix."""
 
 
-def find(conn: db.Connection, any_id: str, *, jobs_first: bool = False) -> tuple[str, Row | None]:
-    """Return the stored id and what has it, as `overview.find` returns it; None if nothing has it.
-
-    The exact id comes first. An id with escapes (`a\x1b`, as commands print it) stands for the
-    characters only if no stored id has that very text.
-    """
-    # The database takes neither NUL nor the surrogates that a shell makes of other bytes.
-    for one in filter(payload.is_storable, dict.fromkeys((any_id, display.restored(any_id)))):
-        if row := statements.overview.find(conn, id=one, jobs_first=jobs_first):
-            return one, row
-    return any_id, None
-
-
 def resolve(
     conn: db.Connection, text: str, *, kind: str | None = None, jobs_first: bool = False
 ) -> tuple[str, Row | None]:
-    """Return what `find` returns, or else the only generated id that begins with `text`.
+    """Return the stored id and what has it, as `overview.find` returns it; None if nothing has it.
 
-    `kind`: only ids of a `run`, `node job` or `ingest job` are candidates. `jobs_first`: of a run
-    and a job with one id, return the job. Raises `InvalidConfig`, which lists them, when there
-    are several.
+    The exact id comes first, then an id with escapes (`a\x1b`, as commands print it), then the only
+    generated id that begins with `text`. `kind`: only ids of a `run`, `node job` or `ingest job`
+    are candidates for that. `jobs_first`: of a run and a job with one id, return the job. Raises
+    `InvalidConfig`, which lists them, when there are several candidates.
     """
-    any_id, row = find(conn, text, jobs_first=jobs_first)
-    if row is not None or not text or not payload.is_storable(text):
-        return any_id, row
+    # The database takes neither NUL nor the surrogates that a shell makes of other bytes.
+    for one in filter(payload.is_storable, dict.fromkeys((text, display.restored(text)))):
+        if row := statements.overview.find(conn, id=one, jobs_first=jobs_first):
+            return one, row
+    if not text or not payload.is_storable(text):
+        return text, None
     found = starting_with(conn, text, limit=CANDIDATES + 1)
     fitting = [each for each in found if kind in (None, each["kind"])]
+    if not fitting:
+        return text, None
     if len(fitting) > 1:
         some = ", ".join(f"{each['kind']} {each['id']}" for each in fitting[:CANDIDATES])
         more = ", ..." if len(fitting) > CANDIDATES else ""
         text = f"{text!r} is the start of several ids: {some}{more}"
         raise errors.InvalidConfig(display.line(text, 500))
-    return find(conn, fitting[0]["id"], jobs_first=jobs_first) if fitting else (any_id, None)
+    any_id = fitting[0]["id"]
+    return any_id, statements.overview.find(conn, id=any_id, jobs_first=jobs_first)
 
 
 def starting_with(conn: db.Connection, prefix: str, *, limit: int) -> list[Row]:

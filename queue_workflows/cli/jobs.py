@@ -31,7 +31,7 @@ def list_(limit: int = 20, *, asked: JsonDict) -> define.Shown:
 
 @define.command(
     "show",
-    f"JOB  The id of a job, or its start. {ids.HELP}",
+    f"JOB  The id of a job. {ids.PREFIX_HELP}",
     "--full  Values, traces and logs uncut.",
     app=app,
 )
@@ -62,7 +62,7 @@ def _changing(
             raise errors.InvalidConfig("name jobs or give a filter, not both")
         if job:
             with db.transaction() as conn:
-                chosen = [ids.find(conn, one)[0] for one in job]
+                chosen = [ids.resolve(conn, one, jobs_first=True)[0] for one in job]
         else:
             rows = api.list(**{"status": [*default], **asked}, limit=None)
             chosen = [row["id"] for row in reversed(rows)]  # the oldest first
@@ -74,7 +74,7 @@ def _changing(
         return outcomes(act(chosen, is_running))
 
     change.__doc__ = doc
-    lines = f"""JOB  Ids, instead of a filter. {ids.HELP}
+    lines = f"""JOB  Ids, instead of a filter. {ids.PREFIX_HELP}
     --dry-run  Only list the jobs that it would change."""
     define.command(name, lines, takes=define.ACT, app=app, operation=catalog.ListJobs)(change)
 

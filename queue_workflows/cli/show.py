@@ -21,7 +21,7 @@ PAGE = 200
 
 @define.command(
     "show",
-    f"RUN|JOB  The id of a run or a job, or its start. {ids.HELP}",
+    f"RUN|JOB  The id of a run or a job. {ids.PREFIX_HELP}",
     """--node NODE  Only this node of the run; repeatable.
     --item KEY  Only this item of a map: its state and nodes.
     --round N 1..  Only the nodes of this round of a loop.

@@ -375,6 +375,15 @@ def test_cancel_and_delete_by_filter(conn: Any, some: None) -> None:
     assert said("delete", "waits").out == "job waits: deleted\n"
 
 
+def test_a_job_is_named_by_the_start_of_its_generated_id(conn: Any) -> None:
+    job_id = factories.ingest(conn, id="0a1b2c3d-0000-4000-8000-000000000000")["id"]
+    factories.ingest(conn, id="0a1b2c3e-0000-4000-8000-000000000000")
+    assert said("cancel", "0a1b2c3d").out == f"job {job_id}: cancelled\n"
+    both = said("delete", "0a1b2c3")
+    assert (both.code, "'0a1b2c3' is the start of several ids" in both.err) == (2, True)
+    assert said("delete", job_id[:8]).out == f"job {job_id}: deleted\n"
+
+
 def test_a_filter_by_text_selects_jobs(some: None) -> None:
     assert ids(json.loads(said("list", "--text", "DEA", "--json").out)) == ["dead"]
     assert said("delete", "--text", "dea", "--dry-run").out == "would delete: 1 job\n  dead\n"
