@@ -95,7 +95,7 @@ def command(
     def decorate(function: Callable[..., int | Shown]) -> Callable[..., None]:
         own = inspect.signature(function, eval_str=True).parameters
         chosen = [each for each in COMMON if each in takes.split()]
-        marks = {} if operation is None else _marks(operation, own)
+        fields = [] if operation is None else _fields(operation, own)
 
         @functools.wraps(function)
         def wrapper(**given: Any) -> None:
@@ -106,7 +106,7 @@ def command(
 
             def run() -> int:
                 if operation is not None:
-                    given["asked"] = _asked(marks, given)
+                    given["asked"] = _asked(operation, {key: given.pop(key) for key, *_ in fields})
                 with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
                     if not reads:
                         return print_out(function(**given))
@@ -124,13 +124,12 @@ def command(
             for text in options
             for line in re.sub(r"\n\s+", " ", inspect.cleandoc(text)).splitlines()
         ]
-        described = [] if operation is None else _fields(operation, marks)
-        described += [
+        described = [
             (each.name, each.annotation, each.default, line)
             for each, line in zip(listed, lines, strict=True)
         ]
         described += [(key, *COMMON[key]) for key in chosen]
-        parameters = [parameter(*each) for each in described]
+        parameters = [parameter(*each) for each in (*fields, *described)]
         made: Any = wrapper
         made.__signature__ = inspect.Signature(parameters)
         made.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -141,28 +140,20 @@ def command(
     return decorate
 
 
-def _marks(
+def _fields(
     operation: type[requests.Request[Any]], own: Collection[str]
-) -> dict[str, requests.Field]:
-    """Return the fields of an operation that are neither common options nor in `own`.
+) -> list[tuple[str, Any, Any, str]]:
+    """Return name, type, default and line of the fields of an operation that are not in `own`.
 
-    Its `limit` is the size of a page over HTTP, in which commands do not read.
+    Those of the route's path are arguments. `limit` is left out, as the size of a page over HTTP.
     """
     from queue_workflows.requests import request  # late, as most commands have no operation
 
-    left_out = {*COMMON, *own, "limit"}
-    return {key: mark for key, mark in request.marks(operation).items() if key not in left_out}
-
-
-def _fields(
-    operation: type[requests.Request[Any]], marks: dict[str, requests.Field]
-) -> list[tuple[str, Any, Any, str]]:
-    """Return name, type, default and line of fields; those of the route's path are arguments."""
-    from queue_workflows.requests import request
-
     placed, hints = request.placed(operation), typing.get_type_hints(operation)
     found: list[tuple[str, Any, Any, str]] = []
-    for key, mark in marks.items():
+    for key, mark in request.marks(operation).items():
+        if key in (*COMMON, *own, "limit"):
+            continue
         text = f"{mark.help}: {mark.forms}" if mark.forms else mark.help.removesuffix(".")
         line = f"{mark.metavar or key.upper()}  {text[:1].upper()}{text[1:]}."
         if key in placed:
@@ -173,13 +164,14 @@ def _fields(
     return found
 
 
-def _asked(marks: dict[str, requests.Field], given: dict[str, Any]) -> dict[str, Any]:
-    """Take the fields from what was given; return the meaning of each that was not left out."""
-    found: dict[str, Any] = {}
-    for key, mark in marks.items():
-        word = given.pop(key)
-        if word is not None and word != []:
-            found[key] = parsed(_option(key), mark.parse, word) if mark.parse else word
+def _asked(operation: type[requests.Request[Any]], words: dict[str, Any]) -> dict[str, Any]:
+    """Return the meaning of the words for fields of an operation, without those not given."""
+    from queue_workflows.requests import request
+
+    found = {key: word for key, word in words.items() if word is not None and word != []}
+    for key in found:
+        if parse := request.marks(operation)[key].parse:
+            found[key] = parsed(_option(key), parse, found[key])
     return found
 
 
