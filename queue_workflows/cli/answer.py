@@ -36,8 +36,9 @@ def answer(run: str, node: str, value: str, unchecked: bool = False) -> define.S
     """Answer an input node. The first answer counts; exit code 1 for a later one."""
     done = _answered(run, node, _text_given(value), check=not unchecked)
     if done["outcome"] != "answered":
-        return define.Shown(done, refusals=[_refused(done)])
-    text = f"{_named_node(done)}: answered {output.compact(done['value'])}"
+        return define.Shown(done, refusals=[done["reason"]])
+    where = f"node {done['node_id']} of run {done['run_id']}"
+    text = f"{where}: answered {output.compact(done['value'])}"
     return define.Shown(done, lambda: output.echo(text))
 
 
@@ -59,7 +60,7 @@ def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
 
     `outcome`: `answered`, `already answered` (`value` is then the answer that counts, if it was
     taken), `timed out` (`value` is then the default that was taken), `not waiting` or `unknown`.
-    Raises `InvalidAnswer`, `InvalidPayload` and `InvalidConfig`.
+    `reason`: why it was not taken. Raises `InvalidAnswer`, `InvalidPayload` and `InvalidConfig`.
     """
     done: JsonDict = {
         "run_id": run_id, "node_id": node_id, "outcome": "unknown", "reason": None,
@@ -75,7 +76,7 @@ def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
                 job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=one)
         if job is None:
             if run is None or run["kind"] != "run":
-                return done
+                return done | {"reason": f"there is no run {run_id!r}"}
             hint = stored_graph.hint(conn, run_id, node_id)
             return done | {"reason": f"run {run_id} has no node {node_id!r} yet{hint}"}
         node_id = job["node_id"]
@@ -93,36 +94,26 @@ def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
 
 def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> JsonDict:
     """Return what a refusal means; raise it again if the value is wrong."""
-    run_id, node_id, found = job["run_id"], job["node_id"], {"reason": str(error)}
+    run_id, node_id, status = job["run_id"], job["node_id"], job["status"]
+    where = f"node {node_id} of run {run_id}"
     asks = job["node_module"].startswith("__input__")
-    if asks and job["status"] == "completed":
+    if asks and status == "completed":
         target = stored_json.text(stored_json.mapping(job["inputs"]).get("target"))
-        waited = statements.overview.took_default(conn, run=run_id, node=node_id)
-        return found | {
-            "value": stored_json.mapping(job["context_delta"]).get(target or ""),
-            "outcome": "timed out" if waited else "already answered",
-            "status": job["status"],
-        }
-    if asks and job["status"] in OPEN:
+        value = stored_json.mapping(job["context_delta"]).get(target or "")
+        found: JsonDict = {"value": value, "status": status}
+        if statements.overview.took_default(conn, run=run_id, node=node_id):
+            took = f"and took the default {output.compact(value)}"
+            reason = f"{where} was not answered within its time-out, {took}"
+            return found | {"outcome": "timed out", "reason": reason}
+        first = f" with {output.compact(value)}"
+    elif asks and status in OPEN:
         if not statements.overview.has_answer(conn, run=run_id, node=node_id):
             raise error
-        return found | {"outcome": "already answered"}
-    return found | {"outcome": "not waiting", "status": job["status"]}
-
-
-def _named_node(done: JsonDict) -> str:
-    return f"node {done['node_id']} of run {done['run_id']}"
-
-
-def _refused(done: JsonDict) -> str:
-    """Return why an answer was not taken."""
-    if done["outcome"] == "timed out":
-        took = f"took the default {output.compact(done['value'])}"
-        return f"{_named_node(done)} was not answered within its time-out, and {took}"
-    if done["outcome"] != "already answered":
-        return done["reason"] or f"there is no run {done['run_id']!r}"
-    first = f" with {output.compact(done['value'])}" if done["status"] == "completed" else ""
-    return f"{_named_node(done)} has been answered already{first}; the first answer counts"
+        found, first = {}, ""
+    else:
+        return {"outcome": "not waiting", "status": status, "reason": str(error)}
+    reason = f"{where} has been answered already{first}; the first answer counts"
+    return found | {"outcome": "already answered", "reason": reason}
 
 
 _KEYS = (
@@ -252,7 +243,7 @@ def read(text: str, spec: JsonDict) -> Any:
 
 
 def _choice(text: str, choices: list[tuple[str, Any]]) -> Any:
-    if text.isdecimal() and 1 <= int(text) <= len(choices):
+    if text.isdecimal() and len(text) < 10 and 1 <= int(text) <= len(choices):
         return choices[int(text) - 1][1]
     for label, value in choices:
         if text == label:

@@ -144,6 +144,7 @@ def test_the_second_answer_is_refused_with_the_first(toy: flow.Flow, taken: bool
     assert later["outcome"] == "already answered"
     assert later["value"] == ("l" if taken else None)
     assert later["submission_id"] is None
+    assert later["reason"].endswith("; the first answer counts")
     input_listener.InputListener().process_all()
     assert flow.job(run_id, "q")["context_delta"] == {"answer": "l"}
 

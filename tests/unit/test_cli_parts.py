@@ -134,7 +134,7 @@ def test_what_a_typed_line_means(text: str, spec: dict[str, Any], value: object)
     assert answer.read(text, spec) == value
 
 
-@pytest.mark.parametrize("text", ["0", "3", "left", "1,9"])
+@pytest.mark.parametrize("text", ["0", "3", "left", "1,9", pytest.param("9" * 5000, id="long")])
 def test_a_line_that_names_no_choice_is_refused(text: str) -> None:
     with pytest.raises(errors.InputRefused, match="none of the choices"):
         answer.read(text, TURNOUT | {"multiple": "," in text})
