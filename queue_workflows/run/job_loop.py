@@ -43,15 +43,8 @@ class Job(running.Running):
         kind, key, body = frame
         super().__init__(key, jobs.channel.send, wake)
         self.row, self.in_run = wire.load_row(body), kind == wire.RUN_NODE
-        self._jobs = jobs
-
-    def ask(self, what: str, request: Any) -> Any:
-        """Return the worker's answer; see `node_call.Ask`. Raises as `wire.answer_of` does."""
-        return self._jobs.ask(self.key, what, request)
-
-    def ask_step(self, request: JsonDict) -> control.Answered:
-        """Return a future for the answer about a step; raise `NoCurrentJob` after the job's end."""
-        return self._jobs.ask_step(self.key, request)
+        self.ask = functools.partial(jobs.ask, key)
+        self.ask_step = functools.partial(jobs.ask_step, key)
 
     def note(self, event_type: str, elapsed_s: float | None) -> None:
         """Send an event for the history of a node."""
@@ -81,11 +74,11 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     def ask(self, key: int, what: str, request: Any) -> Any:
-        """Return the worker's answer about a job; see `Job.ask`."""
+        """Return the worker's answer; see `node_call.Ask`. Raises as `wire.answer_of` does."""
 
     @abc.abstractmethod
     def ask_step(self, key: int, request: JsonDict) -> control.Answered:
-        """Return a future for the answer about a step of this job; see `Job.ask_step`."""
+        """Return a future for the answer about a step; raise `NoCurrentJob` after the job's end."""
 
     def _call(
         self, job: Job, runner: handlers.Runner, cache: ModelCache | None = None

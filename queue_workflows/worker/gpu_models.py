@@ -71,7 +71,8 @@ class GpuModels:
         """How many polls for requests wait for their answers."""
         self._latest: JsonDict | None = None
         self._poll_at = self._reap_at = 0.0
-        self._probe = worker_usage.Sampler(card=card)
+        self.probe = worker_usage.Sampler(card=card)
+        """Samples the process that runs the handlers."""
         self._memory = GpuMemory()
         self._sampled: tuple[float, worker_usage.Sample] | None = None
         self._shown: worker_usage.Sample | None = None
@@ -115,9 +116,9 @@ class GpuModels:
             self._wake()
 
     def _sample(self) -> None:
-        if self._wanted and not self._probe.is_stopped:
+        if self._wanted and not self.probe.is_stopped:
             now = self._now()
-            self._sampled = now, self._probe.sample()
+            self._sampled = now, self.probe.sample()
             self._wake()
 
     def _read(self) -> None:
@@ -130,15 +131,6 @@ class GpuModels:
             job.gpu_readings.append(most)
 
     # --- The loop.
-
-    def follow(self, pid: int) -> None:
-        """Sample this process, which runs the handlers, from now on."""
-        self._probe.follow(pid)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether the process that runs the handlers is stopped; see `Desk.tick`."""
-        return self._probe.is_stopped
 
     @property
     def may_claim(self) -> bool:

@@ -322,7 +322,7 @@ class Worker:
     def _tick(self, now: float) -> float:
         own, models = self._desk, self._models
         due = [self._claims.tick(now), self._renewals.tick(now)]
-        due += [own.tick(now, stopped=models is not None and models.is_stopped)]
+        due += [own.tick(now, stopped=models is not None and models.probe.is_stopped)]
         due += [self._leases.tick(now), *(each.runner.tick(now) for each in own.queues)]
         if models is not None:
             due.append(models.tick(now))
@@ -507,7 +507,7 @@ class Worker:
                 if "died" in packet:
                     own.runner.died(packet)
                 elif (pid := own.runner.forked(packet)) and self._models is not None:
-                    self._models.follow(pid)
+                    self._models.probe.follow(pid)
         self._loop.wake_at(0.0)
 
     def _report(self) -> JsonDict:
