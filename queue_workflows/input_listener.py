@@ -100,7 +100,7 @@ class InputListener:
     def _rest(self, submission_id: str, error: BaseException) -> bool:
         """Count the failure in the answer's row, or fail it after too many; return True."""
         text = row_isolation.described(error)
-        _log.error("answer %s is not taken: %s", submission_id, text)
+        _log.error("answer %s could not be taken: %s", submission_id, text)
         with self._begin() as conn:
             failed = (
                 statements.input_answers.count_failure(

@@ -143,7 +143,7 @@ class _CodeSchedules:
                 for name in statements.schedule_definitions.mark_gone(
                     conn, app=app, names=sorted(kept)
                 ):
-                    _log.warning("schedule %r is in the code no more: it does not fire", name)
+                    _log.warning("schedule %r is not in the code now, and does not fire", name)
         if refused or self._left_out:
             self._retry_at = time.monotonic() + RETRY_S
         self._seen = seen
@@ -430,7 +430,7 @@ class Service:
             try:
                 _log.info("boot kick: %d jobs queued", len(enqueue_boot_kick()))
             except _DATABASE_ERRORS as error:
-                _log.error("boot kick left out: %s", masking.mask(str(error)))
+                _log.error("no boot kick, the database failed: %s", masking.mask(str(error)))
         alerts = self._alerts
         with sender.Sender(alerts) if alerts.wanted else contextlib.nullcontext():
             self.ticker.run_forever()

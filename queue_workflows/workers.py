@@ -149,7 +149,7 @@ def _hard(worker: StoppableWorker, *, on_exit: ExitFn) -> None:
         worker.requeue_inflight_for_control()
         worker.clear_model()
     except db.Error as error:
-        _log.warning("stopping without bookkeeping, the lease brings the job back: %s", error)
+        _log.warning("the job was not handed back, its lease brings it back: %s", error)
     on_exit(exit_codes.CONTROL)
 
 

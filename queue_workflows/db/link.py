@@ -183,7 +183,7 @@ class Link:
                 request.lost()
                 return
             if not isinstance(error, psycopg.Error):
-                _log.exception("a script has failed")
+                _log.exception("a script of statements raised; its transaction is rolled back")
             request.refused(error)
         else:
             request.done(result)
