@@ -210,19 +210,36 @@ _DEFAULT_PORT = 5432
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 """PostgreSQL's SSLRequest message, which every server answers with one byte."""
 _REFUSALS = (
-    ("tls", r"SSL|certificate|GSSAPI negotiation"),
-    ("no_password", r"no password supplied|fe_sendauth"),
-    ("password", r"(?:password|PAM|LDAP|RADIUS|SASL) authentication failed|no such user"),
-    ("peer", r"(?:Peer|Ident|GSSAPI|certificate|trust) authentication failed"),
-    ("rule", r"no pg_hba\.conf entry|pg_hba\.conf rejects"),
-    ("role", r'role ".*" does not exist|is not permitted to log in'),
-    ("no_database", r'database ".*" does not exist|no such database|is not currently accepting'),
-    ("no_connect", r"permission denied for database"),
-    ("full", r"too many (?:clients|connections)|connection slots|no more connections allowed"),
-    ("starting", r"database system is|not yet accepting connections"),
-    ("session", r"session is (?:not )?read-only|server is (?:not )?in hot standby"),
-    ("silent", r"timeout expired|server closed the connection|could not receive data"),
-)
+    (r"SSL|certificate|GSSAPI negotiation", "tls", "see sslmode and sslrootcert in the DSN"),
+    (r"no password supplied|fe_sendauth", "login",
+     "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)"),
+    (r"(?:password|PAM|LDAP|RADIUS|SASL) authentication failed|no such user", "login",
+     "as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)"),
+    (r"(?:Peer|Ident|GSSAPI|certificate|trust) authentication failed", "login",
+     "its pg_hba.conf wants another kind of login; name a user with a password"),
+    (r"no pg_hba\.conf entry|pg_hba\.conf rejects", "login",
+     "add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its pg_hba.conf, "
+     "and SELECT pg_reload_conf()"),
+    (r'role ".*" does not exist|is not permitted to log in', "login",
+     "as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'"),
+    (r'database ".*" does not exist|no such database|is not currently accepting', "database",
+     "as a superuser there: CREATE DATABASE {dbname} OWNER {user}"),
+    (r"permission denied for database", "database", "GRANT CONNECT ON DATABASE {dbname} TO {user}"),
+    (r"too many (?:clients|connections)|connection slots|no more connections allowed", "login",
+     "raise max_connections there; a worker holds two connections"),
+    (r"database system is|not yet accepting connections", "login",
+     "wait until it has started; see the server's log"),
+    (r"session is (?:not )?read-only|server is (?:not )?in hot standby", "server",
+     "no server of the DSN is what target_session_attrs wants"),
+    (r"timeout expired|server closed the connection|could not receive data", "login",
+     "it takes connections and does not answer: see the server's log"),
+    ("", "login", "see the server's log"),
+)  # fmt: skip
+"""Words of a refused connection, the step that it ends, and the remedy; the first that fit count.
+
+A failed connect has no SQLSTATE, so that its words are all there is. With several hosts the last
+one's words count.
+"""
 
 
 class _Target(NamedTuple):
@@ -277,15 +294,6 @@ def _destination(url: str) -> _Destination:
         sslmode=parts.get("sslmode") or "prefer",
         probe_tls=parts.get("sslnegotiation") != "direct",
     )
-
-
-def refusal(message: str) -> str:
-    """Return the kind of a server's refusal to connect; `other` for an unknown message.
-
-    A failed connect has no SQLSTATE, so that its words are all there is. With several hosts the
-    last one's words count.
-    """
-    return next((kind for kind, pattern in _REFUSALS if re.search(pattern, message)), "other")
 
 
 def _resolve(target: _Target) -> Finding:
@@ -401,31 +409,16 @@ def _tls(target: _Target, sslmode: str, timeout_s: float) -> Finding:
 
 def _refused(where: _Destination, message: str) -> Findings:
     """Yield the steps of a refused connection that passed, and the step that failed."""
-    user, dbname = where.user or "of this account", where.dbname
-    kind = refusal(message)
-    remedies = {
-        "tls": "see sslmode and sslrootcert in the DSN",
-        "no_password": "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)",
-        "password": f"as a superuser there: ALTER ROLE {user} PASSWORD '...' (or CREATE ROLE)",
-        "peer": "its pg_hba.conf wants another kind of login; name a user with a password",
-        "rule": (
-            f"add `host {dbname} {user} <address of this machine>/32 scram-sha-256` to its "
-            "pg_hba.conf, and SELECT pg_reload_conf()"
-        ),
-        "role": f"as a superuser there: CREATE ROLE {user} LOGIN PASSWORD '...'",
-        "no_database": f"as a superuser there: CREATE DATABASE {dbname} OWNER {user}",
-        "no_connect": f"GRANT CONNECT ON DATABASE {dbname} TO {user}",
-        "full": "raise max_connections there; a worker holds two connections",
-        "starting": "wait until it has started; see the server's log",
-        "session": "no server of the DSN is what target_session_attrs wants",
-        "silent": "it takes connections and does not answer: see the server's log",
-        "other": "see the server's log",
-    }
-    step = {"tls": "tls", "session": "server"}.get(kind, "login")
-    if kind in {"no_database", "no_connect"}:
+    user = where.user or "of this account"
+    step, remedy = refusal(message)
+    if step == "database":
         yield Finding("login", OK, f"as {user}")
-        step = "database"
-    yield Finding(step, ERROR, message, remedies[kind])
+    yield Finding(step, ERROR, message, remedy.format(user=user, dbname=where.dbname))
+
+
+def refusal(message: str) -> tuple[str, str]:
+    """Return the step that a server's refusal to connect ends, and the form of the remedy."""
+    return next((step, remedy) for words, step, remedy in _REFUSALS if re.search(words, message))
 
 
 def _round_trip(conn: db.Connection) -> Finding:

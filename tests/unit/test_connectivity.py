@@ -10,19 +10,19 @@ from tests.support import tabled
 
 def test_errors_of_the_server_are_recognised() -> None:
     cases: list[Any] = [
-        ("FATAL:  sorry, too many clients already", "full"),
-        ("FATAL:  remaining connection slots are reserved for roles with ...", "full"),
-        ("FATAL:  the database system is starting up", "starting"),
-        ('FATAL:  Peer authentication failed for user "u"', "peer"),
-        ('FATAL:  role "u" does not exist', "role"),
-        ('root certificate file "/etc/root.crt" does not exist', "tls"),
-        ("SSL error: certificate verify failed", "tls"),
-        ("connection timeout expired", "silent"),
-        ("session is read-only", "session"),
-        ("FATAL:  no such user", "password"),
-        ("FATAL:  das Passwort stimmt nicht", "other"),
+        ("FATAL:  sorry, too many clients already", "login", "raise max_connections"),
+        ("FATAL:  remaining connection slots are reserved for ...", "login", "max_connections"),
+        ("FATAL:  the database system is starting up", "login", "wait until it has started"),
+        ('FATAL:  Peer authentication failed for user "u"', "login", "another kind of login"),
+        ('FATAL:  role "u" does not exist', "login", "CREATE ROLE {user} LOGIN"),
+        ('root certificate file "/etc/root.crt" does not exist', "tls", "sslrootcert"),
+        ("SSL error: certificate verify failed", "tls", "sslrootcert"),
+        ("connection timeout expired", "login", "does not answer"),
+        ("session is read-only", "server", "target_session_attrs"),
+        ("FATAL:  no such user", "login", "ALTER ROLE {user}"),
+        ("FATAL:  das Passwort stimmt nicht", "login", "see the server's log"),
     ]
-    for message, kind in cases:
-        with tabled.case(message, kind):
-            said = f'connection to server at "h", port 1 failed: {message}'
-            assert doctor.refusal(said) == kind
+    for message, ended, words in cases:
+        with tabled.case(message):
+            step, remedy = doctor.refusal(f'connection to server at "h", port 1 failed: {message}')
+            assert (step, words in remedy) == (ended, True)
