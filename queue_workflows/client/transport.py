@@ -264,12 +264,9 @@ def opened(conn: Connection, follow: Follower) -> dict[str, Any]:
 
 
 def reopen(conn: Connection, follow: Follower, got: Got) -> None:
-    """Note that a stream could not be read; raise the reason unless it is opened again.
-
-    The status of a response decides, since its error may be another one than `ServiceUnavailable`,
-    as while the database of the service is away.
-    """
+    """Note that a stream could not be read; raise the reason unless it is opened again."""
     if isinstance(got, httpx.Response):
+        # The status decides, since a service without its database names that as the error.
         error, is_away = of_response(got), got.status_code in _AGAIN
     else:
         error = of_transport(got)
