@@ -109,6 +109,7 @@ class Outcomes:
 
         def store() -> bool:
             self.plan.mark_done(job, result)
+            self._counts.add(finished=1)
             return True
 
         self._end(job, store, 0.0)

@@ -373,7 +373,6 @@ class WorkerThreads:
         if log:
             _log.info("✅ %s finished job '%s' in %.1f s", slot.name, job.label, seconds)
         attempt.stored = True
-        self._counts.add(finished=1)
         self._outcomes.completed(job, result)
         return True
 
