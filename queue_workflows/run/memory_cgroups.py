@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PREFIX: Final = "queue-workflows-executor-"
-_MOUNTED: Final = Path("/sys/fs/cgroup")
-_OWN: Final = Path("/proc/self/cgroup")
+MOUNTED: Final = Path("/sys/fs/cgroup")
+OWN: Final = Path("/proc/self/cgroup")
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
 
 
@@ -42,8 +42,7 @@ class Cgroup(NamedTuple):
 class OomKills:
     """The growth of the kernel's count of OOM kills in this process's cgroup."""
 
-    def __init__(self, own: Path = _OWN, mounted: Path = _MOUNTED) -> None:
-        self._own, self._mounted = own, mounted
+    def __init__(self) -> None:
         self._count = self._read()
 
     def new(self) -> int | None:
@@ -52,22 +51,21 @@ class OomKills:
         return None if before is None or self._count is None else self._count - before
 
     def _read(self) -> int | None:
-        found = own_folder(self._own, self._mounted)
+        found = own_folder()
         return None if found is None else oom_kills(found[0])
 
 
 class Cgroups:
     """Make the cgroups of a launcher's executors, and remove them when they are empty."""
 
-    def __init__(self, own: Path = _OWN, mounted: Path = _MOUNTED) -> None:
-        self._own, self._mounted = own, mounted
-        self._ours = OomKills(own, mounted)
+    def __init__(self) -> None:
+        self._ours = OomKills()
         self._refused: Path | None = None
         """The folder in which a cgroup could not be made."""
         self._number = 0
         self._left: list[Cgroup] = []
         """The cgroups with processes that have outlived their executor."""
-        parent = parent_of_executors(own, mounted)
+        parent = parent_of_executors()
         with contextlib.suppress(OSError):
             # Remove cgroups of launchers that have ended, unless processes are left in them.
             for folder in () if parent is None else parent.glob(f"{PREFIX}*"):
@@ -81,7 +79,7 @@ class Cgroups:
         Each call reads this process's own cgroup, since it may have been moved to another.
         """
         self._left = [each for each in self._left if not each.remove()]
-        parent = parent_of_executors(self._own, self._mounted)
+        parent = parent_of_executors()
         if parent is None or parent == self._refused:
             return None
         self._number += 1
@@ -118,27 +116,27 @@ def oom_kills(folder: Path) -> int | None:
     return None
 
 
-def own_folder(own: Path = _OWN, mounted: Path = _MOUNTED) -> tuple[Path, int] | None:
+def own_folder() -> tuple[Path, int] | None:
     """Return the memory cgroup of this process and its version; None if unknown."""
     found = None
     with contextlib.suppress(OSError):
-        for line in own.read_text(encoding="utf-8").splitlines():
+        for line in OWN.read_text(encoding="utf-8").splitlines():
             _, controllers, name = line.split(":", 2)
             if "memory" in controllers.split(","):
-                return mounted / "memory" / name.lstrip("/"), 1
+                return MOUNTED / "memory" / name.lstrip("/"), 1
             if not controllers:
-                found = mounted / name.lstrip("/"), 2
+                found = MOUNTED / name.lstrip("/"), 2
     return found
 
 
-def parent_of_executors(own: Path = _OWN, mounted: Path = _MOUNTED) -> Path | None:
+def parent_of_executors() -> Path | None:
     """Return the cgroup below which executors can get their own, or None if there is none."""
-    folder, version = own_folder(own, mounted) or (mounted, 2)
+    folder, version = own_folder() or (MOUNTED, 2)
     if version == 1:
         return folder
     parent = folder.parent
     with contextlib.suppress(OSError):
-        if folder != mounted and any(_is_delegated(parent, name) for name in _DELEGATED):
+        if folder != MOUNTED and any(_is_delegated(parent, name) for name in _DELEGATED):
             passed_on = parent / "cgroup.subtree_control"
             if "memory" not in passed_on.read_text(encoding="ascii").split():
                 passed_on.write_text("+memory", encoding="ascii")

@@ -19,7 +19,7 @@ from queue_workflows.model_cache import gpu_should_unload
 from queue_workflows.run import executors
 from queue_workflows.runtime import clock, external_tool, service
 from queue_workflows.telemetry import gpu_overview, worker_usage
-from queue_workflows.types import JsonDict, NowFn, Row
+from queue_workflows.types import JsonDict, Row
 from queue_workflows.worker import claimed_job, guards, queue_state, shapes
 
 _log = logging.getLogger(__name__)
@@ -52,15 +52,14 @@ class GpuModels:
         *,
         card: int | None,
         wake: Callable[[], object],
-        now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._known, self._card = known, card
-        self._wake, self._now = wake, now_fn
+        self._wake, self._now = wake, clock.boot_s
         self._queue: queue_state.Queue
         self._later: Later
         self._changed: Callable[[], object]
         self._seen: JsonDict = executors.NO_MODEL
-        self._since = self._used_at = now_fn()
+        self._since = self._used_at = self._now()
         self._load_s = 0.0
         """Seconds that the current request has spent loading."""
         self._waiting: Row | None = None
@@ -88,7 +87,7 @@ class GpuModels:
         """Id of the last job that could not use the GPU; whether another has completed since."""
         self.published = config.DISABLE_WORKER_HEARTBEAT.read()
         """Whether the database has the size of the GPU memory, or never gets it."""
-        self._publish_by = now_fn() + PUBLISH_WAIT_S
+        self._publish_by = self._now() + PUBLISH_WAIT_S
         self._sizes: dict[str, float] = {}
         size = service.Task("gpu-memory", self._memory.every_s, self._measure)
         sample = service.Task("sample", SAMPLE_CHECK_S, self._sample)

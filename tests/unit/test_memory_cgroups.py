@@ -11,7 +11,10 @@ from queue_workflows.run import memory_cgroups
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that names the cgroup of this process, whose cgroups are below `tmp_path`."""
+    monkeypatch.setattr(memory_cgroups, "OWN", tmp_path / "own")
+    monkeypatch.setattr(memory_cgroups, "MOUNTED", tmp_path)
     return tmp_path / "own"
 
 
@@ -33,15 +36,15 @@ def test_the_own_cgroup_is_that_of_the_memory_controller(
     own: Path, tmp_path: Path, text: str, folder: str, version: int
 ) -> None:
     own.write_text(text)
-    assert memory_cgroups.own_folder(own, tmp_path) == (tmp_path / folder, version)
+    assert memory_cgroups.own_folder() == (tmp_path / folder, version)
 
 
 @pytest.mark.parametrize("text", ["", "1:name=x:/y\n"])
 def test_without_a_memory_controller_there_is_none(own: Path, tmp_path: Path, text: str) -> None:
     own.write_text(text)
-    assert memory_cgroups.own_folder(own, tmp_path) is None
+    assert memory_cgroups.own_folder() is None
     own.unlink()
-    assert memory_cgroups.own_folder(own, tmp_path) is None
+    assert memory_cgroups.own_folder() is None
 
 
 def test_kills_are_read_from_either_version(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_version_1_makes_them_in_the_own_one_and_removes_those_that_are_empty(
     parent = folder_of(tmp_path, "memory/a")
     old = folder_of(tmp_path, f"memory/a/{memory_cgroups.PREFIX}999999999-1")
     ours = folder_of(tmp_path, f"memory/a/{memory_cgroups.PREFIX}{os.getpid()}-7")
-    made = memory_cgroups.Cgroups(own, tmp_path)
+    made = memory_cgroups.Cgroups()
     assert not old.exists() and ours.exists()
     cgroup = made.make()
     assert cgroup is not None and cgroup.folder.parent == parent
@@ -76,7 +79,7 @@ def test_version_1_makes_them_in_the_own_one_and_removes_those_that_are_empty(
 
 def test_where_no_folder_can_be_made_executors_have_none(own: Path, tmp_path: Path) -> None:
     own.write_text("4:memory:/gone\n")
-    made = memory_cgroups.Cgroups(own, tmp_path)
+    made = memory_cgroups.Cgroups()
     assert made.make() is None
     (tmp_path / "memory" / "gone").mkdir(parents=True)
     assert made.make() is None, "it does not try again at each fork"
@@ -90,18 +93,18 @@ def test_version_2_makes_them_only_below_what_was_delegated(own: Path, tmp_path:
     own.write_text("0::/service/worker\n")
     service = folder_of(tmp_path, "service/worker").parent
     (service / "cgroup.subtree_control").write_text("cpu memory\n")
-    assert memory_cgroups.parent_of_executors(own, tmp_path) is None
+    assert memory_cgroups.parent_of_executors() is None
     try:
         os.setxattr(service, "user.delegate", b"1")
     except OSError:
         os.setxattr(service, "trusted.delegate", b"1")
-    assert memory_cgroups.parent_of_executors(own, tmp_path) == service
+    assert memory_cgroups.parent_of_executors() == service
     assert (service / "cgroup.subtree_control").read_text() == "cpu memory\n"
     (service / "cgroup.subtree_control").write_text("cpu\n")
-    assert memory_cgroups.parent_of_executors(own, tmp_path) == service
+    assert memory_cgroups.parent_of_executors() == service
     assert (service / "cgroup.subtree_control").read_text() == "+memory"
     (service / "cgroup.subtree_control").unlink()
-    assert memory_cgroups.parent_of_executors(own, tmp_path) is None
+    assert memory_cgroups.parent_of_executors() is None
 
 
 def test_an_executor_that_cannot_join_stays_where_it_is(tmp_path: Path) -> None:
@@ -114,7 +117,7 @@ def test_an_executor_without_a_cgroup_has_the_new_kills_of_ours(own: Path, tmp_p
     own.write_text("0::/me\n")
     count = folder_of(tmp_path, "me") / "memory.events"
     count.write_text("oom_kill 3\n")
-    found = memory_cgroups.Cgroups(own, tmp_path)
+    found = memory_cgroups.Cgroups()
     count.write_text("oom_kill 4\n")
     assert found.end(None) == 1
     assert found.end(None) == 0
