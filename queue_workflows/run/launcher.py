@@ -347,7 +347,8 @@ class _Launcher:
             child = _Child(cgroup)
             pid = os.fork()
         except OSError as refused:  # too many processes or files, or too little memory
-            self._cgroups.end(cgroup)
+            if cgroup is not None:
+                cgroup.remove()  # `end` would take a kill from the death that it caused
             self._say({"forked": number, "pid": -1, "error": str(refused)})
             return
         if not pid:
