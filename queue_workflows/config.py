@@ -355,9 +355,10 @@ class EngineConfig:
 
     def node_hint(self, name: str) -> str:
         """Return a hint for a node that is not found or has no `run()`, or an empty text."""
-        places = [
-            _module_of(each) for each in (*self.workflow_map.values(), *self.node_map.values())
-        ]
+        known: list[Any] = [*self.workflow_map.values(), *self.node_map.values()]
+        # A node module of the app may have a `place` of its own.
+        own = "queue_workflows.declare."
+        places = [each.place[0] for each in known if type(each).__module__.startswith(own)]
         places += [(self.app or "").partition(":")[0], self.node_module_package or ""]
         function = name.rpartition(".")[2]
         for place in dict.fromkeys(places):
@@ -403,16 +404,6 @@ class EngineConfig:
                     f"{self.node_hint(node_module)}"
                 ) from error
             raise
-
-
-def _module_of(declared: Any) -> str:
-    """Return the module of a declared node or workflow, or an empty text for an object of the app.
-
-    Such an object, or a node module, may have a `place` of its own.
-    """
-    place: Any = getattr(declared, "place", None)
-    first = next(iter(cast("tuple[Any, ...]", place)), None) if isinstance(place, tuple) else None
-    return first if isinstance(first, str) else ""
 
 
 def _is_unknown(error: Exception, name: str) -> bool:
