@@ -35,7 +35,10 @@ def load_app(spec: str | None) -> str | None:
     target: Any = _import_app(source, module_name)
     for part in filter(None, attribute.split(".")):
         owner = target
-        target = getattr(owner, part, None)
+        # A package may import its modules as they are read.
+        target = _of_app(
+            f"{source}: reading {part!r}", lambda owner=owner, part=part: getattr(owner, part, None)
+        )
         if target is None:
             raise errors.InvalidConfig(f"{source}: {_lacks(module_name, owner, attribute, part)}")
     if attribute:
