@@ -181,7 +181,13 @@ class _Act:
     reason: Annotated[str | None, request.text("why, for the record")] = None
 
 
-_SEVERAL = Field("1 to 500 ids", kind=list[str], bounds={"min_length": 1, "max_length": 500})
+def _several(given: str | Iterable[str] | None) -> list[str] | None:
+    return [given] if isinstance(given, str) else None if given is None else [*given]
+
+
+_SEVERAL = Field(
+    "1 to 500 ids", kind=list[str], send=_several, bounds={"min_length": 1, "max_length": 500}
+)
 
 
 @dataclass(frozen=True)
@@ -239,10 +245,6 @@ def _wait(
 
 
 # --- jobs --------------------------------------------------------------------------------------
-
-
-def _several(given: str | Iterable[str] | None) -> list[str] | None:
-    return [given] if isinstance(given, str) else None if given is None else [*given]
 
 
 @operation("POST jobs/trigger", "jobs.enqueue_once", body="Trigger", once=True, refuses=(409,))

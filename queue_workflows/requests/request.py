@@ -286,9 +286,10 @@ class Pages(Request["list[Item]"], Generic[Item]):
         limit: int = getattr(self, "limit", sys.maxsize)
         cursor: str | None = getattr(self, "after", None)
         found: list[Item] = []
+        call = self.call(self.page)  # once, as a field may be an iterator
         while len(found) < limit:
-            size = self.size(limit - len(found))
-            items, cursor = yield self.call(self.page, limit=size, cursor=cursor)
+            page = {"limit": self.size(limit - len(found)), "cursor": cursor}
+            items, cursor = yield call._replace(query={**call.query, **page})
             found += items
             if cursor is None:
                 break

@@ -330,6 +330,20 @@ def test_lists_are_read_page_by_page() -> None:
     assert [request.url.params["limit"] for request in seen] == ["5", "3", "1"]
 
 
+def test_each_page_of_a_list_has_the_filters_that_an_iterator_gave() -> None:
+    pages = [httpx.Response(200, json={"items": [{}], "next": "c"}) for _ in range(3)]
+    handler, seen = replies(*pages)
+    assert len(made(handler).jobs.list(status=iter(["failed", "lost"]), limit=3)) == 3
+    assert [request.url.params.get_list("status") for request in seen] == [["failed", "lost"]] * 3
+
+
+@pytest.mark.parametrize("given", [{"j"}, ("j",), iter(["j"]), "j"])
+def test_ids_are_sent_as_a_list(given: Any) -> None:
+    handler, seen = replies(httpx.Response(200, json={"items": []}))
+    assert made(handler).jobs.cancel_many(given) == []
+    assert json.loads(seen[0].content) == {"ids": ["j"]}
+
+
 @pytest.mark.parametrize("items", [1, None, "x", [1], ["x"], [None], [[]], {"id": "j"}])
 def test_a_list_of_what_is_no_row_is_refused(items: Any) -> None:
     lists: list[Act] = [
