@@ -67,8 +67,8 @@ BROKEN = {
     "\nraise OSError('boom')": "importing it failed: OSError: boom (brokenapp.py, line 2)",
     "def setup(:": "importing it failed: SyntaxError: invalid syntax (brokenapp.py, line 1)",
     "import sys\nsys.exit(3)": "importing it failed: SystemExit: 3 (brokenapp.py, line 2)",
-    "\ndef __getattr__(name): raise ImportError(name)": "reading 'setup' failed: ImportError: setup "
-    "(brokenapp.py, line 2)",
+    "\ndef __getattr__(name): raise ImportError(name)": "reading 'setup' failed: ImportError: "
+    "setup (brokenapp.py, line 2)",
     "def setup(): raise ValueError": "setup() failed: ValueError (brokenapp.py, line 1)",
     "def setup(x): ...": "setup() failed: TypeError: setup() missing 1 required positional "
     "argument: 'x'",
