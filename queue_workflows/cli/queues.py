@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from queue_workflows import errors
+from queue_workflows import config, errors
 from queue_workflows import events as event_api
 from queue_workflows import queues as queue_api
 from queue_workflows import schedules as schedule_api
@@ -139,8 +139,7 @@ def add(
     tz: str = "UTC", queue: str | None = None, args: str | None = None, priority: int | None = None,
     idempotency_key: str | None = None, headers: str | None = None, catch_up: str = "last",
     catch_up_max: int = 100, catch_up_within_s: float = 86_400.0, overlap: str = "skip",
-    jitter_s: float = 0.0, start_at: str | None = None, end_at: str | None = None, *,
-    app: str | None,
+    jitter_s: float = 0.0, start_at: str | None = None, end_at: str | None = None,
 ) -> define.Shown:  # fmt: skip
     """Add a schedule, or replace the definition of the one of this name."""
     if (task is None) == (workflow is None):
@@ -149,7 +148,7 @@ def add(
     target: dict[str, Any] = {"task_name": task, "args": given}
     if workflow is not None:
         target = {"workflow_name": workflow, "inputs": given}
-    with _naming_app(app):
+    with _naming_app():
         schedule_api.add(
             name, expression, tz=tz, queue=queue, priority=priority,
             idempotency_key=idempotency_key,
@@ -166,9 +165,9 @@ for _name, _kind in (("pause", catalog.PauseSchedule), ("resume", catalog.Resume
 
 
 @define.command("run-now", _NAME, takes=define.ACT, app=schedules)
-def run_now(name: str, *, app: str | None) -> define.Shown:
+def run_now(name: str) -> define.Shown:
     """Fire a schedule now."""
-    with _naming_app(app):
+    with _naming_app():
         fired = schedule_api.fire_now(name)
     text = fired.id or _HELD_BACK.get(fired.skipped or "", "nothing queued")
     return define.Shown(fired._asdict(), lambda: output.echo(text))
@@ -204,12 +203,12 @@ def remove(name: str) -> define.Shown:
 
 
 @contextlib.contextmanager
-def _naming_app(app: str | None) -> Generator[None]:
-    """Add a hint at --app to the error of an unknown queue or task, if --app was not given."""
+def _naming_app() -> Generator[None]:
+    """Add a hint at --app to the error of an unknown queue or task, if no app was named."""
     try:
         yield
     except (errors.UnknownQueue, errors.UnknownTask) as error:
-        if app is not None:
+        if config.get_config().app:
             raise
         raise type(error)(f"{error}; --app names the app that has it") from error
 

@@ -170,6 +170,18 @@ def test_bad_input_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]
             assert said in err and err.count("\n") == 1
 
 
+def test_the_hint_at_an_app_is_for_a_process_that_has_none(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    adding = ["schedules", "add", "s", "every 1h", "--task", "prices", "--queue", "x"]
+    assert main(adding) == 2
+    assert "--app names the app that has it" in capfd.readouterr().err
+    monkeypatch.setenv("QUEUE_WORKFLOWS_APP", "tests.support.toy_app:ingest_only")
+    assert main(adding) == 2
+    err = capfd.readouterr().err
+    assert "'x'" in err and "--app names" not in err
+
+
 def test_status_doctor_and_list_show_what_is_wrong(
     capfd: pytest.CaptureFixture[str], db: ModuleType
 ):
