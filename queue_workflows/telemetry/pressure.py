@@ -73,12 +73,15 @@ class Cgroup:
         return 100 * max(0, now - sum(each or 0 for each in pages)) / limit
 
     def swap(self, below: int) -> float | None:
-        """Return the same for swap; 0 if the limit is 0, since the cgroup then fills no swap."""
+        """Return the same for swap."""
         limit = number(self._folder / "memory.swap.max")
         now = number(self._folder / "memory.swap.current")
-        if limit == 0:
-            return 0.0
         return None if limit is None or now is None or not 0 < limit < below else 100 * now / limit
+
+    @property
+    def fills_no_swap(self) -> bool:
+        """Return whether its limit of swap is 0."""
+        return number(self._folder / "memory.swap.max") == 0
 
 
 _log = logging.getLogger(__name__)
@@ -145,8 +148,11 @@ class Memory:
             ram = 100 - free * 100 / total
         swap, swap_of = None, MACHINE
         if swap_total:
-            uses = [(each.swap(swap_total * 1024), each.id) for each in self._cgroups]
-            swap, swap_of = next((each for each in uses if each[0] == 0), _fullest(uses))
+            swap, swap_of = _fullest(
+                (each.swap(swap_total * 1024), each.id) for each in self._cgroups
+            )
+            if closed := [each.id for each in self._cgroups if each.fills_no_swap]:
+                swap, swap_of = 0.0, closed[0]
             if swap is None:
                 swap = 100 - (swap_free or 0) * 100 / swap_total
         return Reading(ram, self._gpu(), swap, ram_of, swap_of)

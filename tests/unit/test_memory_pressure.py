@@ -111,6 +111,14 @@ def test_a_container_that_may_not_swap_does_not_wait_for_the_swap_of_the_machine
     assert machine.read().swap == 0.0
 
 
+def test_a_cgroup_that_uses_no_swap_yet_does_not_hide_a_full_one_above_it(machine: Machine) -> None:
+    machine.has(64_000, 32_000, swap=(8_000, 8_000))
+    machine.cgroup("", memory__swap__max=1000 * MB, memory__swap__current=900 * MB)
+    machine.cgroup("app", memory__swap__max=500 * MB, memory__swap__current=0)
+    machine.is_in("0::/app")
+    assert machine.read().swap == 90.0
+
+
 @pytest.mark.parametrize("text", ["", "MemTotal: x kB\n", "MemTotal:\n", "\xff\0", "MemTotal: 5\n"])
 def test_files_that_cannot_be_read_are_unknown_memory(machine: Machine, text: str) -> None:
     (machine.proc / "meminfo").write_text(text)
