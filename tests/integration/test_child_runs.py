@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import check, db, declare, errors, history, node, runs, workflow
-from tests.support import console, factories, flow
+from tests.support import console, factories, flow, sweeps
 from tests.support.wait import until
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -278,6 +278,32 @@ def test_a_child_that_calls_its_parent_ends_by_the_depth(toy: flow.Flow) -> None
     assert len(runs.list(limit=100)) == 9
     error = flow.run(run_id)["error"]
     assert error.endswith("child runs are nested deeper than 8: does workflow w call itself?")
+
+
+def test_an_upgrade_to_a_step_of_another_kind_leaves_nothing_of_the_old_one(
+    toy: flow.Flow, conn: db.Connection
+) -> None:
+    def moved(step: dict[str, Any]) -> None:
+        runs.cancel(run_id)
+        runs.retry(run_id)
+        toy.define(step)
+        assert runs.upgrade(run_id)["outcome"] == "moved"
+
+    call = {"id": "c", "kind": "run", "workflow": "inner", "inputs": {"name": "a"}}
+    toy.define(call)
+    run_id = toy.started()
+    assert child(run_id, "c")
+    moved(flow.ask("c", timeout_s=3600))
+    toy.go()
+    row = flow.job(run_id, "c")
+    assert (row["status"], row["child_run_id"]) == ("awaiting_input", None)
+    moved(call)
+    toy.look()
+    factories.execute("UPDATE workflow_input_timeouts SET due_at = now()")
+    sweeps.expire_inputs(conn)
+    assert (flow.states(run_id), flow.job(run_id, "c")["policy"]) == ({"c": "awaiting_input"}, None)
+    toy.go()
+    assert flow.status(run_id) == "completed"
 
 
 # --- forged rows

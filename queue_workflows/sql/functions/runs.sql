@@ -9,7 +9,7 @@ $$;
 
 -- Insert the planned node jobs `p_rows` of a run, with the run's priority and generation. Return how many rows
 -- were written. An existing node is left alone, unless it failed or was cancelled in an earlier generation: then
--- it is queued again.
+-- it is queued again, with nothing of what it was, as an upgrade may have made it a step of another kind.
 CREATE OR REPLACE FUNCTION queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -37,7 +37,7 @@ BEGIN
            required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
            priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
            max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
-           policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key,
+           policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key, pipeline_name = EXCLUDED.pipeline_name, child_run_id = NULL,
            error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
            seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
            blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
@@ -78,7 +78,8 @@ BEGIN
                ref_heads = EXCLUDED.ref_heads, priority = EXCLUDED.priority, seq = EXCLUDED.seq,
                generation = EXCLUDED.generation, context_delta = EXCLUDED.context_delta,
                progress = EXCLUDED.progress, finished_at = EXCLUDED.finished_at, required_model = NULL,
-               required_version = NULL,
+               required_version = NULL, pipeline_name = NULL, policy = NULL, timeout_s = NULL, lock_key = NULL,
+               child_run_id = CASE EXCLUDED.status WHEN 'awaiting_input' THEN j.child_run_id END,
                error = NULL, seconds = NULL, input_spec = NULL, resolved_inputs = NULL, blocked_reason = NULL,
                available_at = NULL, cancel_requested_at = NULL, created_at = now(), started_at = NULL
          WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')

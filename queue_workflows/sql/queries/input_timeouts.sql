@@ -19,13 +19,15 @@ SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
 -- name: overdue one
 -- Return the job of a wait, with NULL in each column if the job is gone. `answered`: an answer is
 -- stored and not taken yet, or another transaction has the row of the job locked (`free` is false)
--- and may be submitting one. `over`: the job does not wait, or this is a later wait.
+-- and may be submitting one. `over`: the job does not wait, waits for a run, or this is a later
+-- wait.
 SELECT j.*,
        NOT %(free)s::boolean
        OR EXISTS (SELECT FROM workflow_input_submissions s
                    WHERE s.run_id = j.run_id AND s.node_id = j.node_id
                      AND s.status IN ('pending', 'processing')) AS answered,
-       j.status IS DISTINCT FROM 'awaiting_input' OR j.claim_no <> due.claim_no AS over
+       j.status IS DISTINCT FROM 'awaiting_input' OR j.child_run_id IS NOT NULL
+       OR j.claim_no <> due.claim_no AS over
   FROM workflow_input_timeouts due
   LEFT JOIN workflow_node_jobs j ON j.id = due.job_id
  WHERE due.job_id = %(job)s;
