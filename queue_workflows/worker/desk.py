@@ -705,11 +705,14 @@ class Desk:
                 own.runner.kill_idle("its executor was stopped, since its worker was turned off")
                 self._leave(exit_codes.CONTROL)
 
-    def requeue(self, reason: str, done: Callable[[], object]) -> None:
-        """Return all jobs to the front of their queues, uncounted, and then call `done`."""
+    def requeue(
+        self, reason: str, done: Callable[[], object], only: queue_state.Queue | None = None
+    ) -> None:
+        """Return the jobs of all queues, or of one, to the front, uncounted; then call `done`."""
         reason = payload.error_text(reason)  # an app's stop policy may have written it
-        self._returned.append((self.jobs, done))
-        for own in self.queues:
+        queues = self.queues if only is None else [only]
+        self._returned.append(([job for own in queues for job in own.jobs.values()], done))
+        for own in queues:
             self._return_all(own, reason)
         self._call_returned()
 

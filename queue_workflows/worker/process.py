@@ -459,7 +459,7 @@ class Worker:
 
         call = packet["call"]
         if call == "requeue":
-            self._desk.requeue(packet["reason"], answer)
+            self._desk.requeue(packet["reason"], answer, own)
         elif call == "clear_model":
             clear = statements.workers.clear_model.script
             script = clear(host=own.who.host, queue=own.who.queue, mark_stale=True)

@@ -463,6 +463,21 @@ def test_a_guard_that_fails_after_the_handler_has_ended_ends_nothing() -> None:
     assert world.to_write == []
 
 
+def test_a_stop_policy_of_one_queue_returns_no_job_of_another() -> None:
+    world = World()
+    runner: Any = Runner(1, world.killed)
+    who = claims.Claimant("w:1:0:ex-2", "host", "fetch", 30.0)
+    other = queue_state.Queue(who, shapes.Shape(1), runner)
+    world.desk.queues.append(other)
+    world.claim("a")
+    world.request().done(world.rows("b"))
+    world.desk.requeue("policy", lambda: None, world.queue)
+    assert world.job("a").end is not None
+    assert other.jobs["b"].end is None
+    world.desk.requeue("policy", lambda: None)
+    assert other.jobs["b"].end is not None
+
+
 # Jobs that run alone.
 
 
