@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import threading
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from queue_workflows import errors
 from queue_workflows.tasks import attempt_requests, control
 from queue_workflows.types import Row
+
+_LOCK: Final = threading.Lock()
+"""Held briefly, since two threads of a handler may begin its steps or its stream at once; shared by
+all jobs, since a lock per job would cost more than a short job."""
 
 
 class Job:
@@ -53,16 +58,18 @@ class Job:
     @property
     def steps(self) -> attempt_requests.AttemptSteps:
         """Return what `queue_workflows.steps` needs of this attempt."""
-        if self._steps is None:
-            self._steps = attempt_requests.AttemptSteps(self._ask, self._control)
-        return self._steps
+        with _LOCK:
+            if self._steps is None:
+                self._steps = attempt_requests.AttemptSteps(self._ask, self._control)
+            return self._steps
 
     @property
     def parts(self) -> attempt_requests.StreamParts:
         """Return what `queue_workflows.streams` needs of this attempt."""
-        if self._parts is None:
-            self._parts = attempt_requests.StreamParts(self._ask, self._control)
-        return self._parts
+        with _LOCK:
+            if self._parts is None:
+                self._parts = attempt_requests.StreamParts(self._ask, self._control)
+            return self._parts
 
     def store_rest(self) -> None:
         """Wait until all that the handler has streamed is stored; raises what refused it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -207,8 +208,9 @@ def test_the_job_of_a_node_is_found(conn: db.Connection) -> None:
 
 def test_a_part_that_cannot_be_read_hides_no_other_node(conn: db.Connection) -> None:
     run_id = factories.run(conn)
+    made: dict[str, Row] = {}
     for node_id, part in (("s/bad", "9" * 5000), ("s/good", '"fine"')):
-        factories.node(conn, run_id, node_id, inputs={})
+        made[node_id] = factories.node(conn, run_id, node_id, inputs={})
         job = transitions.claim_node(conn)
         conn.execute(
             "INSERT INTO job_parts VALUES ('workflow_node_jobs', %s, 1, 1, 'text', %s::jsonb)",
@@ -223,6 +225,9 @@ def test_a_part_that_cannot_be_read_hides_no_other_node(conn: db.Connection) -> 
     assert found[1:] == ["s/good: text: fine"]
     one = console.printed("show", run_id, "--follow", "--node", "s/good")
     assert "s/good: text: fine" in one and "s/bad: " not in one
+    alone = console.printed("show", made["s/bad"]["id"], "--follow").splitlines()
+    assert [line[:32] for line in alone if "stream" in line] == ["its stream cannot be shown: part"]
+    assert alone[-1].startswith(f"node job {made['s/bad']['id']} (s/bad): completed")
 
 
 def test_async_handlers_and_nodes_stream(conn: db.Connection, monkeypatch: Any) -> None:
@@ -241,6 +246,30 @@ def test_async_handlers_and_nodes_stream(conn: db.Connection, monkeypatch: Any) 
     row = factories.node(conn, node_module=speak.name, inputs={})
     assert node_executor.execute_node(transitions.claim_node(conn)) == "completed"
     assert [part.value for part in streams.read(row["id"])] == ["from a node"]
+
+
+def test_threads_of_a_handler_that_begin_to_stream_at_once_share_one_stream(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: Any = constants.value("tasks.attempt_requests.StreamParts")
+    make, others = parts.__init__, list[threading.Thread]()
+
+    def make_slowly(self: Any, *given: Any) -> None:
+        make(self, *given)
+        if not others:
+            context = contextvars.copy_context()
+            others.append(threading.Thread(target=context.run, args=(streams.stream, "text", "b")))
+            others[0].start()
+            others[0].join(0.1)
+
+    monkeypatch.setattr(parts, "__init__", make_slowly)
+
+    def task(reason: str) -> None:
+        streams.stream("text", "a")
+        others[0].join()
+
+    assert run(conn, task) == "completed"
+    assert sorted(part.value for part in streams.read(the_id(conn))) == ["a", "b"]
 
 
 def test_parts_go_with_their_job(conn: db.Connection) -> None:
