@@ -46,6 +46,8 @@ class _Output:
         """How many bytes of an attempt's log were printed."""
         self._after: dict[str, str] = {}
         """The last part of a job that was printed."""
+        self._unreadable: set[str] = set()
+        """The jobs whose stream cannot be read, which is reported once."""
 
     def _show_log(self, label: str, log: Row, *, last: bool) -> None:
         """Print the new complete lines of an attempt's log; `last`: the incomplete last one too."""
@@ -69,9 +71,15 @@ class _Output:
 
         Without a label the attempt does. Raises `UnknownJob` if the job is gone.
         """
-        full = True
+        full = job_id not in self._unreadable
         while full:
-            page = streams.read_page(job_id, after=self._after.get(job_id))
+            try:
+                page = streams.read_page(job_id, after=self._after.get(job_id))
+            except errors.UnreadableRow as error:
+                self._unreadable.add(job_id)
+                text = f"its stream cannot be shown: {output.line(str(error), 200)}"
+                self._print(f"{label}: {text}" if label else text)
+                return
             for part in page.parts:
                 attempt = f"attempt {part.claim_no}"
                 if part.is_reset:
@@ -99,7 +107,6 @@ class _RunOutput(_Output):
         self._nodes = None if nodes is None else [*nodes]
         self._since: datetime | None = None
         self._begun = False
-        self._unreadable: set[str] = set()
 
     def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
         """Print what is new; `last`: all, with incomplete lines, also of an outage.
@@ -139,16 +146,9 @@ class _RunOutput(_Output):
             job_id, label = row["job_id"], output.line(row["node_id"])
             claim_no, _, seq = self._after.get(job_id, "0-0").partition("-")
             is_shown = (int(claim_no), int(seq)) >= (row["claim_no"], row["seq"])
-            if is_shown or job_id in self._unreadable:
-                continue
-            try:
-                self._show_stream(job_id, label)
-            except errors.UnknownJob:
-                pass  # deleted meanwhile
-            except errors.UnreadableRow as error:
-                self._unreadable.add(job_id)
-                reason = output.line(str(error), 200)
-                self._print(f"{label}: its stream cannot be shown: {reason}")
+            if not is_shown:
+                with contextlib.suppress(errors.UnknownJob):  # deleted meanwhile
+                    self._show_stream(job_id, label)
         self._begun = True
 
 
