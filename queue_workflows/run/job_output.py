@@ -151,10 +151,15 @@ class Forward:
 
 
 class Printer:
-    """Print on this process's own stdout and stderr without waiting for a reader."""
+    """Print on this process's own stdout and stderr without waiting for a reader; thread-safe.
 
-    def __init__(self, loop: io_loop.IoLoop) -> None:
-        self._loop = loop
+    `post` lets the thread of the loop make a call soon.
+    """
+
+    def __init__(
+        self, loop: io_loop.IoLoop, post: Callable[[Callable[[], object]], object]
+    ) -> None:
+        self._loop, self._post = loop, post
         self._to = {number: Forward(number) for number in (1, 2)}
 
     def write(self, number: int, data: bytes) -> None:
@@ -162,7 +167,8 @@ class Printer:
         if data:
             self._to[number].add(data)
             if self._to[number].pending:
-                self._loop.write(number, functools.partial(self._flush, number))
+                flush = functools.partial(self._flush, number)
+                self._post(functools.partial(self._loop.write, number, flush))
 
     def _flush(self, number: int) -> None:
         self._to[number].flush()

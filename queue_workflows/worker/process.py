@@ -103,7 +103,7 @@ class Worker:
         self._shutdown_s = default_s if shutdown_timeout_s is None else shutdown_timeout_s
         self._loop = loop = io_loop.IoLoop()
         claiming, renewing = io_loop.Flow(loop), io_loop.Flow(loop)
-        self._printer = job_output.Printer(loop)
+        self._printer = job_output.Printer(loop, self.post)
         self._bell, self._rope = socket.socketpair()
         for each in (self._bell, self._rope):
             each.setblocking(False)

@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import signal
 import struct
 import termios
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from queue_workflows.run import job_output as streams
-from queue_workflows.runtime import entry_point, logs
+from queue_workflows.runtime import entry_point, io_loop, logs
 from tests.support import executor_app, executors
 from tests.support.wait import until
 
@@ -190,6 +191,37 @@ def test_a_reader_that_sleeps_costs_output_and_no_time_or_memory(pipe: tuple[int
         found += len(os.read(pipe[0], 65_536))
         forward.flush()
     assert not forward.pending
+
+
+@pytest.fixture
+def slow_stderr(pipe: tuple[int, int]) -> Generator[int]:
+    """The end that reads this process's stderr."""
+    kept = os.dup(2)
+    os.dup2(pipe[1], 2)
+    yield pipe[0]
+    os.dup2(kept, 2)
+    os.close(kept)
+
+
+def test_only_the_thread_of_the_loop_waits_for_a_slow_reader(slow_stderr: int) -> None:
+    """Any thread may log."""
+    loop, posted = io_loop.IoLoop(), list[Callable[[], object]]()
+    printer = streams.Printer(loop, posted.append)
+    printer.write(2, b"x" * 100_000)
+    found = os.read(slow_stderr, 65_536)
+    assert 0 < len(found) < 100_000
+    (wait,) = posted
+    wait()
+
+    def is_printed() -> bool:
+        nonlocal found
+        if len(found) < 100_000 and select.select([slow_stderr], [], [], 0)[0]:
+            found += os.read(slow_stderr, 65_536)
+        return len(found) == 100_000
+
+    loop.wake_at(0.0)
+    loop.run(lambda now: now + 1.0, is_printed)
+    loop.close()
 
 
 def test_a_reader_that_is_gone_costs_nothing() -> None:
