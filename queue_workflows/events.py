@@ -46,12 +46,7 @@ def send(name: str, *, key: str | int | None = None, value: Any = None, conn: An
                 statements.events.wake_waiting(own, name=name, key=key, most=WAKE_BATCH)
         except db.Error as error:
             if error.sqlstate != _MAY_NOT:
-                _log.warning(
-                    "event %r is stored, but its waiters were not woken, which an orchestrator "
-                    "does soon: %s",
-                    name,
-                    error,
-                )
+                _log.warning("event %r is stored, its waiters are woken later: %s", name, error)
     return sent
 
 
