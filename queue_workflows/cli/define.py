@@ -307,17 +307,19 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except _USAGE as error:
-            own = error.ctx.command if error.ctx else self
+            # An option without its value is refused without the context of its command.
+            here = self.commands.get(ctx.invoked_subcommand, self)
+            own = cast("Any", error.ctx.command if error.ctx else here)
             words = [_word(each) for each in own.params if each.param_type_name == "argument"]
             usage = " ".join([ctx.command_path.partition(" ")[2], own.name or "", *words])
-            if (option := getattr(error, "option_name", None)) is not None:
+            if type(error).__name__ == "NoSuchOption":
                 owners = [
                     each.name
                     for each in cast("Any", self.commands).values()
-                    if any(option in found.opts for found in each.params)
+                    if any(error.option_name in found.opts for found in each.params)
                 ]
                 said = f"is an option of {', '.join(owners)}" if owners else "is no option"
-                self._refuse(own.name, f"{option} {said}")
+                self._refuse(own.name, f"{error.option_name} {said}")
             if type(error).__name__ == "MissingParameter":
                 self._refuse(own.name, f"it needs the {_word(error.param)}: {usage}")
             self._refuse(own.name, f"{error.format_message().rstrip('.')}: {usage}")
