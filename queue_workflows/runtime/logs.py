@@ -43,8 +43,7 @@ class MaskSecrets(logging.Filter):
         self._indent = _indented if indent else str
 
     def filter(self, record: logging.LogRecord) -> bool:
-        escape_arguments(record)
-        text = display.block(record.getMessage())
+        text = display.block(_text_of(record))
         record.msg, record.args = self._indent(text), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
@@ -52,6 +51,24 @@ class MaskSecrets(logging.Filter):
             text = self._indent(display.block(record.exc_text))
             record.exc_text = "  " + text.lstrip() if self._indent is _indented else text
         return True
+
+
+def _text_of(record: logging.LogRecord) -> str:
+    """Return the message of a record with escaped arguments.
+
+    A log call of an app may be wrong, and a value may raise as it is formatted. Neither may raise
+    in the app. A value that only `%d` takes, such as a tensor, is formatted as it is.
+    """
+    given = record.args
+    with contextlib.suppress(Exception):
+        escape_arguments(record)
+        return record.getMessage()
+    with contextlib.suppress(Exception):
+        record.args = given
+        return record.getMessage()
+    message: Any = record.msg
+    text = message if isinstance(message, str) else f"a {type(message).__name__}"
+    return f"{text} (its arguments do not fit: {record.filename}, line {record.lineno})"
 
 
 def escape_arguments(record: logging.LogRecord) -> bool:

@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,37 @@ def test_a_line_of_json_has_its_time_level_and_fields(begin: Callable[[str], Lin
         "duration_s": 0.25,
         "at": "NaN",
     }
+
+
+class Tensor:
+    """A value that is no number, and can be converted to one."""
+
+    def __int__(self) -> int:
+        return 3
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("message", "argument", "text"),
+    [
+        ("%d rows", Decimal(3), "3 rows"),
+        ("%d rows", Tensor(), "3 rows"),
+        ("%d rows", "x", "%d rows (its arguments do not fit: test_log_format.py, line "),
+        ("%s %s", "x", "%s %s (its arguments do not fit: "),
+        ("%s", Broken(), "%s (its arguments do not fit: "),
+        (Broken(), "x", "a Broken (its arguments do not fit: "),
+    ],
+)
+def test_a_log_call_of_an_app_raises_nothing(
+    begin: Callable[[str], Lines], message: Any, argument: Any, text: str
+) -> None:
+    lines = begin("json")
+    log.warning(message, argument)
+    assert lines()[0]["message"].startswith(text)
 
 
 def test_hostile_values_stay_one_line_of_ascii(begin: Callable[[str], Lines]) -> None:
