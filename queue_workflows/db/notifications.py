@@ -227,11 +227,12 @@ class Subscriptions:
 
     def _add(self, payload: str, wake: Callable[[], object]) -> None:
         with self._lock:
-            self._waiters.setdefault(payload, []).append(wake)
             if self._follow is None:
                 listener = listen(self._channel, poll_s=SHARED_POLL_S)
-                self._follow = service.Follow(f"listen-{self._channel}", listener, self._on_wake)
-                self._follow.start()
+                follow = service.Follow(f"listen-{self._channel}", listener, self._on_wake)
+                follow.start()  # raises where the account may have no further thread
+                self._follow = follow
+            self._waiters.setdefault(payload, []).append(wake)
 
     def _remove(self, payload: str, wake: Callable[[], object]) -> None:
         follow = None

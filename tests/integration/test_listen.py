@@ -278,3 +278,23 @@ def test_a_process_with_thousands_of_open_files_can_listen(
         notify(conn, "one", "a")
         heard.until("notify")
         heard.end()
+
+
+def test_a_waiter_that_gets_no_thread_keeps_no_later_one_from_listening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Any] = []
+
+    def start(follow: Any) -> None:
+        started.append(follow)
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(listen.service.Follow, "start", start)
+    monkeypatch.setattr(listen.service.Follow, "stop", lambda *_: True)
+    waiters = listen.Subscriptions("one")
+    with pytest.raises(RuntimeError, match="new thread"), waiters.waking("a", bool):
+        pass
+    with waiters.waking("a", bool):
+        pass
+    assert len(started) == 2
