@@ -1,7 +1,7 @@
 """Fork the executors of one queue, give them jobs, and read their messages and output.
 
 Only the thread of the worker's loop calls this, and no call blocks. The owner is told what happens
-to its jobs.
+to its jobs. Its length: room, forks, messages, output and ends all change the state of an executor.
 """
 
 from __future__ import annotations
