@@ -152,7 +152,6 @@ def decide(
     policy: Mapping[str, Any] | None,
     attempts: int,
     raised: Raised,
-    draw: random.Random | None = None,
     *,
     task: Mapping[str, Any] | None = None,
 ) -> Verdict:
@@ -163,7 +162,7 @@ def decide(
     found = read(policy or {}, task or {}, "its policy") or {}
     after_s = raised.after_s
     if after_s is None:
-        after_s = delay_s(found.get("backoff"), attempts + 1, draw)
+        after_s = delay_s(found.get("backoff"), attempts + 1)
     if raised.wish:
         return Verdict(raised.wish == "retry", after_s)
     only = found.get("retry_on")

@@ -82,7 +82,7 @@ class Expression:
 class Interval(Expression):
     """Every so many seconds, counted from `anchor`, or from 1970 in UTC."""
 
-    def __init__(self, text: str, period_s: int, anchor: datetime | None = None) -> None:
+    def __init__(self, text: str, period_s: int, anchor: datetime | None) -> None:
         self.text = text
         self._period = timedelta(seconds=period_s)
         self._anchor = anchor or datetime(1970, 1, 1, tzinfo=UTC)
