@@ -112,11 +112,6 @@ def test_hostile_values_stay_one_line_of_ascii(begin: Callable[[str], Lines]) ->
     assert "ValueError: x" in lines()[2]["error"]
 
 
-class Broken:
-    def __str__(self) -> str:
-        raise RuntimeError
-
-
 @pytest.mark.parametrize("value", [Broken(), "y" * 100_000, [["z" * 9]] * 100_000])
 def test_no_extra_field_breaks_or_floods_a_line(
     begin: Callable[[str], Lines], value: object
