@@ -95,9 +95,10 @@ def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, ta
 
 def _verify(words: str, plan: _Plan) -> define.Shown:
     """Report differences from this code's schema and set; the exit code is 1 for any."""
-    found = [f"migration {step.version:04d}_{step.name} is not applied" for step in plan.steps]
+    state, to = ("applied", f" --to {plan.target}") if plan.is_down else ("not applied", "")
+    found = [f"migration {step.version:04d}_{step.name} is {state}" for step in plan.steps]
     found += [each.text for each in plan.problems]
-    remedy = "; `queue-workflows migrate` fixes it"
+    remedy = f"; `queue-workflows migrate{to}` fixes it"
     if any(each.is_newer for each in plan.problems):
         remedy = "; upgrade queue_workflows here"
     last = f"{words}: {output.counted(len(found), 'problem')}{remedy if found else ''}"

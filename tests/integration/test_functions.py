@@ -416,6 +416,17 @@ def test_verify_names_what_an_empty_database_lacks(
     ]
 
 
+def test_verify_of_an_older_version_names_what_is_applied(
+    own: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    *_, before, newest = (path.stem for path in migration_folders.ours())
+    older = str(int(before[:4]))
+    assert main(["migrate", "--verify", "--to", older]) == 1
+    out = capfd.readouterr().out
+    assert f"migration {newest} is applied\n" in out
+    assert f"1 problem; `queue-workflows migrate --to {older}` fixes it" in out
+
+
 def test_the_printed_sql_makes_the_schema_and_its_functions(
     empty: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
