@@ -182,6 +182,14 @@ def test_an_unknown_node_names_the_age_of_its_run(worker: executors.Worker) -> N
     assert "the run exists since 2026-01-02 00:00:00 UTC" in worker.node("nobody").error
 
 
+def test_an_unknown_node_whose_run_cannot_be_read_is_left_to_other_workers(
+    worker: executors.Worker,
+) -> None:
+    outcome = worker.node("nobody")
+    assert outcome.error.startswith("NodeNotFound: ")
+    assert outcome.raised.wish == "elsewhere"
+
+
 def test_only_a_node_that_cannot_be_resolved_is_left_to_other_workers(
     worker: executors.Worker,
 ) -> None:
