@@ -163,7 +163,7 @@ class NodeCall(task_call.Attempt):
     def _unknown(self, error: errors.NodeNotFound) -> str:
         """Return an error's text with the worker and the run's age, as one of them may be old."""
         created = None
-        with contextlib.suppress(errors.QueueWorkflowsError):  # another row of it is unreadable
+        with contextlib.suppress(errors.QueueWorkflowsError):  # a row is unreadable
             created = self._rows[1].get("created_at")
         since = f"; the run exists since {created:%Y-%m-%d %H:%M:%S} UTC" if created else ""
         version = queue_workflows.__version__
