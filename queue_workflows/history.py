@@ -48,6 +48,8 @@ def get_run(
     each with its items by state and the first `items_failed`. `loops`: the loops of the graph, then
     the loops in the items of `nodes`, each with its rounds and last state.
     """
+    if not payload.is_storable(run_id):
+        return None
     with db.transaction(conn) as own:
         return job_history.of_run(own, run_id, nodes=nodes, logs=logs)
 
@@ -67,6 +69,8 @@ def get_run_page(
     `limit`, or the number of the run's nodes, is at most 60. Raises `InvalidConfig` (a ValueError)
     if the run has no node `after`.
     """
+    if not payload.is_storable(run_id):
+        return None
     with db.transaction(conn) as own:
         return job_history.page_of_run(own, run_id, after=after, limit=limit, logs=logs)
 
@@ -81,6 +85,8 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     of its machine before it died; None if it did not die. An ingest job also has `acts`: changes by
     others than workers, each with `at`, `event_type`, `actor`, `error`.
     """
+    if not payload.is_storable(job_id):
+        return None
     with db.transaction(conn) as own:
         return job_history.of_job(own, job_id)
 

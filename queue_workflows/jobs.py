@@ -229,6 +229,8 @@ def get(job_id: str, *, kind: Kind | None = None, conn: Any = None) -> Any:
     The `kind` `node` or `ingest` searches only that kind. With `conn` (psycopg, SQLAlchemy,
     Django), read in its transaction.
     """
+    if not payload.is_storable(job_id):
+        return None
     with db.statement(conn) as own:
         row = None if kind == "ingest" else statements.nodes.get(own, job=job_id)
         if row is None and kind != "node":
@@ -317,6 +319,8 @@ def explain(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     """
     from queue_workflows.admin import waiting_reasons  # late, as a process that enqueues needs none
 
+    if not payload.is_storable(job_id):
+        return None
     with db.transaction(conn) as own:
         return waiting_reasons.of_job(own, job_id)
 
@@ -331,6 +335,8 @@ def cancel(job_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
     cancelled with its run, because the nodes that depend on it can never run. For `by` and `reason`
     see `acts`. With `conn` (psycopg, SQLAlchemy, Django), join its transaction.
     """
+    if not payload.is_storable(job_id):
+        return None
     with db.transaction(conn) as own:
         job = statements.nodes.get(own, job=job_id)
         with acts.recorded(own, "cancel", *_subjects(job_id, job), **who) as act:
@@ -378,6 +384,8 @@ def retry(
     such a step, and `IdempotencyClash` if another job has its idempotency key by now. `by`,
     `reason`, `conn`: as in `cancel`.
     """
+    if not payload.is_storable(job_id):
+        raise errors.UnknownJob(f"there is no job {job_id!r:.80}")
     with db.transaction(conn) as own:
         job = statements.nodes.get(own, job=job_id)
         subjects = _subjects(job_id, job)

@@ -170,6 +170,8 @@ def get(run_id: str, *, conn: Any = None) -> Run | None:
 
     `conn` (psycopg, SQLAlchemy, Django): read in its transaction.
     """
+    if not payload.is_storable(run_id):
+        return None
     with db.statement(conn) as own:
         return cast("Run | None", statements.runs.get(own, run_id=run_id))
 
@@ -180,6 +182,8 @@ def output(run_id: str, *, conn: Any = None) -> JsonDict | None:
     Returns None if its workflow has no output, the run has not completed, or there is no such run.
     For `conn` see `get`.
     """
+    if not payload.is_storable(run_id):
+        return None
     with db.statement(conn) as own:
         return statements.runs.output(own, run_id=run_id)
 
@@ -318,6 +322,8 @@ def explain(
     that waits for an answer is `answer`, of one that waits for other nodes `dependencies` (its `id`
     is None); both have no `workers`. `left_out`: how many more wait. Takes no lock.
     """
+    if not payload.is_storable(run_id):
+        return None
     with db.transaction(conn) as own:
         return waiting_reasons.of_run(own, run_id, limit)
 
@@ -359,6 +365,8 @@ def cancel(run_id: str, *, conn: Any = None, **who: Unpack[Who]) -> Row | None:
     Returns None if there is no such run or it is over. `by`, `reason`: who does it and why, for the
     record, see `acts`. `conn` (psycopg, SQLAlchemy, Django): join the app's transaction.
     """
+    if not payload.is_storable(run_id):
+        return None
     with db.transaction(conn) as own, acts.recorded(own, "cancel", ("run", run_id), **who) as act:
         row = statements.runs.cancel(own, run_id=run_id, error=None)
         if row is None:
@@ -384,6 +392,8 @@ def retry(
     """
     from queue_workflows.dag import graph  # late: a process that queues jobs reads no graphs
 
+    if not payload.is_storable(run_id):
+        raise errors.UnknownJob(f"no run {run_id!r:.80}")
     subject = ("run", run_id)
     with (
         db.transaction(conn) as own,
@@ -632,6 +642,8 @@ def answer(
     """
     text = payload.encode(value, f"answer to {node_id!r}")
     where = f"node {node_id!r} of run {run_id!r}"
+    if not (payload.is_storable(run_id) and payload.is_storable(node_id)):
+        raise errors.UnknownJob(f"there is no {where}")
     with db.transaction(conn) as own:
         job = _refuse_unless_open(
             statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id), where

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from queue_workflows import config, db, errors, history, ingest_executor, jobs, node_queue
+from queue_workflows import config, db, errors, history, ingest_executor, jobs, node_queue, runs
 from tests.support import console, factories, tabled, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -230,6 +231,22 @@ def test_a_run_is_no_job(conn: Any) -> None:
     done = said("show", run_id)
     assert (done.code, "is a run" in done.err) == (2, True)
     assert said("show", "nothing").code == 1
+
+
+@pytest.mark.parametrize("bad", ["a\x00", "\ud800"])
+def test_an_id_that_no_row_can_hold_is_that_of_nothing(conn: Any, bad: str) -> None:
+    reads: list[Callable[[str], object]] = [
+        jobs.get, jobs.explain, jobs.cancel, runs.get, runs.output, runs.explain, runs.cancel,
+        history.get_job, history.get_run, history.get_run_page,
+    ]  # fmt: skip
+    acts: list[Callable[[str], object]] = [
+        jobs.retry, runs.retry, lambda one: runs.answer(one, "n", 1),
+        lambda one: runs.answer("r", one, 1),
+    ]  # fmt: skip
+    assert [read(bad) for read in reads] == [None] * len(reads)
+    for act in acts:
+        with pytest.raises(errors.UnknownJob):
+            act(bad)
 
 
 # --- retry, cancel, delete -----------------------------------------------------------------------
