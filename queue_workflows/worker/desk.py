@@ -183,13 +183,14 @@ class Desk:
                 own.unsure, own.unsure_at = True, math.inf
             if own.unsure:
                 return self._resolve(own)
-        if self._aside and now >= self._aside_at:
-            self._writes.appendleft(self._aside.popleft())
         wrote, self._wrote = self._wrote, False
-        for at, own in enumerate(self.queues if wrote or not self._writes else ()):
+        is_due = bool(self._aside) and now >= self._aside_at
+        for at, own in enumerate(self.queues if wrote or not (self._writes or is_due) else ()):
             if (found := self._record_and_claim(own, now)) is not None:
                 self.queues = self.queues[at + 1 :] + self.queues[: at + 1]
                 return found
+        if is_due:
+            self._writes.appendleft(self._aside.popleft())
         self._wrote = bool(self._writes)
         return self._request(self._writes[0]) if self._writes else None
 
