@@ -74,8 +74,8 @@ class NewNode:
 
     `inputs` are resolved, `template` still has the refs; both are None if skipped. `result` is the
     output of a node that the plan itself completes. `child` is the run that is created with the
-    node, `{"id", "workflow"}`. `owner` is the branch or loop that the node belongs to or ends.
-    `prefix` is the beginning of its id if it is an item's node.
+    node, `{"id", "workflow", "folder"}`. `owner` is the branch or loop that the node belongs to or
+    ends. `prefix` is the beginning of its id if it is an item's node.
     """
 
     node: graph.Node
@@ -172,7 +172,8 @@ class NewNode:
         if self.node.module == graph.OUTPUT:
             self.result = inputs
         elif (workflow := graph.workflow_of(self.node.module)) is not None:
-            self.child = {"id": str(uuid.uuid4()), "workflow": workflow}
+            folder = document_values.folder(self.id)
+            self.child = {"id": str(uuid.uuid4()), "workflow": workflow, "folder": folder}
             if self.node.module.startswith(graph.START):
                 self.result = {"result": self.child["id"]}
 

@@ -115,6 +115,13 @@ def test_a_child_has_the_priority_and_the_headers_of_its_parent(toy: flow.Flow) 
     assert flow.job(inside["id"], "first/first")["priority"] == 7
 
 
+def test_dots_in_the_id_of_a_step_keep_its_run_in_the_folder_of_the_parent(toy: flow.Flow) -> None:
+    toy.define({"id": "..", "kind": "run", "workflow": "inner", "inputs": {"name": "a"}})
+    run_id = toy.started()
+    inside = flow.run(child(run_id, ".."))
+    assert inside["out_dir"] == f"{flow.run(run_id)['out_dir']}/%2E%2E"
+
+
 def test_a_waiting_node_takes_no_slot(toy: flow.Flow) -> None:
     run_id = submit()
     started(run_id, toy)

@@ -16,7 +16,7 @@ BEGIN
     RETURN v_depth;
 END $$;
 
--- Make the run `p_child` (`id`, `workflow`) of a node that was just inserted. A node that waits for its child and was
+-- Make the run `p_child` (`id`, `workflow`, `folder` below that of the run) of a node that was just inserted. A node that waits for its child and was
 -- opened again keeps the child it has, if the inputs are the same and the child has not completed: one that failed or
 -- was cancelled is queued again. The child's row is locked first, so that it cannot end unseen. A child that would be
 -- the ninth below the first run is refused: the node fails.
@@ -55,7 +55,8 @@ BEGIN
     INSERT INTO workflow_runs (id, workflow_name, status, mode, priority, context, headers, out_dir, parent_run_id,
                                parent_node_id)
     SELECT p_child ->> 'id', p_child ->> 'workflow', 'queued', 'node', r.priority, p_context, r.headers,
-           CASE WHEN octet_length(r.out_dir) + octet_length(p_node) < 4000 THEN r.out_dir || '/' || p_node END,
+           CASE WHEN octet_length(r.out_dir) + octet_length(p_child ->> 'folder') < 4000
+                THEN r.out_dir || '/' || (p_child ->> 'folder') END,
            r.id, p_node
       FROM workflow_runs r WHERE r.id = p_run;
     UPDATE workflow_node_jobs SET child_run_id = p_child ->> 'id' WHERE run_id = p_run AND node_id = p_node;
