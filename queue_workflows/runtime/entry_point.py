@@ -145,16 +145,18 @@ def _refuse(prog: str, error: errors.QueueWorkflowsError, *, debug: bool) -> int
     if debug:
         trace = traceback.format_exception(type(error), error, error.__traceback__)
         _write_error(display.block("".join(trace)))
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = display.line(" ".join(str(error).split()), MESSAGE_CHARACTERS) or type(error).__name__
+    frames = ""
+    if isinstance(error, errors.AppFailed) and (cause := error.__cause__) is not None:
+        # The cause of an error in a launcher has the frames as text.
+        text = getattr(cause, "frames", None)
+        frames = text or "".join(traceback.format_tb(cause.__traceback__))
     if logs.default_format() == "json" or logs.are_json():
         setup_logging(form="json")
-        logger.error("%s: %s", prog, display.line(message, MESSAGE_CHARACTERS))
-        return exit_codes.REFUSED
-    _write_error(f"{prog}: {display.line(message, MESSAGE_CHARACTERS)}\n")
-    if isinstance(error, errors.AppFailed) and error.__cause__ is not None:
-        # The cause of an error in a launcher has the frames as text.
-        text = getattr(error.__cause__, "frames", None)
-        _write_error(text or "".join(traceback.format_tb(error.__cause__.__traceback__)))
+        more = {"traceback": display.block(frames)} if frames else None
+        logger.error("%s: %s", prog, message, extra=more)
+    else:
+        _write_error(f"{prog}: {message}\n{frames}")
     return exit_codes.REFUSED
 
 

@@ -237,6 +237,28 @@ def test_refused_input_is_a_line_of_json_too(
     (line,) = [json.loads(each) for each in sys.stderr.getvalue().splitlines()]  # pyright: ignore[reportAttributeAccessIssue]
     assert line["message"] == "prog: password=*** is wrong"
     assert line["level"] == "ERROR"
+    assert "traceback" not in line
+
+
+def test_an_app_that_fails_is_a_line_of_json_with_its_frames(
+    begin: Callable[[str], Lines],
+) -> None:
+    lines = begin("json")
+
+    def fail_at_once() -> None:
+        raise OSError("token=c4nary")
+
+    def load() -> int:
+        try:
+            fail_at_once()
+        except OSError as error:
+            raise errors.AppFailed("importing it failed") from error
+        return 0
+
+    assert entry_point.run_main("prog", load) == 2
+    (line,) = lines()
+    assert line["message"] == "prog: importing it failed"
+    assert "in fail_at_once" in line["traceback"]
 
 
 def test_the_application_log_has_the_same_lines(
