@@ -159,11 +159,12 @@ def forget(conn: pool.Connection, name: str, version: int) -> None:
     conn.execute(statement.format(sql.Identifier(name)), (version,))
 
 
-def refuse_newer(known: int, applied: Mapping[int, Mapping[str, Any]]) -> None:
+def refuse_newer(name: str, known: int, applied: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise `SchemaTooNew` if an applied migration needs newer code than version `known`."""
+    package = "queue_workflows" if name == NAME else f"the package with the migrations of {name}"
     for version, row in applied.items():
         if version > known and row["compatible_with"] > known:
             raise errors.SchemaTooNew(
                 f"the database is at schema version {version}, which needs code that knows version "
-                f"{row['compatible_with']}; this code knows {known}: upgrade queue_workflows here"
+                f"{row['compatible_with']}; this code knows {known}: upgrade {package} here"
             )

@@ -126,7 +126,8 @@ def _check_ready(conn: pool.Connection) -> tuple[int, str]:
     if not reason and not functions.is_ready(conn):
         reason = "its functions are missing or of an older version"
     if not reason and statements.migrations.ledger_is_whole(conn, ledger=ledger.NAME):
-        ledger.refuse_newer(ledger.REQUIRED_VERSION, ledger.read(conn, ledger.NAME))
+        applied = ledger.read(conn, ledger.NAME)
+        ledger.refuse_newer(ledger.NAME, ledger.REQUIRED_VERSION, applied)
     return version, reason
 
 

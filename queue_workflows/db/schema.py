@@ -203,7 +203,7 @@ def _missing(
     Raises `SchemaTooNew` if the database needs more than `newest`, the last version of the chain.
     """
     applied = ledger.read(conn, name)
-    ledger.refuse_newer(newest, applied)
+    ledger.refuse_newer(name, newest, applied)
     for step in steps:
         recorded = applied[step.version]["checksum"] if step.version in applied else None
         if recorded is not None and recorded != step.checksum:

@@ -426,6 +426,17 @@ def test_a_newer_database_that_this_code_may_still_use_is_not_refused(
         fresh.bootstrap(migrations_dir=folder)
 
 
+def test_the_ledger_of_an_app_that_is_newer_asks_for_the_apps_package(
+    fresh: ModuleType, tmp_path: Path
+) -> None:
+    newer = "-- compatible-with: 2\nSELECT 1"
+    folder = migration_folders.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0002_b=newer)
+    fresh.bootstrap(migrations_dir=folder, version_table="mails")
+    (folder / "0002_b.sql").unlink()
+    with pytest.raises(errors.SchemaTooNew, match="upgrade the package .* of mails here"):
+        fresh.bootstrap(migrations_dir=folder, version_table="mails")
+
+
 def test_a_version_to_stop_at_may_be_below_the_chain_and_below_the_database(
     fresh: ModuleType, tmp_path: Path
 ) -> None:
