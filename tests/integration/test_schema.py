@@ -433,7 +433,7 @@ def test_the_ledger_of_an_app_that_is_newer_asks_for_the_apps_package(
     folder = migration_folders.write_chain(tmp_path / "c", _0001_a="SELECT 1", _0002_b=newer)
     fresh.bootstrap(migrations_dir=folder, version_table="mails")
     (folder / "0002_b.sql").unlink()
-    with pytest.raises(errors.SchemaTooNew, match="upgrade the package .* of mails here"):
+    with pytest.raises(errors.SchemaTooNew, match=r"upgrade the package .* of mails here"):
         fresh.bootstrap(migrations_dir=folder, version_table="mails")
 
 
