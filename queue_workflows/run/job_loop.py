@@ -266,16 +266,14 @@ class JobLoop(Jobs):
             return 0
         return job.key
 
-    def _has_unread_output(self) -> bool:
-        return self._state is not None and self._state.has_unread_output()
-
     def _send_log(self, key: int, record: JsonDict) -> None:
         """Send a log record, marked if the worker has to read this job's output before it.
 
         It then reads only this job's output, because the next job waits until that is read. That is
         not sure in a child that the handler forked, so its records are not marked.
         """
-        if key and os.getpid() == self._pid and self._has_unread_output():
+        state = self._state
+        if key and os.getpid() == self._pid and state is not None and state.has_unread_output():
             self._logged = key
             record = record | {"is_behind_output": True}
         super()._send_log(key, record)
@@ -308,7 +306,8 @@ class JobLoop(Jobs):
             if self.output is not None:
                 self.output.end(key)
             frames = self._last_frames(job, outcome)
-            if self._logged == key or self._has_unread_output():
+            is_unread = self._state is not None and self._state.has_unread_output()
+            if self._logged == key or is_unread:
                 self._undrained = key
                 frames = wire.frame(wire.PRINTED, key, b"") + frames
             self.channel.send_all(frames, blocked=True)
