@@ -130,7 +130,7 @@ class RestoredState:
             # Copies of a context share this object, so a job may have changed it.
             decimal.setcontext(self._decimals.copy())
         except Exception as error:  # noqa: BLE001  a job may have left any objects
-            _log.warning("the state before a job cannot be restored, so its executor ends: %s", error)
+            _log.warning("the state before a job cannot be restored, its executor ends: %s", error)
             return str(error) or type(error).__name__
         return ""
 
