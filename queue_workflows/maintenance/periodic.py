@@ -314,4 +314,4 @@ def _note_service(conn: db.Connection, row: Row) -> None:
     if is_new and is_unserved:
         _log.warning("no live worker can take %s: %s", what, row["detail"])
     elif is_new:
-        _log.info("%s: no job waits any more that no worker can take", what)
+        _log.info("a live worker can take %s again, or no job waits for one", what)

@@ -76,7 +76,7 @@ def check_since(since: Any, name: str = "since") -> None:
     if isinstance(since, datetime) and since.tzinfo is None:
         raise errors.InvalidConfig(f"{name} {since} has no time zone: give it one")
     if isinstance(since, timedelta) and abs(since) > MAX_SPAN:
-        raise errors.InvalidConfig(f"{name} {since} should be a hundred years at most")
+        raise errors.InvalidConfig(f"{name} {since} is too long: give a hundred years at most")
 
 
 def iso_time(text: str) -> datetime:

@@ -140,7 +140,7 @@ class Service(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         if not self.stop() and threading.current_thread() is not self._thread:
-            logger.warning("%s: still busy after the time it had to stop", self.name)
+            logger.warning("%s did not stop in time: its thread goes on with its work", self.name)
 
     @abc.abstractmethod
     def _run(self) -> None:

@@ -358,7 +358,7 @@ class Supervisor:
             try:
                 self._on_exit(ended)
             except Exception:
-                logger.exception("after the exit of %s", managed.spec.name)
+                logger.exception("handling the exit of %s failed", managed.spec.name)
 
 
 class _ManagedChild:
