@@ -51,7 +51,7 @@ def recover_at_start(pause: Callable[[float], bool]) -> bool:
         except db.Error as error:
             if not left:
                 raise
-            _log.warning("recovering unfinished work at start failed, %d tries left: %s", left, error)
+            _log.warning("the recovery at start failed, %d tries left: %s", left, error)
             if pause(config.NODE_POOL_RECOVERY_BACKOFF_S.read()):
                 return False
         else:
