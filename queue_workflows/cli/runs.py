@@ -203,7 +203,7 @@ def _retried(
             api.retry(any_id, from_node=from_node, conn=conn)
         else:
             jobs.retry(any_id, from_step=from_step, conn=conn)
-    except (errors.InvalidConfig, errors.UnknownJob) as error:
+    except (errors.InvalidConfig, errors.UnknownJob, errors.IdempotencyClash) as error:
         names_node = is_run and found["status"] == "completed" and "name the node" in str(error)
         return f"{error}: --from NODE" if names_node else str(error)
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import db, errors, input_listener, node_queue, runs
+from queue_workflows import db, errors, input_listener, jobs, node_queue, runs
 from tests.support import asgi_service, console, factories, flow, sweeps, tabled
 from tests.support.wait import until
 
@@ -114,6 +114,16 @@ def test_retry_of_an_ingest_job(conn: Any) -> None:
     assert factories.reread(conn, job)["generation"] == 1
     refused = console.refusal("retry", job["id"], "--from", "a")
     assert f"--from a names a node of a run, and {job['id']} is a job" in refused
+
+
+def test_retry_of_a_job_whose_key_another_one_has_is_refused_as_of_several(conn: Any) -> None:
+    queue_workflows.register_ingest_task("t", lambda reason: None)
+    keyed: dict[str, Any] = {"queue": "fetch", "idempotency_key": "k", "idempotency_window_s": 0}
+    first = jobs.enqueue("t", **keyed)
+    node_queue.mark_ingest_failed(first, error="e")
+    second = jobs.enqueue("t", **keyed)
+    done = retried(first)
+    assert (done["outcome"], f"is that of job '{second}'" in done["reason"]) == ("refused", True)
 
 
 @pytest.mark.parametrize("any_id", ["nope", "", "a'b", "\udcff"])
