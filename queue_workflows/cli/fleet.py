@@ -65,27 +65,19 @@ class Roles(NamedTuple):
     cpu: int
     """How many jobs of the queue cpu run at once."""
     gpu: int
-    ingest: tuple[str, ...]
-    """Queues with one job at once, besides the queues of `pool`."""
+    ingest: tuple[shapes.Entry, ...]
+    """How many jobs of each ingest queue run at once."""
     scheduler: bool
-    pool: tuple[shapes.Entry, ...] = ()
     cards: tuple[int, ...] = ()
     """The GPUs that get a worker each, besides the `gpu` workers."""
 
-    def entries(self) -> list[shapes.Entry]:
-        """Return how many jobs of each ingest queue run at once."""
-        counts = Counter(self.ingest)
-        counts.update({entry.queue: entry.concurrency for entry in self.pool})
-        return [shapes.Entry(*each) for each in counts.items()]
-
     def describe(self) -> str:
-        """Return `orchestrator, 2 cpu, 1 gpu, fetch, a pool (2 load, 5 mail), scheduler`."""
+        """Return `orchestrator, 2 cpu, 1 gpu, 1 fetch, 5 mail, scheduler`."""
         named = [f"{n} {queue}" for n, queue in ((self.cpu, "cpu"), (self.gpu, "gpu")) if n]
         named += [f"gpu on card {card}" for card in self.cards]
-        served = ", ".join(f"{entry.concurrency} {entry.queue}" for entry in self.pool)
-        pool = [f"a pool ({served})"] if served else []
-        scheduler = ["scheduler"] if self.scheduler else []
-        return ", ".join(["orchestrator", *named, *self.ingest, *pool, *scheduler])
+        named += [f"{entry.concurrency} {entry.queue}" for entry in self.ingest]
+        named += ["scheduler"] if self.scheduler else []
+        return ", ".join(["orchestrator", *named])
 
 
 def roles(
@@ -95,10 +87,11 @@ def roles(
     """Return the processes that the loaded app needs.
 
     None takes the settings WORKFLOW_CPU_WORKERS and _GPU_. Node workers need an app with nodes; gpu
-    workers also models or declared gpu nodes, unless a number or `cards` is given. Ingest workers
-    need tasks, one per queue that is not in the pool, or is in `beside`. The scheduler needs
-    nothing, as a row of the table `schedules` may come at any time. Raises `UnknownQueue`, and
-    `InvalidConfig` for an app that lacks what is to be run, and for wrong settings of alerts.
+    workers also models or declared gpu nodes, unless a number or `cards` is given. Ingest queues
+    need tasks; one job of each that is not in the pool runs at once, and of each in `beside` one
+    more than in the pool. The scheduler has no needs, as a row of the table `schedules` may come at
+    any time. Raises `UnknownQueue`, and `InvalidConfig` for an app that lacks what is to be run,
+    and for wrong settings of alerts.
     """
     cfg = config.get_config()
     nodes, tasks = cfg.knows_nodes(), bool(cfg.ingest_task_map)
@@ -126,25 +119,26 @@ def roles(
     chosen = Roles(
         cpu=max(0, cpu_default) if cpu is None else cpu,
         gpu=max(0, gpu_default) if gpu is None else gpu,
-        ingest=_alone(pool, beside) if ingest and tasks else (),
+        ingest=_entries(pool, beside) if ingest and tasks else (),
         scheduler=ingest,
-        pool=tuple(pool),
         cards=tuple(cards),
     )
-    if entries := chosen.entries():
-        shapes.check([each._asdict() for each in entries], "the ingest queues")
+    if chosen.ingest:
+        shapes.check([each._asdict() for each in chosen.ingest], "the ingest queues")
     return chosen
 
 
-def _alone(pool: Sequence[shapes.Entry], beside: Collection[str]) -> tuple[str, ...]:
-    """Return the ingest queues that get a worker of their own."""
+def _entries(pool: Sequence[shapes.Entry], beside: Collection[str]) -> tuple[shapes.Entry, ...]:
+    """Return how many jobs of each ingest queue run at once, the queues of the pool first."""
     own = config.get_config().ingest_queues
     if wrong := sorted(set(beside) - own):
         raise errors.UnknownQueue(
             f"the app has no ingest queue --ingest {wrong[0]}; it has "
             f"{', '.join(sorted(own))}{errors.hint(wrong[0], own)}"
         )
-    return tuple(sorted(own - {entry.queue for entry in pool} | set(beside)))
+    counts = Counter({entry.queue: entry.concurrency for entry in pool})
+    counts.update(sorted(own.difference(counts).union(beside)))
+    return tuple(shapes.Entry(*each) for each in counts.items())
 
 
 def specs(
@@ -155,8 +149,8 @@ def specs(
     if wanted.scheduler:
         commands["orchestrator"] += ["--with-scheduler"]
     served = ["--queue", "cpu", "--slots", str(wanted.cpu)] if wanted.cpu else []
-    if entries := wanted.entries():
-        served += ["--workers", shapes.as_json(entries)]
+    if wanted.ingest:
+        served += ["--workers", shapes.as_json(wanted.ingest)]
     if served:
         commands["worker"] = [parent.WORKER, *served]
     for number in range(1, wanted.gpu + 1):

@@ -29,7 +29,7 @@ sys.exit(entry_point.run_main(name, lambda: app_loading.load_app(app) and 0))
     --gpu N 0..  gpu workers; default: WORKFLOW_GPU_WORKERS, 0 without a model or gpu node.
     --cards N,N  A gpu worker for each of these GPUs, as of queue-claim-worker; instead of --gpu.
     --workers FILE|JSON  A pool of ingest queues, as of queue-claim-worker; default: WORKERS_JSON.
-    --ingest QUEUE  A worker of this queue, beside the pool's; repeatable.
+    --ingest QUEUE  One more job of this queue at once than in the pool; repeatable.
     --no-ingest  No ingest workers, no pool, no scheduler.
     --no-dashboard  No dashboard; APP_DASHBOARD=0 does the same.
     --reload  Start again when a file of the app changes.""",

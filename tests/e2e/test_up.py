@@ -52,7 +52,7 @@ def test_all_roles_run_and_ctrl_c_leaves_no_process(cli: Commands, tmp_path: Pat
         assert len(up.pids(part)) == 1, part
     assert up.pids("--queue cpu") == up.pids('"notes"'), "one worker has both queues"
     assert status(run_id) == "running"
-    assert "starting orchestrator, 1 cpu, 1 gpu, notes, scheduler" in up.err
+    assert "starting orchestrator, 1 cpu, 1 gpu, 1 notes, scheduler" in up.err
     stopped(up)
 
 
@@ -148,7 +148,7 @@ def test_a_pool_is_one_of_the_processes_and_hands_back_at_once(
     until(lambda: len([*tmp_path.glob("*/started")]) == 3, timeout_s=30)
     (pid,) = up.pids("--workers")
     assert len({path.read_text() for path in tmp_path.glob("*/started")}) == 3
-    assert "starting orchestrator, a pool (3 work, 1 more), scheduler; Ctrl-C" in up.err
+    assert "starting orchestrator, 3 work, 1 more, scheduler; Ctrl-C" in up.err
     assert len(up.pids("claim_worker")) == 1, "none beside the pool"
     listed = json.loads(cli.run("queue-workflows", "workers", "--json").out)
     assert {(row["queue"], row["pid"], row["state"]) for row in listed} == {

@@ -27,14 +27,17 @@ def with_tasks() -> None:
     config.register_ingest_task("t", dict)
 
 
+ONE_OF_EACH = (shapes.Entry("fetch"), shapes.Entry("load"))
+
+
 def test_an_app_with_everything_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     with_nodes()
     with_tasks()
     config.set_builtin_model_registrar(dict)
     config.set_ingest_schedule([ScheduleEntry("e", minute=0, task_name="t", queue="fetch")])
-    assert fleet.roles() == fleet.Roles(5, 1, ("fetch", "load"), scheduler=True)
+    assert fleet.roles() == fleet.Roles(5, 1, ONE_OF_EACH, scheduler=True)
     assert fleet.roles(ingest=False) == fleet.Roles(5, 1, (), scheduler=False)
-    assert fleet.roles(cpu=0, gpu=2) == fleet.Roles(0, 2, ("fetch", "load"), scheduler=True)
+    assert fleet.roles(cpu=0, gpu=2) == fleet.Roles(0, 2, ONE_OF_EACH, scheduler=True)
     monkeypatch.setenv("QUEUE_WORKFLOWS_WORKFLOW_CPU_WORKERS", "3")
     monkeypatch.setenv("AI_LEADS_WORKFLOW_GPU_WORKERS", "2")
     assert fleet.roles()[:2] == (3, 2)
@@ -50,7 +53,7 @@ def test_an_app_gets_no_workers_that_it_has_no_use_for() -> None:
     with pytest.raises(errors.InvalidConfig, match="nothing to start"):
         fleet.roles()
     with_tasks()
-    assert fleet.roles() == fleet.Roles(0, 0, ("fetch", "load"), scheduler=True)
+    assert fleet.roles() == fleet.Roles(0, 0, ONE_OF_EACH, scheduler=True)
     with pytest.raises(
         errors.InvalidConfig, match="--cpu, --gpu and --cards need an app that knows nodes"
     ):
@@ -79,17 +82,16 @@ def test_each_named_gpu_gets_a_worker_of_its_own() -> None:
 POOL = (shapes.Entry("load", 2), shapes.Entry("load.new", 5))
 
 
-def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
+def test_more_jobs_of_a_queue_than_in_the_pool_run_only_on_request() -> None:
     with_nodes()
     with pytest.raises(errors.InvalidConfig, match="--workers and WORKERS_JSON need an app that"):
         fleet.roles(pool=POOL)
     with_tasks()
     wanted = fleet.roles(cpu=1, pool=POOL)
-    assert wanted == fleet.Roles(1, 0, ("fetch",), scheduler=True, pool=POOL)
-    assert wanted.describe() == (
-        "orchestrator, 1 cpu, fetch, a pool (2 load, 5 load.new), scheduler"
-    )
-    assert fleet.roles(pool=POOL, beside={"load"}).ingest == ("fetch", "load")
+    assert wanted == fleet.Roles(1, 0, (*POOL, shapes.Entry("fetch")), scheduler=True)
+    assert wanted.describe() == "orchestrator, 1 cpu, 2 load, 5 load.new, 1 fetch, scheduler"
+    more = fleet.roles(pool=POOL, beside={"load", "fetch"}).ingest
+    assert more == (("load", 3), ("load.new", 5), ("fetch", 1))
     with pytest.raises(
         errors.UnknownQueue, match=r"the app has no ingest queue --ingest load\.new"
     ):
@@ -99,12 +101,12 @@ def test_the_queues_of_a_pool_get_another_worker_only_on_request() -> None:
 
 
 def test_a_pool_is_one_worker_process_that_gets_its_list() -> None:
-    wanted = fleet.Roles(0, 0, ("load",), scheduler=False, pool=POOL)
+    wanted = fleet.Roles(0, 0, POOL, scheduler=False)
     found = {spec.name: spec.argv for spec in fleet.specs(wanted, app=None, log_level="info")}
     assert list(found) == ["orchestrator", "worker"]
     module, option, text = found["worker"][2:5]
     assert (module, option) == (parent.WORKER, "--workers")
-    assert shapes.option(text) == [("load", 3), ("load.new", 5)], "one more beside the pool"
+    assert shapes.option(text) == [*POOL]
 
 
 def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
@@ -130,7 +132,7 @@ def test_the_list_of_a_pool_is_json_or_a_file_or_from_the_environment(
 def test_children_get_app_level_and_the_embedded_server_only_without_a_dsn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wanted = fleet.Roles(3, 0, ("fetch",), scheduler=True)
+    wanted = fleet.Roles(3, 0, (shapes.Entry("fetch"),), scheduler=True)
     found = {spec.name: spec for spec in fleet.specs(wanted, app="a:b", log_level="info")}
     assert list(found) == ["orchestrator", "worker"]
     assert found["orchestrator"].argv[2:4] == [parent.ORCHESTRATOR, "--with-scheduler"]
