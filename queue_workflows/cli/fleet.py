@@ -431,8 +431,8 @@ def switched_off(queues: set[str]) -> list[Row]:
 class RunProcesses(contextlib.ExitStack):
     """Start the processes that a run lacks, now or when others end; stop them at the end."""
 
-    queues: dict[str, int]
-    """How many nodes of the run go to each queue."""
+    queues: set[str]
+    """The queues of the run's nodes."""
     wanted: Roles | None
     """Without them there is no app to start any with."""
     _: KW_ONLY
@@ -484,7 +484,7 @@ class RunProcesses(contextlib.ExitStack):
 
     def _missing(self) -> set[str]:
         """Return the queues that nobody serves; report once a switch that may be the reason."""
-        missing = unserved(set(self.queues))
+        missing = unserved(self.queues)
         for row in switched_off(missing):
             if row["queue"] not in self._reported:
                 self._reported.add(row["queue"])
@@ -507,7 +507,7 @@ class RunProcesses(contextlib.ExitStack):
             what = f"no worker serves {queues}" if queues else "nobody starts it"
             raise errors.InvalidConfig(f"{what}; name the app by --app, so that it can run here")
         chosen = self.wanted._replace(
-            cpu=min(self.wanted.cpu, self.queues["cpu"]) if "cpu" in missing else 0,
+            cpu=max(1, self.wanted.cpu) if "cpu" in missing else 0,
             gpu=max(1, self.wanted.gpu) if "gpu" in missing else 0,
         )
         self.served |= {name for name in ("cpu", "gpu") if getattr(chosen, name)}

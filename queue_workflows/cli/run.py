@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 import uuid
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from queue_workflows.worker import parent
 
 DEFAULT_OUT = Path("queue-workflows-out")
 """Parent of the folders of runs without one; created when a node asks for its folder."""
-ITEMS = 8
-"""How often the body of a map counts, since the number of its items is not known yet."""
 
 
 def submit(workflow: str, inputs: JsonDict, out_dir: Path | None, priority: int = 100) -> Run:
@@ -60,18 +57,17 @@ def folder(out: Path | None) -> Path | None:
     return out.resolve()
 
 
-def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
-    """Return how many nodes of the workflow go to each queue; one cpu node without a provider.
+def used_queues(workflow: str, *, app: str | None) -> set[str]:
+    """Return the queues of the workflow's nodes, of its maps and of its child runs.
 
-    Those of its maps and of its child runs count too, the body of a map ITEMS times.
-
-    Raises `UnknownWorkflow`, `InvalidWorkflow`, and `InvalidConfig` for an app without provider.
+    Without an app and a provider it is cpu. Raises `UnknownWorkflow`, `InvalidWorkflow`, and
+    `InvalidConfig` for an app without provider.
     """
     try:
         made = hooks.expand({"id": workflow, "workflow_name": workflow})
     except hooks.NoProvider:
         if app is None:
-            return {"cpu": 1}
+            return {"cpu"}
         raise errors.InvalidConfig(
             f"workflow {workflow!r}: --app {app} sets no workflow provider (set_workflow_provider)"
         ) from None
@@ -79,21 +75,19 @@ def used_queues(workflow: str, *, app: str | None) -> dict[str, int]:
         hint = errors.hint(workflow, config.get_config().workflow_map)
         text = str(error).removesuffix(hint) + (hint or f"; is --app {app} the one that has it?")
         raise errors.UnknownWorkflow(text) from error
-    found, graphs, known = Counter[str](), [(made["nodes"], 1)], {workflow}
+    found, graphs, known = set[str](), [made["nodes"]], {workflow}
     while graphs:
-        nodes, times = graphs.pop()
-        for node in nodes:
-            found[node["queue"]] += times
+        for node in graphs.pop():
+            found.add(node["queue"])
             if settings := node.get("map"):
-                graphs.append((settings["body"], times * ITEMS))
+                graphs.append(settings["body"])
             child = graph.workflow_of(node["module"])
             if child is not None and child not in known:
                 known.add(child)
                 # A child that cannot be read fails its node, which says why.
                 with contextlib.suppress(errors.QueueWorkflowsError):
-                    below = hooks.expand({"id": child, "workflow_name": child})
-                    graphs.append((below["nodes"], times))
-    return dict(found)
+                    graphs.append(hooks.expand({"id": child, "workflow_name": child})["nodes"])
+    return found
 
 
 class _Progress:
@@ -162,7 +156,7 @@ def run(
 
 
 def _see_through(
-    insert: Callable[[], Run], queues: dict[str, int], stop: signals.StopRequest,
+    insert: Callable[[], Run], queues: set[str], stop: signals.StopRequest,
     progress: _Progress, own: fleet.Fleet | None, *, app: str | None, watch: bool, as_json: bool,
 ) -> tuple[str, run_views.RunSnapshot | None] | None:  # fmt: skip
     """Return the run's id and how it ended, or None there; None if stopped before the insert."""

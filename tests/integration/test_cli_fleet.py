@@ -190,7 +190,7 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
     monkeypatch.setattr(fleet, "unserved", unserved)
     monkeypatch.setattr(fleet, "switched_off", lambda _: [])
     helper = fleet.RunProcesses(
-        {"cpu": 1}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
+        {"cpu"}, None, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
     )
     helper.begin()
     running = run_views.RunSnapshot({"status": "running"}, [], [])
@@ -201,6 +201,27 @@ def test_while_the_database_is_away_a_run_is_left_to_those_who_had_it(
     now[0] += fleet.LOOK_EVERY_S
     with pytest.raises(errors.InvalidConfig, match="no worker serves cpu"):
         helper.tick(running)
+
+
+def test_a_run_gets_a_worker_once_even_if_up_would_start_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, started = [0.0], list[list[str]]()
+
+    def start(_: fleet.Fleet, children: list[Any], log: object) -> None:
+        started.append([each.name for each in children])
+
+    monkeypatch.setattr(fleet, "unserved", set)
+    monkeypatch.setattr(fleet, "switched_off", lambda _: [])
+    monkeypatch.setattr(fleet.Fleet, "start", start)
+    wanted = fleet.Roles(0, 0, (), scheduler=False)
+    helper = fleet.RunProcesses(
+        {"cpu"}, wanted, app=None, stop=signals.StopRequest(), log=None, now_fn=lambda: now[0]
+    )
+    helper.begin()
+    now[0] += fleet.LOOK_EVERY_S
+    helper.tick(run_views.RunSnapshot({"status": "running"}, [], []))
+    assert started == [["orchestrator", "worker"]]
 
 
 def test_unfinished_runs_that_the_provider_does_not_know_are_strangers(db: ModuleType) -> None:
@@ -226,7 +247,7 @@ def test_switches_of_this_machine_are_printed_once_and_only_for_queues_without_w
     wanted = fleet.Roles(1, 0, (), scheduler=False)
     stop = signals.StopRequest()
     helper = fleet.RunProcesses(
-        {"cpu": 1}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
+        {"cpu"}, wanted, app=None, stop=stop, log=None, now_fn=lambda: now[0]
     )
     monkeypatch.setattr(helper, "_start", lambda _: None)
     workers.disable("box", "all", by="ops", reason="new disk")
