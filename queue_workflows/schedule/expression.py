@@ -65,8 +65,6 @@ class Change(NamedTuple):
 class Expression:
     """The instants of a schedule, each a whole second, aware and in UTC."""
 
-    text: str
-
     def next_after(self, after: datetime) -> datetime | None:
         """Return the first instant after `after`; None if there is none in 50 years."""
         raise NotImplementedError
@@ -82,8 +80,7 @@ class Expression:
 class Interval(Expression):
     """Every so many seconds, counted from `anchor`, or from 1970 in UTC."""
 
-    def __init__(self, text: str, period_s: int, anchor: datetime | None) -> None:
-        self.text = text
+    def __init__(self, period_s: int, anchor: datetime | None) -> None:
         self._period = timedelta(seconds=period_s)
         self._anchor = anchor or datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -105,7 +102,6 @@ class Cron(Expression):
     """
 
     def __init__(self, text: str, zone: tzinfo) -> None:
-        self.text = text
         fields = ALIASES.get(text.lower(), text).split()
         self._walls = _walls(" ".join(fields), text)
         self._zone = zone
@@ -222,7 +218,7 @@ def parse(text: str, tz: str = "UTC", anchor: datetime | None = None) -> Express
         raise errors.InvalidConfig(f"expression {text!r:.80}: it takes {_FIELDS}")
     cleaned = " ".join(text.split())
     if cleaned.lower().startswith("every"):
-        return Interval(cleaned, _period_s(cleaned), anchor)
+        return Interval(_period_s(cleaned), anchor)
     if cleaned.startswith("@") and cleaned.lower() not in ALIASES:
         raise errors.InvalidConfig(f"expression {text!r:.80}: aliases are {', '.join(ALIASES)}")
     return Cron(cleaned, zone)
