@@ -77,6 +77,7 @@ def _resolved(name: str) -> Any:
     cfg = config.get_config()
     try:
         module = cfg.resolve_node_module(name)
+        run = getattr(module, "run", None)  # of a module that may import it only now
     except errors.NodeNotFound as error:
         elsewhere = cfg.node_resolver is not None or cfg.node_module_package is not None
         return _Unresolvable(
@@ -87,7 +88,7 @@ def _resolved(name: str) -> Any:
         )
     except (Exception, SystemExit) as error:  # noqa: BLE001  boundary around app code
         return _Unresolvable(f"module {name!r} does not load: {_describe(error)}", "fix the module")
-    if not callable(getattr(module, "run", None)):
+    if not callable(run):
         return _Unresolvable(
             f"module {name!r} has no run(){cfg.node_hint(name)}", "define run(...) in it"
         )

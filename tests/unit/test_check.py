@@ -362,14 +362,16 @@ def test_a_module_that_does_not_import_is_shown_with_its_line(
     (package / "__init__.py").touch()
     (package / "broken.py").write_text("\nimport no_such_thing\n")
     (package / "garbled.py").write_text("def run(:\n")
+    (package / "lazy.py").write_text("def __getattr__(name): raise OSError(name)\n")
     (package / "empty.py").write_text("")
     config.set_node_module_package("checked_nodes")
-    nodes = [node(name) for name in ("broken", "garbled", "empty", "gone")]
+    nodes = [node(name) for name in ("broken", "garbled", "lazy", "empty", "gone")]
     said = [str(each) for each in report(step("s", "p"), pipelines=one(*nodes)).findings]
     for words, line in zip(
         [
             "ModuleNotFoundError: No module named 'no_such_thing' (broken.py, line 2)",
             "SyntaxError: invalid syntax (garbled.py, line 1)",
+            "OSError: run (lazy.py, line 1)",
             "module 'empty' has no run()",
             "no module 'checked_nodes.gone'",
         ],
