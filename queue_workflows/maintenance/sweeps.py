@@ -189,7 +189,8 @@ def expire_inputs(conn: db.Connection, rows: row_isolation.Isolation | None = No
     Rows that raise are set aside in `rows`; None: for this call only.
     """
     kept = rows or row_isolation.Isolation()
-    while job_id := statements.input_timeouts.next_overdue(conn, set_aside=kept.aside(TIMEOUT)):
+    timeouts = statements.input_timeouts
+    while (job_id := timeouts.next_overdue(conn, set_aside=kept.aside(TIMEOUT))) is not None:
         kept.attempt(
             TIMEOUT,
             job_id,

@@ -205,6 +205,14 @@ def test_a_wait_that_cannot_be_ended_delays_no_other(conn: db.Connection) -> Non
     assert factories.column(conn, query) == ["a", "z"]
 
 
+def test_a_wait_of_a_job_with_an_empty_id_delays_no_other(conn: db.Connection) -> None:
+    for each in ("", "z"):
+        waits(conn, each)
+    sweeps.expire_inputs(conn)
+    query = "SELECT id FROM workflow_node_jobs WHERE status = 'failed' ORDER BY id"
+    assert factories.column(conn, query) == ["", "z"]
+
+
 @pytest.mark.parametrize(
     "policy",
     [
