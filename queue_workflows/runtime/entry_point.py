@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from queue_workflows import config, errors
@@ -25,6 +25,35 @@ SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent by itself, as a terminal does for Ctrl-C."""
 MESSAGE_CHARACTERS = 8000
 """The most characters of an error's line, since an error may contain an id of any length."""
+
+REMOVED: Mapping[str, str] = dict.fromkeys(
+    (
+        "ALERTS_PER_MINUTE", "ALERT_MAX_AGE_S", "ALERT_POLL_S", "ALERT_TIMEOUT_S",
+        "DB_PING_INTERVAL_S", "DB_STATEMENT_TIMEOUT_S", "DISPATCH_MAX_ATTEMPTS",
+        "GPU_MAX_WAIT_S", "GPU_URGENT_GRACE_S", "LOG_FILES_KEPT", "LOG_FILE_MAX_MB",
+        "MAX_CRASHES", "MAX_NODES_PER_RUN", "MAX_PAYLOAD_DEPTH", "METRICS_COUNT_INTERVAL_S",
+        "RESUME_ON_HOST_S", "STALL_TIMEOUT_S", "STREAM_MAX_MB", "STREAM_MAX_PARTS",
+        "STREAM_PART_KB", "SUBMISSION_RECLAIM_S", "SUPERVISOR_BACKOFF_MAX_S", "UNKNOWN_NODE_S",
+    ),
+    "the value is fixed now",
+) | {
+    "AUDIT_LOG_FILE_NAME": "name the file in AUDIT_LOG_PATH",
+    "DB_CONNECT_TIMEOUT_S": "set connect_timeout in the DSN",
+    "DB_ENGINE_POOL_MAX": "only PG_POOL_SIZE of `serve` changes the pool",
+    "DB_POOL_RECYCLE_S": "only PG_POOL_RECYCLE of `serve` changes the age of connections",
+    "DEBUG": "use the option --debug; only `serve` still reads it",
+    "DISABLE_BOOT_KICK": "declare a `Schedule` instead of a `ScheduleEntry`",
+    "DISPATCH_POLL_S": "set CLAIM_POLL_S",
+    "EVENT_RETENTION_DAYS": "set NODE_EVENT_RETENTION_DAYS",
+    "GPU_VRAM_GB": "give the models a smaller est_vram_gb, or 0",
+    "HEARTBEAT_INTERVAL_S": "set DL_HEARTBEAT_SEC",
+    "LOG_FILE_NAME": "name the file in LOG_PATH",
+    "MAP_WINDOW": "set `at_once` of the map",
+    "METRIC_FILE_NAME": "name the file in METRIC_PATH",
+    "SILENT_WORKER_AFTER_S": "set STALE_WORKER_AFTER_S",
+    "STATE_DIR": "set STATE_DIRECTORY, as systemd does",
+}  # fmt: skip
+"""Settings that are no longer read, with the remedy for an environment that still sets them."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +72,7 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
     """
     root = logging.getLogger()
     if root.handlers:
-        warn_of_file_names()
+        warn_of_removed()
         return
     kind = form or logs.default_format()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
@@ -61,21 +90,21 @@ def setup_logging(level: str = "info", form: str | None = None) -> None:
         logging.captureWarnings(True)
     if warning is not None:
         logger.warning("%s; logging to stderr alone", warning)
-    warn_of_file_names()
+    warn_of_removed()
 
 
-def warn_of_file_names() -> None:
-    """Log a warning for each name of a log file that this process does not read.
+def warn_of_removed() -> None:
+    """Log a warning for each removed setting that the environment still sets.
 
-    Only `serve` reads them, and moves them into the paths of the logs for its processes.
+    `serve` still accepts the names of log files, and has moved them into the paths of the logs.
     """
-    for log in ("LOG", "METRIC", "AUDIT_LOG"):
-        path = config.KNOBS[f"{log}_PATH"].read()
-        for variable in (f"QUEUE_WORKFLOWS_{log}_FILE_NAME", f"{log}_FILE_NAME"):
+    for name, remedy in REMOVED.items():
+        second = name if name.endswith("_FILE_NAME") else f"AI_LEADS_{name}"
+        for variable in (f"QUEUE_WORKFLOWS_{name}", second):
             raw = os.environ.get(variable)
-            if raw is not None and not path.endswith(raw):
-                reason = f"only `serve` reads it; name the file in {log}_PATH instead"
-                config.warn_once(variable, raw, reason)
+            path = config.KNOBS.get(name.replace("FILE_NAME", "PATH"))
+            if raw is not None and (path is None or not path.read().endswith(raw)):
+                config.warn_once(variable, raw, f"no effect; {remedy}")
 
 
 def add_common_arguments(parser: ArgumentParser) -> None:

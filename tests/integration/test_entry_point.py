@@ -263,17 +263,18 @@ def test_the_common_arguments() -> None:
     assert caught.value.code == 2
 
 
-def test_the_name_of_a_log_that_only_serve_reads_is_warned_of_once(
+def test_a_removed_setting_that_is_set_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DISPATCH_POLL_S", "3")
+    monkeypatch.setenv("AI_LEADS_MAP_WINDOW", "7")
     monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
-    monkeypatch.setenv("QUEUE_WORKFLOWS_AUDIT_LOG_FILE_NAME", "audit.json")
     for _ in range(2):
-        entry_point.warn_of_file_names()
-    assert caplog.messages == [
-        "LOG_FILE_NAME='etl.log': only `serve` reads it; name the file in LOG_PATH instead",
-        "QUEUE_WORKFLOWS_AUDIT_LOG_FILE_NAME='audit.json': only `serve` reads it; name the file in"
-        " AUDIT_LOG_PATH instead",
+        entry_point.warn_of_removed()
+    assert sorted(caplog.messages) == [
+        "AI_LEADS_MAP_WINDOW='7': no effect; set `at_once` of the map",
+        "LOG_FILE_NAME='etl.log': no effect; name the file in LOG_PATH",
+        "QUEUE_WORKFLOWS_DISPATCH_POLL_S='3': no effect; set CLAIM_POLL_S",
     ]
 
 
@@ -282,9 +283,10 @@ def test_the_name_of_a_log_that_serve_has_put_into_its_path_is_none_of_them(
 ) -> None:
     monkeypatch.setenv("LOG_FILE_NAME", "etl.log")
     monkeypatch.setenv("QUEUE_WORKFLOWS_LOG_PATH", "/logs/etl.log")
-    entry_point.warn_of_file_names()
+    entry_point.warn_of_removed()
     assert not caplog.records
 
 
-def test_there_are_few_settings() -> None:
+def test_no_removed_setting_exists() -> None:
     assert len(config.KNOBS) <= 55
+    assert not config.KNOBS.keys() & entry_point.REMOVED.keys()
