@@ -81,7 +81,10 @@ def escape_arguments(record: logging.LogRecord) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, in UTC, followed by those ids of its work that the message lacks."""
+    """One line per record, in UTC, followed by those ids of its work that the message lacks.
+
+    A number in the message may be anything, so that the attempt follows in any case.
+    """
 
     converter = time.gmtime
 
@@ -96,12 +99,17 @@ class TextFormatter(logging.Formatter):
         words = [
             f"{name}={display.line(value)}"
             for name in log_context.NAMES
-            if (value := ids.get(name)) is not None and str(value) not in record.message
+            if (value := ids.get(name)) is not None
+            and (name == "attempt" or not _has_word(record.message, str(value)))
         ]
         if not words:
             return line
         first, end, rest = line.partition("\n")
         return f"{first} [{' '.join(words)}]{end}{rest}"
+
+
+def _has_word(text: str, word: str) -> bool:
+    return word in text and bool(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text))
 
 
 class JsonFormatter(logging.Formatter):

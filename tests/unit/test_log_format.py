@@ -206,6 +206,15 @@ def test_text_names_the_ids_that_the_message_does_not(begin: Callable[[str], Lin
     assert second["line"] == "  and waits"
 
 
+def test_a_part_of_a_word_and_a_number_of_the_message_name_no_id(
+    begin: Callable[[str], Lines],
+) -> None:
+    lines = begin("text")
+    with log_context.bound(job_id="j1", node_id="load", attempt=1, queue="cpu"):
+        log.warning("job j1: loaded 1 lamp on cpu-2")
+    assert lines()[0]["line"].endswith("on cpu-2 [node_id=load attempt=1 queue=cpu]")
+
+
 def test_a_warning_of_python_is_a_line_of_json(begin: Callable[[str], Lines]) -> None:
     lines = begin("json")
     with warnings.catch_warnings():
