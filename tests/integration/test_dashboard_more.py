@@ -57,7 +57,7 @@ def test_each_page_is_empty_at_first_and_names_its_command() -> None:
             ("/queues", "No queue is used", "queues list"),
             ("/schedules", "There is no schedule.", "schedules list"),
             ("/acts", "Nobody has changed anything on request.", "acts"),
-            ("/health", "It has not run since this service was started.", "doctor"),
+            ("/health", "It has no result since this service was started.", "doctor"),
         ):
             with tabled.case(path):
                 page = await browser.open(path)
@@ -786,7 +786,7 @@ def test_health_has_the_schema_tables_retention_and_versions(conn: Any) -> None:
     words = pages.words(pages.opened("/health"))
     version = factories.one(conn, "SELECT max(version) FROM queue_schema_version")
     assert f"ok at version {version}" in words
-    assert "Doctor and audit have not been run." in words
+    assert "Doctor and audit have no result yet." in words
     assert f"queue_workflows {queue_workflows.__version__}, Python" in words
     for text in ("RUN_RETENTION_DAYS 365 days", "workflow_runs", "Dead rows"):
         assert text in words, text
