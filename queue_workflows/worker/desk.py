@@ -129,8 +129,8 @@ class Desk:
         self._writes: deque[Write] = deque()
         """All other writes than claims and records of completed jobs, sent one by one."""
         self._wrote = False
-        """Whether the last statement was one of these. Then claims and records come first, since a
-        few handlers that record one step after the other send writes without end."""
+        """Whether the last statement was one of these, but no end of a job. Then claims and records
+        come first, since a few handlers that record one step after the other never stop writing."""
         self._aside: deque[Write] = deque()
         """The writes that wait for a row lock of another session."""
         self._aside_at = 0.0
@@ -191,8 +191,10 @@ class Desk:
                 return found
         if is_due:
             self._writes.appendleft(self._aside.popleft())
-        self._wrote = bool(self._writes)
-        return self._request(self._writes[0]) if self._writes else None
+        if not self._writes:
+            return None
+        self._wrote = not self._writes[0].ends
+        return self._request(self._writes[0])
 
     def _request(self, write: Write) -> link.Request:
         """Return the request of the first write, which stays the first until it is answered."""
@@ -555,7 +557,8 @@ class Desk:
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
-            if any(each.job is job for each in (*self._writes, *self._aside)):
+            waits = bool(self._writes or self._aside)
+            if waits and any(each.job is job for each in (*self._writes, *self._aside)):
                 # An event of its model, for example, is not to come after its end.
                 self.write(job, functools.partial(_record, job, outcome))
             else:

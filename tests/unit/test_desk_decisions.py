@@ -366,6 +366,15 @@ def test_steps_that_follow_each_other_do_not_keep_a_result_from_being_recorded()
     assert number == 2
 
 
+def test_the_ends_of_several_jobs_are_written_before_one_claim_for_all_their_places() -> None:
+    world = World(slots=2)
+    world.claim("a", "b")
+    for name in "ab":
+        world.ended(name, outcomes.Outcome("failed", 0.001))
+    assert [world.write()["job"] for _ in "ab"] == ["a", "b"]
+    assert world.claimed() == 2
+
+
 def test_a_result_is_recorded_after_the_events_of_its_model() -> None:
     world = World(queue="gpu")
     models: Any = mock.Mock(may_claim=True, is_changing=False, ended=lambda _, outcome: outcome)
