@@ -270,7 +270,8 @@ class _Memory(memory_watch.MemoryWatch):
     def detail(self) -> JsonDict:
         if full := pressure.nearly_full(self._memory.read()):
             fills = self._fills(pressure.ids(full))
-            self._later(fills, "jobs that fill the memory", self._found)
+            what = "whether jobs of other workers fill the memory cannot be read"
+            self._later(fills, what, self._found)
         else:
             self.others_fill = False
         return {"throttle": self._manager.throttled_by, "memory": pressure.ids(self._memory.within)}

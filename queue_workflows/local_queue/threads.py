@@ -78,7 +78,7 @@ class Slot:
         self.start_at = start_at
         self.thread: service.Thread | None = None
         self.job: job_queue.Job | None = None
-        """The job that its thread has taken, until it takes the next one."""
+        """The job that its thread has taken, until its outcome is stored."""
         self.attempt: Attempt | None = None
         self.abandoned = False
         """Whether its attempt was ended while its thread goes on."""

@@ -151,7 +151,8 @@ def parse(text: str, source: str) -> list[Entry]:
     except json.JSONDecodeError as error:
         raise errors.InvalidConfig(f"{source} is not valid JSON: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise errors.InvalidConfig(f"{source} cannot be read: {error}") from None
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise errors.InvalidConfig(f"{source} cannot be read: {reason}") from None
     return check(found, source)
 
 

@@ -31,7 +31,7 @@ def test_a_list_is_read() -> None:
             '[{"queue": "a", "queue": "b"}]',
             "W cannot be read: key 'queue' appears twice",
         ),
-        ("[" * 100_000, "W cannot be read: maximum recursion depth"),
+        ("[" * 100_000, "W cannot be read: nested too deeply"),
     ],
 )
 def test_what_is_no_list_of_entries_is_refused(text: str, said: str) -> None:
