@@ -157,9 +157,7 @@ def list(  # noqa: A001  the verb that users look for
     clock.check_since(since)
     clock.check_since(until, "until")
     if type(newest) is not int or not 1 <= newest <= MOST:
-        raise errors.InvalidConfig(
-            f"newest must be a whole number from 1 to {MOST:,}, not {newest!r:.40}"
-        )
+        raise errors.InvalidConfig(f"newest {newest!r:.40} is not a whole number 1-{MOST:,}")
     given = {"queue": queue, "workflow": workflow, "machine": machine, "text": text}
     # A text that no row can hold matches none; a row never holds an empty queue.
     if not all(payload.is_storable(value or "") for value in given.values()):

@@ -288,7 +288,7 @@ def list(  # noqa: A001  the verb that users look for
     statuses = None if status is None else [status] if isinstance(status, str) else [*status]
     for one in statuses or ():
         if one not in STATUSES:
-            raise errors.InvalidConfig(f"status {one!r:.80} is unknown: {', '.join(STATUSES)}")
+            raise errors.InvalidConfig(f"status {one!r:.80} is none of {', '.join(STATUSES)}")
     clock.check_since(since)
     if not all(payload.is_storable(one) for one in texts.values() if one is not None):
         return []

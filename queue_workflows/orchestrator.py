@@ -67,7 +67,7 @@ def start(pool: node_pool.NodePool, stop: signals.StopRequest) -> bool:
         try:
             pool.start()
         except db.Error as error:
-            _log.warning("the recovery failed, and is repeated with the database: %s", error)
+            _log.warning("the recovery failed; it is repeated once the database answers: %s", error)
             if not stop.requested.wait(config.NODE_POOL_RECOVERY_BACKOFF_S.read()):
                 db.wait_until_reachable(stopped=stop.requested.is_set, pause=stop.requested.wait)
         else:

@@ -314,7 +314,7 @@ def _check(conn: db.Connection, queue: str, partition: str | None) -> None:
     if partition is None:
         return
     if queue in config.DAG_QUEUES:
-        raise errors.InvalidConfig(f"queue {queue!r} has no partitions, as ingest queues have")
+        raise errors.InvalidConfig(f"queue {queue!r} has no partitions: only ingest queues have")
     fits = isinstance(partition, str) and payload.is_storable(partition)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not fits or not 1 <= len(partition.encode()) <= job_validation.MAX_KEY_BYTES:
         raise errors.InvalidConfig(

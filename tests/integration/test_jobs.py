@@ -126,7 +126,7 @@ def test_since_is_the_last_that_happened_to_a_job(conn: Any, some: None) -> None
 
 
 def test_a_status_that_there_is_not_and_a_time_without_a_zone_are_refused() -> None:
-    with pytest.raises(errors.InvalidConfig, match="'lost': it is one of queued, running"):
+    with pytest.raises(errors.InvalidConfig, match="'lost' is none of queued, running"):
         jobs.list(status="lost")
     with pytest.raises(errors.InvalidConfig, match="no time zone"):
         jobs.list(since=datetime(2026, 1, 1))

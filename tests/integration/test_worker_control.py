@@ -273,7 +273,7 @@ def test_hard_leaves_even_if_the_database_is_away(caplog: pytest.LogCaptureFixtu
     away = Worker(db.OperationalError("gone"))
     worker_control.STOP_POLICIES["hard"](away, on_exit=exits.append)
     assert exits == [79]
-    assert "the lease brings the job back" in caplog.text
+    assert "its lease brings it back" in caplog.text
 
 
 def test_a_policy_in_a_row_that_nobody_registered_is_hard_with_an_error_logged(

@@ -268,7 +268,7 @@ def test_a_branch_that_cannot_be_is_refused_with_the_remedy() -> None:
 
 
 def test_a_branch_outside_a_workflow_is_refused() -> None:
-    with pytest.raises(errors.InvalidConfig, match=r"branch\(\) is called in the function"):
+    with pytest.raises(errors.InvalidConfig, match=r"branch\(\) can only be called in"):
         branch("x", {"x": text})
 
 

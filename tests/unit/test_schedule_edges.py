@@ -39,9 +39,9 @@ def row(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"task_name": None, "queue": None}, "task_name or workflow_name: give one"),
-        ({"workflow_name": "w"}, "task_name or workflow_name: give one"),
-        ({"every": "10s"}, "expression or every: give one"),
+        ({"task_name": None, "queue": None}, "give either task_name or workflow_name"),
+        ({"workflow_name": "w"}, "give either task_name or workflow_name"),
+        ({"every": "10s"}, "give either expression or every, not both"),
         ({"expression": "", "every": 10}, "every is a text such as"),
         ({"expression": None}, "expression is a text such as '0 3"),
         ({"tz": None}, "tz is a text such as 'Europe"),
