@@ -112,7 +112,7 @@ def described(error: Exception) -> tuple[int, str, str]:
     if state == _DENIED:
         text = (
             "the service's database user lacks a right; `queue-workflows connect --for work --sql` "
-            "prints the GRANTs that it needs"
+            "(with `--for read` for a read-only service) prints the GRANTs that it needs"
         )
         return 403, text, "DatabaseRefused"
     away = isinstance(error, (db.OperationalError, db.InterfaceError, TimeoutError))

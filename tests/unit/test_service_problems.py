@@ -59,4 +59,4 @@ def test_a_database_without_the_schema_is_named() -> None:
 def test_a_right_that_is_missing_has_the_command_that_prints_it() -> None:
     reply = problems.of_error(pg.InsufficientPrivilege("permission denied"))
     detail = json.loads(bytes(reply.body))["detail"]
-    assert "`queue-workflows connect --for work --sql` prints the GRANTs" in detail
+    assert "`queue-workflows connect --for work --sql` (with `--for read` for a read-only" in detail
