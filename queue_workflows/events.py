@@ -64,7 +64,7 @@ def list(  # noqa: A001  the verb that users look for
 
     With `name`, return only events of this name.
     """
-    if name is not None and not payload.is_storable(name):
+    if not payload.is_storable(name):
         return []
     with db.transaction(conn) as own:
         return statements.events.newest(own, name=name, limit=limit)

@@ -160,7 +160,7 @@ def list(  # noqa: A001  the verb that users look for
         raise errors.InvalidConfig(f"newest {newest!r:.40} is not a whole number 1-{MOST:,}")
     given = {"queue": queue, "workflow": workflow, "machine": machine, "text": text}
     # A text that no row can hold matches none; a row never holds an empty queue.
-    if not all(payload.is_storable(value or "") for value in given.values()):
+    if not all(map(payload.is_storable, given.values())):
         given = {"queue": "", "workflow": None, "machine": None, "text": None}
     with db.transaction(conn) as own:
         read = statements.failures.newest(

@@ -261,7 +261,7 @@ def page(
     clock.check_since(until, "until")
     inputs = None if input is None else payload.encode({**input}, "input")
     texts = (status, workflow_name, text, schedule, machine, before and before[1])
-    if not all(payload.is_storable(one) for one in texts if one is not None):
+    if not all(map(payload.is_storable, texts)):
         return types.RunPage([], None)
     among = identity.uuid_range(text) if text and len(text) >= ID_CHARACTERS else None
     low, high = among or (None, None)

@@ -217,6 +217,6 @@ def key_hint(conn: db.Connection, run_id: str, key: str, map_id: str | None = No
 
 def _keys(conn: db.Connection, run_id: str, like: str, map_id: str | None) -> list[str]:
     given = {"run_id": run_id, "map": map_id, "key": like}
-    if not all(each is None or payload.is_storable(each) for each in given.values()):
+    if not all(map(payload.is_storable, given.values())):
         return []
     return [row["key"] for row in statements.maps.keys_like(conn, **given)]

@@ -248,9 +248,9 @@ def distinct_ids(ids: str | Iterable[str]) -> list[str]:
     return found
 
 
-def is_storable(text: str) -> bool:
-    """Return whether the database can store a text, without a NUL or a lone surrogate."""
-    return UNSTORABLE.search(text) is None
+def is_storable(text: str | None) -> bool:
+    """Return whether the database can store a text, without a NUL or a lone surrogate, or None."""
+    return text is None or UNSTORABLE.search(text) is None
 
 
 def error_text(error: object) -> str:

@@ -244,6 +244,8 @@ def test_an_id_that_no_row_can_hold_is_that_of_nothing(conn: Any, bad: str) -> N
         lambda one: runs.answer("r", one, 1),
     ]  # fmt: skip
     assert [read(bad) for read in reads] == [None] * len(reads)
+    none: Any = None  # as in a row of an app that has no job yet
+    assert jobs.get(none) is runs.get(none) is None
     for act in acts:
         with pytest.raises(errors.UnknownJob):
             act(bad)
