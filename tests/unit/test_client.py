@@ -444,12 +444,13 @@ def test_a_stream_outlasts_a_database_that_the_service_cannot_reach() -> None:
     assert ([each.id for each in found], len(seen)) == (["7-j1", "8-j2"], 6)
 
     async def run() -> list[str]:
-        handler, _ = replies(away(), httpx.Response(200, content=block(1, 1) + END))
+        begun = httpx.Response(200, content=b"retry: 0\n\n" + block(1, 1))
+        handler, _ = replies(begun, away(), httpx.Response(200, content=block(1, 2) + END))
         http = httpx.AsyncClient(transport=httpx.MockTransport(handler))
         async with http, client.AsyncClient("http://service", http=http) as own:
             return [each.id async for each in own.jobs.follow("j")]
 
-    assert asyncio.run(run()) == ["1-1"]
+    assert asyncio.run(run()) == ["1-1", "1-2"]
 
 
 def part(claim_no: int, seq: int, value: Any = None) -> dict[str, Any]:
