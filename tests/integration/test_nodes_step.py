@@ -57,6 +57,16 @@ PLANS: dict[str, tuple[Any, Any]] = {
     ),
     "one of two known": (None, transitions.plan("x")),
 }  # fmt: skip
+LEFT = {
+    "nothing known": ([False, False], [], "running"),
+    "nothing follows": ([True, True], [], "running"),
+    "nodes follow": ([True, True], ["x", "y"], "running"),
+    "two plans": ([True, True], ["x", "y"], "running"),
+    "the run ends": ([True, True], [], "completed"),
+    "another generation": ([False, False], [], "running"),
+    "one of two known": ([False, True], ["x"], "running"),
+}
+"""What each plan leaves: whether both events are processed, the new nodes, the run's status."""
 
 
 def test_several_results_leave_what_single_ones_leave(conn: db.Connection) -> None:
@@ -73,6 +83,9 @@ def test_several_results_leave_what_single_ones_leave(conn: db.Connection) -> No
             single, several = left
             assert several == single
             assert [job["status"] for job in several["jobs"][:2]] == ["completed"] * 2
+            processed = [each["processed"] for each in several["outbox"]]
+            follow = [job["node_id"] for job in several["jobs"] if job["node_id"] in ("x", "y")]
+            assert (processed, follow, several["run"][0]["status"]) == LEFT[name]
 
 
 @pytest.mark.parametrize("newest", [False, True])

@@ -16,10 +16,10 @@ BEGIN
     RETURN v_depth;
 END $$;
 
--- Make the run `p_child` (`id`, `workflow`, `folder` below that of the run) of a node that was just inserted. A node that waits for its child and was
--- opened again keeps the child it has, if the inputs are the same and the child has not completed: one that failed or
--- was cancelled is queued again. The child's row is locked first, so that it cannot end unseen. A child that would be
--- the ninth below the first run is refused: the node fails.
+-- Make the run `p_child` (`id`, `workflow`, and `folder`, which is below that of the run) of a node that was just
+-- inserted. A node that waits for its child and was opened again keeps the child it has, if the inputs are the same and
+-- the child has not completed: one that failed or was cancelled is queued again. The child's row is locked first, so
+-- that it cannot end unseen. A child that would be the ninth below the first run is refused: the node fails.
 CREATE OR REPLACE FUNCTION queue_workflows_make_child(
     p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$

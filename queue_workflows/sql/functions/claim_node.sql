@@ -107,7 +107,8 @@ BEGIN
                            AND e.event_type = 'model_load_done' AND e.created_at >= j.started_at)))
                FROM jsonb_to_recordset(p_done) AS d (id text, seconds float8)
               CROSS JOIN LATERAL (SELECT * FROM workflow_node_jobs n WHERE n.id = d.id LIMIT 1) j
-              WHERE j.required_model IS NOT NULL;
+              WHERE j.required_model IS NOT NULL
+              ORDER BY j.required_model;  -- two workers of a host that insert the rows of new models wait in one order
         END IF;
         IF p_claim > 0 AND jsonb_array_length(p_done) = 1 AND jsonb_array_length(v_rows[1]) = 1
            AND v_rows[1] -> 0 ->> 'queue' = p_queue THEN
