@@ -243,8 +243,8 @@ class _Position:
     @property
     def ranges(self) -> list[Range]:
         """Return the ids to read next."""
-        is_last = self.read == LAST_ID or len(self.gaps) >= GAPS_MAX
-        return self.gaps if is_last else [*self.gaps, (self.read + 1, LAST_ID)]
+        behind = (self.read + 1, LAST_ID)
+        return self.gaps if len(self.gaps) >= GAPS_MAX else [*self.gaps, behind]
 
     @property
     def stored(self) -> int:

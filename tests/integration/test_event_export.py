@@ -148,16 +148,6 @@ def test_more_than_a_batch_is_read_in_order(conn: Any, follow: Followed) -> None
     assert follow.step()[0] == ["late"]
 
 
-def test_an_event_with_the_last_id_holds_nothing_up(conn: Any, follow: Followed) -> None:
-    conn.execute(
-        "INSERT INTO ingest_job_events (id, job_id, event_type)"
-        " OVERRIDING SYSTEM VALUE VALUES (9223372036854775807, 'last', 'error')"
-    )
-    assert follow.step()[0] == ["last"]
-    add(conn, "next")
-    assert follow.step()[0] == ["next"]
-
-
 # --- exports ---------------------------------------------------------------------------------
 
 
