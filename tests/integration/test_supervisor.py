@@ -218,7 +218,10 @@ def test_a_second_request_is_passed_on(
     assert [e.code for e in run.exits] == [7]
 
 
-def test_a_stopped_waiting_child_is_not_started(bench: Callable[..., Bench]) -> None:
+def test_a_stopped_waiting_child_is_not_started(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "runtime.supervisor.FIRST_DELAY_S", 60.0)
     run = bench(one(["false"]), backoff_max_s=60.0)
     run.thread.start()
     until(lambda: run.exits)
