@@ -148,9 +148,9 @@ class AsyncJobs(job_loop.Jobs):
     def _call_later(self, key: int, call: Call) -> None:
         """Queue a call for the thread of sync handlers; raise RuntimeError if it cannot start."""
         if self._sync is None:
-            pool = service.Thread(_NAME, lambda _: self._serve_calls())
-            pool.start()
-            self._sync = pool
+            thread = service.Thread(_NAME, lambda _: self._serve_calls())
+            thread.start()
+            self._sync = thread
         self._waiting[key] = call
         self._calls.put(key)
 
