@@ -28,6 +28,8 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 }  # fmt: skip
 _OWN: Final = frozenset({"time", "level", "logger", "message", "pid", "error"})
 _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
+_WORD: Final = re.compile(r"\w(?:[\w:./@\[\]-]*\w)?")
+"""A word of a message, which may be an id such as `cut[a]/encode`, without marks at its ends."""
 
 
 class MaskSecrets(logging.Filter):
@@ -96,20 +98,17 @@ class TextFormatter(logging.Formatter):
         line = super().formatMessage(record)
         own = {name: vars(record)[name] for name in log_context.NAMES if name in vars(record)}
         ids = {**log_context.of_code(), **own}
+        known = set(_WORD.findall(record.message))
         words = [
             f"{name}={display.line(value)}"
             for name in log_context.NAMES
             if (value := ids.get(name)) is not None
-            and (name == "attempt" or not _has_word(record.message, str(value)))
+            and (name == "attempt" or str(value) not in known)
         ]
         if not words:
             return line
         first, end, rest = line.partition("\n")
         return f"{first} [{' '.join(words)}]{end}{rest}"
-
-
-def _has_word(text: str, word: str) -> bool:
-    return word in text and bool(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text))
 
 
 class JsonFormatter(logging.Formatter):
@@ -273,13 +272,11 @@ def path_of(setting: str, name: str) -> Path | None:
         return None
     try:
         path = Path(setting).expanduser()
-        is_file = path.suffix in SUFFIXES and not path.is_dir()
+        return path if path.suffix in SUFFIXES and not path.is_dir() else path / name
     except RuntimeError:
         reason = "its home folder does not exist"
     except OSError as error:
         reason = error.strerror
-    else:
-        return path if is_file else path / name
     raise errors.InvalidConfig(f"the log {setting:.200} cannot be written: {reason}")
 
 
