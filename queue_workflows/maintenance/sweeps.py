@@ -202,8 +202,9 @@ def expire_inputs(conn: db.Connection, rows: row_isolation.Isolation | None = No
 def lock_overdue(conn: db.Connection, job_id: str) -> Row | None:
     """Lock a wait that is over until the transaction ends, and return its job.
 
-    `answered`: an answer is in flight, or is being submitted; `over`: the job does not wait any
-    more, or waits again. Returns None if the wait is not over, or another transaction holds it.
+    `answered`: an answer is in flight, or is being submitted; `over`: the job does not wait for an
+    answer any more, or waits again. Returns None if the wait is not over, or another transaction
+    holds it.
     """
     if statements.input_timeouts.lock_wait(conn, job=job_id) is None:
         return None

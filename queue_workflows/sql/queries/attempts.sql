@@ -9,9 +9,9 @@ SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM ingest_jobs 
 -- tables: ingest_jobs workflow_node_jobs
 -- Record a failed attempt: the job is queued again while attempts are left and `retry` is
 -- true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
--- waits first. `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote
--- are bounded first. `received`: the inputs that a node has received; NULL: those of its claim. No
--- row: the claim is lost.
+-- waits first. `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE
+-- wrote are bounded first. `received`: the inputs that a node has received; NULL: those of its
+-- claim. No row: the claim is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (attempts, max_attempts, status, finished_at, available_at) = (
