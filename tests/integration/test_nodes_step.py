@@ -57,7 +57,7 @@ PLANS: dict[str, tuple[Any, Any]] = {
     ),
     "one of two known": (None, transitions.plan("x")),
 }  # fmt: skip
-LEFT = {
+LEFT: dict[str, tuple[list[bool], list[str], str]] = {
     "nothing known": ([False, False], [], "running"),
     "nothing follows": ([True, True], [], "running"),
     "nodes follow": ([True, True], ["x", "y"], "running"),
