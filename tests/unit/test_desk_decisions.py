@@ -151,6 +151,12 @@ class World:
         self.now += seconds
         self.desk.tick(self.now)
 
+    def ask(self, name: str, first: int) -> None:
+        """Let a handler send the part of its stream with this number."""
+        request = {"op": "stream", "first": first, "names": [], "parts": []}
+        question = {"no": first, "what": "step", "request": request}
+        self.desk.asked(self.job(name), question)
+
     def write(self, rows: Sequence[Any] = ()) -> dict[str, Any]:
         """Write the next end of a job; return what the first statement of it is given."""
         request = self.request()
@@ -267,15 +273,9 @@ def test_an_error_that_a_trigger_raises_is_of_a_result_and_does_not_pass() -> No
 def test_what_is_written_about_a_job_keeps_its_order(error: psycopg.Error) -> None:
     world = World(slots=2)
     world.claim("a", "b")
-
-    def ask(name: str, first: int) -> None:
-        request = {"op": "stream", "first": first, "names": [], "parts": []}
-        question = {"no": first, "what": "step", "request": request}
-        world.desk.asked(world.job(name), question)
-
-    ask("a", 1)
-    ask("a", 2)
-    ask("b", 1)
+    world.ask("a", 1)
+    world.ask("a", 2)
+    world.ask("b", 1)
     refusals, written = 2, list[str]()
     for _ in range(20):
         world.later(1.0)
@@ -285,12 +285,34 @@ def test_what_is_written_about_a_job_keeps_its_order(error: psycopg.Error) -> No
         if given["job"] == "a" and refusals:
             request.refused(error)
             refusals -= 1
-            ask("a", 4 - refusals)
+            world.ask("a", 4 - refusals)
         else:
             request.done({})
             written.append(f"{given['job']}{given['first']}")
     assert sorted(written) == ["a1", "a2", "a3", "a4", "b1"]
     assert [each for each in written if each != "b1"] == ["a1", "a2", "a3", "a4"]
+
+
+def test_writes_that_wait_for_a_lock_keep_their_order_beside_a_record() -> None:
+    world = World(slots=3)
+    world.claim("a", "b", "c")
+    world.ask("a", 1)
+    world.ask("a", 2)
+    world.request().refused(refused(desk.LOCKED))
+    world.ask("b", 1)
+    world.request().done({})
+    world.ended("c")
+    world.later(desk.ASIDE_S)
+    recording = world.request()
+    assert recorded_by(recording) == ["c"]
+    recording.done([])
+    written: list[int] = []
+    for _ in range(2):
+        request = world.request()
+        given: Any = next(request.script).parameters
+        written.append(given["first"])
+        request.done({})
+    assert written == [1, 2]
 
 
 def test_a_question_is_answered_although_its_job_has_ended() -> None:
