@@ -130,7 +130,10 @@ async def enqueue_async(task_name: str, *, conn: Any = None, **job: Unpack[JobKe
     joined. Without it, another thread works on a connection of the engine, where a cancelled call
     may still queue the job.
     """
-    return await db.call_async(enqueue, conn, task_name, **job)
+    if conn is None:
+        return await db.call_async(enqueue, None, task_name, **job)
+    (batch,) = job_validation.batches([job_validation.NewJob(task_name, **job)])
+    return (await _insert_async(batch, conn))[0]
 
 
 async def enqueue_many_async(
@@ -143,9 +146,12 @@ async def enqueue_many_async(
     **options: Unpack[JobOptions],
 ) -> builtins.list[JobId]:
     """Do as `enqueue_many` does, without blocking the event loop; `conn` as in `enqueue_async`."""
-    return await db.call_async(
-        enqueue_many, conn, jobs, task_name=task_name, queue=queue, args=args, **options
-    )
+    defaults: dict[str, Any] = {"task_name": task_name, "queue": queue, **options}
+    if conn is None:
+        return await db.call_async(enqueue_many, None, jobs, args=args, **defaults)
+    found = job_validation.from_keywords(defaults, jobs, args)
+    batches = job_validation.batches(found, whole=True)
+    return [one for batch in batches for one in await _insert_async(batch, conn)]
 
 
 def _is_psycopg(conn: Any) -> bool:
@@ -183,6 +189,13 @@ def _whole(conn: Any, statements: int) -> AbstractContextManager[db.Connection]:
     if conn is None and statements == 1:
         return db.statement()
     return db.transaction(conn, async_twin="jobs.enqueue_async()")
+
+
+async def _insert_async(batch: job_validation.Batch, conn: Any) -> builtins.list[JobId]:
+    text = statements.ingest_jobs.insert_batch.text
+    given = {"prefix": batch.prefix, "jobs": batch.jobs}
+    with check_violations.translated():
+        return batch.ids(await db.fetch_async(conn, text, given, blocking_twin="jobs.enqueue"))
 
 
 @check_violations.translated()

@@ -32,14 +32,14 @@ from queue_workflows.runtime.stored_json import load_json
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from queue_workflows.db.app_connections import call_async
+    from queue_workflows.db.app_connections import call_async, fetch_async
     from queue_workflows.db.ledger import REQUIRED_VERSION
     from queue_workflows.db.notifications import Listener, Subscriptions, Wake, listen
     from queue_workflows.db.readiness import wait_for_schema, wait_until_reachable, wait_until_ready
     from queue_workflows.db.schema import bootstrap, current_schema_version, downgrade, pending
 
 _LATER = {
-    "app_connections": ("call_async",),
+    "app_connections": ("call_async", "fetch_async"),
     "ledger": ("REQUIRED_VERSION",),
     "notifications": ("Listener", "Subscriptions", "Wake", "listen"),
     "readiness": ("wait_for_schema", "wait_until_reachable", "wait_until_ready"),
@@ -51,7 +51,7 @@ __all__ = [
     "Connection", "DedicatedConnection", "Error", "InterfaceError", "Listener", "OperationalError",
     "Script", "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool",
     "connect", "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
-    "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run",
+    "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run",
     "statement", "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
 ]  # fmt: skip
 

@@ -212,20 +212,47 @@ async def call_async(function: Callable[..., R], conn: Any, *args: Any, **keywor
     """
     if conn is None:
         return await asyncio.to_thread(function, *args, **keywords)
+    run = _runner(conn, f"{function.__module__.rpartition('.')[2]}.{function.__name__}")
+    return await run(conn, lambda own: function(*args, conn=own, **keywords))
+
+
+async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin: str) -> list[Row]:
+    """Return the rows of one statement on an asynchronous connection of the app.
+
+    Raises `UnknownConnection`, which recommends `blocking_twin` for a synchronous connection.
+    """
+    run = _runner(conn, blocking_twin)
+    if isinstance(conn, psycopg.AsyncConnection) and not pool.differing(conn.info):
+        # This needs no thread, unlike `call_async`.
+        return await _fetch(cast("psycopg.AsyncConnection[Any]", conn), query, params)
+
+    def fetch(own: _Adapter) -> list[Row]:
+        with own.settled() as settled:
+            return settled.execute(query, params).fetchall()
+
+    return await run(conn, fetch)
+
+
+def _runner(conn: Any, blocking_twin: str) -> _Runner:
     run = _by_class(conn, _ASYNC)
     if run is None:
         blocks = pool.is_psycopg(conn) or _by_class(conn, _BLOCKING) is not None
-        twin = f"{function.__module__.rpartition('.')[2]}.{function.__name__}()"
         raise errors.UnknownConnection(
             "conn= takes an AsyncConnection of psycopg or SQLAlchemy, or an AsyncSession, not a "
-            f"{_class_name(conn)}{f'; one that blocks takes {twin}' if blocks else ''}"
+            f"{_class_name(conn)}{f'; one that blocks takes {blocking_twin}()' if blocks else ''}"
         )
-    return await run(conn, lambda own: function(*args, conn=own, **keywords))
+    return run
 
 
 _Operation: TypeAlias = "Callable[[_Adapter], Any]"
 _Runner: TypeAlias = "Callable[[Any, _Operation], Coroutine[Any, Any, Any]]"
 """Runs an operation on an asynchronous connection, in the transaction that is open on it."""
+
+
+async def _fetch(conn: psycopg.AsyncConnection[Any], query: Any, params: _Params) -> list[Row]:
+    async with conn.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(query, params)
+        return await cursor.fetchall() if cursor.description else []
 
 
 async def _on_connection(conn: Any, operation: _Operation) -> Any:
@@ -265,9 +292,7 @@ class _Bridge(_Adapter):
             raise asyncio.CancelledError
         self._statement = cast("asyncio.Task[list[Row]]", asyncio.current_task())
         try:
-            async with self._conn.cursor(row_factory=dict_row) as cursor:
-                await cursor.execute(query, params)
-                return await cursor.fetchall() if cursor.description else []
+            return await _fetch(self._conn, query, params)
         finally:
             self._statement = None
 
