@@ -223,7 +223,8 @@ async def fetch_async(conn: Any, query: bytes, params: _Params, *, blocking_twin
     """
     run = _runner(conn, blocking_twin)
     if isinstance(conn, psycopg.AsyncConnection) and not pool.differing(conn.info):
-        # This needs no thread, unlike `call_async`.
+        # This needs no thread, unlike `call_async`. A loop has few, and all of them could wait for
+        # a transaction with the same idempotency key, which may need one to end.
         return await _fetch(cast("psycopg.AsyncConnection[Any]", conn), query, params)
 
     def fetch(own: _Adapter) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from concurrent import futures
 from types import ModuleType
 from typing import Any
 
@@ -102,18 +103,41 @@ def test_jobs_come_and_go_with_an_asynchronous_transaction(
     assert heard() == [READY]
 
 
-def test_without_a_connection_the_loop_goes_on(conn: Any, db: ModuleType) -> None:
-    waits = (
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        " AND datname = current_database()"
-    )
+WAITS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    " AND datname = current_database()"
+)
 
+
+def test_a_call_that_waits_for_a_key_holds_no_thread_of_the_loop(conn: Any, dsn: str) -> None:
+    """The transaction that has the key may need one to end."""
+
+    async def story() -> tuple[JobId, JobId]:
+        asyncio.get_running_loop().set_default_executor(futures.ThreadPoolExecutor(1))
+        connect = ASYNC_KINDS["psycopg"]
+        async with connect(dsn) as mine, connect(dsn) as other:
+            first = await jobs_api.enqueue_async(**JOB, idempotency_key="k", conn=mine.conn)
+            await other.conn.execute("SET LOCAL lock_timeout = '20s'")
+            second = jobs_api.enqueue_async(**JOB, idempotency_key="k", conn=other.conn)
+            asked = asyncio.ensure_future(second)
+            while not factories.one(conn, WAITS):
+                await asyncio.sleep(0.01)
+            found = await jobs_api.get_async(first, conn=mine.conn)
+            assert found is not None and not asked.done()
+            await mine.commit()
+            return first, await asked
+
+    first, second = asyncio.run(asyncio.wait_for(story(), 60))
+    assert (second, second.created) == (first, False)
+
+
+def test_without_a_connection_the_loop_goes_on(conn: Any, db: ModuleType) -> None:
     async def story() -> tuple[JobId, JobId, list[JobId]]:
         with conn.transaction():
             first = jobs_api.enqueue(**JOB, idempotency_key="k", conn=conn)
             asked = asyncio.ensure_future(jobs_api.enqueue_async(**JOB, idempotency_key="k"))
             with db.connect() as other:
-                while not factories.one(other, waits):
+                while not factories.one(other, WAITS):
                     await asyncio.sleep(0.01)
             assert not asked.done()
         return first, await asked, await jobs_api.enqueue_many_async(args=[{}, {}], **JOB)
