@@ -35,7 +35,7 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 10.7,
+        "a colon for a verb": 10.5,
         "those, that of, one of": 1.4,
         "a no instead of a not": 3.6,
         "what as a noun": 2.1,
@@ -45,7 +45,7 @@ LIMITS = {
         "a colon for a verb": 17.0,
         "those, that of, one of": 4.5,
         "a no instead of a not": 5.7,
-        "what as a noun": 3.4,
+        "what as a noun": 3.3,
         "None and a colon": 0.0,
     },
     "docs": {

@@ -2,8 +2,8 @@
 
 -- name: cancel many
 -- tables: ingest_jobs workflow_node_jobs
--- Cancel those of these jobs that wait, also for an answer, and ask the running ones to end, which their workers see; an
--- earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over.
+-- Cancel the jobs with these ids that wait, also for an answer, and ask the running ones to end, which their workers
+-- see; an earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at, blocked_reason, cancel_requested_at) = (

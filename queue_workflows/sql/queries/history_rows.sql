@@ -54,7 +54,7 @@ SELECT node_id FROM workflow_node_jobs
  ORDER BY seq LIMIT %(limit)s;
 
 -- name: node_states many prepared
--- Return the state and the error of those of these nodes of a run that have a row, by a look-up per node.
+-- Return the state and the error of the nodes of a run with these ids that have a row, by a look-up per node.
 SELECT j.node_id, j.status, j.error
   FROM unnest(%(nodes)s::text[]) AS n (id)
  CROSS JOIN LATERAL (SELECT node_id, status, error FROM workflow_node_jobs

@@ -98,7 +98,7 @@ SELECT id, status::text, generation, cancel_requested_at FROM ingest_jobs
  WHERE id = ANY (%(ids)s::text[]) ORDER BY id FOR UPDATE;
 
 -- name: delete none
--- Delete those of these jobs that do not run.
+-- Delete the jobs with these ids that do not run.
 DELETE FROM ingest_jobs WHERE id = ANY (%(ids)s::text[]) AND status <> 'running';
 
 -- name: find_node_jobs many
