@@ -678,7 +678,7 @@ class Desk:
             if was is not None:
                 self.look()
         elif not hard:
-            self._return_unbegun(own, "turned off")
+            self._return_waiting(own, "turned off")
         else:
             self._return_all(own, "turned off", exit_codes.CONTROL)
             if self._models is not None and self._models.holds_model and not own.jobs:
@@ -709,13 +709,10 @@ class Desk:
         own.window.reset()
         while own.waiting:
             self.hand_back(own.waiting.popleft(), reason)
-
-    def _return_unbegun(self, own: queue_state.Queue, reason: str) -> None:
-        """Hand the jobs back whose handlers have not begun."""
-        self._return_waiting(own, reason)
-        # So that no handler that has begun is taken for one that waits.
-        own.runner.catch_up()
-        for job in [*own.jobs.values()]:
+        waits = [job for job in own.jobs.values() if job.place is not None and not job.has_started]
+        if waits:
+            own.runner.catch_up()  # one may have begun
+        for job in waits:
             if job.place is not None and not job.has_started:
                 own.runner.interrupt(job, reason)
 
@@ -725,7 +722,7 @@ class Desk:
         self.stop_at = min(self.stop_at, self.now() + within_s)
         self.exit_by = min(self.exit_by, self.stop_at + EXIT_WITHIN_S)
         for own in self.queues:
-            self._return_unbegun(own, "shutdown")
+            self._return_waiting(own, "shutdown")
         self._wake_at(self.now())
 
     def _leave(self, code: int) -> None:
@@ -778,7 +775,7 @@ class Desk:
             self._unwind(job, "shutdown")
         elif now >= job.starts_by:
             if job.place is None:
-                self._return_unbegun(job.queue, WAITED)  # also the jobs behind it
+                self._return_waiting(job.queue, WAITED)  # also the jobs behind it
             else:
                 self._unwind(job, WAITED)
         if job.is_over:

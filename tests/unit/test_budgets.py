@@ -36,7 +36,7 @@ TOTALS = {
 CLOSURE = {"modules": 29, "lines": 6170}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 45, "lines": 16150}
+SPINE = {"files": 45, "lines": 16140}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (114, 26),  # the goal is 110 functions in 25 files
