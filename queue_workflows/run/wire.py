@@ -146,7 +146,8 @@ class Frames:
     """Cut received bytes into frames."""
 
     def __init__(self) -> None:
-        self._buffer, self._at = bytearray(), 0
+        self._buffer = bytearray()
+        self._at: int = 0
 
     def add(self, data: bytes) -> Iterator[Frame]:
         """Yield kind, key and body of each frame that is complete now. Raises `ProtocolError`.
@@ -163,8 +164,8 @@ class Frames:
                 end = at + size + length
                 if len(buffer) < end:
                     return
-                body, self._at = bytes(buffer[at + size : end]), end
-                yield kind, key, body
+                self._at = end
+                yield kind, key, bytes(buffer[at + size : end])
         finally:
             del buffer[: self._at]
             self._at = 0

@@ -736,9 +736,10 @@ class Desk:
         own.window.reset()
         while own.waiting:
             self.hand_back(own.waiting.popleft(), reason)
-        # So that no handler that has begun is taken for one that waits.
-        own.runner.catch_up()
-        for job in [*own.jobs.values()]:
+        waits = [job for job in own.jobs.values() if job.place is not None and not job.has_started]
+        if waits:
+            own.runner.catch_up()  # one may have begun
+        for job in waits:
             if job.place is not None and not job.has_started:
                 own.runner.interrupt(job, reason)
 

@@ -300,7 +300,7 @@ def test_at_sigterm_jobs_that_end_are_recorded_and_others_are_handed_back(
     until(lambda: status(behind, "queued"))
     slot_app.let_go(first)
     assert running.wait() == 0, running.err
-    assert status(ends, "completed")
+    assert status(ends, "completed"), running.err
     assert (second / "tidied").exists()
     for job_id in (awaits, deaf, sync, behind):
         assert row(job_id)["status"] == "queued"

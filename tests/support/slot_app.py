@@ -28,7 +28,7 @@ from tests.support import memory_reports
 
 log = logging.getLogger("some_app")
 QUEUE = "work"
-LONG_S = 60.0
+LONG_S = 300.0
 CHUNK = 1 << 20
 
 

@@ -29,7 +29,7 @@ MOST: Final = 1440
 """Samples of a machine: one a minute for a day."""
 DRAINING: Final = 100
 """Running jobs of draining workers from which it is estimated when these are drained."""
-EVENTS: Final = 20_000
+EVENTS: Final = 10_000
 """The newest events of nodes, in which loads are counted."""
 _DOWN: Final = frozenset({"dead", workers.ABSENT})
 
