@@ -68,8 +68,8 @@ class _AttemptsPolicy(Named):
     def script(self, *, job: str | None) -> scripts.Script[Row | None]: ...
 
 class _AttemptsFail(Named):
-    def __call__(self, conn: _Conn, /, *, after_s: float | None, backoff_s: float | None, longest_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
-    def script(self, *, after_s: float | None, backoff_s: float | None, longest_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> scripts.Script[Row | None]: ...
+    def __call__(self, conn: _Conn, /, *, after_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
+    def script(self, *, after_s: float | None, most: int | None, retry: bool | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> scripts.Script[Row | None]: ...
 
 class _AttemptsEndByWatchdog(Named):
     def __call__(self, conn: _Conn, /, *, cap: int | None, band: int | None, error: str | None, seconds: float | None, job: str | None, worker: str | None, claim: int | None, detail: str | None) -> Row | None: ...
@@ -86,10 +86,9 @@ class _Attempts:
     fail: Mapping[str, _AttemptsFail]
     """Record a failed attempt: the job is queued again while attempts are left and `retry` is
     true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
-    waits first; NULL: the attempts times `backoff_s`, at most `longest_s`. `most`: what
-    `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded first.
-    `received`: the inputs that a node has received; NULL: those of its claim. No row: the claim is
-    lost."""
+    waits first. `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE
+    wrote are bounded first. `received`: the inputs that a node has received; NULL: those of its
+    claim. No row: the claim is lost."""
     end_by_watchdog: Mapping[str, _AttemptsEndByWatchdog]
     """Record that a watchdog ended an attempt. The job is queued again, with at least the priority
     `band`. If watchdogs have ended more than `cap` attempts, it has failed instead; if it must end,
@@ -272,8 +271,8 @@ class _CancellationOrphans(Named):
 
 class _Cancellation:
     cancel: Mapping[str, _CancellationCancel]
-    """Cancel those of these jobs that wait, also for an answer, and ask the running ones to end, which their workers see; an
-    earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over."""
+    """Cancel the jobs with these ids that wait, also for an answer, and ask the running ones to end, which their workers
+    see; an earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over."""
     cancel_queued_nodes: _CancellationCancelQueuedNodes
     """Cancel the queued nodes of a run."""
     orphans: _CancellationOrphans
@@ -321,12 +320,8 @@ class _ClaimIsolation:
 claim_isolation: _ClaimIsolation
 
 class _ClaimsNodeRows(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None, only: str | None, detail: str | None) -> list[Row]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None, only: str | None, detail: str | None) -> scripts.Script[list[Row]]: ...
-
-class _ClaimsNodesRows(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> list[Row]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, model: str | None, models: _Texts | None, lane: int | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, look_ahead_s: float | None, only: str | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, model: str | None, models: _Texts | None, lane: int | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, look_ahead_s: float | None, only: str | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimsIngestRows(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None, only: str | None) -> list[Row]: ...
@@ -350,16 +345,11 @@ class _ClaimsHeldBy(Named):
 
 class _Claims:
     node_rows: _ClaimsNodeRows
-    """Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
-    Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
-    without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
-    job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
-    claim to record is lost.
-    Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
-    nodes_rows: _ClaimsNodesRows
     """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
-    Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
-    Raises QW001 if one of the claims to record is lost.
+    Return the columns that a worker reads, and the row as JSON for the handler (`body`). If fewer
+    are claimed, the last row may be one without an id: `due_s` seconds later, at most
+    `look_ahead_s`, a delayed job is due. `only`: claim this job, wherever it stands in the queue,
+    or none. Raises QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     ingest_rows: _ClaimsIngestRows
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
@@ -1006,7 +996,7 @@ class _HistoryRows:
     """Return the ids of a run's nodes that run, wait for an answer or failed, the first to be queued
     first."""
     node_states: _HistoryRowsNodeStates
-    """Return the state and the error of those of these nodes of a run that have a row, by a look-up per node.
+    """Return the state and the error of the nodes of a run with these ids that have a row, by a look-up per node.
     Columns: node_id, status, error."""
     further_node_ids: _HistoryRowsFurtherNodeIds
     """Return the ids of a run's queued nodes after `after`, in their order, without the ids `but`. It
@@ -1101,7 +1091,7 @@ class _IngestJobs:
     exist are left out.
     Columns: id, status, generation, cancel_requested_at."""
     delete: _IngestJobsDelete
-    """Delete those of these jobs that do not run."""
+    """Delete the jobs with these ids that do not run."""
     find_node_jobs: _IngestJobsFindNodeJobs
     """Return which of these ids are node jobs, each with its run.
     Columns: id, run_id, status."""
@@ -1217,7 +1207,8 @@ class _InputTimeouts:
     overdue: _InputTimeoutsOverdue
     """Return the job of a wait, with NULL in each column if the job is gone. `answered`: an answer is
     stored and not taken yet, or another transaction has the row of the job locked (`free` is false)
-    and may be submitting one. `over`: the job does not wait, or this is a later wait."""
+    and may be submitting one. `over`: the job does not wait, waits for a run, or this is a later
+    wait."""
     end_wait: _InputTimeoutsEndWait
     """Forget the wait of a job."""
     extend_wait: _InputTimeoutsExtendWait
@@ -1841,17 +1832,9 @@ class _NodesOfRun(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Row]: ...
     def script(self, *, run_id: str | None) -> scripts.Script[list[Row]]: ...
 
-class _NodesDoneAmong(Named):
-    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Any]: ...
-    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Any]]: ...
-
-class _NodesRunningAmong(Named):
-    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Any]: ...
-    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Any]]: ...
-
-class _NodesPresentAmong(Named):
-    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None) -> list[Any]: ...
-    def script(self, *, nodes: _Texts | None, run_id: str | None) -> scripts.Script[list[Any]]: ...
+class _NodesAmong(Named):
+    def __call__(self, conn: _Conn, /, *, nodes: _Texts | None, run_id: str | None, statuses: _Texts | None) -> list[Any]: ...
+    def script(self, *, nodes: _Texts | None, run_id: str | None, statuses: _Texts | None) -> scripts.Script[list[Any]]: ...
 
 class _NodesAllDone(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> list[Any]: ...
@@ -1887,12 +1870,9 @@ class _Nodes:
     """Return the job of a node. No row: the run has no such node yet."""
     of_run: _NodesOfRun
     """Return all jobs of a run, the oldest first."""
-    done_among: _NodesDoneAmong
-    """Return which of these nodes are completed or skipped."""
-    running_among: _NodesRunningAmong
-    """Return which of these nodes run now, by a look-up per node."""
-    present_among: _NodesPresentAmong
-    """Return which of these nodes have a job that is neither failed nor cancelled, by a look-up per node."""
+    among: _NodesAmong
+    """Return which of these nodes have a job with one of these statuses, by a look-up per node. LIMIT 1
+    keeps it one: without statistics, PostgreSQL 15 reads all rows of the run instead."""
     all_done: _NodesAllDone
     """Return every completed or skipped node of a run."""
     context: _NodesContext
@@ -2686,10 +2666,6 @@ class _RunPage:
 run_page: _RunPage
 
 class _RunsSubmit(Named):
-    def __call__(self, conn: _Conn, /, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None) -> Row: ...
-    def script(self, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None) -> scripts.Script[Row]: ...
-
-class _RunsSubmitWithHeaders(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None, headers: str | None) -> Row: ...
     def script(self, *, run_id: str | None, workflow_name: str | None, parcel_id: str | None, out_dir: str | None, priority: int | None, context: str | None, headers: str | None) -> scripts.Script[Row]: ...
 
@@ -2821,8 +2797,6 @@ class _Runs:
     submit: _RunsSubmit
     """Insert a queued run and return its row. It names only columns that a role for `submit` may
     insert, see docs/security.md."""
-    submit_with_headers: _RunsSubmitWithHeaders
-    """Insert a run with headers and return its row."""
     insert: _RunsInsert
     """Insert a run with a status and a mode of the caller's choice and return its row."""
     get: _RunsGet
@@ -3089,10 +3063,6 @@ class _ScheduleRowsFiredSince(Named):
     def __call__(self, conn: _Conn, /, *, names: _Texts | None, since: datetime | None, now: datetime | None) -> Row | None: ...
     def script(self, *, names: _Texts | None, since: datetime | None, now: datetime | None) -> scripts.Script[Row | None]: ...
 
-class _ScheduleRowsKicked(Named):
-    def __call__(self, conn: _Conn, /, *, job_id: str | None, run_id: str | None, name: str | None) -> None: ...
-    def script(self, *, job_id: str | None, run_id: str | None, name: str | None) -> scripts.Script[None]: ...
-
 class _ScheduleRowsRecord(Named):
     def __call__(self, conn: _Conn, /, *, job_id: str | None, run_id: str | None, skipped: str | None, name: str | None, fire_at: datetime | None) -> None: ...
     def script(self, *, job_id: str | None, run_id: str | None, skipped: str | None, name: str | None, fire_at: datetime | None) -> scripts.Script[None]: ...
@@ -3130,8 +3100,6 @@ class _ScheduleRows:
     fired_since: _ScheduleRowsFiredSince
     """Return a row if one of the names was claimed for an instant after `since` up to `now`.
     Columns: ."""
-    kicked: _ScheduleRowsKicked
-    """Store what the boot kick of a schedule queued."""
     record: _ScheduleRowsRecord
     """Record the outcome of a claimed instant."""
     last_status: _ScheduleRowsLastStatus
