@@ -64,7 +64,8 @@ def _changing(
             with db.transaction() as conn:
                 chosen = [ids.resolve(conn, one, jobs_first=True)[0] for one in job]
         else:
-            rows = api.list(**{"status": [*default], **asked}, limit=None)
+            given: dict[str, Any] = {"status": [*default], **asked}
+            rows = api.list(**given, limit=None)
             chosen = [row["id"] for row in reversed(rows)]  # the oldest first
         if dry_run:
             listed = [f"would {name}: {output.counted(len(chosen), 'job')}"]

@@ -48,7 +48,7 @@ def runs(
             known = STATUSES | statements.overview.runs_by_status(conn).keys()
         if status not in known:
             raise errors.InvalidConfig(f"--status {status} is none of {', '.join(sorted(known))}")
-    given = {**asked, "input": _inputs(input or [])}
+    given: dict[str, Any] = {**asked, "input": _inputs(input or [])}
     page = api.page(limit=limit, **given)
     rows = page.items
     for _ in range(PAGES - 1):
@@ -230,7 +230,7 @@ def _changed(conn: db.Connection, any_id: str, outcome: str, **more: Any) -> Jso
 
 def _unknown(any_id: str, **more: Any) -> define.Shown:
     states = dict.fromkeys(("kind", "name", "run_id", "status", "run_status"))
-    done = {"id": any_id, **states, "outcome": "unknown", **more, "nodes": {}}
+    done: JsonDict = {"id": any_id, **states, "outcome": "unknown", **more, "nodes": {}}
     return define.Shown(done, refusals=[f"there is no run or job {any_id!r}"])
 
 
