@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from queue_workflows import acts as act_api
 from queue_workflows import db, errors
