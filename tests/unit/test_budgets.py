@@ -22,21 +22,21 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 8160, "admin": 2400, "alerts": 340, "check": 840, "claim": 1770, "cli": 6620,
-    "client": 710, "dag": 4290, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
-    "embedded": 790, "event_export": 690, "local_queue": 1980, "maintenance": 580,
-    "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4290,
-    "runtime": 3450, "schedule": 730, "service": 7160, "sql": 83, "tasks": 1830,
-    "telemetry": 1320, "testing": 740, "worker": 4290,
+    ".": 8250, "admin": 2410, "alerts": 320, "check": 840, "claim": 1740, "cli": 6600,
+    "client": 710, "dag": 4300, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
+    "embedded": 800, "event_export": 710, "local_queue": 1960, "maintenance": 580,
+    "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4350,
+    "runtime": 3460, "schedule": 720, "service": 7160, "sql": 83, "tasks": 1800,
+    "telemetry": 1300, "testing": 730, "worker": 4320,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 62900, "files of Python": 278, "functions": 4100, "lines of SQL": 11150,
+    "lines of Python": 63000, "files of Python": 273, "functions": 4100, "lines of SQL": 11020,
 }  # fmt: skip
-CLOSURE = {"modules": 29, "lines": 6170}
+CLOSURE = {"modules": 29, "lines": 6210}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 45, "lines": 16140}
+SPINE = {"files": 45, "lines": 16250}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (114, 26),  # the goal is 110 functions in 25 files
