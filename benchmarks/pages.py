@@ -33,8 +33,10 @@ from queue_workflows.service.dashboard import view
 
 TOKEN = "a-token-of-the-benchmark"
 STATEMENTS = 6
-ROWS = 15_000
-"""Rows that a scan may read: a page of failures groups the newest 2,000 to 10,000."""
+ROWS = 2_500
+"""Rows that a scan may read: a tenth of the runs of one workflow among a million runs is more."""
+EXAMINED = 15_000
+"""The same where the newest 10,000 are counted or grouped."""
 OF_MAP = 200_000
 """Rows that a scan may read for a page that counts all items of a map."""
 RAW_KB, GZIP_KB = 150.0, 30.0
@@ -185,9 +187,9 @@ PAGES = (
     Page("its graph", "/runs/graph?show=graph", 50, gzip_kb=40.0),
     Page("Run with a map", "/runs/map", 100, rows=OF_MAP),
     Page("the map", "/runs/map/map?node=each", 100, rows=OF_MAP),
-    Page("Failures", "/failures", 100), Page("Waiting", "/waiting", 100),
+    Page("Failures", "/failures", 100, rows=EXAMINED), Page("Waiting", "/waiting", 100),
     Page("Inbox", "/inbox", 50), Page("Machines", "/machines", 50),
-    Page("a machine", "/machines/box-3", 50), Page("Jobs", "/jobs", 50),
+    Page("a machine", "/machines/box-3", 50, rows=EXAMINED), Page("Jobs", "/jobs", 50),
     Page("failed Jobs", "/jobs?status=failed", 50), Page("a job", f"/jobs/{_id('j50')}", 50),
     Page("Queues", "/queues", 50), Page("Schedules", "/schedules", 50), Page("Acts", "/acts", 50),
     Page("Health", "/health", 50),

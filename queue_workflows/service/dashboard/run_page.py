@@ -417,7 +417,8 @@ async def why(request: Request, run_id: view.Segment, job: view.Text = None) -> 
     def read(conn: db.Connection) -> JsonDict:
         none: JsonDict = {"nodes": [], "left_out": 0}
         if job is None:
-            return runs.explain(run_id, limit=EXPLAINED, conn=conn) or none
+            run = runs.explain(run_id, limit=EXPLAINED, conn=conn)
+            return none if run is None else {key: run[key] for key in none}
         found = jobs.explain(job, conn=conn)
         return none if found is None else none | {"nodes": [found]}
 

@@ -131,7 +131,7 @@ WITH last AS (
               extract(epoch FROM coalesce(finished_at, now()))::float8 - extract(epoch FROM started_at)::float8 AS elapsed_s
          FROM workflow_runs
         WHERE workflow_name BETWEEN %(workflow)s AND %(workflow)s  -- so that only one index has this order
-        ORDER BY workflow_name, created_at DESC
+        ORDER BY workflow_name DESC, created_at DESC
         LIMIT %(limit)s)
 SELECT last.*, f.p50_s, f.p95_s, f.longest_s, f.failures
   FROM last
