@@ -226,7 +226,8 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     else:
         args = {"folder": str(tmp_path)}
         job_id = jobs.enqueue(task_name="stuck_with_gil", queue="work", args=args)
-    until((tmp_path / "started").exists, timeout_s=30)
+    started = tmp_path / "started"
+    until(lambda: started.exists() and started.read_text(), timeout_s=30)
     parent.send(signal.SIGTERM)
     asked = time.monotonic()
     if hurried:
@@ -258,8 +259,9 @@ def test_when_an_executor_dies_only_the_batch_job_whose_handler_ran_counts_a_cra
     parent = cli.start(
         "queue-claim-worker", "--supervise", "--queue", "work", "--batch", "4", "--app", APP
     )
-    until((tmp_path / "started").exists, timeout_s=30)
-    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
+    started = tmp_path / "started"
+    until(lambda: started.exists() and started.read_text(), timeout_s=30)
+    os.kill(int(started.read_text()), signal.SIGKILL)
     until(lambda: all(job(each)["status"] == "completed" for each in ids), timeout_s=30)
     assert [job(each)["crash_count"] for each in ids] == [0, 1, 0, 0]
     assert {*events(ids[1])} == {"claimed", "reclaimed", "death"}
@@ -275,7 +277,8 @@ def test_a_cancel_of_the_running_job_of_a_batch_ends_its_executor(
         *("queue-claim-worker", "--supervise", "--queue", "work", "--batch", "4", "--app", APP),
         QUEUE_WORKFLOWS_CANCEL_GRACE_S="1",
     )
-    until((tmp_path / "started").exists, timeout_s=30)
+    started = tmp_path / "started"
+    until(lambda: started.exists() and started.read_text(), timeout_s=30)
     jobs.cancel(ids[2])
     jobs.cancel(ids[1])
     asked = time.monotonic()
@@ -296,8 +299,9 @@ def test_short_jobs_that_wait_in_an_executor_behind_one_that_dies_go_back(
     args: list[dict[str, Any]] = [*[{}] * 40, {"folder": str(tmp_path)}, *[{}] * 20]
     ids = jobs.enqueue_many(task_name="hogs_once", queue="work", args=args)
     parent = cli.start("queue-claim-worker", "--supervise", "--queue", "work", "--app", APP)
-    until((tmp_path / "started").exists, timeout_s=30)
-    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
+    started = tmp_path / "started"
+    until(lambda: started.exists() and started.read_text(), timeout_s=30)
+    os.kill(int(started.read_text()), signal.SIGKILL)
     until(lambda: all(job(each)["status"] == "completed" for each in ids), timeout_s=30)
     assert [job(each)["crash_count"] for each in ids] == [0] * 40 + [1] + [0] * 20
     assert goes_on(parent), parent.err
