@@ -226,8 +226,7 @@ def test_sigterm_hands_the_job_back_uncounted_at_the_deadline_and_a_second_one_n
     else:
         args = {"folder": str(tmp_path)}
         job_id = jobs.enqueue(task_name="stuck_with_gil", queue="work", args=args)
-    started = tmp_path / "started"
-    until(lambda: started.exists() and started.read_text(), timeout_s=30)
+    until((tmp_path / "started").exists, timeout_s=30)
     parent.send(signal.SIGTERM)
     asked = time.monotonic()
     if hurried:
@@ -277,8 +276,7 @@ def test_a_cancel_of_the_running_job_of_a_batch_ends_its_executor(
         *("queue-claim-worker", "--supervise", "--queue", "work", "--batch", "4", "--app", APP),
         QUEUE_WORKFLOWS_CANCEL_GRACE_S="1",
     )
-    started = tmp_path / "started"
-    until(lambda: started.exists() and started.read_text(), timeout_s=30)
+    until((tmp_path / "started").exists, timeout_s=30)
     jobs.cancel(ids[2])
     jobs.cancel(ids[1])
     asked = time.monotonic()
