@@ -174,7 +174,7 @@ def test_a_claim_that_was_under_way_during_a_stall_is_handed_back_and_made_again
     wire.thaw()
     until(lambda: row_of(job_id)["status"] == "completed", timeout_s=30)
     assert row_of(job_id)["crash_count"] == 0
-    assert worker.err.count("jobs handed back: 1") == 1, worker.err
+    assert worker.err.count("so its jobs go back: 1") == 1, worker.err
 
 
 @pytest.mark.timeout(120)
