@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from queue_workflows import db
@@ -87,7 +87,7 @@ def claim(
     `promote`, first admits jobs that have become due. `ahead_s` is how far ahead delayed jobs count
     for `Wait`. With `only`, claims this job or none, wherever it is in the queue. All is one
     transaction, but errors that ingest handlers logged are stored before it. Raises CLAIM_LOST if
-    any claim to record is lost.
+    any claim to record is lost. A worker of a gpu queue claims and records one job at a time.
     """
     given: dict[str, Any] = {
         "worker": who.worker_id,
@@ -97,8 +97,6 @@ def claim(
         "obey": who.obey,
         "promote": promote,
         "look_ahead_s": ahead_s if count else None,
-        "claim": count,
-        "only": only,
     }
     if not table.in_run:
         for lease, outcome, _ in done:
@@ -109,57 +107,71 @@ def claim(
                     claim_no=lease.claim_no,
                     error=outcome.error,
                 )
-        given["done"] = _array(map(_ingest_json, done)) if done else None
+        texts = _ingest_array(done) if done else None
+        given |= {"claim": count, "done": texts, "only": only}
         return (yield db.Statement(statements.claims.ingest_rows.text, given, is_raw=True))
-    given |= {
-        "done": _array(map(_node_json, done)) if done else None,
-        "newest": who.newest,
-        "model": who.model,
-        "models": who.models,
-        "lane": who.lane,
-        "policy": who.policy,
-        "grace_s": who.grace_s,
-        "bound_s": who.bound_s,
-        "versions": who.versions,
+    given |= {"newest": who.newest, "versions": who.versions}
+    single = len(done) <= 1 and count <= 1
+    if who.queue == "gpu" or (single and not (done and _queues_many(done[0].ahead))):
+        names = ("model", "models", "lane", "policy", "grace_s", "bound_s")
+        given |= {name: getattr(who, name) for name in names}
+        given |= _columns(done[0]) if done else _NOTHING
+        given |= {"claim": count > 0, "only": only}
+        return (yield db.Statement(statements.claims.node_rows.text, given, is_raw=True))
+    texts = f"[{','.join(map(_node_json, done))}]" if done else None
+    given |= {"claim": count, "done": texts}
+    return (yield db.Statement(statements.claims.nodes_rows.text, given, is_raw=True))
+
+
+def _queues_many(ahead: Ahead | None) -> bool:
+    """Return whether a plan queues several nodes, so that other workers have to be notified."""
+    return ahead is not None and ahead.rows is not None and len(json.loads(ahead.rows)) > 1
+
+
+def _columns(done: Done) -> dict[str, Any]:
+    """Return the statement's parameters for one completed node and the plan after it."""
+    lease, outcome, ahead = done
+    generation, rows, complete, revision = ahead or (None, None, None, 0)
+    return {
+        "job": lease.job_id,
+        "claim_no": lease.claim_no,
+        "result": outcome.result,
+        "seconds": outcome.seconds,
+        "rss_mb": outcome.vm_rss_mb_peak,
+        "detail": outcome.detail,
+        "received": outcome.resolved_inputs,
+        "generation": generation,
+        "revision": revision,
+        "rows": rows,
+        "complete": complete,
     }
-    return (yield db.Statement(statements.claims.node_rows.text, given, is_raw=True))
+
+
+_NOTHING: Final[dict[str, Any]] = {
+    "job": None, "claim_no": None, "result": None, "seconds": None, "rss_mb": None,
+    "detail": None, "received": None, "generation": None, "revision": 0, "rows": None,
+    "complete": None,
+}  # fmt: skip
+"""The parameters of a claim that records no completed node."""
 
 
 def _node_json(done: Done) -> str:
     """Return a completed node and the plan after it as an element of a JSON array."""
-    lease, outcome, ahead = done
-    generation, rows, complete, revision = ahead or (None, None, None, 0)
-    given = {
-        "id": lease.job_id,
-        "claim_no": lease.claim_no,
-        "seconds": outcome.seconds,
-        "rss_mb": outcome.vm_rss_mb_peak,
-        "generation": generation,
-        "revision": revision,
-        "complete": complete,
-    }
     # The JSON texts are checked already, so they are inserted as text instead of encoded again.
-    texts = {
-        "result": outcome.result,
-        "received": outcome.resolved_inputs,
-        "rows": rows,
-        "detail": outcome.detail,
-    }
+    given = _columns(done)
+    texts = {name: given.pop(name) for name in ("result", "received", "rows", "detail")}
+    given["id"] = given.pop("job")
     more = "".join(f',"{name}":{text}' for name, text in texts.items() if text is not None)
     return f"{json.dumps(given)[:-1]}{more}}}"
 
 
-def _ingest_json(done: Done) -> str:
-    """Return a completed ingest job as an element of a JSON array."""
-    lease, outcome, _ = done
-    return (
+def _ingest_array(done: Sequence[Done]) -> str:
+    texts = [
         f'{{"id":{_quoted(lease.job_id)},"claim_no":{lease.claim_no},'
         f'"seconds":{outcome.seconds!r},"detail":{outcome.detail or "null"},'
         f'"result":{outcome.result}}}'
-    )
-
-
-def _array(texts: Iterable[str]) -> str:
+        for lease, outcome, _ in done
+    ]
     return f"[{','.join(texts)}]"
 
 

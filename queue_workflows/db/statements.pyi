@@ -320,8 +320,12 @@ class _ClaimIsolation:
 claim_isolation: _ClaimIsolation
 
 class _ClaimsNodeRows(Named):
-    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, model: str | None, models: _Texts | None, lane: int | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, look_ahead_s: float | None, only: str | None) -> list[Row]: ...
-    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, model: str | None, models: _Texts | None, lane: int | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, look_ahead_s: float | None, only: str | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None, only: str | None, detail: str | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: bool | None, obey: bool | None, promote: bool | None, newest: bool | None, model: str | None, models: _Texts | None, lane: int | None, job: str | None, claim_no: int | None, result: str | None, seconds: float | None, rss_mb: int | None, received: str | None, generation: int | None, rows: str | None, complete: bool | None, policy: str | None, grace_s: float | None, bound_s: float | None, versions: _Texts | None, revision: int | None, look_ahead_s: float | None, only: str | None, detail: str | None) -> scripts.Script[list[Row]]: ...
+
+class _ClaimsNodesRows(Named):
+    def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> list[Row]: ...
+    def script(self, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, newest: bool | None, done: str | None, versions: _Texts | None, look_ahead_s: float | None) -> scripts.Script[list[Row]]: ...
 
 class _ClaimsIngestRows(Named):
     def __call__(self, conn: _Conn, /, *, worker: str | None, host: str | None, queue: str | None, lease_s: float | None, claim: int | None, obey: bool | None, promote: bool | None, done: str | None, look_ahead_s: float | None, only: str | None) -> list[Row]: ...
@@ -345,11 +349,16 @@ class _ClaimsHeldBy(Named):
 
 class _Claims:
     node_rows: _ClaimsNodeRows
+    """Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
+    Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
+    without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
+    job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
+    claim to record is lost.
+    Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
+    nodes_rows: _ClaimsNodesRows
     """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
-    Return the columns that a worker reads, and the row as JSON for the handler (`body`). If fewer
-    are claimed, the last row may be one without an id: `due_s` seconds later, at most
-    `look_ahead_s`, a delayed job is due. `only`: claim this job, wherever it stands in the queue,
-    or none. Raises QW001 if one of the claims to record is lost.
+    Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
+    Raises QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     ingest_rows: _ClaimsIngestRows
     """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`

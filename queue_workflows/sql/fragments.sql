@@ -140,6 +140,19 @@ progress = {progress_at_end(j)}
 -- The progress of a job that is completed: the last report of its handler, else all.
 CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.progress ELSE '1' END
 
+-- fragment: claimed_columns(j)
+-- The columns of a node that a worker gets; the run and the context follow.
+j.id, j.run_id, j.node_id, j.node_module, j.queue, j.required_model, j.status, j.pipeline_name, j.priority, j.seq,
+j.claim_no, j.worker_id, j.claimed_by, j.generation, j.attempts, j.max_attempts, j.crash_count, j.watchdog_retries,
+j.timeout_s, j.inputs, j.input_template, j.ref_heads
+
+-- fragment: run_of(j)
+-- The columns of the run of a node that a worker gets.
+(SELECT json_build_object('id', r.id, 'out_dir', r.out_dir, 'workflow_name', r.workflow_name, 'generation', r.generation,
+                          'revision', r.revision, 'born', queue_workflows_born(r.created_at),
+                          'traceparent', r.headers ->> 'traceparent')
+   FROM workflow_runs r WHERE r.id = j.run_id)
+
 -- fragment: is_aside(j)
 -- The job is still as its caller moved it aside, queued or under its claim.
 j.id = %(job)s AND CASE WHEN %(worker)s::text IS NULL THEN j.status = 'queued'
@@ -287,6 +300,18 @@ WITH done AS (
 -- The queue of a claim is paused.
 EXISTS (SELECT FROM queue_settings s
          WHERE s.queue = %(queue)s::text AND queue_workflows_is_paused(s.paused_at, s.paused_until))
+
+-- fragment: claimed_rows()
+-- The columns of a claimed node that a worker reads, with the whole for its handler; `claimed_record` follows.
+SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
+       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
+       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
+
+-- fragment: claimed_record()
+-- The members of a claimed node that a worker reads.
+CROSS JOIN LATERAL json_to_record(s.job)
+       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
+             run_id text, node_id text, required_model text, run json, due_s float8)
 
 -- fragment: bad_counters()
 -- A number of a job that only the engine counts, or its time limit, is out of its range.

@@ -274,7 +274,7 @@ class Desk:
     # --- Claims and completed jobs.
 
     def _record_and_claim(self, own: queue_state.Queue, now: float) -> link.Request | None:
-        done = own.done[:MOST]
+        done = own.done[: 1 if own.shape.gpu else MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
         if measured and not (self.stopping or self.throttled or self._lone) and self._is_known:

@@ -247,7 +247,7 @@ GUEST = "queue_workflows_guest"
 ADDED = {
     "queue_workflows_served_queues": {"read", "submit", "work"},
     "queue_workflows_hold_node": {"submit", "work"},
-    "queue_workflows_node_step": {"work"},
+    "queue_workflows_nodes_step": {"work"},
     "queue_workflows_refuse": set[str](),
 }
 """One function of each kind, and the purposes whose roles may call it."""
@@ -325,9 +325,9 @@ def test_a_role_that_lacks_a_function_of_its_purpose_gets_none_of_that_kind_or_a
 
 @pytest.mark.parametrize("guest", ["work"], indirect=True)
 def test_a_function_that_was_taken_from_a_role_is_not_given_back(conn: Any, guest: str) -> None:
-    conn.execute(f"REVOKE EXECUTE ON FUNCTION queue_workflows_node_step FROM {GUEST}".encode())
+    conn.execute(f"REVOKE EXECUTE ON FUNCTION queue_workflows_nodes_step FROM {GUEST}".encode())
     installed_functions.install(conn, "functions")
-    assert "queue_workflows_node_step" not in callable_by_guest(conn)
+    assert "queue_workflows_nodes_step" not in callable_by_guest(conn)
 
 
 def test_the_installed_text_has_the_names_of_both_lists() -> None:

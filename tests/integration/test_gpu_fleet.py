@@ -507,3 +507,13 @@ def test_the_first_claim_waits_for_the_size_of_the_gpu(
     assert [(node_queue.get_node_job(job["id"]) or {})["status"] for job in (large, small)] == [
         "queued", "completed",
     ]  # fmt: skip
+
+
+def test_a_worker_of_the_version_before_claims_on(conn: Any) -> None:
+    """Its call has three arguments less, and means the strict policy."""
+    gpu_job(conn, "m")
+    row = conn.execute(
+        "SELECT queue_workflows_node_step('w', 'box', 'gpu', 600, true, true, true, false, NULL,"
+        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL) AS job"
+    ).fetchone()
+    assert row["job"]["required_model"] == "m"

@@ -144,30 +144,6 @@ def test_a_result_that_is_given_twice_is_a_lost_claim(conn: db.Connection) -> No
     assert state(conn, run_id) == before
 
 
-def test_an_array_without_results_is_a_claim(conn: db.Connection) -> None:
-    begin(conn)
-    row = conn.execute(
-        "SELECT queue_workflows_node_step('w1', 'box', 'cpu', 600, 1, true, false, false, '[]',"
-        " NULL, NULL, NULL, 'strict', 300, 2400, NULL, NULL, NULL) AS job"
-    ).fetchone()
-    assert row is not None
-    assert row["job"]["node_id"] == "f"
-
-
-def test_several_gpu_nodes_are_chosen_one_by_one_and_recorded_at_once(conn: db.Connection) -> None:
-    run_id = factories.run(conn)
-    for node_id in "ab":
-        factories.node(conn, run_id, node_id, queue="gpu", required_model="m")
-    who = transitions.who("gpu")
-    jobs = transitions.claim(conn, who, 3)
-    assert [job["node_id"] for job in jobs] == ["a", "b"]
-    assert transitions.complete_with_plans(conn, [(job, None) for job in jobs], who) == []
-    history = sorted((e["event_type"], e["model"]) for e in state(conn, run_id)["events"])
-    assert history == [("claimed", "m")] * 2 + [("completed", "m")] * 2
-    runs = "SELECT runs FROM gpu_models WHERE model = 'm' AND host_label = 'box'"
-    assert factories.one(conn, runs) == 2
-
-
 def test_a_machine_that_is_off_records_several_and_claims_none(conn: db.Connection) -> None:
     run_id, jobs = begin(conn)
     factories.insert(conn, "worker_controls", host_label="box", queue="cpu", desired_state="off")

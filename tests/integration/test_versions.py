@@ -156,8 +156,9 @@ def test_a_queue_full_of_other_versions_does_not_slow_claims(conn: db.Connection
         for _ in range(2):
             row = conn.execute(
                 "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) SELECT"
-                " queue_workflows_node_step(%s, 'box', 'cpu', 600, 1, false, false, false, NULL,"
-                " NULL, NULL, NULL, 'strict', 300, 2400, %s::text[], NULL, NULL)",
+                " queue_workflows_node_step(%s, 'box', 'cpu', 600, true, false, false, false, NULL,"
+                " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
+                " p_versions => %s::text[])",
                 (claimant.worker_id, claimant.versions),
             ).fetchone()
         assert row is not None

@@ -86,17 +86,20 @@ def _no_self_fence() -> None:
 
 def _no_fence(conn: Conn) -> None:
     """Let the finish of a node require only that the node is running."""
-    held = (
-        r"worker_id IS NOT DISTINCT FROM p_worker\s+AND j\.claim_no = f\.claim_no AND j\.status ="
-    )
+    held = r"worker_id IS NOT DISTINCT FROM p_worker AND j\.claim_no = p_claim_no\s+AND j\.status ="
     edit(conn, "queue_workflows_node_step", (held, "status ="))
 
 
 def _drop_events(conn: Conn, condition: str) -> None:
     """Drop the event of node completions except where the condition is true."""
-    end = "CASE WHEN e.is_ahead THEN now() END"
-    change = (rf"{re.escape(end)}\s+FROM ended e\)", f"{end} FROM ended e WHERE {condition})")
-    edit(conn, "queue_workflows_node_step", change)
+    old = "VALUES (v_old.run_id, v_old.node_id, 'completed', p_job, p_claim_no, v_old.generation,"
+    end = "CASE WHEN v_ahead THEN now() END);"
+    edit(
+        conn,
+        "queue_workflows_node_step",
+        (re.escape(old), old.replace("VALUES (", "SELECT ")),
+        (re.escape(end), f"CASE WHEN v_ahead THEN now() END WHERE {condition};"),
+    )
 
 
 def _no_outbox(conn: Conn) -> None:
@@ -231,7 +234,8 @@ def _accept_all() -> None:
 
 def _claim_cancelled(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
-    for function in ("node_step", "node_kept", "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
+    nodes = ("node_step", "nodes_step", "node_kept")
+    for function in (*nodes, "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
         edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
 
 

@@ -342,7 +342,8 @@ def complete_with_plans(
 ) -> list[Row]:
     """Complete claimed nodes with what is known to follow from each, as a worker does that plans.
 
-    Each result has the node's name. Returns up to `count` jobs that were claimed then.
+    One node and at most one claim are one statement, several are another. Each result has the
+    node's name. Returns up to `count` jobs that were claimed then.
     """
     found = [
         claims.Done(

@@ -1,24 +1,35 @@
 -- Claim jobs, renew leases, record completed jobs, and check claims.
 
 -- name: node_rows many
+-- Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
+-- Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
+-- without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
+-- job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
+-- claim to record is lost.
+{claimed_rows()}
+  FROM (SELECT queue_workflows_node_step(
+           %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
+           %(claim)s::boolean AND NOT {is_queue_paused()},
+           %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(model)s::text,
+           %(models)s::text[], %(lane)s::smallint, %(job)s::text, %(claim_no)s::bigint,
+           %(result)s::jsonb, %(seconds)s::float8, %(rss_mb)s::integer, %(received)s::jsonb,
+           %(generation)s::integer, %(rows)s::jsonb, %(complete)s::boolean, %(policy)s::text,
+           %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
+           %(revision)s::integer, %(look_ahead_s)s::float8, %(only)s::text, %(detail)s::jsonb) AS job OFFSET 0) s
+ {claimed_record()}
+ WHERE s.job IS NOT NULL;
+
+-- name: nodes_rows many
 -- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
--- Return the columns that a worker reads, and the row as JSON for the handler (`body`). If fewer
--- are claimed, the last row may be one without an id: `due_s` seconds later, at most
--- `look_ahead_s`, a delayed job is due. `only`: claim this job, wherever it stands in the queue,
--- or none. Raises QW001 if one of the claims to record is lost.
-SELECT r.id, r.claim_no, r.crash_count, r.timeout_s, r.node_module, r.run_id, r.node_id,
-       r.required_model, r.run, s.job AS body, NULL AS wait_s, r.due_s,
-       (SELECT j.lapse_count FROM workflow_node_jobs j WHERE j.id = r.id) AS lapse_count
-  FROM queue_workflows_node_step(
+-- Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
+-- Raises QW001 if one of the claims to record is lost.
+{claimed_rows()}
+  FROM queue_workflows_nodes_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
            CASE WHEN {is_queue_paused()} THEN 0 ELSE %(claim)s::integer END,
            %(obey)s::boolean, %(promote)s::boolean, %(newest)s::boolean, %(done)s::jsonb,
-           %(model)s::text, %(models)s::text[], %(lane)s::smallint, %(policy)s::text,
-           %(grace_s)s::float8, %(bound_s)s::float8, %(versions)s::text[],
-           %(look_ahead_s)s::float8, %(only)s::text) AS s (job)
- CROSS JOIN LATERAL json_to_record(s.job)
-       AS r (id text, claim_no bigint, crash_count integer, timeout_s float8, node_module text,
-             run_id text, node_id text, required_model text, run json, due_s float8);
+           %(versions)s::text[], %(look_ahead_s)s::float8) AS s (job)
+ {claimed_record()};
 
 -- name: ingest_rows many
 -- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
