@@ -67,6 +67,8 @@ _HEADER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_MAY_HOLD = re.compile(r"""[:='"]|--|bearer""", re.IGNORECASE)
+"""What every text with a secret has; most ids and names have nothing of it."""
 
 
 def mask(text: str) -> str:
@@ -78,6 +80,8 @@ def mask(text: str) -> str:
     private keys. Not masked are the values of `lock_key`, `partition_key`, `idempotency_key` and
     similar names, and placeholders of messages (`KEY=VALUE`, `key=...`).
     """
+    if not _MAY_HOLD.search(text):
+        return text
     text = _URL_TOKEN.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1{MASK}", text))
     text = _BEARER.sub(rf"\1{MASK}", _HEADER.sub(rf"\1{MASK}", text))
     text = _PEM.sub(rf"\1{MASK}", _OPTION.sub(_shown_start, _PAIR.sub(_shown_start, text)))

@@ -26,11 +26,14 @@ SELECT step, json_object_agg(status, n ORDER BY status) AS counts, sum(items)::b
        CASE WHEN bool_and(are_over) THEN max(last_end) END AS finished_at,
        extract(epoch FROM CASE WHEN bool_and(are_over) THEN max(last_end) ELSE now() END)::float8
        - extract(epoch FROM min(first_start))::float8 AS elapsed_s
-  FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
-               count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items,
-               bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,
-               min(started_at) AS first_start
-          FROM workflow_node_jobs WHERE run_id = %(run_id)s GROUP BY GROUPING SETS ((1, 2), (2))) c
+  FROM (SELECT step, status, sum(n)::bigint AS n, sum(items) AS items, bool_and(are_over) AS are_over,
+               max(last_end) AS last_end, min(first_start) AS first_start
+          FROM (SELECT split_part(split_part(node_id, '/', 1), '[', 1) AS step, status::text, count(*) AS n,
+                       count(*) FILTER (WHERE strpos(node_id, '[') > 0) AS items,
+                       bool_and(finished_at IS NOT NULL) AS are_over, max(finished_at) AS last_end,
+                       min(started_at) AS first_start
+                  FROM workflow_node_jobs WHERE run_id = %(run_id)s GROUP BY 1, 2) s
+         GROUP BY GROUPING SETS ((1, 2), (2))) c
  GROUP BY step ORDER BY step IS NOT NULL, min(first_start), step LIMIT %(limit)s;
 
 -- name: nodes many unprepared
