@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import compileall
+import contextlib
 import gc
 import importlib.util
 import itertools
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import queue_workflows
 from queue_workflows import config
 from tests.support import examples, process_state, wait
 
@@ -141,13 +144,49 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     """Collect without the garbage collector, which would walk what stays over and over."""
     gc.disable()
     try:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            _compile_part(session.config)
         return (yield)
     finally:
         gc.enable()
+
+
+def _compile_part(config: pytest.Config) -> None:
+    """Compile one part of the files in each process of `-n`; each would compile all of them."""
+    from _pytest.assertion import rewrite
+
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    folders = UNIT.parent, Path(queue_workflows.__path__[0])
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    for path in files[number::count]:
+        pyc = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if not path.name.startswith("test_"):
+            compileall.compile_file(path, quiet=2)
+        elif not pyc.exists() and not _is_left_out(path, config):
+            with contextlib.suppress(OSError, SyntaxError):  # pytest tells it when it collects
+                pyc.parent.mkdir(exist_ok=True)
+                source, code = rewrite._rewrite_test(path, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, pyc)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which each test is left out."""
+    return True if _is_left_out(collection_path, config) else None
+
+
+def _is_left_out(path: Path, config: pytest.Config) -> bool:
+    """Return whether each test of a file is slow, and nobody asked for one of its folder."""
+    place = path.relative_to(UNIT.parent.parent).as_posix()
+    if not place.startswith((*WAITING, BROWSER)) or place.startswith(QUICK):
+        return False
+    given = [Path(config.invocation_params.dir, each.split("::")[0]) for each in config.args]
+    asked = any(path.parent in (each, *each.parents) for each in given)
+    return config.option.markexpr == "not slow" and not asked
 
 
 @pytest.hookimpl(tryfirst=True)
