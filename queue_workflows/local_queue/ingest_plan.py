@@ -200,12 +200,11 @@ class Threads(executors.Executors):
         self._flush_at = min(self._flush_at, clock.boot_s() + running.EVERY_S)
 
     def tick(self, now: float) -> float:
-        """Take the reports that handlers have not sent; return when to be called again."""
+        """Let handlers' delayed reports be sent; return when to be called again."""
         if now >= self._flush_at:
             self._flush_at = math.inf
             for held in [*self._held.values()]:
-                for kind, _, body in wire.Frames().add(held.control.take_unsent()):
-                    self.report(held, kind, body)
+                held.control.flush()
         return self._flush_at
 
     def close(self) -> None:

@@ -251,8 +251,7 @@ class AsyncJobs(job_loop.Jobs):
     def _flush(self) -> None:
         self._flushes = False
         for job in [*self._jobs.values()]:
-            if unsent := job.take_unsent():
-                self.channel.send_all(unsent)
+            job.flush()
 
 
 def _is_async(job: job_loop.Job) -> bool:

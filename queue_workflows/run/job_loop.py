@@ -343,7 +343,8 @@ class JobLoop(Jobs):
                     self._woken.recv(4096)
                     timeout = FLUSH_MS
                 elif not ready:
-                    timeout = FLUSH_MS if self._flush() else None
+                    job = self.current
+                    timeout = FLUSH_MS if job is not None and job.flush() else None
         except BaseException:  # noqa: BLE001  without this thread no request is received
             if self._alone:
                 os._exit(wire.LOST)
@@ -359,14 +360,6 @@ class JobLoop(Jobs):
             self.channel.send(wire.ENDED, key, wire.ended_body(outcome))
         elif not found and job is not None and job.key == key:
             job.request(reason)
-
-    def _flush(self) -> bool:
-        """Send delayed reports; return whether there were any."""
-        job = self.current
-        unsent = b"" if job is None else job.take_unsent()
-        if unsent:
-            self.channel.send_all(unsent)
-        return bool(unsent)
 
     # --- Questions.
 

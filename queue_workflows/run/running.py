@@ -30,7 +30,7 @@ class Running:
     def __init__(
         self, key: int = 0, send: Send = _drop, wake: Callable[[], object] = _drop
     ) -> None:
-        """`wake` lets another thread soon send the result of `take_unsent`.
+        """`wake` lets another thread soon call `flush`.
 
         Without `send`, the handler runs outside of a worker, and its reports are dropped.
         """
@@ -45,7 +45,7 @@ class Running:
         self._wake = wake
         self._sent: dict[int, float] = {}
         self._unsent: dict[tuple[int, str], bytes] = {}
-        self._take_parts: Callable[[], JsonDict | None] | None = None
+        self._flush_parts: Callable[[Callable[[JsonDict], object]], object] | None = None
 
     def report_progress(self, value: Any) -> None:
         """Report a yielded value; a dict, text or number from 0 to 1 is progress as well."""
@@ -69,22 +69,40 @@ class Running:
         if first:
             self._wake()
 
-    def send_later(self, take: Callable[[], JsonDict | None]) -> None:
-        """Soon send the request that `take` returns, without waiting for an answer."""
-        self._take_parts = take
+    def send_later(self, flush: Callable[[Callable[[JsonDict], object]], object]) -> None:
+        """Soon call `flush` with a function that sends a request and waits for no answer."""
+        self._flush_parts = flush
         self._wake()
+
+    def _send_request(self, request: JsonDict) -> None:
+        body = wire.encoded({"no": 0, "what": "step", "request": request})
+        self._send(wire.ASK, self.key, body)
+
+    def flush(self) -> bool:
+        """Send the delayed reports and parts of a stream; return whether there were any."""
+        reports = self._taken()
+        for kind, body in reports:
+            self._send(kind, self.key, body)
+        flush, self._flush_parts = self._flush_parts, None
+        if flush is not None:
+            flush(self._send_request)
+        return bool(reports) or flush is not None
 
     def take_unsent(self) -> bytes:
         """Return the frames of the last reports that are not sent yet."""
-        found: list[bytes] = []
+        if not self._unsent:
+            return b""
+        return b"".join(wire.frame(kind, self.key, body) for kind, body in self._taken())
+
+    def _taken(self) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
         while self._unsent:
-            (kind, _), body = self._unsent.popitem()
-            found.append(wire.frame(kind, self.key, body))
-        take, self._take_parts = self._take_parts, None
-        if take is not None and (request := take()) is not None:
-            body = wire.encoded({"no": 0, "what": "step", "request": request})
-            found.append(wire.frame(wire.ASK, self.key, body))
-        return b"".join(found)
+            try:
+                (kind, _), body = self._unsent.popitem()
+            except KeyError:  # another thread has taken the last one
+                break
+            found.append((kind, body))
+        return found
 
     @property
     def cancel(self) -> threading.Event:

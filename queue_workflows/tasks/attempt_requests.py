@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from pathlib import PurePath
 from typing import Any, Final, cast
 
@@ -264,7 +264,7 @@ class StreamParts:
                 return self._ask(self._take())
             first = len(self._parts) == 1
         if first:
-            self._control.send_later(self.take_later)
+            self._control.send_later(self.flush)
         return None
 
     def _check(self, name: str, size: int) -> None:
@@ -292,15 +292,17 @@ class StreamParts:
             self._unanswered = False
             return self._ask(self._take())
 
-    def take_later(self) -> JsonDict | None:
-        """Return the request for what is left, for a sender that does not wait; None: nothing."""
+    def flush(self, send: Callable[[JsonDict], object]) -> None:
+        """Send what is left by a function that waits for no answer.
+
+        The lock is held meanwhile, so that the handler's next batch is sent after this one.
+        """
         if not self._lock.acquire(blocking=False):
-            return None  # a batch is sent at this moment
+            return  # a batch is sent at this moment
         try:
-            if not self._parts or self._unanswered:
-                return None
-            self._unanswered = True
-            return self._take()
+            if self._parts and not self._unanswered:
+                self._unanswered = True
+                send(self._take())
         finally:
             self._lock.release()
 

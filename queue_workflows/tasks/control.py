@@ -30,8 +30,8 @@ class Control(Protocol):
     def note_cursor(self, name: str, key: str, position: int) -> None:
         """Report how many items of a cursor are done."""
 
-    def send_later(self, take: Callable[[], JsonDict | None]) -> None:
-        """Send the request that `take` returns, soon, without a wait for its answer."""
+    def send_later(self, flush: Callable[[Callable[[JsonDict], object]], object]) -> None:
+        """Soon call `flush` with a function that sends a request and waits for no answer."""
 
     @property
     def interrupted(self) -> str | None:

@@ -13,7 +13,7 @@ JOBS = {"streams": 36}
 def _forget_the_rest() -> None:
     """End an attempt without storing the parts that are not sent yet."""
     replace(attempt_requests.StreamParts, "rest", lambda *_: None)
-    replace(attempt_requests.StreamParts, "take_later", lambda *_: None)
+    replace(attempt_requests.StreamParts, "flush", lambda *_: None)
 
 
 def _skip_a_number() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent import futures
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from queue_workflows.claim import claims
-from queue_workflows.run import running
+from queue_workflows.run import running, wire
 from queue_workflows.runtime import exit_codes
+from queue_workflows.tasks import attempt_requests, control
+from queue_workflows.types import JsonDict
 from queue_workflows.worker import claimed_job, guards, queue_state, shapes
 from tests.support import tabled
 
@@ -69,6 +73,32 @@ def test_a_handler_that_has_ended_is_not_interrupted() -> None:
     subject.when_interrupted(None)
     subject.request("cancelled")
     assert (subject.interrupted, calls) == ("cancelled", [])
+
+
+def test_parts_that_are_sent_later_come_before_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch that came first would be refused, because the parts before it would be missing."""
+    monkeypatch.setattr(attempt_requests, "EVERY_S", 60.0)
+    sent: list[int] = []
+
+    def ask(request: JsonDict) -> futures.Future[JsonDict]:
+        sent.append(request["first"])
+        return control.answered(lambda: {"state": "done"})
+
+    def send(kind: int, _: int, body: bytes) -> None:
+        rest.start()
+        rest.join(0.2)  # it has to wait until these parts are sent
+        sent.append(wire.checked(kind, body)["request"]["first"])
+
+    subject = running.Running(1, send)
+    parts = attempt_requests.StreamParts(ask, subject)
+    rest = threading.Thread(target=parts.rest)
+    for part in (1, 2):
+        parts.add("out", part)
+    assert subject.flush()
+    rest.join()
+    assert sent == [1, 2, 3]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
