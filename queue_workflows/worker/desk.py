@@ -129,8 +129,9 @@ class Desk:
         self._writes: deque[Write] = deque()
         """All other writes than claims and records of completed jobs, sent one by one."""
         self._wrote = False
-        """Whether the last statement was one of these, but no end of a job. Then claims and records
-        come first, since a few handlers that record one step after the other never stop writing."""
+        """Whether claims and records come before the next of these. They do after one that ends no
+        job, since a few handlers that record one step after the other never stop writing. They do
+        after one that may succeed later, since the row of one job may be the cause each time."""
         self._aside: deque[Write] = deque()
         """The writes that wait for a row lock of another session."""
         self._aside_at = 0.0
@@ -210,6 +211,7 @@ class Desk:
             elif may_pass(error):
                 found = self._with_later(write)
                 self._writes.extend(found)  # at the end, as another write may succeed at once
+                self._wrote = True
                 self._retry_later(error)
             else:
                 write.refused(error)

@@ -421,6 +421,21 @@ def test_what_the_database_refuses_for_now_does_not_keep_other_ends_from_being_w
     assert world.to_write == ["b", "a"]
 
 
+def test_an_end_that_takes_too_long_each_time_delays_no_other_job() -> None:
+    """Its result may be large, or a trigger of the app may be slow for this row."""
+    world = World(slots=2)
+    world.claim("slow", "quick")
+    world.ended("slow", outcomes.Outcome("failed", 0.001))
+    world.request().refused(psycopg.errors.QueryCanceled())
+    world.ended("quick")
+    world.later(desk.RETRY_MAX_S)
+    recording = world.request()
+    assert recorded_by(recording) == ["quick"]
+    recording.done(world.rows("next"))
+    assert world.job("next").place is not None
+    assert world.to_write == ["slow"]
+
+
 # Time limits and guards.
 
 
