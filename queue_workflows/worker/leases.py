@@ -377,25 +377,32 @@ def _renewals(
 ) -> db.Script[list[claims.Renewal]]:
     """Renew the leases of jobs, with their progress.
 
-    If the database refuses a row, for example because of an app's trigger, each lease is renewed by
-    a statement of its own, so that the others are.
+    If the statement fails because of a row, each lease is renewed by a statement of its own, so
+    that the others are. For example, a trigger of the app refuses a row, waits for a lock, or is
+    slow.
     """
     found: list[claims.Renewal] = []
     for own, jobs in held:
         try:
             found += yield from _renewal(own, jobs, reports)
         except db.Error as error:
-            if not row_isolation.is_about_rows(error):
+            if not _is_of_rows(error):
                 raise
             for job in jobs:
                 try:
                     found += yield from _renewal(own, [job], reports)
                 except db.Error as refusal:
-                    if not row_isolation.is_about_rows(refusal):
+                    if not _is_of_rows(refusal):
                         raise
                     _log.warning("the lease of job %s is not renewed: %s", job.id, refusal)
                     found.append(claims.Renewal(job.id, job.lease.claim_no, False, renewed=False))
     return found
+
+
+def _is_of_rows(error: db.Error) -> bool:
+    """Return whether a row may be the reason that a statement about many rows has failed."""
+    is_slow = error.sqlstate == desk.TIMED_OUT
+    return is_slow or row_isolation.is_busy(error) or row_isolation.is_about_rows(error)
 
 
 def _renewal(

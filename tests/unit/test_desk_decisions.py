@@ -684,8 +684,19 @@ def test_a_lock_on_one_row_puts_off_its_lease_alone() -> None:
     assert world.leases.due_at() <= world.now + leases.AGAIN_S
 
 
-def test_one_row_that_refuses_its_renewal_stops_no_other() -> None:
-    """A trigger of the app refuses it, for example: then each is renewed by itself."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.RaiseException("the app's own trigger refuses it"),
+        psycopg.errors.LockNotAvailable(),
+        psycopg.errors.QueryCanceled(),
+    ],
+    ids=["refuses", "waits for a lock", "is slow"],
+)
+def test_one_row_whose_renewal_fails_by_a_trigger_of_the_app_stops_no_other(
+    error: psycopg.Error,
+) -> None:
+    """Each lease is then renewed by a statement of its own."""
     world = World(slots=3)
     world.claim(*"abc")
     ends = world.job("b").lease_end.ends
@@ -693,7 +704,6 @@ def test_one_row_that_refuses_its_renewal_stops_no_other() -> None:
     world.leases.renew_now()
     request = world.leases.next()
     assert request is not None
-    error = psycopg.errors.RaiseException("the app's own trigger refuses it")
     script = request.script
     next(script)
     script.throw(error)
