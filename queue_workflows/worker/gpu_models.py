@@ -328,19 +328,18 @@ class GpuModels:
         elif not self._queue.runner.change_model(change):
             self._waiting = None if request is REAP else request
         else:
-            self._running = request
+            self._running, self._began = request, self._now()
             if request is not REAP:
                 self._used()
-                self._began = self._now()
                 self._set_report(request, "running")
 
     def changed(self, error: str | None) -> None:
         """Note that the executor has carried out a request, or that it failed with `error`."""
         request, self._running = self._running, None
+        seconds, self._began = round(self._now() - self._began, 3), math.inf
         self._queue.changing = False
         if request is None or request is REAP:
             return
-        seconds, self._began = round(self._now() - self._began, 3), math.inf
         state = "done" if error is None else "failed"
         self._set_report(request, state, seconds=seconds, error=error)
         if error is None and request["action"] == "load" and self._load_s > 0:
