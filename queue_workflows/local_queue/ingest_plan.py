@@ -77,9 +77,9 @@ class Held:
     def end(self) -> None:
         """Note that it is over; the handler, which may go on, gets no more answers."""
         self.over = True
-        while self.asked:
-            _, value = self.asked.popitem()
-            if value.set_running_or_notify_cancel():
+        for number in [*self.asked]:
+            value = self.asked.pop(number, None)  # None if another thread has taken it
+            if value is not None and value.set_running_or_notify_cancel():
                 value.set_exception(errors.NoCurrentJob("the job of this step has ended"))
 
 

@@ -300,12 +300,13 @@ class LoopWatch(service.Loop):
         return CHECK_S if self._jobs else 3600.0
 
     def _check(self) -> None:
-        if self._asked_at is None:
+        asked_at = self._asked_at  # the loop may answer meanwhile
+        if asked_at is None:
             if self._jobs:
                 self._asked_at, self._warned = time.monotonic(), False
                 self._loop.call_soon_threadsafe(self._answer)
             return
-        blocked_s = time.monotonic() - self._asked_at
+        blocked_s = time.monotonic() - asked_at
         if blocked_s >= BLOCKED_S and not self._warned:
             self._warned = True
             self._warn(blocked_s)

@@ -179,12 +179,13 @@ class CrashRecovery:
             self._recover_due(math.inf)
 
     def _pause(self) -> float:
-        wait_s = min((death.due for death in self._dead), default=math.inf) - time.monotonic()
+        # Copied at once, since the supervisor's thread may report another death meanwhile.
+        wait_s = min((death.due for death in [*self._dead]), default=math.inf) - time.monotonic()
         return wait_s if wait_s > 0 else RETRY_S
 
     def _recover_due(self, now: float | None = None) -> None:
         now = time.monotonic() if now is None else now
-        due = [death for death in self._dead if death.due <= now]
+        due = [death for death in [*self._dead] if death.due <= now]
         if not due:
             return
         try:
