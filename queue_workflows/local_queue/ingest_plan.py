@@ -14,7 +14,6 @@ import logging
 import math
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any, Final, TypeAlias, cast
@@ -97,10 +96,6 @@ class Threads(executors.Executors):
         self.post = post
         self._held: dict[int, Held] = {}
         self._numbers = itertools.count(1)
-        self._alone: deque[Held] = deque()
-        """Jobs that may have crashed a process; each of them waits until it can run alone."""
-        self._lone: Held | None = None
-        """The job that runs alone."""
         self._flush_at = math.inf
 
     @property
@@ -111,34 +106,22 @@ class Threads(executors.Executors):
     @property
     def accepts(self) -> bool:
         """Return whether jobs may be claimed."""
-        return not self._alone and self._lone is None and self._manager.accepts
+        return self._manager.accepts
 
     def start(self, job: Any, *, isolated: bool = False, shared: bool = False) -> None:
-        """Give a job to the manager. `isolated`: once no other job is held here."""
-        del shared
+        """Give a job to the manager."""
+        del isolated, shared
         job.key = next(self._numbers)
         job.place = held = self._held[job.key] = Held(job, self)
         job.wait()
-        if isolated:
-            self._alone.append(held)
-            self._start_alone()
-        else:
-            self._queue(held)
-
-    def _queue(self, held: Held) -> None:
         if (refusal := self._manager.take(held.queued)) is not None:
             self._over(held, cancelled(str(refusal)))
-
-    def _start_alone(self) -> None:
-        if self._alone and self._lone is None and len(self._held) == len(self._alone):
-            self._lone = self._alone.popleft()
-            self._queue(self._lone)
 
     def interrupt(self, job: Any, reason: str) -> None:
         """Take back a job that waits for a thread, else let its handler end."""
         held: Held = job.place
         held.control.request(reason)
-        if not held.begun and self._withdraw(held):
+        if not held.begun and self._manager.queue.remove(job.id):
             self._over(held, cancelled(reason))
 
     def kill(self, place: Any, signum: int, why: str) -> None:
@@ -149,16 +132,11 @@ class Threads(executors.Executors):
             return
         why = held.job.end.why if held.job.end else why
         held.control.interrupt(why)
-        if self.closing or self._withdraw(held) or self._manager.threads.abandon(held.job.id, why):
+        job, manager = held.job, self._manager
+        if self.closing or manager.queue.remove(job.id) or manager.threads.abandon(job.id, why):
             self._drop(held)
-            self._owner.died(held.job, executors.Death(why, {}, False, why))
+            self._owner.died(job, executors.Death(why, {}, False, why))
             self._owner.room()
-
-    def _withdraw(self, held: Held) -> bool:
-        if held in self._alone:
-            self._alone.remove(held)
-            return True
-        return self._manager.queue.remove(held.job.id)
 
     def recorded(self, job: Any, found: Any) -> None:
         """Count a job that has failed for good."""
@@ -175,9 +153,6 @@ class Threads(executors.Executors):
     def _drop(self, held: Held) -> None:
         held.end()
         del self._held[held.job.key]
-        if self._lone is held:
-            self._lone = None
-        self._start_alone()
 
     def report(self, held: Held, kind: int, body: bytes) -> None:
         """Take a report of a handler."""
