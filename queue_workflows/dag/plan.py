@@ -425,6 +425,13 @@ def encode_row(row: NewNode) -> str:
         more: JsonDict = {"inputs": {}, "input_template": {}, "ref_heads": []}
         return payload.to_json({**columns, "blocked_reason": blocked, **more})
     inputs = payload.encode(row.inputs or {}, f"inputs of node {row.id!r}")
+    if row.result is not None or row.child is not None:
+        # No worker runs it, so its row has no column that a claim or an attempt needs.
+        columns |= {"input_template": {}, "ref_heads": []}
+        if row.child is not None:
+            columns["child"] = row.child
+        result = payload.encode(row.result or {}, f"output of node {row.id!r}")
+        return f'{payload.to_json(columns)[:-1]}, "inputs": {inputs}, "context_delta": {result}}}'
     columns |= {
         "required_model": node.model,
         "required_version": node.version_key,
@@ -432,11 +439,6 @@ def encode_row(row: NewNode) -> str:
         "input_template": row.template,
         "ref_heads": sorted(refs.heads(row.template)),
     }
-    if row.child is not None:
-        columns["child"] = row.child
-    if row.result is not None:
-        result = payload.encode(row.result, f"output of node {row.id!r}")
-        return f'{payload.to_json(columns)[:-1]}, "inputs": {inputs}, "context_delta": {result}}}'
     if node.policy:
         columns |= policy.columns(node.policy, is_input=node.step is not None)
     return f'{payload.to_json(columns)[:-1]}, "inputs": {inputs}}}'

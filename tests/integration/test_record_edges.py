@@ -177,6 +177,29 @@ def test_a_plan_opens_what_failed_in_an_earlier_generation(
     assert status == ("queued" if inserted else "failed")
 
 
+@pytest.mark.parametrize("status", ["completed", "awaiting_input"])
+def test_a_node_that_no_worker_runs_has_no_counter_of_the_one_that_failed(
+    conn: db.Connection, status: str
+) -> None:
+    """An upgrade has made it a step of another kind."""
+    run_id = factories.run(conn, generation=1)
+    node = factories.node(
+        conn, run_id, status="failed", attempts=2, max_attempts=3, crash_count=1, pipeline_name="p"
+    )
+    row: dict[str, Any] = {
+        "node_id": "n", "node_module": "m", "queue": "cpu", "status": status, "inputs": {"i": 1},
+        "input_template": {}, "ref_heads": [], "context_delta": {"r": 1},
+    }  # fmt: skip
+    insert = "SELECT queue_workflows_insert_nodes(%s, %s::jsonb)"
+    assert factories.one(conn, insert, run_id, json.dumps([row])) == 1
+    found = factories.reread(conn, node)
+    counters = [found[name] for name in ("attempts", "max_attempts", "crash_count")]
+    assert (found["status"], found["pipeline_name"], counters) == (status, None, [0, 1, 0])
+    sent = "SELECT kind FROM workflow_dispatch_events WHERE processed_at IS NOT NULL"
+    assert factories.column(conn, sent) == (["completed"] if status == "completed" else [])
+    assert factories.one(conn, insert, run_id, json.dumps([row])) == 0
+
+
 def test_an_item_of_a_map_is_counted_once_however_often_it_is_named(
     conn: db.Connection,
 ) -> None:

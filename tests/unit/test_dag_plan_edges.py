@@ -235,16 +235,21 @@ def test_the_row_of_a_node_has_its_columns_and_those_of_its_policy() -> None:
     assert encoded(node=asking) == COLUMNS | {"policy": {"timeout_s": 5, "default": 1}}
 
 
-def test_the_row_of_a_node_that_the_plan_ends_has_its_output_and_no_policy() -> None:
+def test_the_row_of_a_node_that_no_worker_runs_has_nothing_for_a_claim() -> None:
     policy = {"policy": {"retries": 2}}
-    assert encoded(node=policy, status="completed", result={"r": 1}) == COLUMNS | {
+    ended = {
+        "node_id": "n", "node_module": "m", "queue": "gpu", "inputs": {"i": 7},
+        "input_template": {}, "ref_heads": [],
+    }  # fmt: skip
+    assert encoded(node=policy, status="completed", result={"r": 1}) == ended | {
         "status": "completed",
         "context_delta": {"r": 1},
     }
     child = {"id": "c", "workflow": "w"}
-    assert encoded(status="awaiting_input", child=child) == COLUMNS | {
+    assert encoded(node=policy, status="awaiting_input", child=child) == ended | {
         "status": "awaiting_input",
         "child": child,
+        "context_delta": {},
     }
     skipped = row_json(plan.NewNode(node_of("n"), "skipped"))
     assert (skipped["inputs"], skipped["input_template"], skipped["ref_heads"]) == ({}, None, [])

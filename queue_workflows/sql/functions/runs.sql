@@ -9,93 +9,64 @@ $$;
 
 -- Insert the planned node jobs `p_rows` of a run, with the run's priority and generation. Return how many rows
 -- were written. An existing node is left alone, unless it failed or was cancelled in an earlier generation: then
--- it is queued again, with nothing of what it was, as an upgrade may have made it a step of another kind.
+-- it begins again, with nothing of what it was, as an upgrade may have made it a step of another kind. A node that the
+-- plan itself completes has an outbox event, which is processed: the plan has what follows. One that is
+-- `awaiting_input` waits for a child run. Children are made with their nodes.
 CREATE OR REPLACE FUNCTION queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     v_count bigint;
-BEGIN
-    INSERT INTO workflow_node_jobs AS j
-           (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
-            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key,
-            blocked_reason, required_version)
-    SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
-           coalesce(n.priority, r.priority),
-           n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
-           CASE n.status WHEN 'skipped' THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
-           n.policy, n.lock_key, n.blocked_reason, n.required_version
-      FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
-           node_id text, node_module text, queue text, required_model text, status text,
-           pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
-           priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
-           lock_key text, blocked_reason text, required_version text)
-     WHERE r.id = p_run AND n.status IN ('queued', 'skipped')
-        ON CONFLICT (run_id, node_id) DO UPDATE SET
-           status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
-           ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
-           required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
-           priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
-           max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
-           policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key, pipeline_name = EXCLUDED.pipeline_name, child_run_id = NULL,
-           error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
-           seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
-           blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
-           created_at = now(), started_at = NULL
-     WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled');
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF jsonb_path_exists(p_rows, '$[*] ? (@.status == "completed" || @.status == "awaiting_input")') THEN
-        RETURN v_count + queue_workflows_insert_ended(p_run, p_rows);
-    END IF;
-    RETURN v_count;
-END $$;
-
--- Insert those of the planned nodes `p_rows` that no worker runs. Those that the plan itself completes have an outbox
--- event, which is processed: the plan has what follows. Others wait for a child run. Children are made with their nodes.
--- Return how many rows were written. An existing node is left alone, unless it failed or was cancelled in an earlier
--- generation.
-CREATE OR REPLACE FUNCTION queue_workflows_insert_ended(p_run text, p_rows jsonb) RETURNS bigint
-LANGUAGE plpgsql
-SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
-DECLARE
-    v_count bigint;
-    v_made  text[];
+    v_ended text[];
     v_child record;
 BEGIN
-    WITH ended AS (
+    WITH made AS (
         INSERT INTO workflow_node_jobs AS j
-               (run_id, node_id, node_module, queue, status, priority, inputs, input_template, ref_heads,
-                generation, context_delta, progress, finished_at)
-        SELECT r.id, n.node_id, n.node_module, n.queue, n.status, r.priority, n.inputs, '{}', '{}', r.generation,
-               coalesce(n.context_delta, '{}'), CASE n.status WHEN 'completed' THEN '1'::jsonb END,
-               CASE n.status WHEN 'completed' THEN now() END
+               (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
+                input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key,
+                blocked_reason, required_version, context_delta, progress)
+        SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
+               coalesce(n.priority, r.priority),
+               n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
+               CASE WHEN n.status IN ('skipped', 'completed') THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
+               n.policy, n.lock_key, n.blocked_reason, n.required_version, coalesce(n.context_delta, '{}'),
+               CASE n.status WHEN 'completed' THEN '1'::jsonb END
           FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
-               node_id text, node_module text, queue text, status text, inputs jsonb, context_delta jsonb)
-         WHERE r.id = p_run AND n.status IN ('completed', 'awaiting_input')
+               node_id text, node_module text, queue text, required_model text, status text,
+               pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
+               priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
+               lock_key text, blocked_reason text, required_version text, context_delta jsonb)
+         WHERE r.id = p_run AND n.status IN ('queued', 'skipped', 'completed', 'awaiting_input')
             ON CONFLICT (run_id, node_id) DO UPDATE SET
-               status = EXCLUDED.status, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
-               inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
-               ref_heads = EXCLUDED.ref_heads, priority = EXCLUDED.priority, seq = EXCLUDED.seq,
-               generation = EXCLUDED.generation, context_delta = EXCLUDED.context_delta,
-               progress = EXCLUDED.progress, finished_at = EXCLUDED.finished_at, required_model = NULL,
-               required_version = NULL, pipeline_name = NULL, policy = NULL, timeout_s = NULL, lock_key = NULL,
+               status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
+               ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
+               required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
+               priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at,
+               seq = EXCLUDED.seq, max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
+               policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key, pipeline_name = EXCLUDED.pipeline_name,
+               -- queue_workflows_make_child decides whether the node keeps its child.
                child_run_id = CASE EXCLUDED.status WHEN 'awaiting_input' THEN j.child_run_id END,
-               error = NULL, seconds = NULL, input_spec = NULL, resolved_inputs = NULL, blocked_reason = NULL,
-               available_at = NULL, cancel_requested_at = NULL, created_at = now(), started_at = NULL
+               error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
+               seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = EXCLUDED.context_delta,
+               blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL,
+               progress = EXCLUDED.progress, created_at = now(), started_at = NULL
          WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')
         RETURNING j.id, j.node_id, j.claim_no, j.generation, j.status),
     sent AS (
         INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
-        SELECT p_run, e.node_id, 'completed', e.id, e.claim_no, e.generation, now() FROM ended e
-         WHERE e.status = 'completed')
-    SELECT count(*), array_agg(e.node_id) INTO v_count, v_made FROM ended e;
-    FOR v_child IN
-        SELECT * FROM jsonb_to_recordset(p_rows) AS n (node_id text, status text, inputs jsonb, child jsonb)
-         WHERE n.child IS NOT NULL AND n.node_id = ANY (v_made)
-    LOOP
-        PERFORM queue_workflows_make_child(
-            p_run, v_child.node_id, v_child.child, v_child.inputs, v_child.status = 'awaiting_input');
-    END LOOP;
+        SELECT p_run, m.node_id, 'completed', m.id, m.claim_no, m.generation, now() FROM made m
+         WHERE m.status = 'completed')
+    SELECT count(*), array_agg(m.node_id) FILTER (WHERE m.status IN ('completed', 'awaiting_input'))
+      INTO v_count, v_ended FROM made m;
+    IF v_ended IS NOT NULL THEN
+        FOR v_child IN
+            SELECT * FROM jsonb_to_recordset(p_rows) AS n (node_id text, status text, inputs jsonb, child jsonb)
+             WHERE n.child IS NOT NULL AND n.node_id = ANY (v_ended)
+        LOOP
+            PERFORM queue_workflows_make_child(
+                p_run, v_child.node_id, v_child.child, v_child.inputs, v_child.status = 'awaiting_input');
+        END LOOP;
+    END IF;
     RETURN v_count;
 END $$;
 
