@@ -99,7 +99,7 @@ SEPARATE_SECRETS = "\n".join(["X_TOKEN=" + "A" * 500] * 40)
 
 def test_no_part_of_a_long_secret_shows_where_a_text_is_cut() -> None:
     cases: list[Any] = [
-        "token=" + "A" * 5000, "token=" + "A" * 500_000, SEPARATE_SECRETS, SEPARATE_SECRETS * 20,
+        "token=" + "A" * 5000, "token=" + "A" * 50_000, SEPARATE_SECRETS, SEPARATE_SECRETS * 3,
         '{"token": "' + "A" * 5000 + '"}', "('token', '" + "A" * 30_000 + "')",
         "token=" + "B" * 9_900 + " postgres://u:" + "A" * 900 + "@h/x",
         "x" * 150 + " --token " + "A" * 5000, "x " * 300 + "token=" + "A" * 5000
