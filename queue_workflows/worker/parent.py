@@ -175,8 +175,13 @@ class CrashRecovery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._loop.stop():
+        if not self._loop.stop():
+            return
+        try:
             self._recover_due(math.inf)
+        except db.Error as error:
+            why = str(error).strip()
+            _log.warning("the claims of dead workers are left to their leases: %s", why)
 
     def _pause(self) -> float:
         # Copied at once, since the supervisor's thread may report another death meanwhile.
@@ -184,22 +189,17 @@ class CrashRecovery:
         return wait_s if wait_s > 0 else RETRY_S
 
     def _recover_due(self, now: float | None = None) -> None:
+        """Recover the claims that are due. The loop logs an error, and calls this again."""
         now = time.monotonic() if now is None else now
         due = [death for death in [*self._dead] if death.due <= now]
         if not due:
             return
-        try:
-            with contextlib.closing(db.connect(timeout_s=RECOVERY_S)) as conn:
-                for death in due:
-                    self._recover(conn, death)
-                    if death.last:
-                        self._dead.remove(death)
-                    death.due, death.last = now + AGAIN_S, True
-        except db.Error as error:
-            _log.warning(
-                "the claims of a dead worker are recovered once the database is back: %s",
-                str(error).strip(),
-            )
+        with contextlib.closing(db.connect(timeout_s=RECOVERY_S)) as conn:
+            for death in due:
+                self._recover(conn, death)
+                if death.last:
+                    self._dead.remove(death)
+                death.due, death.last = now + AGAIN_S, True
 
     def _recover(self, conn: db.Connection, death: _Death) -> None:
         """Recover one process; leave its claims to their leases if its rows cannot be written."""

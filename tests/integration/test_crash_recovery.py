@@ -329,6 +329,19 @@ def test_the_end_of_recovery_retries_what_is_still_open(
     assert job(run_id, "a")["status"] == "queued"
 
 
+def test_while_the_database_is_away_the_log_says_it_once(
+    db: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://127.0.0.1:1/none_test")
+    deaths.retry_after(monkeypatch, 0.01)
+    tries = count_connects(db, monkeypatch)
+    with deaths.parent(LABEL) as report:
+        report(deaths.killed(deaths.dead_pid()))
+        until(lambda: len(tries) > 3)
+    assert caplog.text.count("crash-recovery: recover waits for the database") == 1
+    assert caplog.text.count("are left to their leases") == 1
+
+
 def test_a_pid_in_use_again_proves_nothing(db: ModuleType) -> None:
     run_id = queued("a")
     assert node_queue.claim_next_cpu_job(host=LABEL)
