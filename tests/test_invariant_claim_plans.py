@@ -16,7 +16,6 @@ from tests.support import database, factories, sweeps, transitions
 FUNCTIONS = (
     "queue_workflows_node_step",
     "queue_workflows_nodes_step",
-    "queue_workflows_pick_gpu",
     "queue_workflows_gpu_take",
     "queue_workflows_gpu_line",
     "queue_workflows_gpu_weigh",
@@ -30,7 +29,7 @@ FUNCTIONS = (
     "queue_workflows_pick_version",
     "queue_workflows_ingest_step",
 )
-READING = FUNCTIONS[4:13]
+READING = FUNCTIONS[3:12]
 JOB_TABLES = ("workflow_node_jobs", "ingest_jobs")
 TABLES = (*JOB_TABLES, "workflow_runs")
 WAITING = {

@@ -235,7 +235,7 @@ def _accept_all() -> None:
 def _claim_cancelled(conn: Conn) -> None:
     conn.execute("DROP TRIGGER workflow_runs_close ON workflow_runs")
     nodes = ("node_step", "nodes_step", "node_kept")
-    for function in (*nodes, "pick_gpu", "gpu_take", "gpu_line", "gpu_next"):
+    for function in (*nodes, "gpu_take", "gpu_line", "gpu_next"):
         edit(conn, f"queue_workflows_{function}", (_RUN_IS_LIVE, ""))
 
 

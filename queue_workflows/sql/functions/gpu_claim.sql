@@ -28,9 +28,8 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Lock the gpu job to claim and return its id, or NULL. `p_models` NULL: any model; the strict policy then need
--- not compare models. A worker that registers no model leaves each model to the workers that know it. An
--- overflow host takes the newest job of its loaded model.
+-- Lock the gpu job to claim and return its id, or NULL. `p_models` NULL: the caller registers no model. A worker that
+-- registers none leaves each model to the workers that know it; a caller without a row in `workers` takes any model.
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[] DEFAULT NULL)
@@ -38,7 +37,6 @@ RETURNS text LANGUAGE plpgsql
 {by_index()} AS $$
 DECLARE
     v_vram   integer;
-    v_listed   boolean;
     v_models text[];
     v_band   smallint;
     v_choice text;
@@ -47,39 +45,7 @@ DECLARE
     v_id     text;
 BEGIN
     SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
-    v_listed := FOUND;
-    IF p_policy <> 'balanced' AND p_models IS NULL AND v_vram IS NULL
-       AND NOT (v_listed AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
-                                    WHERE l.known_models IS NOT NULL)) THEN
-        SELECT j.priority INTO v_band FROM workflow_node_jobs j
-         WHERE {for_gpu(j)}
-         ORDER BY j.priority, j.seq LIMIT 1;
-        IF v_band IS NULL THEN
-            RETURN NULL;
-        END IF;
-        IF p_newest THEN
-            v_id := queue_workflows_gpu_take(coalesce(p_model, ''), 'newest', v_band, NULL, p_versions);
-        ELSIF p_model IS NOT NULL THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE {for_gpu(j)}
-               AND (j.required_model, j.priority) >= (p_model, v_band) AND (j.required_model, j.priority) <= (p_model, v_band)
-             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        ELSE
-            {gpu_job(j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band, j.required_model, j.priority, j.seq)}
-        END IF;
-        IF v_id IS NULL AND p_newest THEN
-            {gpu_job(j.priority = v_band, j.seq DESC)}
-        END IF;
-        IF v_id IS NULL THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE {for_gpu(j)}
-             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        END IF;
-        RETURN v_id;
-    END IF;
-
-    -- A caller without a row in `workers` and without models takes any model.
-    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_listed
+    v_models := array_append(CASE WHEN p_models IS NULL AND NOT FOUND
                                   THEN ARRAY(SELECT queue_workflows_gpu_queued())
                                   ELSE queue_workflows_gpu_can(p_host, p_models, v_vram) END, '');
     WHILE cardinality(v_models) > 0 LOOP
