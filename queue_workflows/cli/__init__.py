@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from queue_workflows import __version__, errors
-from queue_workflows.cli import command
+from queue_workflows.cli import command, define
 from queue_workflows.runtime import entry_point, exit_codes
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -46,7 +45,7 @@ GROUPS: dict[str, dict[str, str]] = {
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 
-class _Root(TyperGroup):
+class _Root(define.Commands):
     """The command, whose help lists the subcommands by group."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -119,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     given = sys.argv[1:] if argv is None else [*argv]
-    if given and given[0] not in COMMANDS and not given[0].startswith("-"):
+    if given and given[0] not in (*COMMANDS, "--help", "--version"):
         hint = errors.hint(given[0], COMMANDS) or f"; `{command.PROG} --help` lists them"
         command.print_message(f"there is no command {given[0]!r:.80}{hint}")
         return exit_codes.REFUSED

@@ -210,7 +210,7 @@ def _one_of(known: Sequence[str], option: str) -> Callable[[typer.Context, Any],
         if value is None or value.lower() in known:
             return value and value.lower()
         text = f"{option} {value!r:.80} is none of {', '.join(known)}{errors.hint(value, known)}"
-        _refuse_option(ctx, text)
+        _refuse(ctx.command_path, text)
 
     return checked
 
@@ -220,14 +220,18 @@ def _finite(option: str) -> Callable[[typer.Context, float], float]:
 
     def checked(ctx: typer.Context, value: float) -> float:
         if not math.isfinite(value):
-            _refuse_option(ctx, f"{option} {value} is not a finite number")
+            _refuse(ctx.command_path, f"{option} {value} is not a finite number")
         return value
 
     return checked
 
 
-def _refuse_option(ctx: typer.Context, text: str) -> NoReturn:
-    commands.refuse(ctx.command_path.partition(" ")[2], text)
+def _refuse(path: str, text: str) -> NoReturn:
+    """Print why a command does not take its arguments, and exit with 2.
+
+    `path`: the names of the program and of the command, as `command_path` has them.
+    """
+    commands.refuse(path.partition(" ")[2], text)
     raise typer.Exit(exit_codes.REFUSED)
 
 
@@ -271,11 +275,48 @@ def _print(name: str, found: int | Shown, *, as_json: bool) -> int:
     return exit_codes.FAILED if found.refusals else found.code
 
 
-class Group(TyperGroup):
+class Commands(TyperGroup):
+    """Commands that refuse wrong arguments in one line, which names the command of an option."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand; exit with 2, after one line, if it does not take its arguments."""
+        try:
+            return super().invoke(ctx)
+        except _USAGE as error:
+            kind = type(error).__name__
+            if kind == "NoArgsIsHelpError":
+                raise  # its text is the help
+            # An option without its value is refused without the context of its command.
+            here = self.commands.get(ctx.invoked_subcommand, self)
+            own = cast("Any", error.ctx.command if error.ctx else here)
+            path = f"{ctx.command_path} {ctx.invoked_subcommand}"
+            path = error.ctx.command_path if error.ctx else path
+            if kind == "NoSuchOption":
+                _refuse(path, f"{error.option_name} {self._owners(own, error.option_name)}")
+            words = [_word(each) for each in own.params if each.param_type_name == "argument"]
+            usage = " ".join([path.partition(" ")[2], *words])
+            if kind == "MissingParameter":
+                _refuse(path, f"it needs the {_word(error.param)}: {usage}")
+            _refuse(path, f"{error.format_message().rstrip('.')}: {usage}")
+
+    def _owners(self, own: Any, option: str) -> str:
+        """Return which commands have an option that `own` lacks, as the end of a sentence."""
+        siblings: Any = getattr(own, "commands", self.commands)
+        owners = [
+            each.name
+            for each in siblings.values()
+            if any(option in found.opts for found in each.params)
+        ]
+        if owners:
+            return f"is an option of {', '.join(owners)}"
+        known = [name for each in own.params for name in each.opts]
+        return f"is no option{errors.hint(option, known)}"
+
+
+class Group(Commands):
     """Subcommands of a noun; without one `list`, unless it prints the help then.
 
-    Options may stand before the subcommand. A refusal is one line, which names the subcommand that
-    an option belongs to.
+    Options may stand before the subcommand.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -285,7 +326,7 @@ class Group(TyperGroup):
             word = args.pop(at)
             if word not in self.commands:
                 text = f"{word!r} is none of {', '.join(self.commands)}"
-                self._refuse("", f"{text}{errors.hint(word, self.commands)}")
+                _refuse(ctx.command_path, f"{text}{errors.hint(word, self.commands)}")
             args = [word, *args]
         elif args != ["--help"] and not self.no_args_is_help:
             args = ["list", *args]
@@ -301,32 +342,6 @@ class Group(TyperGroup):
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
             at += 1 if args[at] in flags or "=" in args[at] else 2
         return at
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand; exit with 2, after one line, if it does not take its arguments."""
-        try:
-            return super().invoke(ctx)
-        except _USAGE as error:
-            # An option without its value is refused without the context of its command.
-            here = self.commands.get(ctx.invoked_subcommand, self)
-            own = cast("Any", error.ctx.command if error.ctx else here)
-            words = [_word(each) for each in own.params if each.param_type_name == "argument"]
-            usage = " ".join([ctx.command_path.partition(" ")[2], own.name or "", *words])
-            if type(error).__name__ == "NoSuchOption":
-                owners = [
-                    each.name
-                    for each in cast("Any", self.commands).values()
-                    if any(error.option_name in found.opts for found in each.params)
-                ]
-                said = f"is an option of {', '.join(owners)}" if owners else "is no option"
-                self._refuse(own.name, f"{error.option_name} {said}")
-            if type(error).__name__ == "MissingParameter":
-                self._refuse(own.name, f"it needs the {_word(error.param)}: {usage}")
-            self._refuse(own.name, f"{error.format_message().rstrip('.')}: {usage}")
-
-    def _refuse(self, name: str | None, text: str) -> None:
-        commands.refuse(" ".join(filter(None, (self.name, name))), text)
-        raise typer.Exit(exit_codes.REFUSED)
 
 
 def _word(parameter: Any) -> str:

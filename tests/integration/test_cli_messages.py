@@ -215,6 +215,29 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
     assert invoke("zzz").err == f"queue-workflows: there is no command 'zzz'; {lists}\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("show",), " show: it needs the RUN|JOB: show RUN|JOB"),
+        (("status", "--jsno"), " status: --jsno is no option; did you mean '--json'?"),
+        (("runs", "--limit"), " runs: Option '--limit' requires an argument: runs"),
+        (("jobs", "--limit", "3"), " jobs: --limit is an option of list"),
+        (("--jsn",), ": there is no command '--jsn'; `queue-workflows --help` lists them"),
+    ],
+)
+def test_wrong_arguments_of_any_command_are_refused_in_one_line(
+    argv: tuple[str, ...], reason: str
+) -> None:
+    assert console.refusal(*argv) == f"queue-workflows{reason}\n"
+
+
+@pytest.mark.parametrize("argv", [("runs", "--limit", "many"), ("status", "now")])
+def test_a_value_that_a_command_does_not_take_is_named(argv: tuple[str, ...]) -> None:
+    said = console.refusal(*argv)
+    assert said.startswith(f"queue-workflows {argv[0]}: ")
+    assert argv[-1] in said
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
 def test_a_number_that_is_not_finite_is_refused(db: ModuleType, value: str) -> None:
     for argv in (
