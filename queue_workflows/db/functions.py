@@ -219,7 +219,7 @@ INTERNAL = (
     "queue_workflows_admit", "queue_workflows_alert", "queue_workflows_ask_partition",
     "queue_workflows_ask_turn",
     "queue_workflows_audit", "queue_workflows_charge_steps", "queue_workflows_check_payload",
-    "queue_workflows_demand", "queue_workflows_end_parent_node",
+    "queue_workflows_demand", "queue_workflows_end_parent_node", "queue_workflows_forget_parts",
     "queue_workflows_forget_steps", "queue_workflows_give_turns",
     "queue_workflows_give_turns_singly",
     "queue_workflows_leave_partition", "queue_workflows_limit_gate", "queue_workflows_partitions",

@@ -59,6 +59,16 @@ def test_a_busy_worker_that_reports_other_nodes_is_not_waited_for(conn: db.Conne
 
 
 @pytest.mark.usefixtures("job")
+def test_an_infinite_time_in_the_history_keeps_no_worker_from_the_hand_back(
+    conn: db.Connection,
+) -> None:
+    """A server before version 17 cannot subtract it."""
+    assert meet(conn, "w1")[0] == "queued"
+    conn.execute("UPDATE workflow_node_events SET created_at = 'infinity'")
+    assert meet(conn, "w2") == ("queued", UNKNOWN)
+
+
+@pytest.mark.usefixtures("job")
 def test_workers_that_may_know_any_node_are_waited_for_ten_times_as_long(
     conn: db.Connection,
 ) -> None:

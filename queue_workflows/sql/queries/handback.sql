@@ -60,7 +60,7 @@ other AS MATERIALIZED (
        AND (job.queue <> 'gpu' OR queue_workflows_gpu_misfit(
                 w.host_label, w.known_models, w.vram_total_mb, job.required_model) IS NULL))
 SELECT (SELECT count(*) FROM met) AS times,
-       (SELECT extract(epoch FROM now() - min(met.created_at))::float8 FROM met) AS age_s,
+       (SELECT {age_s(min(met.created_at))} FROM met) AS age_s,
        ARRAY(SELECT DISTINCT met.worker_id FROM met ORDER BY 1) AS workers,
        EXISTS (SELECT FROM other WHERE lists) AS known,
        ARRAY(SELECT worker_id FROM other WHERE lists IS NOT FALSE ORDER BY 1 LIMIT 20) AS others,

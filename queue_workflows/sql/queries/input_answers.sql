@@ -14,7 +14,7 @@ SELECT queue_workflows_hold_node(%(run_id)s::text, %(node_id)s::text);
 
 -- name: next_due value
 -- Return the id of the oldest answer that is due and not locked, without those of
--- `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
+-- `set_aside`. An answer that is `processing` for longer than `after_s` seconds is due again, as is
 -- one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
 -- Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000.
 WITH pending AS (

@@ -50,8 +50,8 @@ SELECT j.*,
 -- name: buckets many
 -- Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
 -- blocked_reason, `run_over`, or NULL) and by the object of it (`about`), and by what their workers need. `first_id` is the
--- first job of a bucket, `since` when its oldest was queued, `left_out` how many jobs are in further buckets. `most` jobs
--- of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
+-- first job of a bucket, `since` when its oldest was queued, `total` how many jobs all buckets have, also those past
+-- `limit`. `most` jobs of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
 SELECT b.*, sum(b.n) OVER () AS total
   FROM (SELECT 'ingest_jobs' AS jobs, i.* FROM queue_workflows_ingest_waiting(%(most)s) i
          UNION ALL
