@@ -64,7 +64,7 @@ SHORTEST_S: Final = 0.001
 COMPLETED: Final = "completed"
 """Returned by `_record` once the result is recorded."""
 ASIDE_S: Final = 0.5
-"""Seconds between two tries of a statement that waits for another session's row lock."""
+"""Least seconds between two tries of writes that have failed for now."""
 _READ_ONLY: Final = "25"
 """The SQLSTATE class of a read-only server."""
 MakeScript = Callable[[], "db.Script[Any]"]
@@ -81,7 +81,7 @@ class Write(NamedTuple):
     """Called with the result."""
     refused: Callable[[Exception], object]
     """Called with an error that a repetition would not cure."""
-    job: claimed_job.ClaimedJob | None = None
+    job: claimed_job.ClaimedJob
     """The job that it is about. Writes about the same job keep their order."""
     ends: bool = False
     """Whether it records the outcome of the job."""
@@ -129,14 +129,14 @@ class Desk:
         self._writes: deque[Write] = deque()
         """All other writes than claims and records of completed jobs, sent one by one."""
         self._wrote = False
-        """Whether claims and records come before the next of these. They do after one that ends no
-        job, since a few handlers that record one step after the other never stop writing. They do
-        after one that may succeed later, since the row of one job may be the cause each time."""
-        self._aside: deque[Write] = deque()
-        """The writes that wait for a row lock of another session."""
+        """Whether the last statement was one of these, but no end of a job. Then claims and records
+        come first, since a few handlers that record one step after the other never stop writing."""
+        self._aside: dict[claimed_job.ClaimedJob, bool] = {}
+        """The jobs whose next write has failed for now, the first to be tried again first, and
+        whether it waits for a row lock of another session."""
         self._aside_at = 0.0
-        """When the first of these is tried again. Each try may wait for `pool.LOOP_LOCK_S`, so
-        other statements are sent in between."""
+        """When a write of these jobs is tried again. As a try may take long, other statements are
+        sent for as long before the next one."""
         self._retry_at, self._retry_s = math.inf, RETRY_FIRST_S
         self._logged = ""
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
@@ -166,7 +166,7 @@ class Desk:
     def busy(self) -> bool:
         """Return whether jobs are or may be claimed, a model changes, or writes are pending."""
         changes = self._models is not None and self._models.is_changing
-        return bool(changes or self._writes or self._aside) or any(
+        return bool(changes or self._writes) or any(
             each.jobs or each.claiming or each.unsure for each in self.queues
         )
 
@@ -185,65 +185,62 @@ class Desk:
             if own.unsure:
                 return self._resolve(own)
         wrote, self._wrote = self._wrote, False
-        is_due = bool(self._aside) and now >= self._aside_at
-        for at, own in enumerate(self.queues if wrote or not (self._writes or is_due) else ()):
+        write = self._due_write(now) if self._writes else None
+        for at, own in enumerate(self.queues if wrote or write is None else ()):
             if (found := self._record_and_claim(own, now)) is not None:
                 self.queues = self.queues[at + 1 :] + self.queues[: at + 1]
                 return found
-        if is_due:
-            self._writes.appendleft(self._aside.popleft())
-        if not self._writes:
+        if write is None:
             return None
-        self._wrote = not self._writes[0].ends
-        return self._request(self._writes[0])
+        self._wrote = not write.ends
+        return self._request(write, now)
 
-    def _request(self, write: Write) -> link.Request:
-        """Return the request of the first write, which stays the first until it is answered."""
+    def _due_write(self, now: float) -> Write | None:
+        """Return the write to send now. The writes of a job that is set aside wait for its turn.
+
+        For example, a handler sends parts of a stream before the earlier parts are stored.
+        """
+        if self._aside and now >= self._aside_at:
+            job = next(iter(self._aside))
+            return next(each for each in self._writes if each.job is job)
+        return next((each for each in self._writes if each.job not in self._aside), None)
+
+    def _request(self, write: Write, now: float) -> link.Request:
+        """Return the request of a write, which keeps its place until it is answered for good."""
+
+        def ended() -> None:
+            self._writes.remove(write)
+            if self._aside.pop(write.job, None) is not None:
+                self._aside_at = 0.0  # the others may succeed at once, too
 
         def done(found: Any) -> None:
-            self._writes.popleft()
+            ended()
             write.done(found)
 
         def refused(error: Exception) -> None:
-            self._writes.popleft()
-            if _sqlstate(error) == LOCKED:
-                self._set_aside(write)
-            elif may_pass(error):
-                found = self._with_later(write)
-                self._writes.extend(found)  # at the end, as another write may succeed at once
-                self._wrote = True
-                self._retry_later(error)
+            is_locked = _sqlstate(error) == LOCKED
+            if is_locked or may_pass(error):
+                self._set_aside(write.job, now, is_locked=is_locked)
+                if not is_locked:
+                    self._retry_later(error)
             else:
+                ended()
                 write.refused(error)
 
         return link.Request(write.make(), done, refused, lambda: None)
 
-    def _set_aside(self, write: Write) -> None:
-        """Try a write again later, since another session has locked a row that it needs."""
-        found = self._with_later(write)
-        self._aside.extend(found)
+    def _set_aside(self, job: claimed_job.ClaimedJob, sent: float, *, is_locked: bool) -> None:
+        """Try a write of this job again later, behind the other jobs that are set aside."""
+        self._aside.pop(job, None)
+        self._aside[job] = is_locked
         if (now := self.now()) >= self._aside_at:
-            self._aside_at = now + ASIDE_S
+            self._aside_at = now + max(ASIDE_S, now - sent)
         self._wake_at(self._aside_at)
         if self._lone is not None:
             self.start(self._lone.queue)
 
-    def _with_later(self, write: Write) -> list[Write]:
-        """Return a write that has to wait, with the later writes of its job, to keep their order.
-
-        For example, a handler sends parts of a stream before the earlier parts are stored.
-        """
-        if (job := write.job) is None:
-            return [write]
-        later = [each for each in (*self._aside, *self._writes) if each.job is job]
-        if later:
-            self._aside = deque(each for each in self._aside if each.job is not job)
-            self._writes = deque(each for each in self._writes if each.job is not job)
-        return [write, *later]
-
     def _write(self, write: Write) -> None:
-        waits = write.job is not None and any(each.job is write.job for each in self._aside)
-        (self._aside if waits else self._writes).append(write)
+        self._writes.append(write)
         self._ring()
 
     def notified(self, channel: str, text: str) -> None:
@@ -504,7 +501,7 @@ class Desk:
         now = self.now()
         while own.waiting and not own.changing:
             if own.waiting[0] is self._lone:
-                locked = {write.job for write in self._aside if write.ends}
+                locked = {job for job, waits in self._aside.items() if waits and job.is_over}
                 if not locked.issuperset(job for job in self.jobs if job is not self._lone):
                     if len(own.waiting) == 1:
                         break
@@ -559,8 +556,7 @@ class Desk:
             if own.announces and place is not None:
                 job.announced_in = place
                 own.runner.expect_announcement(place)
-            waits = bool(self._writes or self._aside)
-            if waits and any(each.job is job for each in (*self._writes, *self._aside)):
+            if self._writes and any(each.job is job for each in self._writes):
                 # An event of its model, for example, is not to come after its end.
                 self.write(job, functools.partial(_record, job, outcome))
             else:

@@ -703,7 +703,7 @@ class Worker(RuleBasedStateMachine):
         if not hasattr(self, "links") or self.refused > desk.REFUSALS:
             return
         known = {job.id for job in self.jobs}
-        known |= {each.job.id for each in self.desk._writes if each.job and each.ends}
+        known |= {each.job.id for each in self.desk._writes if each.ends}
         looked_for = {
             own.who.queue
             for own in self.desk.queues
