@@ -142,8 +142,8 @@ def ask(
         question["prompt"] = prompt
     if named := _ANSWER_TYPES.get(get_origin(answer) or answer):
         question[answers.TYPE] = named
-    found = building.Options(id, callables.of_call(id, id, after, skip_if, {}).after, skip_if)
-    return cast("T", graph.add_question({**question, **keys}, target, found))
+    options = callables.of_call(id, id, after, skip_if)
+    return cast("T", graph.add_question({**question, **keys}, target, options))
 
 
 def run_input(key: str, kind: type[T] = cast("type[Any]", object)) -> T:
@@ -202,7 +202,7 @@ def branch(
     `cut["kind"]`.
     """
     graph = compiling.needed("branch()")
-    options = building.Options(id, tuple(after), skip_if)
+    options = callables.of_call("branch", id, after, skip_if)
     with graph.deciding_step("branch", value, options) as step:
         where = f"{graph.where}: step {step.entry['id']!r}"
         if not arms:
@@ -294,7 +294,7 @@ def loop(
     rounds (1 to 1000) the run fails; with `must=False` the last state counts.
     """
     graph = compiling.needed("loop()")
-    options = building.Options(id, tuple(after), skip_if)
+    options = callables.of_call("loop", id, after, skip_if)
     with graph.deciding_step("loop", start, options) as step:
         own = step.entry["id"]
         where = f"{graph.where}: step {own!r}"

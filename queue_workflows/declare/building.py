@@ -154,7 +154,12 @@ class Graph:
     ) -> Any:
         """Add a call of a pipeline: a step with the nodes that its function calls."""
         if self.group is not None and self.group.entry["kind"] in ("branch", "loop"):
-            with self._within(self.group, options.extra):
+            if options.id is not None or options.after or options.skip_if is not None:
+                raise errors.InvalidWorkflow(
+                    f"{self.where}: step {self.group.entry['id']!r}: pipeline {name!r} is not a "
+                    "step of its own in an arm or a loop: give id, after and skip_if to its nodes"
+                )
+            with self._within(self.group, {**self.defaults, **options.extra}):
                 return build()
         if self.group is not None:
             raise errors.InvalidWorkflow(

@@ -47,13 +47,19 @@ def of_call(
     step_id: str | None,
     after: Iterable[object],
     skip_if: object,
-    policy: Mapping[str, Any],
+    policy: Mapping[str, Any] = {},
+    before: building.Options = building.Options(),
 ) -> building.Options:
-    """Return the options of the next call of a declared function."""
+    """Return the options of the next call of a declared function, in addition to those `before`."""
     if isinstance(after, (str, Mapping, handles.Handle)):
         raise errors.InvalidWorkflow(f"{name!r}: after=[...] takes a list of outputs")
     extra = registry.named_errors(policy, registry.Policy, repr(name))
-    return building.Options(step_id, tuple(after), skip_if, extra)
+    return building.Options(
+        id=before.id if step_id is None else step_id,
+        after=(*before.after, *after),
+        skip_if=before.skip_if if skip_if is None else skip_if,
+        extra={**before.extra, **extra},
+    )
 
 
 class Mapped(Generic[P, R]):
@@ -109,10 +115,11 @@ class WithPolicy(Mapped[P, R]):
         """Return it with options for its next call: its step's or node's id, dependencies.
 
         `skip_if`: an output, or `output == x`, or `output != x`. The policy overrides the node's
-        own. That of a pipeline, and its `skip_if`, count for its nodes that have none.
+        own. That of a pipeline, and its `skip_if`, count for its nodes that have none. Options that
+        it has already stay, unless they are given again.
         """
         made = copy.copy(self)
-        made._options = of_call(self.name, id, after, skip_if, policy)
+        made._options = of_call(self.name, id, after, skip_if, policy, self._options)
         return made
 
 
@@ -224,7 +231,7 @@ class Workflow(Mapped[P, R]):
     ) -> Workflow[P, R]:
         """Return the workflow with options for its next call in another workflow."""
         made = copy.copy(self)
-        made._options = of_call(self.name, id, after, skip_if, {})
+        made._options = of_call(self.name, id, after, skip_if, before=self._options)
         return made
 
     def _added(self, args: Any, kwargs: Any, *, waits: bool) -> handles.Handle:

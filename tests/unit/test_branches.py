@@ -244,6 +244,43 @@ def test_pipelines_are_arms_of_several_nodes() -> None:
     assert made["nodes"][-1]["choice"]["arms"] == {"a": "b/two", "b": "b/text-3"}
 
 
+def test_a_pipeline_in_an_arm_adds_its_policy_to_that_of_the_mapped_pipeline() -> None:
+    @pipeline
+    def both(name: str) -> str:
+        return two(text(name), text(name))
+
+    @pipeline
+    def chosen(name: str) -> str:
+        return branch(name, {"a": both.options(priority=7), "b": text}, id="b")
+
+    def make(names: list[str]) -> None:
+        chosen.options(retries=2).map(names)
+
+    policies = {
+        entry["id"]: entry.get("policy", {}) for entry in built(make)["nodes"][0]["map"]["body"]
+    }
+    kept = {name: (own.get("retries"), own.get("priority")) for name, own in policies.items()}
+    assert kept == {
+        **dict.fromkeys(("b/text", "b/text-2", "b/two"), (2, 7)),
+        "b/text-3": (2, None), "b": (None, None),
+    }  # fmt: skip
+
+
+def test_a_pipeline_in_an_arm_is_no_step_that_could_wait_or_be_skipped() -> None:
+    @pipeline
+    def both(name: str) -> str:
+        return two(text(name), text(name))
+
+    cases: list[Any] = [
+        lambda name: branch(name, {"a": both.options("own")}),
+        lambda name: branch(name, {"a": both.options(skip_if=name == "x")}),
+        lambda name: branch(name, {"a": both.options(after=[name])}),
+    ]
+    for make in cases:
+        with pytest.raises(errors.InvalidWorkflow, match="'both' is not a step of its own"):
+            built(make)
+
+
 def test_a_branch_that_cannot_be_is_refused_with_the_remedy() -> None:
     cases: list[Any] = [
         (lambda name: branch("a", {"a": text}), "takes a value of the run, not 'a'"),
@@ -256,6 +293,7 @@ def test_a_branch_that_cannot_be_is_refused_with_the_remedy() -> None:
         (lambda name: branch(name, {"a": lambda: name}), "an arm returns the output of a node"),
         (lambda name: branch(name, {"a": lambda: record(name)["name"]}), "select from it behind"),
         (lambda name: branch(name, {"a": text, "b": record}), "dicts and other values"),
+        (lambda name: branch(name, {"a": text}, after=text(name)), "takes a list of outputs"),
         (lambda name: branch(name, {"a": lambda: ask("q", "turnout")}), "cannot ask a person"),
         (
             lambda name: branch(name, {"a": lambda: branch(name, {"a": text})}),

@@ -173,6 +173,19 @@ def test_policy_stands_in_the_entry_under_its_own_names() -> None:
         write.options(retry=1)  # pyright: ignore[reportCallIssue]
 
 
+def test_options_are_added_to_those_that_a_function_has() -> None:
+    @workflow
+    def w() -> None:
+        first = count("a")
+        careful = write.options(retries=9, after=[first])
+        careful.options("kept", lock_key="k")(1)
+
+    made = w.document()["steps"][1]
+    assert (made["id"], made["depends_on"]) == ("kept", ["count"])
+    (entry,) = w.pipelines()["w.kept"]["nodes"]
+    assert (entry["retries"], entry["lock_key"], entry["timeout_s"]) == (9, "k", 60.0)
+
+
 def test_the_same_function_again_is_numbered() -> None:
     @workflow
     def w() -> None:
