@@ -133,7 +133,7 @@ class Desk:
         come first, since a few handlers that record one step after the other never stop writing."""
         self._aside: dict[claimed_job.ClaimedJob, bool] = {}
         """The jobs whose next write has failed for now, the first to be tried again first, and
-        whether it waits for a row lock of another session."""
+        whether its own row may be the cause, as another session has locked it or it is slow."""
         self._aside_at = 0.0
         """When a write of these jobs is tried again. As a try may take long, other statements are
         sent for as long before the next one."""
@@ -218,10 +218,10 @@ class Desk:
             write.done(found)
 
         def refused(error: Exception) -> None:
-            is_locked = _sqlstate(error) == LOCKED
-            if is_locked or may_pass(error):
-                self._set_aside(write.job, now, is_locked=is_locked)
-                if not is_locked:
+            state = _sqlstate(error)
+            if state == LOCKED or may_pass(error):
+                self._set_aside(write.job, now, by_row=state in (LOCKED, TIMED_OUT))
+                if state != LOCKED:
                     self._retry_later(error)
             else:
                 ended()
@@ -229,10 +229,10 @@ class Desk:
 
         return link.Request(write.make(), done, refused, lambda: None)
 
-    def _set_aside(self, job: claimed_job.ClaimedJob, sent: float, *, is_locked: bool) -> None:
+    def _set_aside(self, job: claimed_job.ClaimedJob, sent: float, *, by_row: bool) -> None:
         """Try a write of this job again later, behind the other jobs that are set aside."""
         self._aside.pop(job, None)
-        self._aside[job] = is_locked
+        self._aside[job] = by_row
         if (now := self.now()) >= self._aside_at:
             self._aside_at = now + max(ASIDE_S, now - sent)
         self._wake_at(self._aside_at)
@@ -494,15 +494,15 @@ class Desk:
     def start(self, own: queue_state.Queue) -> None:
         """Give waiting jobs to executors that have room.
 
-        A job that runs alone waits until all others are recorded, except for records that wait for
-        a row lock. So if the worker dies with several jobs, its parent knows that this one had not
-        begun.
+        A job that runs alone waits until all others are recorded, except for records that fail
+        because of their rows. So if the worker dies with several jobs, its parent knows that this
+        one had not begun.
         """
         now = self.now()
         while own.waiting and not own.changing:
             if own.waiting[0] is self._lone:
-                locked = {job for job, waits in self._aside.items() if waits and job.is_over}
-                if not locked.issuperset(job for job in self.jobs if job is not self._lone):
+                failing = {job for job, by_row in self._aside.items() if by_row and job.is_over}
+                if not failing.issuperset(job for job in self.jobs if job is not self._lone):
                     if len(own.waiting) == 1:
                         break
                     own.waiting.rotate(-1)

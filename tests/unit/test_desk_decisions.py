@@ -555,14 +555,19 @@ def test_a_job_that_is_to_run_alone_waits_for_the_records_of_the_others(
     assert world.job("b").place is not None
 
 
-def test_a_job_that_is_to_run_alone_waits_for_no_row_that_is_locked() -> None:
-    """The row of the other job is locked by somebody else."""
+@pytest.mark.parametrize(
+    "error", [psycopg.errors.LockNotAvailable(), psycopg.errors.QueryCanceled()]
+)
+def test_a_job_that_is_to_run_alone_waits_for_no_row_that_is_locked_or_slow(
+    error: psycopg.Error,
+) -> None:
+    """The row of the other job is locked by somebody else, or a trigger is slow for it."""
     world = World(slots=2)
     world.claim("a")
     world.claim("b", crashes=2)
     assert world.job("b").place is None
     world.ended("a", outcomes.Outcome("failed", 0.001))
-    world.request().refused(psycopg.errors.LockNotAvailable())
+    world.request().refused(error)
     assert world.job("b").place is not None
 
 
