@@ -272,7 +272,7 @@ class _Destination(NamedTuple):
 def _destination(url: str) -> _Destination:
     """Return the servers of a DSN, with what PGHOST and the like add.
 
-    Raises `InvalidConfig` for a DSN that cannot be read.
+    Raises `InvalidConfig` for a DSN or a port that cannot be read.
     """
     parts = database_url.options(url)
     hosts = (parts.get("hostaddr") or parts.get("host") or "").split(",")
@@ -282,6 +282,12 @@ def _destination(url: str) -> _Destination:
             "the DSN cannot be read: a password with an @ in it is written %40 there, a / as %2F"
         )
     ports = parts.get("port", "").split(",")
+    for port in filter(None, ports):
+        if not (port.isdecimal() and 0 < int(port) < 65536):
+            # Not one of the DSN, whose ports are checked when it is read.
+            raise errors.InvalidConfig(
+                f"{port[:20]!r} is not a port: correct PGPORT, or the port in the service file"
+            )
     if len(ports) == 1:
         ports *= len(hosts)
     each = zip(hosts, ports, strict=False)

@@ -725,6 +725,16 @@ def test_an_unusable_dsn_exits_with_2(
     assert CANARY not in line
 
 
+@pytest.mark.parametrize("port", ["notaport", "70000"])
+def test_a_port_of_the_environment_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, port: str
+) -> None:
+    monkeypatch.setenv("QUEUE_WORKFLOWS_DB_URL", "postgresql://u@127.0.0.1/x")
+    monkeypatch.setenv("PGPORT", port)
+    reason = f"{port!r} is not a port: correct PGPORT, or the port in the service file\n"
+    assert console.refusal("connect").endswith(reason)
+
+
 @pytest.fixture
 def cli_none(tmp_path: Any) -> Generator[Commands]:
     with commands.commands(QUEUE_WORKFLOWS_EMBEDDED_DIR=str(tmp_path / "none")) as cli:
