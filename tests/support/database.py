@@ -30,52 +30,16 @@ _MEMORY = Path("/dev/shm")
 _MEMORY_MIN_BYTES = 4 << 30
 _EMBEDDED_DIR = "QUEUE_WORKFLOWS_EMBEDDED_DIR"
 
-# Returns the emptied tables. TRUNCATE costs a new file per table and index, so it is for those that
-# have grown; from the others a few rows are deleted, without their triggers and foreign keys.
-_EMPTY = """
-CREATE FUNCTION pg_temp.empty_tables(kept text[]) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-    candidate record;
-    dirty text[] := '{}';
-    large text[] := '{}';
-    deleted bigint;
-    used bigint;
-BEGIN
-    PERFORM set_config('session_replication_role', 'replica', true);
-    FOR candidate IN
-        SELECT c.oid, c.oid::regclass::text AS name,
-               ARRAY(SELECT d.objid FROM pg_depend d
-                      WHERE d.refobjid = c.oid AND d.refclassid = 'pg_class'::regclass
-                        AND d.classid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')) AS owned
-          FROM pg_class c
-         WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
-           AND c.oid::regclass::text <> ALL (kept)
-    LOOP
-        IF pg_relation_size(candidate.oid) > 262144 THEN
-            large := large || candidate.name;
-            dirty := dirty || candidate.name;
-            CONTINUE;
-        END IF;
-        deleted := 0;
-        IF pg_relation_size(candidate.oid) > 0 THEN
-            EXECUTE 'DELETE FROM ' || candidate.name;
-            GET DIAGNOSTICS deleted = ROW_COUNT;
-        END IF;
-        SELECT count(setval(s.seqrelid, s.seqstart, false)) INTO used
-          FROM pg_sequence s
-         WHERE s.seqrelid = ANY (candidate.owned)
-           AND pg_sequence_last_value(s.seqrelid) IS NOT NULL;
-        IF deleted + used > 0 THEN
-            dirty := dirty || candidate.name;
-        END IF;
-    END LOOP;
-    PERFORM set_config('session_replication_role', 'origin', true);
-    IF cardinality(large) > 0 THEN
-        EXECUTE 'TRUNCATE ' || array_to_string(large, ', ') || ' RESTART IDENTITY CASCADE';
-    END IF;
-    RETURN array_to_string(dirty, ' ');
-END $$
+_LARGE_BYTES = 262144
+"""From here on TRUNCATE, which makes a new file per table and index, costs less than DELETE."""
+_TABLES = """
+SELECT c.oid::regclass::text AS name, ARRAY(SELECT d.objid FROM pg_depend d
+        WHERE d.refobjid = c.oid AND d.refclassid = 'pg_class'::regclass
+          AND d.classid = 'pg_class'::regclass AND d.deptype IN ('a', 'i'))::text[] AS owned
+  FROM pg_class c
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
 """
+_COUNT = f"SELECT count(*) FROM ({_TABLES}) AS tables"
 
 
 class Backend(NamedTuple):
@@ -120,8 +84,11 @@ class Database:
             raise AssertionError(f"tests touch no database but *{SUFFIX}: {self.name!r}")
         self.dsn = url(self.parts)
         self._kept: list[str] = []
+        self._question = sql.SQL(f"SELECT '{{}}'::text[], '{{}}'::text[], -1, ({_COUNT})")
+        """Asks what `empty` has to do: it names each table."""
         self._template = ""
         self._conn: psycopg.Connection[Any] | None = None
+        self._cleaner: psycopg.Connection[Any] | None = None
         self._admin: psycopg.Connection[Any] | None = None
 
     def __enter__(self) -> Database:
@@ -139,12 +106,12 @@ class Database:
     def __exit__(self, *_: object) -> None:
         if self._template:
             self.drop(self._template)
-        for conn in (self._conn, self._admin):
+        for conn in (self._conn, self._cleaner, self._admin):
             if conn is not None:
                 conn.close()
 
-    def _connect(self, name: str) -> psycopg.Connection[Any]:
-        own = {"dbname": name, "application_name": APPLICATION_NAME, "connect_timeout": 10}
+    def _connect(self, name: str, called: str = APPLICATION_NAME) -> psycopg.Connection[Any]:
+        own = {"dbname": name, "application_name": called, "connect_timeout": 10}
         return psycopg.connect(conninfo.make_conninfo(**{**self.parts, **own}), autocommit=True)
 
     @property
@@ -160,16 +127,26 @@ class Database:
         if self._conn is None or self._conn.closed:
             self._conn = self._connect(self.name)
             self._conn.execute("SET lock_timeout = '5s'")
-            self._conn.execute(_EMPTY)
         return self._conn
 
-    def _ask(self, query: sql.SQL, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    @property
+    def cleaner(self) -> psycopg.Connection[Any]:
+        """Return the connection that empties tables, without their triggers and foreign keys."""
+        if self._cleaner is None or self._cleaner.closed:
+            self._cleaner = self._connect(self.name, reused_backends.PARKED)
+            self._cleaner.execute("SET lock_timeout = '5s'")
+            # Once: each change of it lets a session plan all its statements anew.
+            self._cleaner.execute("SET session_replication_role = replica")
+        return self._cleaner
+
+    def _ask(self, query: sql.SQL, *, cleans: bool = False) -> list[tuple[Any, ...]]:
         try:
-            return self.conn.execute(query, values).fetchall()
+            return (self.cleaner if cleans else self.conn).execute(query).fetchall()
         except psycopg.OperationalError:
-            if self._conn is not None and not self._conn.closed:
+            used = self._cleaner if cleans else self._conn
+            if used is not None and not used.closed:
                 raise
-            return self.conn.execute(query, values).fetchall()
+            return (self.cleaner if cleans else self.conn).execute(query).fetchall()
 
     def create(self, name: str, *, template: str = "template1") -> str:
         """Create a database as a copy of another one; return its DSN."""
@@ -215,27 +192,55 @@ class Database:
 
     def _keep_filled_tables(self) -> None:
         """Remember the tables that hold rows now, such as a ledger: `empty()` leaves them."""
-        rows = self.conn.execute(
-            "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relkind IN ('r', 'p')"
-            " AND c.relnamespace = current_schema()::regnamespace"
-        ).fetchall()
         some = sql.SQL("SELECT EXISTS (SELECT 1 FROM {})")
         self._kept = [
             name
-            for (name,) in rows
+            for name, _ in self.conn.execute(_TABLES).fetchall()
             if self.conn.execute(some.format(sql.SQL(name))).fetchone() == (True,)
         ]
 
-    def empty(self) -> str:
-        """Empty every table that has rows or used its sequence; their names, in one round trip."""
-        rows = self._ask(sql.SQL("SELECT pg_temp.empty_tables(%s)"), (self._kept,))
-        return str(rows[0][0])
+    def empty(self) -> None:
+        """Empty the tables that have rows or are large, and restart the sequences that are used."""
+        used, sequences, known, count = self._todo()
+        if known != count:
+            self._learn()
+            used, sequences, _, _ = self._todo()
+        large = [name.removeprefix("large ") for name in used if name.startswith("large ")]
+        steps = [f"DELETE FROM {name}" for name in used if not name.startswith("large ")]
+        steps += [f"TRUNCATE {', '.join(large)} RESTART IDENTITY CASCADE"] if large else []
+        if steps or sequences:
+            self.cleaner.execute("; ".join([*steps, *sequences]).encode(), prepare=False)
+
+    def _todo(self) -> tuple[Any, ...]:
+        try:
+            return self._ask(self._question, cleans=True)[0]
+        except psycopg.errors.UndefinedTable:
+            self._learn()
+            return self._ask(self._question, cleans=True)[0]
+
+    def _learn(self) -> None:
+        """Look for the tables that there are: to find them anew takes longer than to see all."""
+        tables = self.cleaner.execute(_TABLES).fetchall()
+        used = [
+            f"CASE WHEN pg_relation_size('{quoted}') > {_LARGE_BYTES} THEN 'large {quoted}'"
+            f" WHEN EXISTS (SELECT FROM {name}) THEN '{quoted}' END"
+            for name, _ in tables
+            if name not in self._kept
+            for quoted in [name.replace("'", "''")]
+        ]
+        owned = [each for name, own in tables if name not in self._kept for each in own]
+        self._question = sql.SQL(
+            f"SELECT array_remove(ARRAY[{', '.join(used)}]::text[], NULL), ARRAY("
+            "SELECT format('SELECT setval(%L::regclass, %s, false)', seqrelid, seqstart)"
+            f" FROM pg_sequence WHERE seqrelid = ANY ('{{{', '.join(owned)}}}'::oid[])"
+            f" AND pg_sequence_last_value(seqrelid) IS NOT NULL), {len(tables)}, ({_COUNT})"
+        )
 
     def is_used(self) -> bool:
         """Return whether a run, a job or a worker is in the database."""
         tables = ("workflow_runs", "workflow_node_jobs", "ingest_jobs", "workers")
         found = " OR ".join(f"EXISTS (SELECT FROM {table})" for table in tables)
-        return bool(self._ask(sql.SQL(f"SELECT {found}"), ())[0][0])
+        return bool(self._ask(sql.SQL(f"SELECT {found}"))[0][0])
 
     def backends(self) -> dict[int, Backend]:
         """Return the clients connected to the test database, by pid, without the harness itself."""
@@ -245,7 +250,7 @@ class Database:
             " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
             f" AND application_name <> '{reused_backends.PARKED}'"
         )
-        return {row[0]: Backend(*row) for row in self._ask(query, ())}
+        return {row[0]: Backend(*row) for row in self._ask(query)}
 
     def left_over(self, before: Mapping[int, Backend], *, grace_s: float = 2.0) -> list[Backend]:
         """Return and end the connections that came after `before` and stay beyond the grace."""
