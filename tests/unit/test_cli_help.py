@@ -68,21 +68,19 @@ def test_a_command_imports_no_other_command() -> None:
     assert loaded & modules == {"queue_workflows.cli.migrate"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_everything_that_may_be_typed_is_explained(name: str) -> None:
-    for parameter in COMMANDS[name].params:
-        assert getattr(parameter, "help", None), parameter.name
+def test_everything_that_may_be_typed_is_explained() -> None:
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), (name, parameter.name)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_usage_names_arguments_in_capitals(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*name.split(), "--help"]) == 0
-    usage = capsys.readouterr().out.split("\n\n")[0]
-    assert "[[" not in usage
-    arguments = usage.partition("[OPTIONS]")[2]
-    assert arguments == arguments.upper()
+def test_the_usage_names_arguments_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert cli.main([*name.split(), "--help"]) == 0
+        usage = capsys.readouterr().out.split("\n\n")[0]
+        assert "[[" not in usage
+        arguments = usage.partition("[OPTIONS]")[2]
+        assert arguments == arguments.upper(), name
 
 
 REFUSALS = {

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import fleet_rule as rule
 from benchmarks import fleet_sim, fleet_trace
 from queue_workflows.worker import gpu_models
+from tests.support import tabled
 
 HOUR = 3600.0
 
@@ -52,28 +53,34 @@ def test_a_cold_worker_leaves_few_jobs_to_the_worker_with_their_model() -> None:
     assert rule.choose("balanced", view(many, holders=held)).model == "a"
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_no_job_is_passed_over_by_one_that_waited_two_bounds_less(seed: int) -> None:
-    rng = random.Random(seed)
-    lines = [
-        line(model, *(
-            rule.Job(rng.choice([10, 50, 100]), rng.randrange(10**6), 0.0)
-            for _ in range(rng.randint(1, 5))
-        ))
-        for model in "abc"
-    ]  # fmt: skip
-    # Who came first has waited longest.
-    aged = [
-        line(entry.model, *(job._replace(waited_s=(10**6 - job.seq) / 100) for job in entry.ahead))
-        for entry in lines
-    ]
-    holders = {
-        model: [rule.Holder(rng.uniform(0, 300), 60.0)] for model in "abc" if rng.random() < 0.5
-    }
-    given = view(*aged, warm=rng.choice([None, "a"]), holders=holders, bound_s=HOUR)
-    chosen = rule.choose("balanced", given)
-    waited_s = chosen.job.waited_s if chosen.job else 0.0
-    assert max(entry.oldest.waited_s for entry in aged) <= waited_s + 2 * HOUR
+def test_no_job_is_passed_over_by_one_that_waited_two_bounds_less() -> None:
+    for seed in range(200):
+        with tabled.case(seed):
+            rng = random.Random(seed)
+            lines = [
+                line(model, *(
+                    rule.Job(rng.choice([10, 50, 100]), rng.randrange(10**6), 0.0)
+                    for _ in range(rng.randint(1, 5))
+                ))
+                for model in "abc"
+            ]  # fmt: skip
+            # Who came first has waited longest.
+            aged = [
+                line(
+                    entry.model,
+                    *(job._replace(waited_s=(10**6 - job.seq) / 100) for job in entry.ahead),
+                )
+                for entry in lines
+            ]
+            holders = {
+                model: [rule.Holder(rng.uniform(0, 300), 60.0)]
+                for model in "abc"
+                if rng.random() < 0.5
+            }
+            given = view(*aged, warm=rng.choice([None, "a"]), holders=holders, bound_s=HOUR)
+            chosen = rule.choose("balanced", given)
+            waited_s = chosen.job.waited_s if chosen.job else 0.0
+            assert max(entry.oldest.waited_s for entry in aged) <= waited_s + 2 * HOUR
 
 
 @pytest.mark.parametrize("kind", fleet_trace.KINDS)
