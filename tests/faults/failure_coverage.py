@@ -311,7 +311,7 @@ COVERED: dict[str, tuple[str, tuple[str, ...]]] = {
     "P16": (
         "the embedded server's own accidents",
         (
-            "integration/test_embedded.py::test_it_survives_kill_9_of_its_starter_twenty_times",
+            "integration/test_embedded.py::test_it_survives_kill_9_of_its_starter_again_and_again",
             "integration/test_embedded.py::test_a_stale_pid_file_is_no_obstacle",
             "integration/test_embedded.py::test_four_starts_at_once_make_one_server",
         ),
