@@ -12,7 +12,7 @@ import pytest
 from queue_workflows import db, node_queue, runs
 from tests.support import database, factories, flow, reused_backends
 
-ITEMS = (40, 1000)
+ITEMS = (40, 300)
 BODIES = {"one node": flow.nodes(n=""), "a chain": flow.nodes(m="", n="m")}
 READ = (
     "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint"
@@ -132,8 +132,8 @@ def test_the_end_of_a_map_reads_as_much_for_each_item_of_a_large_one(
     if statistics != "none":
         with db.connect() as conn:
             conn.execute("ANALYZE")
-    many = rows_to_end(toy, 400)
-    assert many / 400 <= few / 40 * 1.2
+    many = rows_to_end(toy, 160)
+    assert many / 160 <= few / 40 * 1.2
 
 
 def rows_of_runs(toy: flow.Flow, count: int, at_once: int = 2) -> list[int]:
@@ -176,7 +176,7 @@ def test_the_end_of_an_items_run_reads_no_other_item_that_waits(
     if statistics != "none":
         with db.connect() as conn:
             conn.execute("ANALYZE")
-    many = rows_of_runs(toy, 400, at_once=300)
+    many = rows_of_runs(toy, 160, at_once=120)
     assert max(many) <= max(few) + 10
 
 
@@ -207,7 +207,7 @@ def test_the_end_of_a_round_reads_as_much_in_a_long_loop_as_in_a_short_one(
     toy: flow.Flow,
 ) -> None:
     short = rows_of_rounds(toy, 10)
-    long = rows_of_rounds(toy, 400)
+    long = rows_of_rounds(toy, 100)
     assert min(short) > 0
     assert max(long) <= max(short) + 10
     # Nor does it grow with the rounds that have ended by now.
