@@ -115,7 +115,7 @@ BEGIN
             END IF;
             v_id := coalesce(v_kept, v_id);
         END IF;
-        IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
+        IF v_id IS NULL AND p_only IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE {node:claimable(j)}
                AND j.priority = (SELECT k.priority FROM workflow_node_jobs k

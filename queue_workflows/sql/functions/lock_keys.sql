@@ -106,7 +106,7 @@ BEGIN
                     EXIT;
                 END IF;
             EXCEPTION WHEN OTHERS THEN
-                RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
+                RAISE WARNING 'job % cannot be admitted for lock key %: %', v_id, v_key, SQLERRM;
             END;
         END LOOP;
     END LOOP;
@@ -159,7 +159,7 @@ BEGIN
                 BEGIN
                     PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
                 EXCEPTION WHEN OTHERS THEN
-                    RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
+                    RAISE WARNING 'the waiting jobs of partition % of queue % are left to a later sweep: %',
                         v_one.partition_key, v_one.queue, SQLERRM;
                     PERFORM queue_workflows_leave_partition(v_one.queue, v_one.partition_key, v_one.starts, '5 s');
                 END;

@@ -36,7 +36,7 @@ EXCEPTION WHEN OTHERS THEN
                            p_jobs) USING v_id, p_reason;
             v_count := v_count + 1;
         EXCEPTION WHEN OTHERS THEN
-            RAISE WARNING 'job % cannot become %: %', v_id, p_reason, SQLERRM;
+            RAISE WARNING 'job % cannot be blocked as %: %', v_id, p_reason, SQLERRM;
         END;
     END LOOP;
     RETURN v_count;
