@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import sys
@@ -28,6 +29,7 @@ _LOOKS = {
 }
 """The style of each state, its sign, and the sign of a terminal without Unicode."""
 _OTHER = ("dim", "·", ".")
+_LIVE = frozenset({"queued", "running", "awaiting_input"})
 _BAR = 20
 _BAR_FROM = 70
 _NAME_LEAST, _NAME_MOST = 10, 40
@@ -87,9 +89,17 @@ class Tree(run_views.View):
             self._live.start()
 
     def render(self, picture: run_views.RunSnapshot) -> RenderableType:
-        """Return the whole picture, no higher and no wider than the terminal."""
+        """Return the whole picture, no higher and no wider than the terminal.
+
+        If it has no room for all steps, it begins with the first one that goes on.
+        """
         width, height = self._console.size
-        room = height - _RESERVED - len(picture.steps)
+        most, steps = max(1, height - _RESERVED), picture.steps
+        live = (at for at, step in enumerate(steps) if not _LIVE.isdisjoint(step.counts))
+        left = (at for at, step in enumerate(steps) if step.done < step.total)
+        first = min(next(itertools.chain(live, left), len(steps)), max(0, len(steps) - most))
+        steps = steps[first : first + most]
+        room = most - len(steps)
         shown: dict[str, list[tuple[str, Row]]] = {}
         for node in picture.nodes:
             step = re.split(r"[/\[]", node["node_id"], maxsplit=1)[0]
@@ -110,7 +120,7 @@ class Tree(run_views.View):
             last = Text(words, style=style, no_wrap=True, overflow=self._cut)
             grid.add_row(*((first, bar, last) if has_bars else (first, last)))
 
-        for step in picture.steps:
+        for step in steps:
             bar = ProgressBar(step.total, step.done, _BAR, style="dim", complete_style="green")
             add(step.state, "  ", step.name, step.text, bar if step.total > 1 else "")
             for own, node in sorted(shown.get(step.name, ()), key=lambda one: one[1]["node_id"]):

@@ -281,6 +281,20 @@ def drawn() -> Callable[..., list[str]]:
     return draw
 
 
+@pytest.mark.parametrize(
+    ("running", "first", "last"), [(0, "s00", "s08"), (40, "s40", "s48"), (99, "s91", "s99")]
+)
+def test_of_more_steps_than_a_terminal_has_lines_the_tree_shows_those_that_go_on(
+    drawn: Callable[..., list[str]], running: int, first: str, last: str
+) -> None:
+    done = [Step(f"s{n:02}", 1, {"completed": 1}, 1.0) for n in range(running)]
+    rest = [Step(f"s{n:02}", 1, {}, None) for n in range(running + 1, 100)]
+    steps = [*done, Step(f"s{running:02}", 1, {"running": 1}, 1.0), *rest]
+    _, *lines = drawn(a_picture(steps, []), width=80, height=15)
+    names = [line.split()[1] for line in lines]
+    assert (names[0], names[-1], len(names)) == (first, last, 9)
+
+
 RUN_ID = "6a1f3f6e-6f0c-4d1c-9f43-0f6f5f8d3a11"
 
 
