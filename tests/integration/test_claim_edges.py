@@ -152,8 +152,8 @@ def test_if_the_nodes_of_one_model_are_locked_another_models_are_claimed(
 def test_an_overflow_machine_that_claims_one_node_gets_no_other(conn: db.Connection) -> None:
     over, waiting = factories.of(conn, "node", status="completed"), factories.of(conn, "node")
     claim = (
-        "SELECT queue_workflows_node_step('w', 'box', 'cpu', 600, true, true, true, true, NULL, NULL,"
-        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_only => %s) ->> 'id'"
+        "SELECT queue_workflows_node_step('w', 'box', 'cpu', 600, true, true, true, true, NULL,"
+        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_only => %s) ->> 'id'"
     )
     assert factories.one(conn, claim, over["id"]) is None
     assert factories.one(conn, claim, waiting["id"]) == waiting["id"]
