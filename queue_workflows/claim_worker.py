@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from queue_workflows import config, db, errors, gpu_model_cache, model_registry, workers
+from queue_workflows import config, db, errors, gpu_model_cache, workers
 from queue_workflows.model_cache import RequiresModels, adapted
 from queue_workflows.runtime import app_loading, entry_point, log_context, signals
 from queue_workflows.types import ExitFn
@@ -150,9 +150,8 @@ class ClaimWorker(_Stoppable):
     def _run_inline(self, *, once: bool) -> bool:
         from queue_workflows.worker import process
 
-        known = list(model_registry.known_ids()) or None if self._cache is not None else None
         shape = shapes.Shape(1, self._batch, gpu=self._cache is not None)
-        inline = process.Inline(self._on_exit, once, known, self.stops_by_signal)
+        inline = process.Inline(self._on_exit, once, self.stops_by_signal)
         with self._running(None, {self.queue: shape}, inline=inline) as worker:
             return worker.run_inline(self._cache)
 

@@ -33,8 +33,8 @@ more than `shapes.TIMEOUT_S`."""
 NAME_CHARS: Final = 400
 FAULT_FIRST_S, FAULT_MAX_S = 5.0, 300.0
 """First and longest pause in seconds after a job could not use the GPU; it doubles each time."""
-KNOWN_S, UNKNOWN_S = 3600.0, 60.0
-"""Seconds between two measurements of the GPU memory's size, if it is known and if not yet."""
+UNKNOWN_S = 60.0
+"""Seconds between two measurements of the GPU memory's size, until it is known."""
 REAP: Final[Row] = {"action": "reap", "model": None}
 """The worker's own request to unload a model that has been idle too long."""
 Later = Callable[..., object]
@@ -46,14 +46,8 @@ class GpuModels:
     `wake` lets the loop read the results of the measuring thread.
     """
 
-    def __init__(
-        self,
-        known: list[str] | None,
-        *,
-        card: int | None,
-        wake: Callable[[], object],
-    ) -> None:
-        self._known, self._card = known, card
+    def __init__(self, *, card: int | None, wake: Callable[[], object]) -> None:
+        self._known, self._card = [*model_registry.known_ids()] or None, card
         self._wake, self._now = wake, clock.boot_s
         self._queue: queue_state.Queue
         self._later: Later
@@ -72,7 +66,11 @@ class GpuModels:
         self._poll_at = self._reap_at = 0.0
         self.probe = worker_usage.Sampler(card=card)
         """Samples the process that runs the handlers."""
-        self._memory = GpuMemory()
+        self._tool = external_tool.Tool("nvidia-smi")
+        self._vram_mb: int | None = None
+        """The size of the GPU memory, or None if it is unknown."""
+        self._is_measured = False
+        """Whether it was measured, even without a result."""
         self._sampled: tuple[float, worker_usage.Sample] | None = None
         self._shown: worker_usage.Sample | None = None
         self._wanted = self._blind = False
@@ -89,7 +87,11 @@ class GpuModels:
         """Whether the database has the size of the GPU memory, or never gets it."""
         self._publish_by = self._now() + PUBLISH_WAIT_S
         self._sizes: dict[str, float] = {}
-        size = service.Task("gpu-memory", self._memory.every_s, self._measure)
+        size = service.Task(
+            "gpu-memory",
+            lambda: UNKNOWN_S if self._vram_mb is None else math.inf,
+            self._measure,
+        )
         sample = service.Task("sample", SAMPLE_CHECK_S, self._sample)
         cards = service.Task("cards", READ_S, self._read)
         self._thread = service.Loop("worker-gpu", [size, sample, cards])
@@ -111,8 +113,9 @@ class GpuModels:
     # --- The measuring thread.
 
     def _measure(self) -> None:
-        if self._memory.measure():
-            self._wake()
+        self._vram_mb = vram_total_mb(self._tool)
+        self._is_measured = True
+        self._wake()
 
     def _sample(self) -> None:
         if self._wanted and not self.probe.is_stopped:
@@ -158,7 +161,7 @@ class GpuModels:
 
     def report(self) -> JsonDict:
         """Return `columns` and `detail` of the worker's row that describe the GPU and the model."""
-        seen, vram_mb = self._seen, self._memory.vram_mb
+        seen, vram_mb = self._seen, self._vram_mb
         current, loading, known = seen["current"], seen["loading"], self._known or []
         model = None if loading is None else {"id": loading, "loading": True}
         if current is not None:
@@ -180,7 +183,7 @@ class GpuModels:
 
     def reported_size(self) -> None:
         """Note that a heartbeat was stored, which has the GPU memory's size if that is measured."""
-        if self._memory.measured and not self.published:
+        if self._is_measured and not self.published:
             self.published = True
             self._queue.may_claim = True
         sizes = {name: model_registry.get(name).est_vram_gb for name in self._known or ()}
@@ -355,28 +358,6 @@ class GpuModels:
         given = {"no": request["request_no"], "action": request["action"], "state": state}
         self._latest = {"seconds": None, "error": None, **given, **names, **more}
         self._changed()
-
-
-class GpuMemory:
-    """The size of this worker's GPU memory, if known. Only one thread may call it."""
-
-    def __init__(self) -> None:
-        self._tool = external_tool.Tool("nvidia-smi")
-        self.vram_mb: int | None = None
-        self.measured = False
-        """Whether a measurement was made, even without a result."""
-
-    def measure(self) -> bool:
-        """Measure; return whether the size is new. A size that was known once stays known."""
-        found = vram_total_mb(self._tool)
-        changed = not self.measured or found not in (None, self.vram_mb)
-        self.vram_mb = self.vram_mb if found is None else found
-        self.measured = True
-        return changed
-
-    def every_s(self) -> float:
-        """Return the seconds until the next measurement."""
-        return UNKNOWN_S if self.vram_mb is None else KNOWN_S
 
 
 def vram_total_mb(tool: external_tool.Tool) -> int | None:

@@ -58,7 +58,6 @@ class Inline(NamedTuple):
     on_exit: ExitFn
     once: bool = False
     """Whether it runs at most one job and then exits."""
-    known_models: list[str] | None = None
     stops_by_signal: bool = False
     """Whether SIGTERM and SIGINT stop it, also while the calling thread runs C code (Linux)."""
 
@@ -110,9 +109,7 @@ class Worker:
         logs = job_logs.JobLogs(loop.wake_at)
         self._models: gpu_models.GpuModels | None = None
         for shape in [each for each in served.values() if each.gpu]:
-            known = sorted(registered.models) or None if registered else None
-            known = inline.known_models if inline else known
-            self._models = gpu_models.GpuModels(known, card=shape.card, wake=self._wake)
+            self._models = gpu_models.GpuModels(card=shape.card, wake=self._wake)
         self._desk = desk.Desk(
             claiming.ring,
             loop.wake_at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -351,18 +353,18 @@ def test_a_machine_without_tools_leaves_its_gpu_jobs_to_the_clock(tool: Write) -
     assert trip.code == exit_codes.BUDGET
 
 
-def test_a_known_size_is_kept_and_an_unknown_one_is_read_again(
+def test_the_size_of_the_gpu_memory_is_read_until_it_is_known(
     tool: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeouts.wait_for_gpu_sizes(monkeypatch, 30.0)
-    subject = gpu_models.GpuMemory()
-    assert (subject.measure(), subject.vram_mb) == (True, None)
-    soon_s = subject.every_s()
-    tool("nvidia-smi", "echo 0, GPU-aa, 12288")
-    assert (subject.measure(), subject.vram_mb) == (True, 12288)
-    assert subject.every_s() > soon_s
-    tool("nvidia-smi", "echo 0, GPU-aa, '[Unknown Error]'")
-    assert (subject.measure(), subject.vram_mb) == (False, 12288)
+    constants.put(monkeypatch, "worker.gpu_models.UNKNOWN_S", 0.01)
+    measured = mock.Mock()
+    with contextlib.closing(gpu_models.GpuModels(card=None, wake=measured)) as subject:
+        subject.serve(mock.Mock(), mock.Mock(), mock.Mock())
+        until(lambda: measured.call_count > 1)
+        assert subject.report()["columns"]["vram_total_mb"] is None
+        tool("nvidia-smi", "echo 0, GPU-aa, 12288")
+        until(lambda: subject.report()["columns"]["vram_total_mb"] == 12288)
 
 
 def test_a_stopped_process_is_known_from_one_that_runs() -> None:
