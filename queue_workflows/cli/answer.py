@@ -224,6 +224,7 @@ def ask(node: Row, stop: signals.StopRequest) -> tuple[bool, Any]:
         try:
             found = read(text.strip(), spec)
             answers.check_type(spec, found, node["node_id"])
+            answers.check(spec, found, node["node_id"])
         except errors.InputRefused as error:
             output.complain(output.line(error, 500))
         else:

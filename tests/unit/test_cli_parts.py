@@ -119,6 +119,20 @@ def test_a_prompt_offers_no_answer_of_another_type(
     assert "the question has no default: its answer is of type integer" in shown
 
 
+def test_a_prompt_takes_no_file_that_its_question_does_not_accept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"photo.png\nnumbers.csv\n")
+    os.close(writer)
+    spec = {"widget": "file_upload", "accept": [".csv"]}
+    with os.fdopen(reader) as typed, signals.StopRequest() as stop:
+        monkeypatch.setattr(sys, "stdin", typed)
+        asked = answer.ask({"node_id": "s/q", "input_spec": spec}, stop)
+    assert asked == (True, "numbers.csv")
+    assert "s/q does not take 'photo.png': it accepts .csv" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "spec", "value"),
     [
