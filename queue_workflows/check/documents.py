@@ -89,8 +89,8 @@ def _pipeline(
         if step.get("skip_if") and "skip_if" in node and not node["skip_if"]:
             yield findings.warning(
                 at,
-                f"its 'skip_if' counts for node {node['id']!r} too, whose own is empty",
-                "leave the node's out, or give it a condition that never holds",
+                f"node {node['id']!r} has an empty 'skip_if', so that the one of the step counts",
+                "remove the empty one, or give the node a condition that never holds",
             )
 
 

@@ -48,7 +48,7 @@ class NodeFunctions:
             yield from _arguments(node, found, at)
             # What an input is never, as the function declared by `@node` is annotated.
             unfit = found.unfit_inputs if isinstance(found, node_functions.NodeFunction) else {}
-            for name in node.inputs.keys() & unfit.keys():
+            for name in filter(unfit.__contains__, node.inputs):
                 yield findings.error(
                     at,
                     f"{node.module!r} takes {name!r}: {unfit[name]}",

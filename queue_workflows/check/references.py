@@ -113,7 +113,7 @@ class References:
         self, node: graph.Node, target: graph.Node, rest: list[str], at: str, *, at_start: bool
     ) -> Iterator[Finding]:
         if target.id == node.id:
-            yield findings.error(at, "the ref is to the node itself", "name another node")
+            yield findings.error(at, "the ref names the node itself", "name another node")
             return
         if not self._before.has(node, target.id):
             waits = target.id.partition("/")[0]
@@ -143,7 +143,7 @@ class References:
             yield findings.warning(
                 at,
                 f"{target.id!r} may be skipped, and then the run fails here",
-                "give this node the same 'skip_if', or do not take what may be missing",
+                "give this node the same 'skip_if', or do not use that output",
             )
 
     def _to_step(self, node: graph.Node, step: str, rest: list[str], at: str) -> Iterator[Finding]:

@@ -86,7 +86,7 @@ def _of_file(path: Path) -> checks.Report:
     except (ValueError, RecursionError) as error:
         raise errors.InvalidConfig(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise errors.InvalidConfig(f"{path} holds no JSON object")
+        raise errors.InvalidConfig(f"{path} does not hold a JSON object")
     record = cast("dict[str, Any]", found)
     if isinstance(record.get("definition"), dict):
         record = cast("dict[str, Any]", record["definition"])

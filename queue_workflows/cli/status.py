@@ -171,7 +171,8 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
     for row in found["unknown_nodes"]:
         jobs = output.counted(row["n"], "job")
         what = f"queue {row['queue']}: no worker so far knows node module {row['node_module']}"
-        yield output.line(f"{what} of {jobs}; `why {row['run_id']}` names who met it", 500)
+        names = f"`{command.PROG} why {shlex.quote(row['run_id'])}` names"
+        yield output.line(f"{what} of {jobs}; {names} the workers that met it", 500)
     yield from map(waiting_reasons.passed_over_text, found["unserved"])
 
 

@@ -253,7 +253,7 @@ def _end(
     path = handles.template(found, where)["$from"] if origin.stores else node
     if path not in (node, f"{node}.{node_functions.RESULT}"):
         raise errors.InvalidWorkflow(
-            f"{where}: an arm returns all of a node's output: select from it behind the branch"
+            f"{where}: an arm returns all of a node's output: select a part after the branch"
         )
     made[arm] = _End(node.partition("/")[2], path != node, origin)
     return made[arm]
@@ -266,7 +266,7 @@ def _output(
     if len({end.is_value for end in stored}) > 1:
         listed = ", ".join(f"{end.node}: {'a value' if end.is_value else 'a dict'}" for end in ends)
         raise errors.InvalidWorkflow(
-            f"{where}: its arms return dicts and other values ({listed}): let all return the same"
+            f"{where}: its arms return dicts and other values ({listed}): use one kind for all"
         )
     keys = [end.origin.keys for end in stored]
     known = None if None in keys else frozenset[str]().union(*(key or () for key in keys))

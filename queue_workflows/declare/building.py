@@ -299,7 +299,7 @@ class Graph:
             if handles.origin(handle).body not in (None, self.group, around):
                 raise errors.InvalidWorkflow(
                     f"{where}: {handles.origin(handle).what} exists for each item of a map: use "
-                    "what map() gave"
+                    "the result of map()"
                 )
         return found
 
@@ -309,7 +309,7 @@ class Graph:
             these = self.found(each, where)
             if not any(handles.origin(handle).step for handle in these):
                 raise errors.InvalidWorkflow(
-                    f"{where}: 'after' takes what calls of nodes, pipelines or ask() gave"
+                    f"{where}: 'after' takes results of calls of nodes, pipelines or ask()"
                 )
             found += these
         return found

@@ -130,7 +130,7 @@ def failures(results: list[Any]) -> list[FailedItem]:
     made = origin(handle) if isinstance(handle, Handle) else None
     ref: Any = handle._ref if isinstance(handle, Handle) else {}  # pyright: ignore[reportPrivateUsage]
     if made is None or made.step is None or ref != {"$from": f"{made.step}.{graph.MAP_RESULTS}"}:
-        raise errors.InvalidWorkflow("failures() takes what a call of map() gave")
+        raise errors.InvalidWorkflow("failures() takes the result of a call of map()")
     return cast("Any", Handle(made, {"$from": f"{made.step}.{graph.MAP_FAILED}"}))
 
 

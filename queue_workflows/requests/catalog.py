@@ -477,7 +477,7 @@ def json_object(text: str) -> JsonDict:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise errors.InvalidConfig('input: a JSON object, such as {"tenant": 7}')
+        raise errors.InvalidConfig('input should be a JSON object, such as {"tenant": 7}')
     return cast("JsonDict", found)
 
 

@@ -197,7 +197,10 @@ def test_a_node_that_old_workers_do_not_know_is_left_to_new_ones(
         found["detail"] or ""
     )
     assert not found["can_run"]
-    said = "queue cpu: no worker so far knows node module door of 1 job; `why new` names who met it"
+    said = (
+        "queue cpu: no worker so far knows node module door of 1 job; "
+        "`queue-workflows why new` names the workers that met it"
+    )
     until(lambda: said in versions.cli.run("queue-workflows", "status", timeout_s=120).out)
     versions.worker(2)
     until(lambda: state(new_node) == "completed", timeout_s=120)

@@ -291,7 +291,7 @@ def test_a_branch_that_cannot_be_is_refused_with_the_remedy() -> None:
         (lambda name: branch(name, {"a": two}), "two needs 'b'"),
         (lambda name: branch(name, {"a": lambda: 7}), "an arm returns the output of a node"),
         (lambda name: branch(name, {"a": lambda: name}), "an arm returns the output of a node"),
-        (lambda name: branch(name, {"a": lambda: record(name)["name"]}), "select from it behind"),
+        (lambda name: branch(name, {"a": lambda: record(name)["name"]}), "select a part after"),
         (lambda name: branch(name, {"a": text, "b": record}), "dicts and other values"),
         (lambda name: branch(name, {"a": text}, after=text(name)), "takes a list of outputs"),
         (lambda name: branch(name, {"a": lambda: ask("q", "turnout")}), "cannot ask a person"),

@@ -290,7 +290,7 @@ def test_map_compiles_to_a_step_of_kind_map() -> None:
     ("body", "reason"),
     [
         (lambda found: inner_leak(found), "exists for each item of a map"),
-        (lambda found: failures(found), "failures.. takes what a call of map.. gave"),
+        (lambda found: failures(found), "failures.. takes the result of a call of map"),
         (lambda found: nested_map.map(found), "is mapped in a mapped pipeline.*`publish.map"),
         (lambda found: branch_in_loop.map(found), "step 'loop': branch.. is called in a pipeline"),
         (lambda found: leaking_arm.map(found), "has to return the output of a node"),
