@@ -81,8 +81,6 @@ class Executor:
         self.killed_for = ""
         self.drains = 0
         """How often it asked the worker to read its output."""
-        self.tail = b""
-        """The last output of the job that runs."""
         self.ready = False
         """Whether it can run jobs; before that it may have to load the app."""
         self.queues = False
@@ -140,8 +138,6 @@ class Executor:
         if others:
             how = f"{how}; it ran {others} other jobs at the same time"
             detail["other_jobs"] = others
-        tail = self.tail.decode("utf-8", "replace")
-        detail["last_lines"] = tail.replace("\0", "\N{REPLACEMENT CHARACTER}").splitlines()[-5:]
         return Death(how, detail, packet["by_deadline"], self.killed_for)
 
 

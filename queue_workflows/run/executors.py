@@ -25,8 +25,6 @@ from queue_workflows.types import JsonDict
 _log = logging.getLogger(__name__)
 DEPTH: Final = 8
 """How many short jobs an executor has at most, one running and the others waiting."""
-TAIL: Final = 2000
-"""Bytes of a job's last output that are kept for the record of a death."""
 END_S: Final = 5.0
 """Least seconds that an executor has to end after it was asked to."""
 LOST_S: Final = 1.0
@@ -453,7 +451,6 @@ class Executors:
     def _on_outcome(self, place: Executor, key: int, outcome: outcomes.Outcome) -> None:
         if not place.shared and key == next(iter(place.jobs), None):  # else it waits behind another
             self._print(place, 0, None)
-            place.tail = b""
         job = place.jobs.pop(key, None)
         if job is None:
             return
@@ -494,7 +491,7 @@ class Executors:
                 # Read the output before this record first. It can only be this job's.
                 self._drain(place)
             text = f"{record['text']}\n".encode("utf-8", "backslashreplace")
-            self._keep(place, job, text)
+            self._owner.printed(job, text)
         with log_context.bound({} if job is None else job.ids):
             self._printer.record(place.pid, record)
 
@@ -517,12 +514,8 @@ class Executors:
         """Read the pipes of an executor, print the output and add it to the job's log."""
         for number, data in place.out.drain(limit, closing=self._loop.forget):
             if not place.shared and place.jobs:
-                self._keep(place, place.job, data)
+                self._owner.printed(place.job, data)
             self._print(place, number, data)
-
-    def _keep(self, place: Executor, job: Any, data: bytes) -> None:
-        place.tail = (place.tail + data)[-TAIL:]
-        self._owner.printed(job, data)
 
     def _print(self, place: Executor, number: int, data: bytes | None) -> None:
         """Print the output of an executor; None ends the last line of each stream."""

@@ -571,7 +571,7 @@ class Desk:
 
     def died(self, job: claimed_job.ClaimedJob, death: executors.Death) -> None:
         """Record the decided outcome of a job whose executor has died, else count a crash."""
-        self._logs.end(job)
+        log = self._logs.end(job)
         job.place = None
         if job.end is not None:
             self.write(job, job.end.make)
@@ -585,7 +585,8 @@ class Desk:
             self.hand_back(job, "its executor ended before it started")
         else:
             _log.error("job %s: its executor %s", job.id, death.evidence, extra=job.ids)
-            detail = death.detail | {"seconds": round(self.now() - job.started, 3)}
+            seconds, lines = self.now() - job.started, [] if log is None else log.last_lines
+            detail = death.detail | {"last_lines": lines, "seconds": round(seconds, 3)}
             self.write(job, functools.partial(_charge, job, death.evidence, detail))
 
     def started(self, job: claimed_job.ClaimedJob) -> None:

@@ -18,6 +18,9 @@ STORE_S: Final = 2.0
 """Seconds until the output of running handlers is stored."""
 BETWEEN_S: Final = 0.05
 """Shortest time in seconds between two stores of the output of ended handlers."""
+LAST_BYTES: Final = 2000
+LAST_LINES: Final = 5
+"""How much of the end of a log the record of a death has."""
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 
@@ -65,6 +68,15 @@ class Recording:
         self._head_stored = len(head)
         return _text(head) if new else None, _text(tail), cut
 
+    @property
+    def last_lines(self) -> list[str]:
+        """Return the end of the log, masked."""
+        kept = self._head + self._tail
+        data = bytes(kept[-min(LAST_BYTES, self._half) :])
+        if len(data) < len(kept):
+            data = data[_start_of_whole(data) :]
+        return _text(data).splitlines()[-LAST_LINES:]
+
     def mark_unstored(self) -> None:
         """Note that the last `written` was not stored, so that the next one repeats it."""
         self._head_stored = 0
@@ -106,12 +118,13 @@ class JobLogs:
         own.add(data)
         self._store_in(STORE_S)
 
-    def end(self, job: claimed_job.ClaimedJob) -> None:
-        """Store at once the output of a handler that has ended."""
+    def end(self, job: claimed_job.ClaimedJob) -> Recording | None:
+        """Store at once the output of a handler that has ended; return its log, if it has one."""
         if (own := self.open.pop(job.lease, None)) is not None:
             self._ended.append(own)
             del self._ended[:-KEPT_MAX]
             self._store_in(max(0.0, self._stored_at + BETWEEN_S - self._now()))
+        return own
 
     def _store_in(self, seconds: float) -> None:
         at = self._now() + seconds

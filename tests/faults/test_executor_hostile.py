@@ -48,7 +48,7 @@ def test_output_before_a_death_is_stored(worker: executors.Worker) -> None:
     worker.death()
     assert "about to fall" in worker.text
     assert job.death is not None
-    assert job.death.detail["last_lines"] == ["about to fall"]
+    assert job.printed == b"about to fall\n"
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,23 @@ def test_no_cut_goes_through_a_password(mark: bytes) -> None:
             assert not any(part in text for part in ("corr", "orse", "tery", "horse", "batt")), text
 
 
+@pytest.mark.parametrize("mark", [b"\n", b" ", b"x"])
+def test_the_last_lines_show_no_part_of_a_password(mark: bytes) -> None:
+    for before in range(job_logs.LAST_BYTES - 60, job_logs.LAST_BYTES + 20):
+        recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 64)
+        recording.add(b"early\n" * 9000 + DSN + mark * before)
+        text = "\n".join(recording.last_lines)
+        assert not any(part in text for part in ("corr", "orse", "tery", "horse", "batt")), text
+
+
+def test_the_last_lines_are_those_of_the_whole_log() -> None:
+    recording = job_logs.Recording(job_tables.Lease(job_tables.NODE_JOBS, "j", "w", 1), 64)
+    recording.add(b"one\ntwo\n")
+    assert recording.last_lines == ["one", "two"]
+    recording.add(b"".join(b"line %d\n" % number for number in range(20_000)))
+    assert recording.last_lines == [f"line {number}" for number in range(19_995, 20_000)]
+
+
 def test_two_workers_of_a_process_keep_their_own(bodies: Bodies) -> None:
     with bodies:
         other, ready, go = Bodies(), threading.Event(), threading.Event()

@@ -574,6 +574,18 @@ def test_a_job_that_is_to_run_alone_waits_for_no_row_that_is_locked_or_slow(
 # Deaths.
 
 
+def test_a_death_has_the_last_lines_of_its_own_job() -> None:
+    """Async jobs run beside each other in one process."""
+    world = World(slots=2)
+    world.claim("a", "b")
+    for name in "ab":
+        world.desk.printed(world.job(name), f"of {name}\n".encode())
+    with mock.patch.object(desk, "_charge") as charge:
+        world.died("a")
+        world.request()
+    assert charge.call_args.args[2]["last_lines"] == ["of a"]
+
+
 def test_only_the_job_that_ran_is_charged_for_a_death_and_the_others_wait() -> None:
     world = World(slots=3)
     world.claim("a", "b", "c")
