@@ -126,7 +126,7 @@ def windows(conn: Any) -> dict[str | None, list[float]]:
     return starts
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_limit_is_broken_at_any_moment_and_nothing_waits_for_ever(
     db: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ def read(db: ModuleType, query: str) -> list[dict[str, Any]]:
         return conn.execute(query).fetchall()
 
 
-@pytest.mark.parametrize(("names", "overlap"), [(1, "allow"), (4, "skip"), (1, "replace")])
+@pytest.mark.parametrize(("names", "overlap"), [(1, "allow"), (2, "skip"), (1, "replace")])
 def test_what_an_outage_missed_is_fired_in_short_transactions(
     db: ModuleType, monkeypatch: pytest.MonkeyPatch, names: int, overlap: Any
 ):

@@ -341,7 +341,7 @@ def test_the_chain_runs_over_a_database_that_lost_its_ledger(
 
 
 def test_of_20_starters_one_migrates_and_none_fails(fresh: ModuleType) -> None:
-    for _ in range(3):
+    for _ in range(2):
         results: list[Any] = []
 
         def start(results: list[Any] = results) -> None:

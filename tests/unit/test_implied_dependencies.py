@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_workflows import errors
-from tests.support import planning, tabled
+from tests.support import constants, planning, tabled
 from tests.support.cpu import cpu_seconds
 from tests.support.examples import examples
 from tests.support.flow import step
@@ -108,12 +108,16 @@ def test_a_ref_to_a_node_of_an_item_waits_for_the_map() -> None:
     assert found["e/a"] == ["m"]
 
 
-def test_too_many_implied_dependencies_are_refused_before_the_definition_is_stored() -> None:
+def test_too_many_implied_dependencies_are_refused_before_the_definition_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert constants.value("dag.graph.MAX_DEPENDENCIES") == 1_000_000
+    constants.put(monkeypatch, "dag.graph.MAX_DEPENDENCIES", 10_000)
     steps = [step("s", "many"), step("t", "takers", inputs={})]
-    wide = [{"id": f"a{number}"} for number in range(1001)]
-    steps[1]["inputs"] = {"x": {f"k{number}": read(f"s/a{number}") for number in range(1001)}}
-    takers = [taking(f"b{number}", "x") for number in range(1000)]
-    with pytest.raises(errors.InvalidWorkflow, match="1001000 dependencies"):
+    wide = [{"id": f"a{number}"} for number in range(101)]
+    steps[1]["inputs"] = {"x": {f"k{number}": read(f"s/a{number}") for number in range(101)}}
+    takers = [taking(f"b{number}", "x") for number in range(100)]
+    with pytest.raises(errors.InvalidWorkflow, match="10100 dependencies"):
         expand(*steps, many=wide, takers=takers)
 
 
