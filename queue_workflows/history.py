@@ -203,8 +203,9 @@ COUNT_EVERY_S: Final = 5.0
 """Seconds between two counts, so that a scrape, every 15 s, has few events to count itself."""
 COUNTED_AT_ONCE: Final = 20_000
 """The most transactions whose events one call counts, 0.2 s of work with two events in each."""
-COUNT_TIMEOUT: Final = "60s"
-"""It is long, as one transaction may have ended very many jobs; others do not need its locks."""
+_LONG: Final = {"statement_timeout": "60s"}
+"""The limit of a statement that counts the events of very many jobs, or deletes runs with
+MAX_NODES_PER_RUN nodes. Others do not need its locks."""
 NO_RIGHTS: Final = (
     "this role may not write metric_totals and metric_position; "
     "`queue-workflows connect --for work` prints the GRANTs"
@@ -219,7 +220,7 @@ def count_step(conn: db.Connection | None = None) -> bool:
     transaction.
     """
     with db.statement(conn) as own, own.transaction():
-        statements.retention.set_timeout(own, timeout=COUNT_TIMEOUT)
+        db.set_local(own, _LONG)
         return bool(statements.metrics.count_events(own, most=COUNTED_AT_ONCE))
 
 
@@ -234,8 +235,8 @@ BLOCKS = 256
 """Pages of a table that a batch reads, which are 2 MiB with some thousands of jobs."""
 RUNS = 20
 """The most runs that a batch deletes, with their nodes, answers and outbox rows."""
-RUNS_TIMEOUT = "60s"
-"""It is long, as a run may have MAX_NODES_PER_RUN nodes; others do not need its locks."""
+_BY_AGE: Final = {"queue_workflows.retention": "on"}
+"""The mark of a transaction that deletes by age: no event is written for each deleted row."""
 _Delete = Callable[[db.Connection], int]
 
 
@@ -349,7 +350,7 @@ def _again(kind: str, delete: _Delete, batch: int) -> _Steps:
     """Delete batches while they are full, or once for a kind without a batch size."""
     while True:
         with db.transaction() as conn:
-            statements.retention.mark(conn)
+            db.set_local(conn, _BY_AGE)
             count = delete(conn)
         yield kind, count
         if not batch or count < batch:
@@ -383,10 +384,11 @@ def deletion(kind: str, first: int, days: float) -> row_isolation.Duty:
 
     own = statements.retention
     if kind == "runs":
-        long = functools.partial(own.set_timeout, timeout=RUNS_TIMEOUT)
+        long = functools.partial(db.set_local, settings=_LONG)
         return row_isolation.Duty(
             "deletion of run", own.old_runs, own.delete_runs, None, given, long
         )
+    by_age = functools.partial(db.set_local, settings=_BY_AGE)
     return row_isolation.Duty(
-        "deletion of ingest job", own.old_jobs, own.delete_jobs, None, given, own.mark
+        "deletion of ingest job", own.old_jobs, own.delete_jobs, None, given, by_age
     )

@@ -43,7 +43,7 @@ def _invariants() -> tuple[Invariant, ...]:
     found = [
         Invariant(0, name.replace("_", " "), sentence, getattr(statements.audit, name))
         for name, sentence in statements.comments("audit").items()
-        if name not in ("parameters", "limit_transaction")
+        if name != "parameters"
     ]
     found.insert(
         13,
@@ -104,8 +104,13 @@ def check(
     """
     try:
         with conn.transaction():
-            timeout_ms = str(int(STATEMENT_TIMEOUT_S * 1000))
-            statements.audit.limit_transaction(conn, timeout_ms=timeout_ms)
+            limits = {
+                "transaction_read_only": "on",
+                "statement_timeout": str(int(STATEMENT_TIMEOUT_S * 1000)),
+                "jit": "off",
+                "max_parallel_workers_per_gather": "0",
+            }
+            db.set_local(conn, limits)
             return offenders(conn, invariant, values)
     except psycopg.errors.QueryCanceled:
         return f"not finished within {STATEMENT_TIMEOUT_S:g} s"

@@ -25,6 +25,7 @@ from queue_workflows.db.pool import (
     get_pool,
     is_psycopg,
     read_only,
+    set_local,
 )
 from queue_workflows.db.scripts import BEGIN, COMMIT, ROLLBACK, Script, Statement, run
 from queue_workflows.runtime.stored_json import load_json
@@ -52,7 +53,8 @@ __all__ = [
     "Script", "Statement", "Subscriptions", "Wake", "bootstrap", "call_async", "close_pool",
     "connect", "connection", "current_schema_version", "cursor", "db_url", "describe", "downgrade",
     "fetch_async", "get_pool", "is_psycopg", "listen", "load_json", "pending", "read_only", "run",
-    "statement", "transaction", "wait_for_schema", "wait_until_reachable", "wait_until_ready",
+    "set_local", "statement", "transaction", "wait_for_schema", "wait_until_reachable",
+    "wait_until_ready",
 ]  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _lock(conn: pool.Connection, part: Part) -> None:
             conn.execute(lock.format(sql.SQL(", ").join(map(sql.Identifier, tables))))
     except psycopg.errors.QueryCanceled as error:
         raise TablesInUse("the triggers cannot be replaced: their tables are in use") from error
-    statements.installed_objects.lift_limit(conn)
+    pool.set_local(conn, {"statement_timeout": "0"})
 
 
 def problems(conn: pool.Connection) -> list[Problem]:

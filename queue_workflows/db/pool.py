@@ -297,8 +297,13 @@ def give_back(conn: Connection, info: Any, differing: Mapping[str, str]) -> None
         _set_all(conn, differing)
 
 
-def _set_all(conn: Connection, settings: Mapping[str, str]) -> None:
-    statements.sessions.set_all(conn, settings=json.dumps(settings))
+def _set_all(conn: Connection, settings: Mapping[str, str], *, is_local: bool = False) -> None:
+    statements.sessions.set_all(conn, settings=json.dumps(settings), is_local=is_local)
+
+
+def set_local(conn: Connection, settings: Mapping[str, str]) -> None:
+    """Change settings of the server for the rest of the transaction."""
+    _set_all(conn, settings, is_local=True)
 
 
 class Joined:
@@ -355,7 +360,8 @@ def read_only() -> Generator[Connection]:
     A statement that takes longer than PAGE_STATEMENT_S is cancelled (SQLSTATE 57014).
     """
     with _pool("pages").connection() as own, own.transaction():
-        statements.sessions.read_only(own, statement_ms=f"{PAGE_STATEMENT_S * 1000:.0f}")
+        limit_ms = f"{PAGE_STATEMENT_S * 1000:.0f}"
+        set_local(own, {"transaction_read_only": "on", "statement_timeout": limit_ms})
         yield own
 
 

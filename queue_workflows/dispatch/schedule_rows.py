@@ -264,7 +264,7 @@ class Batch:
         """Plan and fire up to BATCH schedules that are due, for about BATCH_S seconds."""
         conn, given = self._conn, self._scope.given(isolation)
         # A submitter's open transaction may hold the idempotency keys of many schedules.
-        statements.sessions.wait_for_locks(conn, lock_ms=str(int(db.LOOP_LOCK_S * 1000)))
+        db.set_local(conn, {"lock_timeout": str(int(db.LOOP_LOCK_S * 1000))})
         rows = statements.schedule_rows.due(conn, **given, now=self._now, limit=BATCH)
         self.more = len(rows) >= BATCH
         for row in rows:

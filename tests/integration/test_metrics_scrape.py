@@ -79,7 +79,7 @@ def test_the_oldest_node_is_found_among_versions_priorities_and_queues(conn: Any
         " WHERE relname = 'workflow_node_jobs'"
     )
     with conn.transaction():
-        statements.metrics.in_order(conn)
+        db.set_local(conn, metrics_page.IN_ORDER)
         before = factories.one(conn, read_rows)
         found = statements.metrics.oldest_nodes(conn)
         rows = factories.one(conn, read_rows) - before
@@ -95,7 +95,7 @@ def test_queued_jobs_are_counted_by_pages_until_there_are_statistics(
 
     def plan() -> str:
         with db.connect() as conn, conn.transaction():
-            own.by_index(conn)
+            db.set_local(conn, metrics_page.BY_INDEX)
             own.by_pages[table](conn)
             rows = conn.execute(b"EXPLAIN " + own.waiting[table].text).fetchall()
         return "\n".join(row["QUERY PLAN"] for row in rows)

@@ -52,7 +52,7 @@ def test_a_batch_is_quick_where_the_statistics_say_that_the_table_is_empty(
             assert statements.retention.delete_outbox(conn, days=30, batch=5000) == 5000
             delete_events = statements.retention.delete_events
             assert delete_events["workflow_node_jobs"](conn, days=30, batch=5000) == 5000
-            statements.retention.mark(conn)
+            db.set_local(conn, {"queue_workflows.retention": "on"})
             assert delete_events["ingest_jobs"](conn, days=30, batch=5000) == 5000
             assert statements.logs.prune(conn, days=30, batch=5000) == 5000
             assert statements.schedules.prune(conn, days=30, batch=5000) == 5000

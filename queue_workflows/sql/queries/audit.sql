@@ -8,13 +8,6 @@
 SELECT coalesce(now() - %(since_s)s::float8 * interval '1 second', '-infinity')::text AS since,
        (now() - %(retention_days)s::float8 * interval '1 day')::text AS kept;
 
--- name: limit_transaction none
--- Limit the current transaction, which checks one invariant, to reading, a time, and one core.
-SELECT set_config('transaction_read_only', 'on', true),
-       set_config('statement_timeout', %(timeout_ms)s::text, true),
-       set_config('jit', 'off', true),
-       set_config('max_parallel_workers_per_gather', '0', true);
-
 -- name: terminal_stays many
 -- The status of a terminal job never changes within one generation.
 WITH found (id, text) AS MATERIALIZED (

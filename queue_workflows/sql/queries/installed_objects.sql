@@ -33,10 +33,6 @@ SELECT set_config('statement_timeout', least(greatest(setting::integer / 2, 1), 
   FROM pg_settings
  WHERE name = 'deadlock_timeout';
 
--- name: lift_limit none
--- Let the transaction's next statements take as long as they need.
-SELECT set_config('statement_timeout', '0', true);
-
 -- name: functions many
 -- Return the functions of these names, each with a hash of its definition. The source and the
 -- settings are hashed, and not pg_get_functiondef(), whose form differs between servers.

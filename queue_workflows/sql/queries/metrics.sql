@@ -31,18 +31,6 @@ SELECT metric, name, label, bucket, n, seconds
  ORDER BY metric, name, label, bucket
  LIMIT %(limit)s;
 
--- name: in_order none
--- Keep the planner to the order of indexes for this transaction, until `by_index`: without statistics it sorts all
--- waiting jobs to find the first one.
-SELECT set_config(s.name, 'off', true)
-  FROM unnest('{enable_seqscan,enable_bitmapscan,enable_sort,jit}'::text[]) s (name);
-
--- name: by_index none
--- Keep the planner to indexes for this transaction: without statistics it takes a scan of all
--- finished jobs for cheaper (decision 0019).
-SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
-       set_config('enable_bitmapscan', 'on', true), set_config('enable_sort', 'on', true);
-
 -- name: by_pages none
 -- tables: ingest_jobs workflow_node_jobs
 -- Let the planner read the pages of a table once each for the rest of this transaction, if it has

@@ -4,15 +4,6 @@
 -- Return how many pages a table has now.
 SELECT pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint AS n;
 
--- name: mark none
--- Mark the transaction as one that deletes by age: then no event is written for each deleted
--- row.
-SELECT set_config('queue_workflows.retention', 'on', true);
-
--- name: set_timeout none
--- Set the statement timeout of the transaction.
-SELECT set_config('statement_timeout', %(timeout)s, true);
-
 -- name: old_jobs many
 -- Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (NULL:
 -- of all) and none of `aside`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is

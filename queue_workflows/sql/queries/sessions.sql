@@ -30,23 +30,14 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::boo
        set_config('plan_cache_mode', 'auto', %(is_local)s::bool),
        set_config('jit', 'off', %(is_local)s::bool);
 
--- name: read_only none
--- Let this transaction only read, and each of its statements take so many milliseconds at most.
-SELECT set_config('transaction_read_only', 'on', true),
-       set_config('statement_timeout', %(statement_ms)s::text, true);
-
 -- name: set_all none
--- Set these settings, a JSON object.
-SELECT set_config(s.name, s.value, false) AS value
+-- Set these settings, a JSON object, for this transaction (`is_local`) or for the session.
+SELECT set_config(s.name, s.value, %(is_local)s::bool) AS value
   FROM jsonb_each_text(%(settings)s::jsonb) AS s (name, value);
 
 -- name: hold none
 -- Hold the advisory lock of a name, shared, for as long as the session lives.
 SELECT pg_advisory_lock_shared(hashtextextended(%(lock)s::text, 0)) IS NULL AS held;
-
--- name: wait_for_locks none
--- Let the statements of this transaction wait so many milliseconds for a lock.
-SELECT set_config('lock_timeout', %(lock_ms)s::text, true);
 
 -- name: role one
 -- Return the role and the schema of this session, quoted as SQL needs them.
