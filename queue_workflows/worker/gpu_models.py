@@ -343,6 +343,8 @@ class GpuModels:
         self._queue.changing = False
         if request is None or request is REAP:
             return
+        # The text of an app's error, which has to fit into the detail of the heartbeat.
+        error = None if error is None else payload.error_text(error)
         state = "done" if error is None else "failed"
         self._set_report(request, state, seconds=seconds, error=error)
         if error is None and request["action"] == "load" and self._load_s > 0:

@@ -338,6 +338,7 @@ def test_only_the_loaded_model_is_unloaded_on_request(
     [
         (MemoryError("24 GB short"), "MemoryError: 24 GB short"),
         (SystemExit("no weights"), "SystemExit: no weights"),
+        (OSError("a\0b password=hunter2"), "OSError: a\N{REPLACEMENT CHARACTER}b password=***"),
     ],
 )
 def test_a_load_on_request_that_fails_reports_why_and_the_worker_continues(
