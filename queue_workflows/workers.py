@@ -298,7 +298,7 @@ def policy_in_force(host: str, queue: str) -> str | None:
         except psycopg.errors.UndefinedTable:
             return None
         except psycopg.errors.UndefinedFunction:
-            if statements.controls.has_table(conn):
+            if statements.sessions.has_table(conn, table="worker_controls"):
                 raise
             return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -78,10 +79,11 @@ def url() -> str:
 def listing(server: embedded.Server) -> list[Database]:
     """Return the databases of the server that have a project or tables."""
     found = list[Database]()
+    has_schema = functools.partial(statements.sessions.has_table, table="workflow_runs")
     for row in _on(server, "postgres", statements.databases.projects):
         unfinished: int | None = None
         with contextlib.suppress(psycopg.Error):
-            if _on(server, row["name"], statements.databases.has_schema):
+            if _on(server, row["name"], has_schema):
                 unfinished = _on(server, row["name"], statements.databases.unfinished)
         if row["folder"] is not None or unfinished is not None:
             found.append(Database(row["name"], row["folder"], row["size_bytes"], unfinished))

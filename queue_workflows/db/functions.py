@@ -172,12 +172,12 @@ def _damaged(conn: pool.Connection, part: Part, recorded: dict[str, str]) -> Ite
 
 def forget(conn: pool.Connection) -> None:
     """Delete the record, so that the code of an older release installs its own set."""
-    if statements.installed_objects.record_exists(conn):
+    if statements.sessions.has_table(conn, table=TABLE):
         statements.installed_objects.forget(conn)
 
 
 def _recorded(conn: pool.Connection) -> dict[str, dict[str, Any]]:
-    if not statements.installed_objects.record_exists(conn):
+    if not statements.sessions.has_table(conn, table=TABLE):
         return {}
     return {row["part"]: row for row in statements.installed_objects.recorded(conn)}
 

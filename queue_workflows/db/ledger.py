@@ -115,7 +115,7 @@ def of_others(conn: pool.Connection) -> str | None:
 
     Their migrations have the same numbers as ours, but other tables.
     """
-    if not statements.migrations.ledger_exists(conn, ledger=NAME):
+    if not statements.sessions.has_table(conn, table=NAME):
         return None
     found = [row["version"] for row in statements.migrations.of_others(conn)]
     if not found:
@@ -139,7 +139,7 @@ def refuse_others(conn: pool.Connection) -> None:
 
 def versions(conn: pool.Connection, name: str) -> set[int]:
     """Return the versions of the applied migrations; none if there is no ledger."""
-    if not statements.migrations.ledger_exists(conn, ledger=name):
+    if not statements.sessions.has_table(conn, table=name):
         return set()
     rows = conn.execute(sql.SQL("SELECT version FROM {}").format(sql.Identifier(name))).fetchall()
     return {row["version"] for row in rows}

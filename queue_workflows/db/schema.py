@@ -227,7 +227,7 @@ def pending(
     with pool.connect() as conn:
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)
-        if not statements.migrations.ledger_exists(conn, ledger=version_table):
+        if not statements.sessions.has_table(conn, table=version_table):
             return steps
         applied = ledger.versions(conn, version_table)
     return [step for step in steps if step.version not in applied]
@@ -256,7 +256,7 @@ def downgrade(
     steps = ledger.chain(migrations_dir)
     ours = _is_ours(steps, version_table)
     with exclusive(version_table) as conn:
-        if not statements.migrations.ledger_exists(conn, ledger=version_table):
+        if not statements.sessions.has_table(conn, table=version_table):
             return []
         if version_table == ledger.NAME:
             ledger.refuse_others(conn)

@@ -37,7 +37,3 @@ SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
 -- Return the stop policy of the control row that switches a host and queue off now; NULL: it
 -- is on.
 SELECT queue_workflows_off_policy(%(host)s, %(queue)s) AS policy;
-
--- name: has_table value
--- Return whether the schema has control rows at all.
-SELECT to_regclass('worker_controls') IS NOT NULL AS found;

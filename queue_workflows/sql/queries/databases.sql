@@ -8,10 +8,6 @@ SELECT d.datname AS name, shobj_description(d.oid, 'pg_database') AS folder,
  WHERE NOT d.datistemplate AND d.datname <> 'postgres'
  ORDER BY d.datname;
 
--- name: has_schema value
--- Return whether this database has our tables.
-SELECT to_regclass('workflow_runs') IS NOT NULL AS found;
-
 -- name: unfinished value
 -- Return how many runs are in no terminal state.
 SELECT count(*) AS n

@@ -1,9 +1,5 @@
 -- The installed set of functions and triggers: its record, `queue_schema_objects`, and the catalog.
 
--- name: record_exists value
--- Return whether there is a record: the schema of 0.3.0 has none.
-SELECT to_regclass('queue_schema_objects') IS NOT NULL AS found;
-
 -- name: recorded many
 -- Return what is installed, one row a part.
 SELECT part, checksum, package_version, objects FROM queue_schema_objects;

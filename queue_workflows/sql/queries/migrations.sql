@@ -22,10 +22,6 @@ SELECT a.pid, a.usename
 -- Release every advisory lock of this session.
 SELECT pg_advisory_unlock_all();
 
--- name: ledger_exists value
--- Return whether there is a table of this name on the search path.
-SELECT to_regclass(quote_ident(%(ledger)s::text)) IS NOT NULL AS found;
-
 -- name: ledger_is_whole value
 -- Return whether a ledger exists and has every column that this code reads.
 SELECT count(*) = 4 AS is_whole

@@ -1,4 +1,4 @@
--- The settings and the role of a session. They run on every database, with our schema or without.
+-- The settings, the role and the tables of a session. They run on every database, with our schema or without.
 
 -- name: set_up none
 -- Set what an engine session depends on, whatever the environment, the role and the database say:
@@ -34,6 +34,10 @@ SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::boo
 -- Set these settings, a JSON object, for this transaction (`is_local`) or for the session.
 SELECT set_config(s.name, s.value, %(is_local)s::bool) AS value
   FROM jsonb_each_text(%(settings)s::jsonb) AS s (name, value);
+
+-- name: has_table value
+-- Return whether there is a table of this name on the search path.
+SELECT to_regclass(quote_ident(%(table)s::text)) IS NOT NULL AS found;
 
 -- name: hold none
 -- Hold the advisory lock of a name, shared, for as long as the session lives.
