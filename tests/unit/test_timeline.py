@@ -132,15 +132,13 @@ def test_the_lines_are_in_the_order_of_their_start() -> None:
     }  # fmt: skip
     now = T0 + timedelta(seconds=80)
     table = timeline.table(drawn(*nodes, now=now), [step], T0, now)
-    assert [line["node_id"] for line in table["lines"]] == ["early", "s", "late", "never"]
+    assert [line.name for line in table["lines"]] == ["early", "s", "late", "never"]
     early, of_step = table["lines"][:2]
-    assert (early["start_s"], early["where"]) == (5, "box-1")
-    assert early["took"] == {"wait": 5, "load": 0, "run": 5}
-    assert [(span.kind, x, width) for span, x, width in early["bars"]] == [
-        ("wait", 0.0, 6.2), ("run", 6.2, 6.2)
-    ]  # fmt: skip
-    assert of_step["status"] == "running"
-    assert (of_step["nodes"], of_step["took"]["run"], of_step["bars"][0][1]) == (8, 60, 25.0)
+    assert (early.nodes, early.attempts, early.start_s, early.where) == (None, 1, 5, "box-1")
+    assert early.took_s == (5, 0, 5)
+    assert early.bars == [("wait", 0.0, 6.2), ("run", 6.2, 6.2)]
+    assert of_step.status == "running"
+    assert (of_step.nodes, of_step.took_s, of_step.bars[0][1]) == (8, (0, 0, 60), 25.0)
     assert table["marks"] == [
         "0 s",
         "20 s",
@@ -185,7 +183,7 @@ def test_bars_stay_inside_and_do_not_overlap(
     one = node(*attempts, status="queued" if goes_on else "completed")
     now = T0 + timedelta(seconds=when + 1)
     (line,) = timeline.table(drawn(one, now=now), [], T0, now)["lines"]
-    assert all(x >= 0 and x + width <= 100.01 for _, x, width in line["bars"])
+    assert all(x >= 0 and x + width <= 100.01 for _, x, width in line.bars)
     found = timeline.spans(one, now)
     assert all(a.end <= b.begin for a, b in itertools.pairwise(found))
 
@@ -196,7 +194,7 @@ def test_times_at_the_ends_of_the_calendar(odd: datetime) -> None:
     one = attempt(0, 1, 2, "failed", load=1e300) | {"ended_at": end}
     for each in (node(one), node(one | {"claimed_at": end}), node(created_at=end, status="queued")):
         table = timeline.table(drawn(each), [], T0, T0)
-        assert all(0 <= x <= 100 for line in table["lines"] for _, x, _ in line["bars"])
+        assert all(0 <= x <= 100 for line in table["lines"] for _, x, _ in line.bars)
 
 
 # --- cost --------------------------------------------------------------------------------------

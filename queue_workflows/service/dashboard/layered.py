@@ -43,22 +43,8 @@ class Edge(NamedTuple):
     source: str
     target: str
     points: Sequence[tuple[float, float]]
-
-    @property
-    def path(self) -> str:
-        """Return the path as the attribute `d` of SVG, in steps, which are shorter than places."""
-        x, y = map(round, self.points[0])
-        parts = [f"M{x} {y}"]
-        for number, point in enumerate(self.points[1:]):
-            right, down = round(point[0]) - x, round(point[1]) - y
-            if not down:
-                parts.append(f"h{right}")
-            elif number % 2:
-                parts.append(f"l{right} {down}")
-            else:
-                parts.append(f"c{right // 2} 0 {right // 2} {down} {right} {down}")
-            x, y = x + right, y + down
-        return "".join(parts)
+    path: str
+    """The points as the attribute `d` of SVG."""
 
 
 class Drawing(NamedTuple):
@@ -89,10 +75,30 @@ def draw(depends_on: Mapping[str, Iterable[str]]) -> Drawing:
         name: Box(float(rank * (WIDTH + GAP_X)), round(middle - HEIGHT / 2, 1))
         for name, rank, middle in zip(names, layout.ranks, layout.y, strict=False)
     }
-    edges = [Edge(names[s], names[t], layout.line(s, t)) for s, t in given]
+    lines = [layout.line(source, target) for source, target in given]
+    edges = [
+        Edge(names[source], names[target], line, _path(line))
+        for (source, target), line in zip(given, lines, strict=True)
+    ]
     width = max((box.x + WIDTH for box in boxes.values()), default=0.0)
     height = max((at + layout.half(n) for n, at in enumerate(layout.y)), default=0.0)
     return Drawing(width, round(height, 1), boxes, edges)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    """Return a line as the attribute `d` of SVG, in steps, which are shorter than places."""
+    x, y = map(round, points[0])
+    parts = [f"M{x} {y}"]
+    for number, point in enumerate(points[1:]):
+        right, down = round(point[0]) - x, round(point[1]) - y
+        if not down:
+            parts.append(f"h{right}")
+        elif number % 2:
+            parts.append(f"l{right} {down}")
+        else:
+            parts.append(f"c{right // 2} 0 {right // 2} {down} {right} {down}")
+        x, y = x + right, y + down
+    return "".join(parts)
 
 
 class _Layout:

@@ -100,7 +100,7 @@ def _run(
     shown = steps[:STEPS] if large else []
     nodes = nodes[: timeline.MOST - len(shown)]
     names = [node["node_id"] for node in nodes] if large else None
-    nodes, is_cut = _with_attempts(conn, head, nodes, names)
+    is_cut = _add_attempts(conn, head, nodes, names)
     return found | {
         "table": timeline.table(nodes, shown, head["begin"], head["read_at"]),
         "cost": timeline.cost(nodes),
@@ -120,14 +120,14 @@ def _done(counts: Mapping[str, int]) -> int:
     return counts.get("completed", 0) + counts.get("skipped", 0)
 
 
-def _with_attempts(
+def _add_attempts(
     conn: db.Connection,
     head: Row,
     nodes: Iterable[Row],
     names: list[str] | None,
     claim: int | None = None,
-) -> tuple[list[JsonDict], bool]:
-    """Return nodes with their `attempts` and the `spans` of these, and whether old ones are cut.
+) -> bool:
+    """Give nodes their `attempts` and the `spans` of these; return whether old ones are cut.
 
     The nodes have these `names`; without names they are all nodes of the run. With a `claim` the
     attempts have their errors and use, and the attempt of this claim has its traceback.
@@ -138,13 +138,11 @@ def _with_attempts(
     by_node: dict[str, list[Row]] = {}
     for event in reversed(events):
         by_node.setdefault(event["node_id"], []).append(event)
-    made: list[JsonDict] = []
     for node in nodes:
         own = by_node.get(node["node_id"], ())
-        found = attempt_history.build(node, own, (), reopened=head["queued_at"])
-        with_attempts = node | {"attempts": found}
-        made.append(with_attempts | {"spans": timeline.spans(with_attempts, head["read_at"])})
-    return made, len(events) == EVENTS
+        node["attempts"] = attempt_history.build(node, own, (), reopened=head["queued_at"])
+        node["spans"] = timeline.spans(node, head["read_at"])
+    return len(events) == EVENTS
 
 
 def sentence(head: Row, counts: Mapping[str, int], nodes: Sequence[Row], sees: bool) -> str:
@@ -258,10 +256,11 @@ def _drawn(
     maps: Sequence[Row],
     lit: str | None,
 ) -> JsonDict:
-    """Return the graph of a run with the states of its boxes, and how many of each are done.
+    """Return the graph of a run with its `boxes`, each with its state and how many of it are done.
 
-    Without `nodes` the states of the graph's nodes are read. The lit box may be the map or the step
-    of the node `lit`.
+    Only maps and steps have such a pair of counts. `lines` are the edges, and those of the path
+    that is lit. Without `nodes` the states of the graph's nodes are read. The lit box may be the
+    map or the step of the node `lit`.
     """
     drawn = _graph(conn, head)
     deps: dict[str, list[str]] = drawn["deps"] if drawn else {}
@@ -278,9 +277,14 @@ def _drawn(
         states = {row["node_id"]: row["status"] for row in nodes}
     of_map = (lit or "").partition("[")[0]
     box = next((each for each in (lit, of_map, of_map.partition("/")[0]) if each in deps), None)
+    path = set[str]() if box is None else layered.path_of(deps, box)
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    for edge in drawn["drawing"].edges if drawn else ():
+        lines[edge.source in path and edge.target in path].append(edge.path)
     return {
-        "drawn": drawn, "states": states, "done_of": done, "chosen": box or lit,
-        "lit": set[str]() if box is None else layered.path_of(deps, box),
+        "drawn": drawn, "chosen": box or lit, "lit": path,
+        "boxes": [(name, states.get(name, "waiting"), done.get(name)) for name in deps],
+        "lines": ["".join(each) for each in lines.values()],
     }  # fmt: skip
 
 
@@ -290,21 +294,21 @@ def _drawn(
 def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: bool) -> JsonDict:
     """Return the values of a node's panel, with an attempt, by default the last."""
     head = run_row(conn, run_id)
-    row = statements.run_page.node(conn, run_id=run_id, node=name, most=MOST_BYTES)
-    if row is None:
+    node = statements.run_page.node(conn, run_id=run_id, node=name, most=MOST_BYTES)
+    if node is None:
         waits_for = _waits_for(conn, head, name)
         return {
             "run": head, "node": None, "name": name, "attempt": claim, "waits_for": waits_for,
             "actions": [],
         }  # fmt: skip
-    number = row["claim_no"] if claim is None else claim
-    (node,), is_cut = _with_attempts(conn, head, [row], [name], number)
+    number = node["claim_no"] if claim is None else claim
+    is_cut = _add_attempts(conn, head, [node], [name], number)
     attempts: Sequence[JsonDict] = node["attempts"]
     last = attempts[-1] if attempts else None
     chosen = next((each for each in attempts if each["claim_no"] == number), last)
-    prompt = stored_json.text(stored_json.mapping(row["input_spec"]).get("prompt"))
+    prompt = stored_json.text(stored_json.mapping(node["input_spec"]).get("prompt"))
     text = f"Run node {display.line(name, 120)} and all that depends on it again."
-    may = head["over"] and row["status"] != "running"
+    may = head["over"] and node["status"] != "running"
     found: JsonDict = {
         "run": head, "name": name, "node": node, "attempt": claim, "chosen": chosen,
         "is_cut": is_cut, "prompt": prompt, "curves": [], "deaths": [], "log": None, "steps": [],
@@ -315,8 +319,8 @@ def _node(conn: db.Connection, run_id: str, name: str, claim: int | None, sees: 
         found |= _machine(conn, chosen, head)
         if sees:
             found["log"] = _log(conn, run_id, name, chosen["claim_no"])
-    if sees and row["steps"]:
-        found["steps"] = statements.run_page.job_steps(conn, job=row["id"], limit=view.PAGE)
+    if sees and node["steps"]:
+        found["steps"] = statements.run_page.job_steps(conn, job=node["id"], limit=view.PAGE)
     return found
 
 

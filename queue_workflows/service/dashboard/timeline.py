@@ -58,6 +58,25 @@ class Span(NamedTuple):
         return _GROUPS.get(self.why, "wait") if self.kind == "wait" else self.kind
 
 
+class Line(NamedTuple):
+    """A row of the time line: a node, or a step with the number of its `nodes`."""
+
+    name: str
+    status: str
+    nodes: int | None
+    attempts: int
+    start_s: float | None
+    """When its first attempt began, from the begin of the time line; None if none has."""
+    took_s: tuple[float, float, float]
+    """The seconds of its waits, loads and runs."""
+    why: str
+    """What it waits for now, or ""."""
+    where: str | None
+    """The machine that had it last."""
+    bars: Sequence[tuple[str, float, float]]
+    """The colour of each span, and its place and width in percent."""
+
+
 def share(at: datetime, begin: datetime, end: datetime) -> float:
     """Return the place of a time between two others, from 0 to 1."""
     width_s = max((end - begin).total_seconds(), 0.001)
@@ -132,16 +151,14 @@ def table(
     """Return `lines` in the order of their start, five `marks` of the axis, and the `legend`.
 
     A node has its `spans`. A step has `step`, `counts`, `started_at`, and `finished_at`, which is
-    None while it goes on. A line is a node or a step with `start_s`, the seconds that each
-    kind of span `took`, `why` it waits now, `where` it ran last, and `bars`: each span with its
-    place and width in percent.
+    None while it goes on.
     """
     shown = [*nodes, *(_as_node(step, now) for step in steps)]
     times = [span for node in shown for span in node["spans"]]
     begin = min([begin, *(span.begin for span in times)])
     end = max([begin, *(span.end for span in times)])
-    lines = [node | _line(node, begin, end) for node in shown]
-    lines.sort(key=lambda line: (line["start_s"] is None, line["start_s"] or 0.0))
+    lines = [_line(node, begin, end) for node in shown]
+    lines.sort(key=lambda line: (line.start_s is None, line.start_s or 0.0))
     took_s = (end - begin).total_seconds()
     marks = [view.span(took_s * n / 4) for n in range(5)]
     return {"lines": lines, "marks": marks, "legend": _legend(times)}
@@ -170,24 +187,27 @@ def _as_node(step: Row, now: datetime) -> JsonDict:
     }  # fmt: skip
 
 
-def _line(node: JsonDict, begin: datetime, end: datetime) -> JsonDict:
+def _line(node: JsonDict, begin: datetime, end: datetime) -> Line:
     each: Sequence[Span] = node["spans"]
-    took = {"wait": 0.0, "load": 0.0, "run": 0.0}
-    bars: list[tuple[Span, float, float]] = []
+    took_s = {"wait": 0.0, "load": 0.0, "run": 0.0}
+    bars: list[tuple[str, float, float]] = []
+    whole_s = max((end - begin).total_seconds(), 0.001)
     for span in each:
-        took[span.kind] += span.seconds
-        left, right = (100 * share(at, begin, end) for at in (span.begin, span.end))
-        width = max(_LEAST_PCT, right - left)
-        bars.append((span, round(min(left, 100 - width), 1), round(width, 1)))
+        seconds = span.seconds
+        took_s[span.kind] += seconds
+        left = 100 * ((span.begin - begin).total_seconds() / whole_s)
+        width = max(_LEAST_PCT, 100 * (seconds / whole_s))
+        bars.append((span.colour, round(min(left, 100 - width), 1), round(width, 1)))
     first = next((span for span in each if span.kind != "wait"), each[0] if each else None)
     waits = each and each[-1].kind == "wait" and node["status"] in WAITS
-    return {
-        "start_s": None if first is None else (first.begin - begin).total_seconds(),
-        "took": took,
-        "why": each[-1].why if waits else "",
-        "where": node["attempts"][-1]["host_label"] if node["attempts"] else None,
-        "bars": bars,
-    }
+    attempts: Sequence[JsonDict] = node["attempts"]
+    return Line(
+        node["node_id"], node["status"], node.get("nodes"), len(attempts),
+        start_s=None if first is None else (first.begin - begin).total_seconds(),
+        took_s=(took_s["wait"], took_s["load"], took_s["run"]),
+        why=each[-1].why if waits else "",
+        where=attempts[-1]["host_label"] if attempts else None, bars=bars,
+    )  # fmt: skip
 
 
 def cost(nodes: Sequence[JsonDict]) -> str:

@@ -52,6 +52,24 @@ NAVIGATION: Final = (
     ("/acts", "Acts", "a"), ("/health", "Health", "h"),
 )  # fmt: skip
 """Path, label and key of the pages."""
+_KINDS: Final = {
+    "done": ("completed", "succeeded", "ok", "on", "open", "done"),
+    "failed": ("failed", "dead", "error", "died"),
+    "running": ("running", "busy", "load"),
+    "queued": ("queued", "waiting", "not due", "ready", "idle"),
+    "asks": ("awaiting_input", "asks", "question"),
+    "ended": ("cancelled", "canceled", "skipped", "stopped", "absent"),
+    "warning": ("lost", "late", "warning", "throttled", "reclaimed"),
+    "off": ("off", "paused", "parked", "draining"),
+}
+"""The states of each kind, which has a colour and an icon; other states are `other`."""
+_KIND_OF: Final = {state: kind for kind, states in _KINDS.items() for state in states}
+_GLYPHS: Final = {
+    "done": "✓", "failed": "✕", "running": "▶", "queued": "○", "asks": "?",
+    "ended": "\N{EN DASH}",
+}  # fmt: skip
+"""The shape of each kind where icons would make a page too large."""
+_METHODS: Final = frozenset(dir(dict))
 _MEDIA: Final = {
     "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
@@ -93,11 +111,21 @@ class Pager(NamedTuple):
     """How far the search went, if it ended before the page was full."""
 
 
+class _Environment(jinja2.Environment):
+    """Jinja's, for rows: a member is not first sought as an attribute, whose error takes long."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what `obj.attribute` stands for in a template."""
+        if isinstance(obj, dict) and attribute not in _METHODS:
+            return self.getitem(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
 class Pages:
     """The templates, the static files, and the facts and fragments of a moment ago."""
 
     def __init__(self) -> None:
-        self.env: Any = jinja2.Environment(
+        self.env: Any = _Environment(
             loader=jinja2.PackageLoader(_PACKAGE),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
@@ -428,12 +456,23 @@ def span(seconds: Any) -> str:
     return f"{days} d {hours} h" if hours and days < 10 else f"{days} d"
 
 
+def _kind(state: str) -> str:
+    """Return the class of a state: its colour, and the name of its icon."""
+    return _KIND_OF.get(state, "other")
+
+
+def _glyph(state: str) -> str:
+    return _GLYPHS.get(_kind(state), "◆")
+
+
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "segment": functools.partial(path, ""),
     "shown": _shown,
     "editable": _editable,
     "text": _text,
     "line": display.line,
+    "kind": _kind,
+    "glyph": _glyph,
     "zoned": _zoned,
     "age": _age,
     "span": span,
