@@ -355,6 +355,22 @@ def test_a_search_for_jobs_says_how_far_it_went(conn: Any, monkeypatch: pytest.M
     pages.browse(use)
 
 
+def test_a_page_of_failed_jobs_has_the_one_that_fits_behind_many_others(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "service.dashboard.jobs_page.QUICK", 5)
+    for _ in range(12):
+        failed(conn)
+    old = load(conn, queue="fetch", status="failed", finished_at=NOW - timedelta(hours=1))
+
+    async def use(browser: Browser) -> None:
+        assert await rows_of_pages(browser, "/jobs?status=failed&queue=fetch") == [[old]]
+        (page,) = await rows_of_pages(browser, "/jobs?status=failed")
+        assert len(page) == 13
+
+    pages.browse(use)
+
+
 def test_a_search_goes_on_behind_many_jobs_that_failed_at_once(
     conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

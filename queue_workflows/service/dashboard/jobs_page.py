@@ -31,6 +31,8 @@ from queue_workflows.types import JsonDict, Row
 router = fastapi.APIRouter()
 FIRST: Final = 10
 """Failed jobs above the other ones."""
+QUICK: Final = 100
+"""Failed jobs that are examined first, as most pages are full with these."""
 EXAMINED: Final = 50_000
 """Ingest jobs that a page examines at most."""
 LIVE: Final = ("queued", "running")
@@ -112,14 +114,20 @@ def _failed(
     conn: db.Connection, query: dict[str, str], place: tuple[datetime, str] | None
 ) -> tuple[Sequence[Row], view.Pager]:
     """Return failed jobs of both families behind a place, the last one first, and the links."""
-    read = statements.failures.newest(
-        conn, since=None, since_ago=None, until=place and place[0], until_ago=None,
-        queue=query.get("queue"), workflow=query.get("task"), machine=None, text=None,
-        most=failures.NEWEST, cut=failures.EXAMINED,
-    )  # fmt: skip
-    rows = [row | {"path": failures_page.path(row)} for row in read if row["fits"]]
-    shown, pages = failures_page.paged("/jobs", query, rows, place)
-    if pages.next is None and read[-1]["place"] == failures.NEWEST:
+    most = min(QUICK, failures.NEWEST)
+    while True:
+        read = statements.failures.newest(
+            conn, since=None, since_ago=None, until=place and place[0], until_ago=None,
+            queue=query.get("queue"), workflow=query.get("task"), machine=None, text=None,
+            most=most, cut=failures.EXAMINED,
+        )  # fmt: skip
+        fitting = [row for row in read if row["fits"]]
+        shown, pages = failures_page.paged("/jobs", query, fitting, place)
+        is_over = pages.next is not None or read[-1]["place"] != most
+        if is_over or most == failures.NEWEST:
+            break
+        most = failures.NEWEST
+    if not is_over:
         at, job_id = read[-1]["at"], read[-1]["id"]
         searched = f"searched {failures.NEWEST:,} failed jobs"
         if place is not None and place[0] == at:
@@ -127,7 +135,7 @@ def _failed(
             searched = f"not all of those that failed at {display.moment(at)} are listed"
             at, job_id = at - timedelta(microseconds=1), ""
         pages = pages._replace(next=runs_page.following(query, at, job_id), searched=searched)
-    return shown, pages
+    return [row | {"path": failures_page.path(row)} for row in shown], pages
 
 
 @router.get("/jobs/{job_id}")
