@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import gzip
 import hashlib
 import json
@@ -402,6 +403,7 @@ async def _visit(times: int, more: int, watched_s: float) -> Found:
     found = settings.load(token=TOKEN, workers_json="", app_dashboard=True)
     settings.apply(found)
     made = application.build(found, upkeep=False)
+    gc.freeze()  # as `server.run` does
     transport = httpx.ASGITransport(app=made)
     async with (
         made.router.lifespan_context(made),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -171,6 +172,8 @@ def run(app: fastapi.FastAPI, bound: socket.socket, listening: Callable[[], obje
         server.force_exit = True
         stop()
 
+    # What is loaded stays: without this each full collection, as rows of pages cause, searches it.
+    gc.freeze()
     with signals.StopRequest(on_first=stop, on_second=hurry):
         server.run(sockets=[bound])
     return 0 if server.started else 1
