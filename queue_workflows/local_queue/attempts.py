@@ -156,7 +156,8 @@ class Outcomes:
         try:
             is_over = store()
         except BaseException:  # noqa: BLE001  the boundary around app code
-            _log.exception("the plan does not take the outcome of job %s; repeated", job.id)
+            text = "the plan does not take the outcome of job %s, and gets it again every second"
+            _log.exception(text, job.id)
             with self._lock:
                 self._waiting.append((job, store, wait_s))
             return

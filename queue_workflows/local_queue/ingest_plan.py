@@ -332,7 +332,8 @@ class ThreadWorker(process.Worker):
 
 
 def _stay(code: int) -> None:
-    _log.warning("turned off: the jobs are handed back, the process stays (%d)", code)
+    text = "the queue was turned off: its jobs go back, and this process stays (on_exit takes %d)"
+    _log.warning(text, code)
 
 
 class IngestPlan(execution_plan.ClaimingPlan):

@@ -183,7 +183,7 @@ class JobQueueManager:
             try:
                 self._claims.give_back(job, reason)
             except BaseException:  # noqa: BLE001  the boundary around the plan
-                _log.exception("the claim of job %s was not given back", job.id)
+                _log.exception("job %s is not handed back before its lease ends", job.id)
 
     # --- The master's thread.
 
@@ -203,7 +203,7 @@ class JobQueueManager:
             try:
                 hash(each.id)
             except Exception:  # noqa: BLE001  the boundary around app code
-                _log.exception("the plan returned a %s that is no job with an id", type(each))
+                _log.exception("the plan returned a %s, which has no `id` to run it by", type(each))
             else:
                 jobs.append(each)
         self._stale.forget_reset()

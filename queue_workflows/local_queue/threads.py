@@ -222,7 +222,7 @@ class WorkerThreads:
             thread.start()
         except RuntimeError as error:  # as many threads as this account may have
             slot.start_at = self._now() + REPEAT_S
-            _log.error("%s does not start: %s; repeated", slot.name, error)
+            _log.error("%s does not start, which is tried again: %s", slot.name, error)
         else:
             slot.thread = thread
 
@@ -339,7 +339,7 @@ class WorkerThreads:
         except BaseException:  # noqa: BLE001  the boundary around app code
             _log.exception("the plan cannot mark job %s as running", job.id)
         else:
-            _log.info("job '%s' (%s) is not to run any more", job.label, job.id)
+            _log.info("job '%s' (%s) does not run: its plan refuses it now", job.label, job.id)
         self._queue.release(job.id)
         return False
 

@@ -397,7 +397,7 @@ class JobLoop(Jobs):
     def _change_model(self, change: JsonDict) -> None:
         error, cache = None, self._cache
         if cache is None:
-            error = "this executor has no models"
+            error = "this worker loads no models, as its queue is not gpu"
         elif change.get("model") is not None:
             error = _change(cache, functools.partial(cache.require_model, change["model"]))
         elif change["idle_only"]:

@@ -394,7 +394,8 @@ def _renewals(
                 except db.Error as refusal:
                     if not _is_of_rows(refusal):
                         raise
-                    _log.warning("the lease of job %s is not renewed: %s", job.id, refusal)
+                    what = "the lease of job %s is not renewed, which is tried again: %s"
+                    _log.warning(what, job.id, str(refusal).strip())
                     found.append(claims.Renewal(job.id, job.lease.claim_no, False, renewed=False))
     return found
 

@@ -245,8 +245,8 @@ def check_cards(cards: Sequence[int]) -> None:
         visible = os.environ.get(name)
         if visible is not None and (hidden := _missing(cards, visible.split(","))):
             raise errors.InvalidConfig(
-                f"--cards names GPU {hidden[0]}, and {name} is {visible!r:.80}, so this GPU is "
-                "not for this process; name those in it, or unset it"
+                f"--cards names GPU {hidden[0]}, and {name} is {visible!r:.80}, so this process "
+                "does not see that GPU; name GPUs of the variable, or unset it"
             )
     known = [index for index, _, _ in gpu_rows(listed_gpus(external_tool.Tool("nvidia-smi")))]
     if known and (absent := _missing(cards, known)):
