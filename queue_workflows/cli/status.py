@@ -286,11 +286,11 @@ def _asking(action: str, help_: str, doc: str) -> None:
     ) -> int | define.Shown:  # fmt: skip
         if action == "load" and not model:
             raise errors.InvalidConfig("load needs the id of a model: models load MODEL --host H")
-        request = _send(action, host or config.host_label(), model, worker)
+        request, asked = _send(action, host or config.host_label(), model, worker)
         if no_wait:
-            return define.listed(_requested_workers(request), _MODELS_HEAD, _model_cells)
+            return define.listed(asked, _MODELS_HEAD, _model_cells)
         with command.until_stopped() as stop:
-            rows = _answers(request, stop)
+            rows = _answers(request, asked, stop)
             if stop.requested.is_set():
                 command.print_message("stopped waiting; the request remains")
                 return exit_codes.INTERRUPTED
@@ -317,29 +317,24 @@ _asking(
 )
 
 
-def _send(action: str, host: str, model: str | None, worker: str | None) -> Row:
-    # In one transaction: a worker may answer within milliseconds of the commit.
+def _send(action: str, host: str, model: str | None, worker: str | None) -> tuple[Row, list[Row]]:
+    """Send a request; return it, and the live workers that it is for."""
+    # In one transaction: a worker may answer, or die, within milliseconds of the commit.
     with db.transaction() as conn:
-        known = {str(row["pid"]): row for row in model_api.list(host, conn=conn)}
-        worker_id = known[worker]["worker_id"] if worker in known else worker
+        live = [row for row in model_api.list(host, conn=conn) if row["state"] != "dead"]
+        by_pid = {str(row["pid"]): row["worker_id"] for row in live}
+        worker_id = None if worker is None else by_pid.get(worker, worker)
         if action == "load":
-            return model_api.load(host, model or "", worker_id=worker_id, conn=conn)
-        return model_api.unload(host, model, worker_id=worker_id, conn=conn)
+            request = model_api.load(host, model or "", worker_id=worker_id, conn=conn)
+        else:
+            request = model_api.unload(host, model, worker_id=worker_id, conn=conn)
+    return request, [row for row in live if worker_id in (None, row["worker_id"])]
 
 
-def _requested_workers(request: Row) -> list[Row]:
-    """Return the live workers that a request is for."""
-    return [
-        row
-        for row in model_api.list(request["host_label"])
-        if request["worker_id"] in ("", row["worker_id"]) and row["state"] != "dead"
-    ]
-
-
-def _answers(request: Row, stop: signals.StopRequest) -> list[Row]:
+def _answers(request: Row, asked: list[Row], stop: signals.StopRequest) -> list[Row]:
     """Wait until each worker has answered, died or got another request; return the workers."""
     number = request["request_no"]
-    rows = {row["worker_id"]: row for row in _requested_workers(request)}
+    rows = {row["worker_id"]: row for row in asked}
     reported: set[str] = set()
     while True:
         now = {row["worker_id"]: row for row in model_api.list(request["host_label"])}

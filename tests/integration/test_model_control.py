@@ -607,6 +607,21 @@ def test_the_command_gives_up_on_a_worker_that_died(conn: Any, cli: Commands) ->
     assert (command.wait(), command.out) == (1, "box pid 7 failed: the worker is dead\n")
 
 
+def test_a_worker_that_dies_with_the_commit_of_the_request_has_not_obeyed(conn: Any) -> None:
+    known(conn)
+    conn.execute(
+        "CREATE FUNCTION gone() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN UPDATE workers SET state = 'dead'; RETURN NULL; END$$;"
+        " CREATE CONSTRAINT TRIGGER gone AFTER INSERT ON model_controls"
+        " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION gone()"
+    )
+    try:
+        done = console.command("models", "load", "a", "--host", "box")
+    finally:
+        conn.execute("DROP FUNCTION gone() CASCADE")
+    assert done == (1, "box pid 7 failed: the worker is dead\n", "")
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
