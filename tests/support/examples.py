@@ -18,7 +18,7 @@ from hypothesis.strategies import DataObject
 
 FULL = bool(os.environ.get("QW_TEST_FULL"))
 SHARE = 4
-BUDGET_S = 10.0
+BUDGET_S = 5.0
 """After this time the examples that are left do nothing, unless one has failed."""
 _LAZY = (random.Random, DataObject)
 """What a test draws from while it runs: one that does nothing would draw otherwise than before."""

@@ -80,10 +80,10 @@ def code_texts() -> Iterator[Text]:
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         name = str(path.relative_to(PACKAGE))
-        tree = ast.parse(source)
-        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+        nodes = [*ast.walk(ast.parse(source))]
+        parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr)
                  for part in node.values}  # fmt: skip
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.JoinedStr):
                 value = "".join(
                     str(part.value) if isinstance(part, ast.Constant) else "`code`"

@@ -41,10 +41,10 @@ ALLOWED = {
 
 def found(source: str) -> list[tuple[int, str]]:
     """Return line and text of each string of a module that is SQL; docstrings do not count."""
-    tree = ast.parse(source)
-    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = [*ast.walk(ast.parse(source))]
+    skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     texts: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             skipped.update(map(id, node.values))
             parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
