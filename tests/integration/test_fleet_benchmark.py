@@ -9,6 +9,9 @@ import pytest
 
 from benchmarks import fleet, fleet_sim, fleet_trace
 
+pytestmark = pytest.mark.slow
+"""They test the benchmark; `test_invariant_gpu_claims.py` and `test_fleet_rule.py` the claims."""
+
 
 @pytest.fixture
 def url(migrated_database: str) -> str:

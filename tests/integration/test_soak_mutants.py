@@ -24,6 +24,8 @@ from tests.hostile import extreme_values
 from tests.soak import mutant, mutants
 from tests.support import deaths, factories, transitions
 
+pytestmark = pytest.mark.slow
+"""They test the soak, which no quick test runs either."""
 PACKAGE = Path(queue_workflows.__file__).parent
 WITHOUT_PATCH = {"control", "columns"}
 """What they change is a variable of the environment, and the rights of a role."""

@@ -57,7 +57,9 @@ def agree(
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize(
+    "seed", [100, 101, 102, *(pytest.param(n, marks=pytest.mark.slow) for n in (103, 104, 105))]
+)
 def test_next_is_what_a_gpu_claim_takes(db: ModuleType, policy: str, seed: int) -> None:
     with db.connect() as conn, conn.transaction(force_rollback=True):
         given = gpu.world(conn, seed)
