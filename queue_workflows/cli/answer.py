@@ -239,16 +239,18 @@ def read(text: str, spec: JsonDict) -> Any:
     if not choices:
         return text if answers.type_of(spec) == "string" else value_of(text, "answer")
     if spec.get("multiple"):
-        return [_choice(part.strip(), choices) for part in text.split(",")]
-    return _choice(text, choices)
+        return [_choice(part.strip(), choices, spec) for part in text.split(",")]
+    return _choice(text, choices, spec)
 
 
-def _choice(text: str, choices: list[tuple[str, Any]]) -> Any:
+def _choice(text: str, choices: list[tuple[str, Any]], spec: JsonDict) -> Any:
     if text.isdecimal() and len(text) < 10 and 1 <= int(text) <= len(choices):
         return choices[int(text) - 1][1]
     for label, value in choices:
         if text == label:
             return value
+    if spec.get("widget") in ("file_upload", "pick_or_upload"):
+        return text  # a file that is not in the library
     to = len(choices)
     raise errors.InputRefused(f"{text!r} is none of the choices: type a number from 1 to {to}")
 

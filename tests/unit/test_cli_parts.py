@@ -140,6 +140,8 @@ def test_a_prompt_takes_no_file_that_its_question_does_not_accept(
         ("Left", TURNOUT, "l"),
         ("1, b", {"options": ["a", "b"], "multiple": True}, ["a", "b"]),
         ("a.txt", {"options": [{"rel_path": "a.txt", "n": 1}]}, {"rel_path": "a.txt", "n": 1}),
+        ("1", {"widget": "pick_or_upload", "library": ["a.txt"]}, "a.txt"),
+        ("own.txt", {"widget": "pick_or_upload", "library": ["a.txt"]}, "own.txt"),
         ("5", {"widget": "number"}, 5),
         ("free text", {"widget": "text"}, "free text"),
     ],
